@@ -124,6 +124,7 @@ FEDLORA_BENCH: Table = {
     "head.pooling": ("mean", "MiniLM's"),
     "per_method.pfedme.method.eta": (0.05, "chosen: few rounds"),
     "per_method.fdlora.method.sync": (3, "chosen: few rounds"),
+    "per_method.fedalt.head.scope": ("private", "by its definition"),
     "train.lr": (5e-3, "chosen, not swept"),
     "train.epochs": (1, "chosen"),
     "train.batch_size": (8, "small"),
@@ -172,6 +173,19 @@ PRESETS: dict[str, Table] = {
     "mixed6": without(FEDMCP, "data.merge", "data.rows_per_silo") | TWO_ADAPTERS | SMALL | CUT,
     "sentiment5": without(FEDMCP, "data.merge", "data.rows_per_silo") | TWO_ADAPTERS | SMALL | CUT,
     "fedlora-bench": FEDLORA_BENCH,
+    "fedlora-bench-tasks": without(FEDLORA_BENCH, "partition.silos")
+    | {
+        "head.scope": ("private", "chosen: unlike tasks"),
+        "data.rows": (None, "rows_per_silo instead"),
+        "data.rows_per_silo": (500, "small"),
+        "partition.name": ("none", "a silo per task"),
+    },
+    "fedlora-bench-ranks": FEDLORA_BENCH
+    | {
+        "method": ("flexlora", "no paper has this setting"),
+        "tuner.r": (64, "the largest of the silos'"),
+        "tuner.alpha": (128, "alpha / r as in fedlora-bench"),
+    },
     "demo": without(FEDMCP, "data.rows_per_silo") | TWO_ADAPTERS | SMALL | {"train.max_length": (64, "small")},
     **{
         f"fedavg-peft-{task}": PEFT_IN_FL | SIZES[task] | {"method": ("fedavg", "")} | (F1 if task == "mrpc" else {})

@@ -24,6 +24,23 @@ from tests.support.method_cases import snapshot
 from tests.support.processes import SAME, assert_nothing_is_left, finish, wait_until
 from tests.support.session_rig import federate
 
+ONE_OF_EACH_KIND = {
+    "fedavg": "the mean of one part",
+    "fedmcp": "private parts beside it",
+    "fedrep": "phases",
+    "fedfame": "labeled rows at the coordinator",
+    "fedprompt": "a prompt",
+    "feddpa-t": "weights by text",
+    "ffa-lora": "a fixed part",
+    "fedsa-lora": "A shared and B private",
+    "rolora": "other parts in every round",
+    "fedsvd": "a part that is made anew and never sent",
+    "flora": "a delta, and a part that is drawn anew",
+    "fdlora": "momentum at the coordinator, and a last phase",
+    "fedalt": "tensors of its own for every silo",
+    "apfl": "a learned weight of two models",
+}
+
 
 def assert_same(start, config, tmp_path) -> None:
     expected = run(config, out=tmp_path / "whole").summary
@@ -90,9 +107,15 @@ def test_a_node_gets_its_silos_name(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["fedavg", "fedmcp", "fedrep", "fedfame", "fedprompt", "feddpa-t", "flora"])
-def test_flower_local_for_every_method(start, tiny_config, tmp_path, method):
+@pytest.mark.parametrize("method", [*ONE_OF_EACH_KIND])
+def test_flower_local_for_every_kind_of_method(start, tiny_config, tmp_path, method):
     assert_same(start, tiny_config(method, "rounds=3"), tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["flexlora", "flora"])
+def test_flower_local_with_ranks(start, tiny_config, tmp_path, method):
+    assert_same(start, tiny_config(method, "rounds=3", "tuner.r=5", "tuner.ranks.beta=2"), tmp_path)
 
 
 @pytest.mark.long

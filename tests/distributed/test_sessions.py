@@ -14,6 +14,7 @@ from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.session import Session
 from silotune.errors import SilotuneError
+from silotune.methods import METHODS
 from silotune.runs.load import load_run
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
@@ -21,8 +22,13 @@ from tests.support.method_cases import timeless
 from tests.support.session_rig import DirectLink, LostError, answering, federate, job, local_configs
 
 SAME = ("shared_sha256", "state_sha256", "silos", "average", "best_round", "bytes_up", "bytes_down", "tasks")
-ALL_METHODS = ["fedavg", "fedmcp", "fedrep", "fedfame", "fedprompt", "feddpa-t", "fedlora", "local"]
-ALL_METHODS += ["fdlora", "fedalt", "flora"]
+ALL_METHODS = {name: () for name, kind in METHODS.items() if not kind.centralized}
+RANKS = ("tuner.r=5", "tuner.ranks.beta=2")
+ALL_METHODS |= {f"{name}, ranks": RANKS for name in ("flexlora", "hetlora", "flora")}
+ALL_METHODS["apfl, ranks"] = ("tuner=lora", "aggregation=hetlora", *RANKS)
+ALL_METHODS["rolora, ranks"] = ("aggregation=flexlora", *RANKS)
+UPLINKS = [(), ("sampling.count=2",), ("uplink=clip,laplace,int8",), ("uplink=topk", "uplink.fraction=0.3")]
+NO_FEEDBACK = ("flexlora", "fedsvd", "fedalt", "flexlora, ranks", "rolora, ranks")
 
 
 def logged(out, kind):
@@ -70,7 +76,7 @@ def federated(tiny_config, tmp_path_factory):
     return finished
 
 
-@pytest.mark.parametrize("method", ["fedmcp", "fedfame", "fedlora"])
+@pytest.mark.parametrize("method", ["fedmcp", "fedfame", "fedlora", "fedalt"])
 def test_same_bits_as_in_one_process(whole, federated, method):
     _, expected = whole(method)
     _, summary, _ = federated(method)
@@ -80,12 +86,14 @@ def test_same_bits_as_in_one_process(whole, federated, method):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ALL_METHODS)
-@pytest.mark.parametrize("words", [(), ("sampling.count=2",), ("uplink=clip,laplace,int8",)])
-def test_same_bits_for_every_method(whole, method, words, tmp_path):
+@pytest.mark.parametrize("case", ALL_METHODS)
+@pytest.mark.parametrize("words", UPLINKS, ids=" ".join)
+def test_same_bits_for_every_method(whole, case, words, tmp_path):
+    method = case.split(",")[0]
     if method == "local" and words[:1] == ("uplink=clip,laplace,int8",):
         pytest.skip("nothing is sent")
-    config, expected = whole(method, *words)
+    feedback = ("uplink.feedback=false",) if words[:1] and "uplink" in words[0] and case in NO_FEEDBACK else ()
+    config, expected = whole(method, *ALL_METHODS[case], *words, *feedback)
     summary, _ = federate(config, tmp_path / "run", order=(1, 2, 0))
     assert same(summary) == same(expected)
 

@@ -108,6 +108,8 @@ def over(kind: str, *tasks: str) -> dict[str, dict[str, object]]:
     return {task: {"preset": f"{kind}-{task}"} for task in tasks}
 
 
+SKEWED = {"partition.name": "dirichlet", "partition.alpha": 0.1}
+MIXED_RANKS = {"tuner.ranks": {"silo-1": 2, "silo-2": 4, "silo-3": 8, "silo-4": 16}}
 COMPARED = {
     "figure3-glue": {"methods": ["fedmcp", "fedavg"], "seeds": [1, 2, 3]},
     "grids-glue": {
@@ -246,7 +248,24 @@ COMPARED = {
             *("fedex-lora", "flora", "lora-fair", "hetlora", "fdlora", "fedalt", "apfl", "pfedme"),
         ],
         "seeds": [17, 25, 42],
-        "variants": {"alpha-0.1": {"partition.name": "dirichlet", "partition.alpha": 0.1}},
+        "variants": {"alpha-0.1": SKEWED},
+    },
+    "fedlora-bench-tasks": {
+        "methods": [
+            *("local", "fedavg", "ffa-lora", "fedsa-lora", "rolora", "flexlora", "fedsvd"),
+            *("fedex-lora", "flora", "lora-fair", "hetlora", "fdlora", "fedalt", "apfl", "pfedme"),
+        ],
+        "seeds": [17, 25, 42],
+    },
+    "fedlora-bench-ranks": {
+        "methods": ["flexlora", "hetlora", "flora"],
+        "seeds": [17, 25, 42],
+        "variants": {
+            "mixed": MIXED_RANKS,
+            "r-2": {"tuner.r": 2, "tuner.alpha": 4},
+            "alpha-0.1": SKEWED,
+            "mixed-alpha-0.1": MIXED_RANKS | SKEWED,
+        },
     },
     "server-only-sst2": {
         "methods": ["fedfame", "server-only"],
@@ -286,7 +305,7 @@ def _numbers(tree):
 
 SMALL = (
     *("demo", "mixed6", "sentiment5", "uplinks-glue", "table45-sst2", "table45-mrpc", "server-only-sst2"),
-    "fedlora-bench",
+    *("fedlora-bench", "fedlora-bench-tasks", "fedlora-bench-ranks"),
 )
 
 
@@ -309,7 +328,8 @@ DATA = {
     **dict.fromkeys(("fedmcp-glue", "table1-glue", "table2-glue", "figure3-glue", "grids-glue"), tuple(GLUE)),
     "uplinks-glue": ("MRPC", "RTE", "SST-2"),
     "demo": ("sentiment", "paraphrase", "entailment", "answer_match", "duplicate_question", "inference"),
-    "fedlora-bench": ("SST-2",),
+    **dict.fromkeys(("fedlora-bench", "fedlora-bench-ranks"), ("SST-2",)),
+    "fedlora-bench-tasks": ("MRPC", "RTE", "SST-2", "QNLI", "QQP"),
     "mixed6": ("hate", "offensive", "question_type", "sentiment", "spam", "subjectivity"),
     "sentiment5": ("amazon", "imdb", "movie_snippets", "nyt_editorials", "tweets"),
     **{f"{kind}-{task}": (name,) for kind in ("fedavg-peft", "fedfame") for task, name in FOLDERS.items()},

@@ -90,6 +90,6 @@ def test_a_crash_before_a_change_of_a_file(federate, crash_points, start, tmp_pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", ["fedmcp", "moon", "fedavg-full", "centralised"])
+@pytest.mark.parametrize("case", ["fedmcp", "moon", "fedavg-full", "centralised", "fedalt", "fdlora", "flora, ranks"])
 def test_a_crash_before_any_change_of_a_file_and_another_while_resuming(federate, crash_points, case, tmp_path):
     crash_everywhere(federate, crash_points, case, tmp_path, slice(None), twice=True)

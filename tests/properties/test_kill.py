@@ -17,8 +17,18 @@ import pytest
 from tests.support.method_cases import Federate, same
 
 ROUNDS = 12
-KILLED_CASES = ("fedmcp", "moon", "fedavg-full", "fedprox")
-TRIES = 20
+KILLED_CASES = (
+    "fedmcp",
+    "moon",
+    "fedavg-full",
+    "fedprox",
+    "rolora",
+    "fdlora",
+    "fedalt",
+    "flora, ranks",
+    "hetlora, ranks",
+)
+TRIES = 4 * len(KILLED_CASES)
 
 
 def command(federate: Federate, case: str, out: Path, *more: str) -> list[str]:
@@ -100,7 +110,7 @@ def test_killed_at_a_random_moment_and_resumed(federate, whole, durations, numbe
         (None, startup),
         (out / "events.jsonl", 0.9 * training),
         (out / "checkpoints" / f"shared-{draws.randint(1, ROUNDS):04d}.safetensors", 0.004),
-    ][number % 3]
+    ][(number + number // len(KILLED_CASES)) % 3]
     delay = draws.uniform(0, longest)
     for _ in range(4):
         if (code := killed(command(federate, case, out), until, delay)) != 0:

@@ -17,7 +17,8 @@ from tests.properties.test_workers import assert_the_same
 
 ray = pytest.importorskip("ray")
 
-SIX = ("local", "fedavg", "moon", "fedmcp", "fedfame", "feddpa-t, dropout")
+SOME = ("local", "fedavg", "moon", "fedmcp", "fedfame", "feddpa-t, dropout")
+SOME += ("rolora", "fedalt", "fdlora", "flora, ranks", "flexlora, ranks")
 pytestmark = pytest.mark.long
 
 
@@ -38,7 +39,7 @@ def spread(cluster: Any) -> Workers:
     return Workers(cluster=cluster.address)
 
 
-@pytest.mark.parametrize("case", SIX)
+@pytest.mark.parametrize("case", SOME)
 def test_a_cluster_gives_the_bits_of_one_process(federate, reference, spread, case, tmp_path):
     found = federate.run(case, tmp_path / "run", workers=spread)
     assert (found.summary["engine"], found.summary["workers"]) == ("ray", 3)

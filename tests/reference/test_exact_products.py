@@ -298,6 +298,9 @@ def test_what_a_codec_left_out_of_a_redrawn_part_is_forgotten(tiny_federation):
         ("fedex-lora", ("server.optimizer=adam",), "server.optimizer=adam, server.lr=1: aggregation=fedex-lora makes"),
         ("flexlora", ("server.lr=0.5",), "server.optimizer=none, server.lr=0.5: aggregation=flexlora makes"),
         ("fedsvd", ("server.optimizer=adam",), "server.optimizer=adam, server.lr=1: aggregation=fedsvd makes"),
+        ("flexlora", ("uplink=int8",), "uplink.feedback: aggregation=flexlora issues other tensors .* allowed: false"),
+        ("fedsvd", ("uplink=topk",), "uplink.feedback: aggregation=fedsvd issues other tensors"),
+        ("fedalt", ("uplink=clip,laplace,fp16",), "uplink.feedback: aggregation=rest-of-world issues other tensors"),
         ("fedavg", ("aggregation.regularization=1",), "regularization belongs to aggregation=lora-fair"),
     ],
 )

@@ -188,6 +188,23 @@ def test_hetlora_of_products_of_zero_is_the_mean_by_rows():
     assert not aggregate["global/m.lora_B.weight"].any()
 
 
+def test_hetlora_leaves_a_factor_that_was_not_sent():
+    """Silos of rank 2 have no third row of A; that none of them trained it is no reason to shrink it."""
+    before = made_updates((3,), seed=5)[0].tensors
+    received = HetLoRA().to_rank(before, 2)
+    name = "global/m.lora_B.weight"
+    sent = [{name: before[name] + 1, "head/out.weight": before["head/out.weight"]}, {name: received[name] - 2}]
+    sent[1]["head/out.weight"] = before["head/out.weight"]
+    updates = [Update("one", sent[0], 3), Update("two", sent[1], 8, received)]
+    aggregate = HetLoRA().aggregate(updates, before)
+    a, b = before["global/m.lora_A.weight"].numpy(), [update.tensors[name].numpy() for update in updates]
+    norms = np.array([np.linalg.norm(b[0] @ a), np.linalg.norm(b[1] @ a[:2])])
+    expected = norms[0] / norms.sum() * b[0]
+    expected[:, :2] += norms[1] / norms.sum() * b[1]
+    np.testing.assert_allclose(aggregate[name], expected, atol=1e-12)
+    assert aggregate.keys() == {name, "head/out.weight"}
+
+
 def test_a_silos_part_of_an_svd_is_the_best_of_its_rank():
     (update,) = made_updates((5,))
     received = FlexLoRA().to_rank(update.tensors, 2)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from silotune.communication.messages import read_broadcast
+from silotune.core.tensors import copy
 from silotune.evaluation.instance_vectors import personalized_state
-from silotune.methods import PredictionMix
+from silotune.methods import PredictionMix, Scope
+from silotune.methods.fedsa_lora import FedSALoRA
 from silotune.methods.instance_weighting import INSTANCES, VECTORS, InstanceWeighting
 from silotune.methods.split_lora import A, B, SplitLoRA
+from tests.support import silos_by_hand
 from tests.support.method_cases import read_message
 from tests.support.rounds_by_hand import Stage, assert_same, cross_entropy, descended, set_up, shared_of, states
+from tests.support.silos_by_hand import assert_models, averaged, loss_of, run_rounds
 
 SCALE = 6 / 4
 TRAINS = {
@@ -43,6 +48,76 @@ def test_a_round_descends_on_the_papers_factors(tiny_federation, method, number)
 
     trained = TRAINS[method, number]
     assert_same(result.state, descended(state, [Stage(trained, loss)]), state, trained)
+
+
+def trained_by_hand(federation, wholes, trains):
+    """Set all silos' states to those after gradient descent on their own rows."""
+    for name, whole in wholes.items():
+
+        def loss(now, name=name):
+            return loss_of(federation, name, now["head"], (1, now[A] | now[B]))
+
+        wholes[name] = descended(whole, [Stage(trains, loss)])
+
+
+TWO_ROUNDS = {
+    "ffa-lora": [((B, "head"), (B, "head"))] * 2,
+    "fedsa-lora": [((A, B, "head"), (A, "head"))] * 2,
+    "rolora": [((B, "head"), (B, "head")), ((A, "head"), (A, "head"))],
+}
+"""Method → per round: the parts that silos train, and those of which the coordinator takes the mean."""
+
+
+@pytest.mark.parametrize("method", TWO_ROUNDS)
+def test_two_rounds_of_two_silos(tiny_federation, method):
+    federation, wholes = silos_by_hand.set_up(tiny_federation, method)
+    run_rounds(federation)
+    for trains, shared in TWO_ROUNDS[method]:
+        trained_by_hand(federation, wholes, trains)
+        averaged(wholes, shared)
+    assert_models(federation, wholes)
+
+
+def test_two_rounds_of_two_silos_with_an_svd_between(tiny_federation):
+    """FedSVD in NumPy. What silos train does not depend on the signs of an SVD's vectors, so products are compared."""
+    federation, wholes = silos_by_hand.set_up(tiny_federation, "fedsvd", "aggregation=fedsvd")
+    run_rounds(federation)
+    for _ in range(2):
+        trained_by_hand(federation, wholes, (B, "head"))
+        averaged(wholes, (B, "head"))
+        whole = next(iter(wholes.values()))
+        products = {}
+        for a, down in whole[A].items():
+            b = a.replace(".lora_A.", ".lora_B.")
+            products[a, b] = (whole[B][b] @ down).numpy()
+            u, values, vt = np.linalg.svd(products[a, b])
+            for each in wholes.values():
+                each[B] = each[B] | {b: torch.from_numpy(u[:, :4] * values[:4])}
+                each[A] = each[A] | {a: torch.from_numpy(vt[:4])}
+    shared = federation.coordinator.shared
+    for (a, b), product in products.items():
+        np.testing.assert_allclose(shared[B][b] @ shared[A][a], product, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(shared[A][a] @ shared[A][a].T, np.eye(4), rtol=0, atol=1e-9)
+    for name, tensor in whole["head"].items():
+        torch.testing.assert_close(shared["head"][name], tensor, rtol=0, atol=1e-9)
+
+
+def test_fedsa_whose_b_is_shared_is_fedit(tiny_federation, monkeypatch):
+    monkeypatch.setattr(FedSALoRA, "b", Scope.SHARED)
+    split, wholes = silos_by_hand.set_up(tiny_federation, "fedsa-lora")
+    whole, _ = silos_by_hand.set_up(tiny_federation, "fedit")
+    first = next(iter(wholes.values()))
+    whole.coordinator.shared = {"global": copy(first[A] | first[B]), "head": copy(first["head"])}
+    run_rounds(split)
+    run_rounds(whole)
+    expected = whole.coordinator.shared
+    found = {
+        "global": split.coordinator.shared[A] | split.coordinator.shared[B],
+        "head": split.coordinator.shared["head"],
+    }
+    for part, tensors in expected.items():
+        assert found[part].keys() == tensors.keys()
+        assert all(torch.equal(found[part][name], tensor) for name, tensor in tensors.items())
 
 
 @pytest.mark.parametrize(("method", "number"), SENT)

@@ -61,10 +61,25 @@ class Case:
         trains = METHODS[self.method].server_phases is not Method.server_phases
         brought = METHODS[self.method].defaults
         means = brought.get("aggregation", "samples") in ("samples", "uniform") and "server.optimizer" not in brought
-        return means and not trains and not any(word.startswith("server.optimizer") for word in self.overrides)
+        chosen = any(word.startswith(("aggregation=", "server.optimizer")) for word in self.overrides)
+        return means and not trains and not chosen
 
 
 _SEMI_SUPERVISED = (*UNPARTITIONED, "server.labels_per_class=4", "head=linear")
+_RANKS = ("tuner=lora", "tuner.r=5", "tuner.ranks.beta=2", "tuner.ranks.gamma=3")
+RANKED = {
+    "flexlora": (),
+    "hetlora": (),
+    "flora": (),
+    "rolora": ("aggregation=flexlora",),
+    "fedsvd": ("aggregation=flexlora",),
+    "apfl": ("aggregation=hetlora",),
+    "pfedme": ("aggregation=flexlora", "method.eta=0.05"),
+    "fdlora": ("aggregation=hetlora",),
+    "moon": ("aggregation=hetlora", "method.adapters=1"),
+    "feddpa-t": ("aggregation=flexlora",),
+}
+"""Methods whose silos have LoRA ranks of their own, one of each kind, with what else they need."""
 
 
 CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
@@ -89,13 +104,11 @@ CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
             *("train.label_smoothing=0.1", "train.class_weights=balanced", "method.adapters=1"),
         ),
     ),
-    "flexlora, ranks": Case("flexlora", ("tuner.r=5", "tuner.ranks.beta=2", "tuner.ranks.gamma=3")),
-    "hetlora, ranks": Case("hetlora", ("tuner.r=5", "tuner.ranks.beta=2", "tuner.ranks.gamma=3")),
-    "flora, ranks": Case("flora", ("tuner.r=5", "tuner.ranks.beta=2")),
     "fedavg, server adam": Case("fedavg", ("server.optimizer=adam", "server.lr=0.01")),
+    **{f"{name}, ranks": Case(name, (*_RANKS, *more)) for name, more in RANKED.items()},
 }
 
-LONG = ("hetlora, ranks", "flora, ranks")
+LONG = tuple(f"{name}, ranks" for name in RANKED if name != "flexlora")
 """Cases that `make test-all` alone runs."""
 
 every_case = pytest.mark.parametrize(

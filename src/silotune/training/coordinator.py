@@ -140,7 +140,7 @@ class Coordinator:
         self._broadcasts = Broadcasts(shared)
         self._open: _OpenRound | None = None  # of the round whose updates arrive
         if isinstance(aggregation, BroadcastAggregation) and self.communicates:
-            aggregation.check(flatten(shared), self.optimizer)
+            aggregation.check(flatten(shared), self.optimizer, uplink.codec is not None and uplink.feedback)
         if ranks and self.communicates:
             self._broadcasts = Broadcasts(shared, ranks, mixing_ranks(aggregation, ranks))
         elif isinstance(aggregation, SiloAggregation):

@@ -18,13 +18,16 @@ class BroadcastAggregation(ABC):
 
     `name` is the word of `aggregation=`; `needs_pairs` says that it is defined for shared parts with LoRA's A and B,
     `needs_delta` that it also needs a delta of their target modules (`models/tuners/delta.py`); `adopted_whole` that
-    its result holds together only as it is, so that no server optimizer may go a part of the way to it.
+    its result holds together only as it is, so that no server optimizer may go a part of the way to it;
+    `changes_add_up` that a silo's change of one round means the same in the next, so that what a codec left out may be
+    sent later.
     """
 
     name: ClassVar[str]
     needs_pairs: ClassVar[bool] = False
     needs_delta: ClassVar[bool] = False
     adopted_whole: ClassVar[bool] = False
+    changes_add_up: ClassVar[bool] = True
 
     @abstractmethod
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
@@ -35,16 +38,17 @@ class BroadcastAggregation(ABC):
             before: all shared tensors in the round's broadcast.
         """
 
-    def check(self, shared: Tensors, optimizer: ServerOptimizer) -> None:
+    def check(self, shared: Tensors, optimizer: ServerOptimizer, feedback: bool = False) -> None:
         """Refuse shared parts that the aggregation is not defined for, before training.
 
         Args:
             shared: all shared tensors.
             optimizer: the step that the coordinator takes with the result.
+            feedback: whether silos add what a codec left out to their next change.
 
         Raises:
-            InputError: there are no pairs, or no delta, although it needs them; or a server optimizer would take a
-                step of its own, although the result holds together.
+            InputError: there are no pairs, or no delta, although it needs them; a server optimizer would take a
+                step of its own, although the result holds together; or silos would add up changes that do not.
         """
         if self.needs_pairs and not factor_pairs(shared):
             raise InputError(
@@ -61,6 +65,11 @@ class BroadcastAggregation(ABC):
             raise InputError(
                 f"server.optimizer={optimizer.name}, server.lr={optimizer.lr:g}: aggregation={self.name} makes tensors "
                 "that hold together as they are; allowed: none, 1"
+            )
+        if feedback and not self.changes_add_up:
+            raise InputError(
+                f"uplink.feedback: aggregation={self.name} issues other tensors than silos have trained, and what a "
+                "codec left out of the old ones does not fit the new ones; allowed: false"
             )
 
 

@@ -31,6 +31,7 @@ class FlexLoRA(RankAggregation):
 
     name = "flexlora"
     adopted_whole = True  # between the old and the new factors lies no mean of their products
+    changes_add_up = False  # the SVD turns the columns of B and the rows of A
 
     def to_rank(self, shared: Tensors, rank: int) -> Tensors:
         """See `RankAggregation.to_rank`: by an SVD of B·A; where B is zero, the first rows of A as they were drawn."""
@@ -59,7 +60,8 @@ class FlexLoRA(RankAggregation):
 class HetLoRA(RankAggregation):
     """Means of A and of B padded with zeros to rank r, weighted by `‖B_k·A_k‖` per target module (Cho et al. 2024).
 
-    All other tensors are averaged by the silos' rows; so are A and B where all products are zero.
+    All other tensors are averaged by the silos' rows; so are A and B where all products are zero. A factor that the
+    round did not train (RoLoRA) stays as it is.
     """
 
     name = "hetlora"
@@ -77,7 +79,9 @@ class HetLoRA(RankAggregation):
             for norm, (b, a) in zip(norms, factors, strict=True):
                 mean_a[: len(a)] += norm / sum(norms) * a
                 mean_b[:, : b.shape[1]] += norm / sum(norms) * b
-            tensors[pair.a], tensors[pair.b] = mean_a.to(before[pair.a].dtype), mean_b.to(before[pair.b].dtype)
+            means = {pair.a: mean_a, pair.b: mean_b}
+            sent = means.keys() & all_updates[0].tensors.keys()
+            tensors |= {name: means[name].to(before[name].dtype) for name in sorted(sent)}
         return tensors
 
 
@@ -89,6 +93,7 @@ class FedSVD(BroadcastAggregation):
 
     name = "fedsvd"
     needs_pairs = adopted_whole = True
+    changes_add_up = False  # a change of B belongs to the A of its round
 
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
         """See `BroadcastAggregation.aggregate`."""

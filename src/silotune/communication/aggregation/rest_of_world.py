@@ -40,6 +40,7 @@ class RestOfWorld(SiloAggregation):
     """
 
     name = "rest-of-world"
+    changes_add_up = False  # a silo's tensors do not go on from what it received
 
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
         """See `BroadcastAggregation.aggregate`."""
