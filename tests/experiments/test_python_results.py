@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 
 import silotune
-from silotune import InputError
+from silotune import Config, InputError, read_config
+from silotune.config import SiloConfig, TrainConfig
+from silotune.config.comparison import CompareConfig
+from silotune.experiments.comparison import read_comparison
+from silotune.experiments.sweep import read_sweep
 from tests.support.command_line import place
 from tests.support.report_runs import no_figure_files
 
@@ -78,3 +82,26 @@ def test_a_partition_is_counted_and_drawn(tmp_path: Path) -> None:
         divided.plot(tmp_path / "rows.jpg")
     with pytest.raises(InputError, match="nothing is divided"):
         silotune.partition("demo")
+
+
+def test_many_runs_begin_with_a_config() -> None:
+    silos = [SiloConfig(name="a", path="a.csv")]
+    config = Config(rounds=3, train=TrainConfig(lr=0.002), silos=silos, compare=CompareConfig(seeds=[4, 5]))
+    planned = read_comparison(config, ["methods=fedmcp,moon,flexlora", "train.epochs=2"], ["steep: train.lr=0.1"])
+    assert [cell.folder for cell in planned.cells[::4]] == ["fedmcp-4", "moon-4", "flexlora-4"]
+    for cell in planned.cells:
+        found = cell.config
+        assert (found.rounds, found.train.epochs, found.silos[0].path) == (3, 2, str(Path("a.csv").resolve()))
+        assert found.train.lr == (0.1 if cell.entry.endswith("steep") else 0.002)
+    # a method's own tuner and aggregation come before those of a configuration of another method
+    resolved = read_config(config, ["tuner.r=4", "aggregation=median", "method.mu=2"])
+    same, other = (read_comparison(resolved, [f"methods={name}"]).cells[0].config for name in ("fedmcp", "flexlora"))
+    assert (same.method, same.tuner, same.aggregation) == (resolved.method, resolved.tuner, resolved.aggregation)
+    assert (other.tuner.name, other.aggregation.name, other.train) == ("lora", "flexlora", resolved.train)
+    swept = read_sweep(config, ["methods=local", "train.lr=0.1,0.2"])
+    assert [cell.config.train.lr for rate in (0.1, 0.2) for cell in swept.cells("local", {"train.lr": rate})] == [
+        0.1,
+        0.1,
+        0.2,
+        0.2,
+    ]

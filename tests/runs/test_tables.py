@@ -87,15 +87,14 @@ def test_what_is_no_table_is_refused(silos: Any, message: str) -> None:
 
 
 def test_a_config_made_by_hand_has_the_defaults_of_its_method(tmp_path: Path) -> None:
-    from silotune.runs.build.resolve import completed
 
     by_hand = Config(
         method=Choice(name="fedprompt"), train=TrainConfig(lr=0.1), silos=[SiloConfig(name="a", path=str(tmp_path))]
     )
     words = read_config("", ["method=fedprompt", "train.lr=0.1", f"silos=[{{name: a, path: {tmp_path}}}]"])
-    assert completed(by_hand) == words
+    assert read_config(by_hand) == words
     assert words.tuner.name == "prompt"
-    assert completed(words) == words
+    assert read_config(words) == words
     for preset in ("demo", "fedfame-mrpc", "mixed6", "feddpa-dataset1"):
         config = read_config(preset, data={"path": tmp_path} if preset != "demo" else {})
-        assert completed(config) == config
+        assert read_config(config) == config

@@ -33,7 +33,7 @@ MethodDefaults = Mapping[str, Mapping[str, object]]
 
 
 def load_config(
-    source: str,
+    source: str | Mapping[str, object],
     overrides: Sequence[str] = (),
     method_defaults: MethodDefaults = {},
     changes: Sequence[str] = (),
@@ -42,8 +42,8 @@ def load_config(
     """Return the checked configuration of a run.
 
     Args:
-        source: a preset's name or the path of a YAML file (which may name a preset as its base: `preset: NAME`); if
-            empty, the keys stand alone.
+        source: a preset's name or the path of a YAML file (which may name a preset as its base: `preset: NAME`), or
+            the keys of a configuration (see `_of_another`); if empty, `keys` stand alone.
         overrides: `key=value` words, dotted keys.
         method_defaults: method id → the method's defaults, by dotted key.
         changes: words that override all others; `preset=NAME` puts the source over another preset.
@@ -57,10 +57,24 @@ def load_config(
             keys = {**keys, "silos": silo_entries(keys["silos"])}
         pairs = (*map(parse_word, overrides), *((key, plain(value, key)) for key, value in keys.items()))
         words, last = (absolute(nested(pairs), Path()) for pairs in (pairs, map(parse_word, changes)))
-        preset, file = _source(source, last.pop("preset", None)) if source else ({}, {})
+        base = last.pop("preset", None)
+        if isinstance(source, str):
+            preset, file = _source(source, base) if source else ({}, {})
+        else:
+            given = absolute(nested((key, plain(value, key)) for key, value in source.items()), Path())
+            preset, file = (given, {}) if _of_another(given, words | last) else ({}, given)
         return validated(_layered(preset, file, words, last, method_defaults))
     except RecursionError:
-        raise InputError(f"config {source}: nested too deeply") from None
+        raise InputError(f"config {source if isinstance(source, str) else ''}: nested too deeply") from None
+
+
+def _of_another(given: Tree, chosen: Tree) -> bool:
+    """Return whether a configuration is asked for with another method than its own.
+
+    Its keys are then what a preset's are: defaults of that method come before them, e.g. its aggregation.
+    """
+    method = chosen.get("method", {}).get("name")
+    return isinstance(method, str) and METHODS.canonical(method) != given.get("method", {}).get("name")
 
 
 def _layered(preset: Tree, file: Tree, words: Tree, last: Tree, method_defaults: MethodDefaults) -> Tree:

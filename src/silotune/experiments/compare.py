@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from silotune.config import Config
 from silotune.config.keys import Keys
 from silotune.core.files import make_folder
 from silotune.core.html_table import html_table
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def compare(
-    source: str,
+    source: str | Config,
     *overrides: str,
     methods: Sequence[str] = (),
     seeds: Sequence[int] = (),
@@ -52,7 +53,8 @@ def compare(
     """Run several methods over several seeds; write their runs, `table.csv` and `report.html`.
 
     Args:
-        source: preset name or path of a YAML file.
+        source: preset name, path of a YAML file, or a `Config`, whose keys are to its own method what a file's are, and
+            to others what a preset's are: a method's own tuner or aggregation comes before them.
         overrides: `key=value` words of every run, or of the comparison (`std.ddof=0`).
         methods: ids of the methods; if empty, those of the source.
         seeds: every method has one run per seed; if empty, the seeds of the source.

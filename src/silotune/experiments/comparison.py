@@ -18,7 +18,7 @@ from silotune.errors import InputError, unknown_name_error
 from silotune.experiments.best_values import read_best, to_words
 from silotune.experiments.report.entries import COMPARISON_FILE
 from silotune.methods import METHODS
-from silotune.runs.build.resolve import METHOD_DEFAULTS, read_config
+from silotune.runs.build.resolve import METHOD_DEFAULTS, keys_of, read_config
 
 Variants = Mapping[str, tuple[str, ...]]
 
@@ -67,7 +67,7 @@ class Comparison:
     """All cells of a comparison.
 
     Args:
-        source: the preset or YAML file.
+        source: the preset or YAML file; `Config` for one of Python.
         entries: their names, each a row of the table.
         seeds: seeds of every entry.
         ddof: delta degrees of freedom of the standard deviation over seeds (divisor n − ddof).
@@ -87,7 +87,7 @@ class Comparison:
 
 
 def read_comparison(
-    source: str,
+    source: str | Config,
     words: Sequence[str],
     variants: Sequence[str] = (),
     ablation: bool = False,
@@ -97,7 +97,7 @@ def read_comparison(
     """Plan the comparison that a command asks for; words take precedence over the source's section `compare`.
 
     Args:
-        source: a preset or a YAML file.
+        source: a preset, a YAML file or a `Config`.
         words: `key=value`. `methods=a,b`, `seeds=1,2`, `best=FOLDER` (of a sweep) and `std.ddof=0|1` concern the
             comparison; the others go to every cell, where they take precedence over a sweep's best values and
             `per_method`.
@@ -111,7 +111,8 @@ def read_comparison(
     """
     comparison_words, run_words = split_words(words)
     refuse_one_of_several(keys)
-    base = load_config(source, [*comparison_words, *run_words], METHOD_DEFAULTS, keys=cast("dict[str, object]", keys))
+    given = cast("dict[str, object]", keys)
+    base = load_config(keys_of(source), [*comparison_words, *run_words], METHOD_DEFAULTS, keys=given)
     section = base.compare
     methods = compared_methods(base)
     seeds = tuple(section.seeds or [base.seed])
@@ -128,7 +129,8 @@ def read_comparison(
     entries = tuple(dict.fromkeys(cell.entry for cell in cells))
     if duplicate := _repeated([(cell.entry, cell.seed) for cell in cells]):
         raise InputError(f"variants: two entries would be called {duplicate!r}; choose another name for the variant")
-    return Comparison(source, entries, seeds, section.std.ddof, tuple(cells))
+    name = source if isinstance(source, str) else "Config"
+    return Comparison(name, entries, seeds, section.std.ddof, tuple(cells))
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:

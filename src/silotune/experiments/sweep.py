@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Unpack, cast
 
-from silotune.config import dump, load_config
+from silotune.config import Config, dump, load_config
 from silotune.config.keys import Keys
 from silotune.core.files import write_text
 from silotune.core.process_pool import end_unguarded_worker
@@ -37,7 +37,7 @@ from silotune.experiments.search_space import (
 )
 from silotune.experiments.trial import TRIAL
 from silotune.methods import METHODS
-from silotune.runs.build.resolve import METHOD_DEFAULTS, read_config
+from silotune.runs.build.resolve import METHOD_DEFAULTS, keys_of, read_config
 
 TABLE = "sweep.csv"
 
@@ -47,7 +47,7 @@ class Sweep:
     """A planned sweep.
 
     Args:
-        source: the preset or YAML file.
+        source: the preset, YAML file or `Config`.
         words: `key=value` words of every run.
         seeds: seeds of every trial.
         spaces: method to its search space.
@@ -55,7 +55,7 @@ class Sweep:
         given: keys of every run, as values of Python.
     """
 
-    source: str
+    source: str | Config
     words: tuple[str, ...]
     seeds: tuple[int, ...]
     spaces: Mapping[str, tuple[Dimension, ...]]
@@ -105,11 +105,11 @@ class TrialResult:
         return statistics.fmean(scores) if len(scores) == len(self.scores) else None
 
 
-def read_sweep(source: str, words: Sequence[str], trials: int | None = None, **keys: Unpack[Keys]) -> Sweep:
+def read_sweep(source: str | Config, words: Sequence[str], trials: int | None = None, **keys: Unpack[Keys]) -> Sweep:
     """Plan the sweep that a command asks for.
 
     Args:
-        source: a preset or a YAML file; its section `compare` lists methods if the words do not.
+        source: a preset, a YAML file or a `Config`; its section `compare` lists methods if the words do not.
         words: `method=a,b` (or `methods=`), `seeds=1,2`, keys to search (see `split_search`) and any others.
         trials: proposals of the sampler per method; None for all combinations.
         keys: keys of every run, as values of Python.
@@ -126,7 +126,8 @@ def read_sweep(source: str, words: Sequence[str], trials: int | None = None, **k
     if not dimensions:
         raise InputError("sweep: nothing to search; give a key several values (train.lr=1e-3,5e-4) or a range")
     refuse_one_of_several(keys)
-    base = load_config(source, [*sweep_words, *run_words], METHOD_DEFAULTS, keys=cast("dict[str, object]", keys))
+    given = cast("dict[str, object]", keys)
+    base = load_config(keys_of(source), [*sweep_words, *run_words], METHOD_DEFAULTS, keys=given)
     methods = compared_methods(base)
     spaces = {method: space_for_method(method, dimensions) for method in methods}
     searched = {(dimension.key, dimension.method) for space in spaces.values() for dimension in space}
@@ -275,7 +276,7 @@ def table_csv(sweep: Sweep, trials: Sequence[TrialResult]) -> str:
 def _describe_sweep(sweep: Sweep, best: Mapping[str, TrialResult]) -> str:
     lines = [
         f"The best values of each method by validation score, from a sweep over {', '.join(sweep.keys)}.",
-        f"Setting: {' '.join([Path(sweep.source).name, *sweep.words])}; seeds {', '.join(map(str, sweep.seeds))}.",
+        f"Setting: {' '.join([_described(sweep.source), *sweep.words])}; seeds {', '.join(map(str, sweep.seeds))}.",
         "For compare: best=FOLDER (this folder), or copied into a configuration.",
     ]
     return "\n".join(
@@ -284,3 +285,7 @@ def _describe_sweep(sweep: Sweep, best: Mapping[str, TrialResult]) -> str:
             *(f"{method}: {trial.score:.2f}{'' if trial.lower_is_better else ' %'}" for method, trial in best.items()),
         ]
     )
+
+
+def _described(source: str | Config) -> str:
+    return Path(source).name if isinstance(source, str) else "a Config"

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from silotune.config import Config
 from silotune.config.keys import Keys
 from silotune.core.files import make_folder
 from silotune.core.html_table import html_table
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def sweep(
-    source: str,
+    source: str | Config,
     *overrides: str,
     search: Mapping[str, Sequence[object] | str] = {},
     methods: Sequence[str] = (),
@@ -42,7 +43,8 @@ def sweep(
     """Search learning rates and other keys for each method, on validation rows alone.
 
     Args:
-        source: preset name or path of a YAML file.
+        source: preset name, path of a YAML file, or a `Config`, whose keys are to its own method what a file's are, and
+            to others what a preset's are: a method's own tuner or aggregation comes before them.
         overrides: `key=value` words, also of searched keys.
         search: searched key → its values, or a range as text (`"1e-4..1e-2:log"`).
         methods: ids of the methods; if empty, those of the source.

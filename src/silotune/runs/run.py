@@ -27,7 +27,7 @@ from silotune.models.backbone.loading import transformers_messages_kept
 from silotune.runs.build.builder import build
 from silotune.runs.build.initial_adapter import keep_start
 from silotune.runs.build.model import BackboneRequirements
-from silotune.runs.build.resolve import completed, read_config
+from silotune.runs.build.resolve import read_config
 from silotune.runs.callbacks import Callback
 from silotune.runs.callbacks.display import default_display
 from silotune.runs.callbacks.feed import EventFeed
@@ -89,7 +89,7 @@ def run(
     elif overrides or given:
         raise InputError(f"{[*overrides, *given][0]}: goes with a preset or a file; a Config has its values already")
     else:
-        config = completed(source)
+        config = read_config(source)
     path = Path(out) if out is not None else default_folder("run" if isinstance(source, Config) else source, config)
     called = progress if callable(progress) else None
     shown = [] if callable(progress) else default_display(progress, config.method.name, config.rounds)

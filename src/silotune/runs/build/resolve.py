@@ -43,12 +43,13 @@ METHOD_DEFAULTS = _MethodDefaults()
 
 
 def read_config(
-    source: str, overrides: Sequence[str] | None = None, changes: Sequence[str] = (), **keys: Unpack[Keys]
+    source: str | Config, overrides: Sequence[str] | None = None, changes: Sequence[str] = (), **keys: Unpack[Keys]
 ) -> Config:
     """Return the configuration of a preset or file, with method and tuner options filled in; see `load_config`.
 
     Args:
-        source: a preset's name or the path of a YAML file.
+        source: a preset's name or the path of a YAML file; or a `Config`, whose keys are to another method what a
+            preset's are.
         overrides: `key=value` words, dotted keys.
         changes: words that override all others.
         keys: as `overrides`: `rounds=2`, or a group of keys as a dictionary: `train={"lr": 1e-3}`.
@@ -56,7 +57,8 @@ def read_config(
     Raises:
         InputError: for a bad key or value.
     """
-    config = load_config(source, overrides or [], METHOD_DEFAULTS, changes, cast("Mapping[str, object]", keys))
+    given = cast("Mapping[str, object]", keys)
+    config = load_config(keys_of(source), overrides or [], METHOD_DEFAULTS, changes, given)
     config = with_silo_ranks(config)
     method = make_method(config)
     if method.aggregations is not None and config.aggregation.name not in method.aggregations:
@@ -78,16 +80,12 @@ def with_options(config: Config, method: Method) -> Config:
     )
 
 
-def completed(config: Config) -> Config:
-    """Return a configuration that was made in Python with what `read_config` fills in: the defaults of its method.
-
-    A configuration of `read_config` stays as it is.
-
-    Raises:
-        InputError: for a bad value; a changed `Config` is checked again.
-    """
-    given = merged([config.model_dump(exclude_defaults=True), config.model_dump(exclude_unset=True)])
-    return read_config("", **cast("Keys", given))
+def keys_of(source: str | Config) -> str | dict[str, object]:
+    """Return the keys that a `Config` was given, for `load_config`; the name of a preset or file as it is."""
+    if isinstance(source, str):
+        return source
+    given = merged([source.model_dump(exclude_defaults=True), source.model_dump(exclude_unset=True)])
+    return given | {"method": source.method.model_dump()}
 
 
 def on_this_machine(config: Config) -> Config:
