@@ -150,6 +150,16 @@ SMALL: Table = {
     "train.lr": (1e-3, "small"),
     "train.batch_size": (16, "small"),
 }
+DEMO_CHAT: Table = {
+    key: (value, "small")
+    for key, value in {
+        "method": "fedit", "aggregation": "uniform", "data.merge": True, "rounds": 3,
+        "tuner.name": "lora", "tuner.r": 8, "tuner.alpha": 16, "tuner.sites": ["query", "value"],
+        "head.name": "lm", "head.max_new_tokens": 24,
+        "train.lr": 1e-3, "train.schedule": "linear", "train.schedule_over": "run", "train.epochs": 1,
+        "train.batch_size": 6, "train.optimizer": "adamw", "train.weight_decay": 0, "train.max_length": 128,
+    }.items()
+}  # fmt: skip
 CUT: Table = {f"data.{split}_rows": (n, "small") for split, n in (("train", 200), ("validation", 200), ("test", 500))}
 
 
@@ -187,6 +197,7 @@ PRESETS: dict[str, Table] = {
         "tuner.alpha": (128, "alpha / r as in fedlora-bench"),
     },
     "demo": without(FEDMCP, "data.rows_per_silo") | TWO_ADAPTERS | SMALL | {"train.max_length": (64, "small")},
+    "demo-chat": DEMO_CHAT,
     **{
         f"fedavg-peft-{task}": PEFT_IN_FL | SIZES[task] | {"method": ("fedavg", "")} | (F1 if task == "mrpc" else {})
         for task in LABELS

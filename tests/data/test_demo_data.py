@@ -48,3 +48,10 @@ def test_counting_words_does_not_solve_the_pair_tasks(task: str) -> None:
     model = make_pipeline(CountVectorizer(), LogisticRegression(max_iter=1000))
     accuracy = cross_val_score(model, texts, labels, cv=folds).mean()
     assert accuracy <= 1 / len(set(labels)) + 0.12
+
+
+@pytest.mark.parametrize("task", ["polite", "explain", "advice"])
+def test_prompts_have_an_answer_each(task: str) -> None:
+    rows = rows_of(task)
+    assert len(rows) == len({row["prompt"] for row in rows}) == len({row["response"] for row in rows}) == 30
+    assert all(row.keys() == {"prompt", "response"} and row["response"].strip() for row in rows)

@@ -305,7 +305,7 @@ def _numbers(tree):
 
 SMALL = (
     *("demo", "mixed6", "sentiment5", "uplinks-glue", "table45-sst2", "table45-mrpc", "server-only-sst2"),
-    *("fedlora-bench", "fedlora-bench-tasks", "fedlora-bench-ranks"),
+    *("fedlora-bench", "fedlora-bench-tasks", "fedlora-bench-ranks", "demo-chat"),
 )
 
 

@@ -14,6 +14,7 @@ _INTERRUPTED, _TERMINATED = 130, 143
 
 _COMMAND_MODULES = (
     "run",
+    "demo",
     "compare",
     "sweep",
     "catalog",

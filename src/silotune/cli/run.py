@@ -1,4 +1,4 @@
-"""The commands `silotune run` and `silotune demo`: train, and print the result table."""
+"""The command `silotune run`: trains, and prints the result table."""
 
 from __future__ import annotations
 
@@ -11,17 +11,13 @@ import typer
 from silotune.cli.app import TRAIN, app
 from silotune.cli.console import JsonOption, LogFile, Overrides, Quiet, Source, Verbose, console, say, say_aside
 from silotune.cli.workers import FLOWER, IN_PROCESS, RAY, AddressOption, WorkersOption, workers_of
-from silotune.errors import OR_RESUME, require_unused
 
 if TYPE_CHECKING:
     from silotune.config import Config
-    from silotune.runs.run_result import Run
 
 
 _MOST_SILOS = 20
 """Silos that --dry-run lists."""
-
-DEMO_METHODS = ("local", "fedavg", "fedmcp")
 
 
 @app.command("run", rich_help_panel=TRAIN)
@@ -97,38 +93,6 @@ def run_command(
         say(privacy.stops)
     say(f"time: {described(summary['stages'])}")
     say(f"run folder: {folder}")
-
-
-@app.command(rich_help_panel=TRAIN)
-def demo(
-    out: Annotated[Path, typer.Option(help="Where the run folders and the report go.")] = Path("runs/demo"),
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted demo.")] = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-    log_file: LogFile = None,
-) -> None:
-    """Federate six small tasks: Local, FedAvg (PEFT) and FedMCP, side by side."""
-    from silotune.cli.progress import show_progress
-    from silotune.experiments.report.entries import read_entries
-    from silotune.experiments.report.html_page import write_report
-    from silotune.experiments.report.result_table import result_table
-    from silotune.runs.build.resolve import read_config
-    from silotune.runs.run import run
-
-    if not resume:
-        require_unused(out, "--out", OR_RESUME)
-    runs: list[Run] = []
-    with show_progress(quiet, verbose, log_file) as followers:
-        for method in DEMO_METHODS:
-            config = read_config("demo", [f"method={method}"])
-            folder = out / method
-            backbone = runs[-1].federation.backbone if runs else None
-            callbacks = followers(method, config.rounds)
-            runs.append(run(config, out=folder, resume=resume, progress=False, backbone=backbone, callbacks=callbacks))
-    console.print(result_table([finished.summary for finished in runs]))
-    page = write_report(read_entries([finished.folder for finished in runs]), out / "report.html", title="The demo")
-    say(f"run folders: {', '.join(str(finished.folder) for finished in runs)}")
-    say(f"accuracy per round and silo, and what was sent: {page}")
 
 
 def _preview(config: Config) -> None:

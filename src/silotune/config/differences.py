@@ -9,7 +9,7 @@ from silotune.config.trees import flat, parse_tree
 
 
 def differences(before: str, after: str) -> list[str]:
-    """Return the keys in which two configurations differ, as `section.key: old → key: new`.
+    """Return the keys in which two configurations differ, as `section.key: old → new`.
 
     Keys that one text lacks have their defaults, so that a configuration written by an earlier version compares equal.
     Exceptions: earlier versions always validated by the metric (`evaluation.validation`), and had no `method.guard`.
@@ -28,11 +28,7 @@ def differences(before: str, after: str) -> list[str]:
         for text in (before, after)
     )
     names = dict.fromkeys([*old, *new])
-    return [
-        f"{name}: {old.get(name)} → {name.rpartition('.')[2]}: {new.get(name)}"
-        for name in names
-        if old.get(name) != new.get(name)
-    ]
+    return [f"{name}: {old.get(name)} → {new.get(name)}" for name in names if old.get(name) != new.get(name)]
 
 
 def _with_earlier_defaults(tree: dict[str, Any]) -> dict[str, Any]:

@@ -103,3 +103,16 @@ def test_runs_of_older_versions_have_neither(tmp_path: Path) -> None:
     assert "95 %" not in printed(result_table([summary]))
     (entry,) = read_entries([run])
     assert [label for label, _ in score_table([entry], 1).rows] == ["fedavg"]
+
+
+def test_one_metric_stands_in_the_title_and_names_stay_whole(tmp_path: Path) -> None:
+    name = "duplicate_question"
+    runs = [write_run(tmp_path / method, method, 1, {name: 60.0, "b": 61.0}) for method in ("local", "fedavg", "moon")]
+    table = result_table([json.loads((run / "summary.json").read_text()) for run in runs])
+    assert str(table.title).startswith("test accuracy (%) at")
+    assert [column.header for column in table.columns] == ["silo", "local", "fedavg", "moon"]
+    console = Console(width=40, record=True, file=io.StringIO())
+    console.print(table)
+    text = console.export_text()
+    assert name in text
+    assert "trained parameters" in text

@@ -21,6 +21,9 @@ _FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
+_WIDEST = 32
+"""Characters of a silo's name that a narrow terminal shows."""
+
 _CONSTANTS = {
     "classification": "the most frequent label",
     "regression": "the mean number",
@@ -32,23 +35,30 @@ _CONSTANTS = {
 def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
     """Make the table of test scores of runs over the same silos, with the sizes of what each trains and sends.
 
-    It names every silo's metric, and has the scores of the baselines. A single run has a column of 95 % intervals.
+    It names every silo's metric, in the title where there is one for all, and has the scores of the baselines. A single
+    run has a column of 95 % intervals.
     """
     first = summaries[0]
     silos, metrics = list(first["silos"]), metrics_of(first)
     lower = all(map(lower_is_better, metrics))
-    what = f"test score{'' if lower else ' (%)'} at the best round by validation"
+    titles = {silo_metric(first, silo) for silo in silos}
+    measure = "score" if len(titles) > 1 else titles.pop()
+    what = f"test {measure}{'' if lower else ' (%)'} at the best round by validation"
     table = Table(title=escape(f"{what}; {backbones_text(summaries)}"))
-    table.add_column("silo")
-    table.add_column("metric")
+    table.add_column("silo", no_wrap=True, min_width=min(_WIDEST, max(map(len, [*silos, *_FACTS]))))
+    if measure == "score":
+        table.add_column("metric")
     for summary in summaries:
         table.add_column(summary["method"], justify="right")
     more = _columns_beside(first) if len(summaries) == 1 else _baseline_columns(first)
     for title in more:
         table.add_column(title, justify="right")
 
+    def row(label: str, metric: str, *cells: str) -> None:
+        table.add_row(label, *([escape(metric)] if measure == "score" else []), *cells)
+
     def add(label: str, metric: str, scores: Sequence[float | None], column: str) -> None:
-        table.add_row(label, escape(metric), *_marked_scores(scores, lower), *(read(column) for read in more.values()))
+        row(label, metric, *_marked_scores(scores, lower), *(read(column) for read in more.values()))
 
     if any(summary["global"] for summary in summaries):  # all silos share one test set
         metric = silo_metric(first, silos[0])
@@ -56,7 +66,7 @@ def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
         majority = [(summary["global"] or {}).get("majority") for summary in summaries]
         if all(score is not None for score in majority):
             constant = _CONSTANTS[(first.get("tasks") or {}).get(silos[0], {}).get("kind", "classification")]
-            table.add_row(f"always {constant}", escape(metric), *(f"{score:.1f}" for score in majority))
+            row(f"always {constant}", metric, *(f"{score:.1f}" for score in majority))
     else:
         for name in silos:
             add(name, silo_metric(first, name), [summary["silos"][name]["test"] for summary in summaries], name)
@@ -67,10 +77,10 @@ def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
             add("average", metric_title(metric), scores, column)
     if any(summary.get("attack") for summary in summaries):
         rates = [(summary.get("attack") or {}).get("asr") for summary in summaries]
-        table.add_row("attack success rate", "", *("–" if rate is None else f"{rate:.1f}" for rate in rates))
+        row("attack success rate", "", *("–" if rate is None else f"{rate:.1f}" for rate in rates))
     table.add_section()
     for fact, show in _FACTS.items():
-        table.add_row(fact, "", *(show(summary) for summary in summaries))
+        row(fact, "", *(show(summary) for summary in summaries))
     return table
 
 

@@ -1,0 +1,52 @@
+"""`silotune demo`: its tasks, and the model that one of them needs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from silotune.cli.demo import demo_config
+from silotune.config import preset_tree
+from tests.support.command_line import Silotune, command
+from tests.support.language_models import folder_of
+
+__all__ = ["command"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--task", "chat"), "--task chat: needs --model, a folder or hub id of a causal language model"),
+        (("--model", "gpt2"), "--model: of --task chat"),
+        (("--task", "caht"), "unknown --task 'caht' (did you mean 'chat'?)"),
+        (("--task", "chat", "--model", "nowhere/at-all"), "cannot load 'nowhere/at-all'"),
+    ],
+)
+def test_what_it_refuses(silotune: Silotune, tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    outcome = silotune("demo", *words, "--out", tmp_path / "out")
+    assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
+    assert said in outcome.err
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedmcp"])
+def test_it_is_the_preset(method: str) -> None:
+    config = demo_config("classify", method)
+    tree = preset_tree("demo")
+    assert (config.rounds, config.train.lr) == (tree["rounds"], float(tree["train"]["lr"]))
+    assert config.threads == 1  # the bits do not depend on the machine's cores
+
+
+@pytest.mark.long
+def test_it_chats_over_a_given_model(silotune: Silotune, tmp_path: Path) -> None:
+    model = folder_of("llama", tmp_path / "models")
+    outcome = silotune("demo", "--task", "chat", "--model", model, "--out", tmp_path / "out", "--quiet")
+    assert outcome.code == 0
+    assert "ROUGE-L" in outcome.out
+    for method in ("local", "fedit", "fedlora"):
+        summary = json.loads((tmp_path / "out" / method / "summary.json").read_text())
+        assert set(summary["silos"]) == {"polite", "explain", "advice"}
+    assert (tmp_path / "out/report.html").is_file()
+    asked = silotune("predict", tmp_path / "out/fedit", "--silo", "polite", "--text", "Bring the menu.")
+    assert asked.code == 0
