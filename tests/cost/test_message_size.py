@@ -12,6 +12,7 @@ from silotune.cost import estimate
 from silotune.cost.message_size import ROWS, SILO, computed_size, message_sizes
 from silotune.errors import InputError
 from silotune.methods.parts import shared
+from silotune.methods.split_lora import A, B
 from silotune.models.heads import LinearHead
 from silotune.training.federation import Federation
 
@@ -71,3 +72,13 @@ def test_messages_that_would_fill_the_memory_are_computed(monkeypatch: pytest.Mo
     assert estimate("fedavg", words, count_flops=False).message_bytes == built.message_bytes
     llama = estimate("fedavg-full", ["backbone=shape:llama-7b"], count_flops=False)
     assert llama.message_bytes > 4 * 6_600_000_000
+
+
+def test_the_larger_update_of_two_kinds_of_rounds_counts(backbone_folder: Callable[[str], Path]) -> None:
+    """RoLoRA sends B in odd rounds and A in even ones; in front of a narrowing layer A is the wider one."""
+    words = [f"backbone={backbone_folder('bert')}", "tuner=lora", "tuner.sites=feedforward_output", "rounds=2"]
+    both = estimate("rolora", words, count_flops=False)
+    first = estimate("rolora", [*words, "rounds=1"], count_flops=False)
+    sizes = {part.part: part.parameters for part in both.parts}
+    assert sizes[A] > sizes[B]
+    assert both.message_bytes - first.message_bytes == pytest.approx(4 * (sizes[A] - sizes[B]), abs=64)  # + header

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from multiprocessing.connection import wait
 
@@ -17,8 +17,10 @@ import torch
 
 from silotune.core import process_pool
 from silotune.core.process_pool import worker_pool
+from silotune.core.workers import Workers
 from silotune.errors import Diverged, InputError, SilotuneError
-from silotune.experiments.runner import run_cells
+from silotune.experiments.comparison import Cell
+from silotune.experiments.runner import CellKind, run_cells
 from silotune.experiments.sweep import run_sweep
 from silotune.runs.engines import multi_process as workers
 from silotune.runs.run import run
@@ -171,6 +173,25 @@ def test_what_starts_runs_ends_a_worker_that_imports_the_script(start, tmp_path,
         start((), tmp_path / "out", workers=2)
     assert ended.value.code == process_pool._UNGUARDED
     assert not (tmp_path / "out").exists()
+
+
+def announcing(config, folder, callbacks, backbone, announce):
+    """The work of a cell that has nothing but a guarantee to tell."""
+    announce(f"{folder.name}: at most 1")
+    return {}, backbone
+
+
+def test_guarantees_of_cells_on_a_cluster_are_told_by_the_parent(tiny_config, tmp_path, monkeypatch):
+    """What a process of another machine writes is read by nobody."""
+    one_thread = ThreadPoolExecutor(1)
+    one_thread.workers = 1
+    monkeypatch.setattr("silotune.core.workers.ray_pool", lambda *_: nullcontext(one_thread))
+    monkeypatch.setattr(CellKind, "read", lambda kind, folder: {})
+    cells = [Cell("local", seed, tiny_config("local")) for seed in (1, 2)]
+    told: list[str] = []
+    kind = CellKind(announcing, "summary.json")
+    run_cells(cells, tmp_path, kind=kind, workers=Workers(1, "local"), announce=told.append)
+    assert sorted(told) == ["local-1: at most 1", "local-2: at most 1"]
 
 
 def numerics_here(_: int) -> tuple[bool, int, str | None]:

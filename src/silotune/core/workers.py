@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,14 +39,15 @@ class Workers:
         """Whether this process does the work."""
         return self.cluster is None and self.number == 1
 
+    @contextmanager
     def pool(
         self,
         imports: Sequence[str] = (),
         prepare: Callable[[Any], None] | None = None,
         given: Any = None,
         threads: int | None = None,
-    ) -> AbstractContextManager[Executor]:
-        """Start the workers; they live as long as the context.
+    ) -> Iterator[tuple[Executor, int]]:
+        """Start the workers, which live as long as the context, and give the pool and their number.
 
         Args:
             imports: modules that processes of this machine share.
@@ -59,5 +60,8 @@ class Workers:
             SilotuneError: a worker was lost.
         """
         if self.cluster is not None:
-            return ray_pool(self.number, self.cluster, threads)
-        return worker_pool(self.number, imports, prepare, given)
+            with ray_pool(self.number, self.cluster, threads) as on_cluster:
+                yield on_cluster, on_cluster.workers
+        else:
+            with worker_pool(self.number, imports, prepare, given) as here:
+                yield here, self.number

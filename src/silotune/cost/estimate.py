@@ -61,10 +61,12 @@ class Cost:
         trainable_percent: `trainable_parameters` of `bare_parameters`.
         sent_percent: `sent_parameters` of `bare_parameters`.
         assembled_percent: `trainable_parameters` of `full_parameters`, as some papers count.
-        message_bytes: bytes of one silo's serialized update; `message_mib` in 2²⁰ bytes.
+        message_bytes: bytes of one silo's serialized update, in the kind of round where it is largest; `message_mib`
+            in 2²⁰ bytes.
         bytes_up: bytes of all silos' updates in one round; those that `tuner.ranks` names have the ranks there.
         bytes_down: bytes of the broadcasts to all silos in one round, in the same way.
-        flops_per_sample_train: one pass over a text through a round's phases; see `silotune.cost.flops`.
+        flops_per_sample_train: one pass over a text through the phases of the kind of round that computes most; see
+            `silotune.cost.flops`.
         flops_per_sample_predict: one forward of the personalized model, and the one that weights the text (FedDPA).
         quantization: how the backbone's linear layers are stored.
         backbone_mib: the backbone's weights, with its language-model head if the head reads it: quantized layers with
@@ -172,7 +174,7 @@ def _method(config: Config, shape: Shape) -> Method:
 def _work(config: Config, shape: Shape, method: Method, state: State, task: Task, tokens: int) -> WorkCount:
     decode = {"verbalizer": DECODER_TOKENS, "lm": tokens}.get(config.head.name, 0)
     batch = shape_batch(shape.backbone, task, config.train.batch_size, tokens, decode)
-    return count_work(shape.backbone, method, state, batch, config.train)
+    return count_work(shape.backbone, method, state, batch, config.train, config.rounds)
 
 
 def _backbone_bytes(config: Config, shape: Shape, head: str, quantization: str) -> int:
@@ -183,8 +185,12 @@ def _backbone_bytes(config: Config, shape: Shape, head: str, quantization: str) 
 
 
 def _message_sizes(config: Config, method: Method, state: State) -> tuple[int, int]:
+    """Return the bytes of a silo's largest update, of all kinds of rounds, and of its broadcast."""
     shapes = {name: {key: tuple(tensor.shape) for key, tensor in tensors.items()} for name, tensors in state.items()}
-    return message_sizes(shapes, method.parts(), make_pipeline(config.uplink, config.seed), method.sends(1))
+    pipeline = make_pipeline(config.uplink, config.seed)
+    leaving = [method.sends(number) for number in method.kinds_of_rounds(config.rounds)]
+    sizes = [message_sizes(shapes, method.parts(), pipeline, names) for names in leaving]
+    return max(up for up, _ in sizes), max(down for _, down in sizes)
 
 
 def _traffic(

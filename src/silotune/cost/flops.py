@@ -48,7 +48,7 @@ class WorkCount:
     """Operations per sample, and bytes in memory at the start of the backward pass.
 
     Args:
-        train: operations of one pass over a sample through all phases of a round.
+        train: operations of one pass over a sample through all phases of a round; the most of any kind of round.
         predict: operations of one forward of the personalized model, and of the one that weights the text, if any.
         saved: bytes of the activations of one batch that autograd keeps, maximum over phases.
         training_state: bytes of parts with gradients, optimizer state and received copies, maximum over phases.
@@ -79,7 +79,9 @@ def shape_batch(backbone: Backbone, task: Task, rows: int, tokens: int, decode: 
     return Batch(task, torch.arange(rows), labels, (inputs,))
 
 
-def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, train: TrainConfig) -> WorkCount:
+def count_work(
+    backbone: Backbone, method: Method, state: State, batch: Batch, train: TrainConfig, rounds: int
+) -> WorkCount:
     """Run every phase's step and a prediction on fake tensors (under their mode), and count.
 
     Args:
@@ -88,13 +90,16 @@ def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, t
         state: all parts of one silo.
         batch: a batch of `shape_batch`.
         train: the section `train`, for its optimizer.
+        rounds: of the run, whose kinds of rounds may have other phases.
     """
-    context = TrainingContext(backbone, method, train, 0)
+    context = TrainingContext(backbone, method, train, 0, rounds=rounds)
     constant = {tensor.untyped_storage()._cdata for tensor in backbone.base.state_dict(keep_vars=True).values()}
     rows = len(batch)
-    operations = saved = training_state = 0
+    kinds = [[phase.name for phase in phases if phase.trains] for phases in context.kinds_of_rounds()]
+    operations: dict[str, int] = {}
+    saved = training_state = 0
     for phase in context.phases:
-        if not phase.runs_in(2) or not phase.trains:  # a round after the first, in which some methods leave out a phase
+        if not any(phase.name in kind for kind in kinds):
             continue
         silo_state = {name: copy(tensors) for name, tensors in state.items()}
         received = {name: copy(silo_state[name]) for name, part in context.parts.items() if part.scope is Scope.SHARED}
@@ -106,7 +111,7 @@ def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, t
             (views,) = run_views(backbone, ViewRequest.of_batch(batch, mixes, _READINGS))
             step = Step(batch, views, silo_state, received, {}, context.parts)
             phase.loss(step).backward()  # type: ignore[no-untyped-call]
-        operations += phase.steps_per_batch * counter.get_total_flops()
+        operations[phase.name] = phase.steps_per_batch * counter.get_total_flops()
         leaves = constant | {tensor.untyped_storage()._cdata for tensor in parts}
         saved = max(saved, sum(size for storage, size in storages.items() if storage not in leaves))
         trained = [tensor for name in phase.trains for tensor in silo_state[name].values()]
@@ -122,7 +127,8 @@ def count_work(backbone: Backbone, method: Method, state: State, batch: Batch, t
         (views,) = run_views(backbone, ViewRequest.of_batch(batch, mixes, _READINGS))
         step = Step(batch, views, state, {}, {}, context.parts)
         step.logits("prediction", prediction.head)
-    return WorkCount(round(operations / rows), round(counter.get_total_flops() / rows), saved, training_state)
+    train_operations = max((sum(operations[name] for name in kind) for kind in kinds), default=0)
+    return WorkCount(round(train_operations / rows), round(counter.get_total_flops() / rows), saved, training_state)
 
 
 def _tensors(state: State) -> list[Tensor]:

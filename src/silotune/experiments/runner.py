@@ -32,7 +32,8 @@ OnCellDone = Callable[[Cell, Summary], None]
 """Called with every cell that was run, and its summary."""
 
 Announce = Callable[[str], None]
-"""Called with the privacy guarantee of a cell before its first round; must be importable by name for processes."""
+"""Called with the privacy guarantee of a cell before its first round, on a cluster after its last; must be importable
+by name for processes."""
 
 CellFunction = Callable[[Config, Path, Sequence[Callback], Backbone | None, Announce | None], tuple[Summary, Backbone]]
 """From (configuration, folder, callbacks, a fitting backbone, announce) to the summary and the backbone for the next
@@ -111,7 +112,7 @@ def run_cells(
         workers: number of processes, or `Workers` on a Ray cluster; each loads the backbone once.
         callbacks: makes what follows a run; used with one worker only.
         done: called after every cell that was run now.
-        announce: called with a cell's privacy guarantee before its first round.
+        announce: called with a cell's privacy guarantee before its first round, on a cluster when it has ended.
 
     Returns:
         The summary of every cell, by folder name.
@@ -198,11 +199,21 @@ def _run_in_processes(
     cells: Sequence[Cell], out: Path, kind: CellKind, workers: Workers, announce: Announce | None
 ) -> Iterator[tuple[Cell, _Outcome]]:
     out = out.absolute()  # the workers of a cluster have other working directories
-    with workers.pool(threads=max(cell.config.threads or 0 for cell in cells) or None) as pool:
-        waiting = {pool.submit(_run_in_worker, kind, cell.config, out / cell.folder, announce): cell for cell in cells}
+    there = announce if workers.cluster is None else None  # what a process of a cluster writes is read by nobody
+    with workers.pool(threads=max(cell.config.threads or 0 for cell in cells) or None) as (pool, _):
+        waiting = {pool.submit(_run_in_worker, kind, cell.config, out / cell.folder, there): cell for cell in cells}
         for future in as_completed(waiting):
-            yield waiting[future], future.result()
+            outcome, untold = future.result()
+            if announce is not None:
+                for line in untold:
+                    announce(line)
+            yield waiting[future], outcome
 
 
-def _run_in_worker(kind: CellKind, config: Config, folder: Path, announce: Announce | None) -> _Outcome:
-    return _WORKER_BACKBONES.run(kind, config, folder, (), announce)
+def _run_in_worker(
+    kind: CellKind, config: Config, folder: Path, announce: Announce | None
+) -> tuple[_Outcome, list[str]]:
+    """Run a cell; return its outcome, and the lines that were not announced here, as there is no `announce`."""
+    untold: list[str] = []
+    outcome = _WORKER_BACKBONES.run(kind, config, folder, (), announce or untold.append)
+    return outcome, untold

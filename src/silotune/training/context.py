@@ -126,11 +126,8 @@ class TrainingContext:
 
     def kinds_of_rounds(self) -> list[list[Phase]]:
         """Return the distinct choices of phases that the run's rounds have, the first round's first."""
-        kinds: dict[tuple[bool, ...], list[Phase]] = {}
-        for number in range(1, self.rounds + 1):
-            runs = tuple(phase.runs_in(number) for phase in self.phases)
-            kinds.setdefault(runs, [phase for phase, chosen in zip(self.phases, runs, strict=True) if chosen])
-        return list(kinds.values())
+        numbers = self.method.kinds_of_rounds(self.rounds)
+        return [[phase for phase in self.phases if phase.runs_in(number)] for number in numbers]
 
     def sent(self, number: int) -> dict[str, Part]:
         """Return the parts that leave a silo in a round; see `Method.sends`."""

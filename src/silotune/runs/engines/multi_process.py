@@ -84,8 +84,8 @@ class MultiProcessEngine(InProcessEngine):
         backbone = self.federation.backbone
         imports = [__name__, *backbone.modules_of_its_classes]
         weights = backbone.share() if self._workers.cluster is None else None
-        with self._workers.pool(imports, take_weights, weights, self.federation.config.threads) as self._pool:
-            self.workers = getattr(self._pool, "workers", self.workers)
+        threads = self.federation.config.threads
+        with self._workers.pool(imports, take_weights, weights, threads) as (self._pool, self.workers):
             super().run()
 
     def _train(
