@@ -1,0 +1,145 @@
+"""Commands of the documentation exist with their options; the tutorials' commands run, one after the other."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+from silotune.cli.app import app
+from silotune.cli.main import _COMMAND_MODULES
+from tests.support.command_line import Silotune, command
+from tests.support.language_models import folder_of
+from tests.support.tiny import save_backbone
+
+__all__ = ["command"]
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+BLOCK = re.compile(r"^```(bash|yaml)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+NETWORK = "--lm-eval"
+"""An option of commands that fetch tasks of the hub."""
+
+QUICK = {"run": ("rounds=1", "train.steps=1"), "sweep": ("rounds=1", "train.steps=1", "data.rows_per_silo=30")}
+QUICK |= {"compare": QUICK["sweep"]}
+
+
+def blocks(page: Path, kind: str) -> list[str]:
+    """The page's blocks of code in a language."""
+    return [text for found, text in BLOCK.findall(page.read_text(encoding="utf-8")) if found == kind]
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of every `silotune` command that begins a line of the page's blocks."""
+    for block in blocks(page, "bash"):
+        lines = block.replace("\\\n", " ").splitlines()
+        for number, line in enumerate(lines):
+            if line.split()[:1] in (["silotune"], [".venv/bin/silotune"]):
+                yield from separate(words_of(lines[number:]))
+
+
+def separate(words: list[str]) -> Iterator[list[str]]:
+    """Cut a line at its semicolons; each command without its name."""
+    rest = [part for word in words for part in ([word.removesuffix(";"), ";"] if word.endswith(";") else [word])]
+    while rest:
+        end = rest.index(";") if ";" in rest else len(rest)
+        yield rest[1:end]
+        rest = rest[end + 1 :]
+
+
+def words_of(lines: list[str]) -> list[str]:
+    """The words of a command; quotes may end on a later line."""
+    for end in range(1, len(lines) + 1):
+        try:
+            return shlex.split("\n".join(lines[:end]), comments=True)
+        except ValueError:
+            continue
+    raise AssertionError(f"unbalanced quotes: {lines[0]}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_and_options_exist(page: Path) -> None:
+    for name in _COMMAND_MODULES:
+        import_module(f"silotune.cli.{name}")
+    root = typer.main.get_command(app)
+    for words in commands(page):
+        known: click.Command = root
+        rest = list(words)
+        while isinstance(known, click.Group) and rest and not rest[0].startswith("-"):
+            assert rest[0] in known.commands, f"{page.name}: silotune {shlex.join(words)}"
+            known = known.commands[rest.pop(0)]
+        options = {name for parameter in known.params for name in parameter.opts} | {"--help", "-h"}
+        for word in rest:
+            if word.startswith("--"):
+                assert word.partition("=")[0] in options, f"{page.name}: silotune {shlex.join(words)}"
+
+
+def quick(words: list[str], backbone: str) -> list[str]:
+    """The command with less to do, over a tiny backbone."""
+    if words[0] not in QUICK:
+        return words
+    return [*words, *QUICK[words[0]], f"backbone={backbone}"]
+
+
+def done(silotune: Silotune, words: list[str]) -> str:
+    """Run a command that has to succeed, and return what it prints."""
+    outcome = silotune(*words)
+    assert outcome.code == 0, f"silotune {shlex.join(words)}: {outcome.err}"
+    return outcome.out
+
+
+@pytest.mark.long
+def test_own_files(silotune: Silotune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    backbone = str(save_backbone("bert", tmp_path / "tiny"))
+    for words in commands(ROOT / "docs/tutorial-own-files.md"):
+        named = ["my-federation/reviews.csv" if word == "LABELED.csv" else word for word in words]
+        done(silotune, quick(named, backbone))
+    for path in ("labels.svg", "runs/mine/summary.json", "adapter/export.json"):
+        assert (tmp_path / path).is_file()
+
+
+@pytest.mark.long
+def test_compare_methods(silotune: Silotune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    backbone = str(save_backbone("bert", tmp_path / "tiny"))
+    page = ROOT / "docs/tutorial-compare.md"
+    for words in commands(page):
+        done(silotune, quick(words, backbone))
+    assert (tmp_path / "runs/compared/report.html").is_file()
+    (text,) = blocks(page, "yaml")
+    Path("one.yaml").write_text(text, encoding="utf-8")
+    done(silotune, quick(["compare", "one.yaml", "--out", "runs/one", "seeds=1"], backbone))
+    runs = {path.parent.name for path in (tmp_path / "runs/one").glob("*/summary.json")}
+    assert runs == {f"{name}-1" for name in ("local", "local-slow", "moon", "moon-slow", "fedmcp", "fedmcp-slow")}
+
+
+@pytest.mark.long
+def test_a_language_model(silotune: Silotune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("bitsandbytes")
+    monkeypatch.chdir(tmp_path)
+    backbone = str(folder_of("llama", tmp_path / "models"))
+    page = ROOT / "docs/tutorial-language-model.md"
+    (text,) = blocks(page, "yaml")
+    Path("chat.yaml").write_text(text.replace("PATH-OR-HUB-ID", backbone), encoding="utf-8")
+    for name in ("north", "south"):
+        turns = [
+            [{"role": "user", "content": f"What is {n}?"}, {"role": "assistant", "content": f"A number of the {name}."}]
+            for n in range(20)
+        ]
+        prompts = [{"prompt": pair[0]["content"], "response": pair[1]["content"]} for pair in turns]
+        Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, prompts)), encoding="utf-8")
+    done(silotune, ["run", "chat.yaml", "--out", "RUN", "rounds=1", "train.steps=1"])
+    for words in commands(page):
+        named = [backbone if word == "PATH-OR-HUB-ID" else word for word in words]
+        if NETWORK not in named:
+            done(silotune, named)
+    assert (tmp_path / "adapter/adapter_config.json").is_file()
