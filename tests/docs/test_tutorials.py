@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -15,8 +14,8 @@ import typer
 
 from silotune.cli.app import app
 from silotune.cli.main import _COMMAND_MODULES
+from tests.support.chats import chat_model, conversations, write_lines
 from tests.support.command_line import Silotune, command
-from tests.support.language_models import folder_of
 from tests.support.tiny import save_backbone
 
 __all__ = ["command"]
@@ -126,17 +125,12 @@ def test_compare_methods(silotune: Silotune, tmp_path: Path, monkeypatch: pytest
 def test_a_language_model(silotune: Silotune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("bitsandbytes")
     monkeypatch.chdir(tmp_path)
-    backbone = str(folder_of("llama", tmp_path / "models"))
+    backbone = str(chat_model(tmp_path / "model"))
     page = ROOT / "docs/tutorial-language-model.md"
     (text,) = blocks(page, "yaml")
     Path("chat.yaml").write_text(text.replace("PATH-OR-HUB-ID", backbone), encoding="utf-8")
     for name in ("north", "south"):
-        turns = [
-            [{"role": "user", "content": f"What is {n}?"}, {"role": "assistant", "content": f"A number of the {name}."}]
-            for n in range(20)
-        ]
-        prompts = [{"prompt": pair[0]["content"], "response": pair[1]["content"]} for pair in turns]
-        Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, prompts)), encoding="utf-8")
+        write_lines(Path(f"{name}.jsonl"), conversations())
     done(silotune, ["run", "chat.yaml", "--out", "RUN", "rounds=1", "train.steps=1"])
     for words in commands(page):
         named = [backbone if word == "PATH-OR-HUB-ID" else word for word in words]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from silotune.core.html_table import html_table
 from silotune.core.number_text import score_text
-from silotune.data.metrics import lower_is_better
+from silotune.data.metrics import lower_is_better, metric_title
 from silotune.errors import unknown_name_error
 from silotune.runs.callbacks import RoundEnd
 from silotune.runs.callbacks.feed import read_rounds
@@ -78,6 +78,7 @@ class Run:
     def plot(self) -> Figure:
         """Draw every silo's validation score by round."""
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
 
         class Shown(Figure):  # a notebook draws other figures only if pyplot is loaded
             def _repr_png_(self) -> bytes:
@@ -91,7 +92,8 @@ class Run:
             points = [(ended.round, ended.validation.get(silo)) for ended in self.history]
             judged = [(number, score) for number, score in points if score is not None]
             axes.plot([number for number, _ in judged], [score for _, score in judged], marker=".", label=silo)
-        metrics = sorted({str(entry["metric"]) for entry in self.silos.values()})
+        metrics = sorted({metric_title(str(entry["metric"])) for entry in self.silos.values()})
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set(xlabel="round", ylabel=f"validation {', '.join(metrics)}", title=str(self.summary["method"]))
         axes.legend(fontsize="small")
         return figure
@@ -114,7 +116,7 @@ class Run:
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows: a row for each silo."""
         rows = [
-            (name, str(entry["metric"]), *(score_text(entry.get(key)) for key in ("validation", "test")))
+            (name, metric_title(str(entry["metric"])), *(score_text(entry.get(key)) for key in ("validation", "test")))
             for name, entry in self.silos.items()
         ]
         rows.append(("average", "", "", score_text(self.summary["average"])))
