@@ -12,7 +12,7 @@ from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import decode
 from silotune.distributed.silo import limits as limits_module
 from silotune.distributed.silo.policy_config import PRESETS, PolicyConfig, most
-from silotune.distributed.silo.request_ledger import REQUESTS_FILE, Entry, RequestLedger
+from silotune.distributed.silo.request_ledger import REQUESTS_FILE, RequestLedger, RequestRecord
 from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings
 from silotune.errors import InputError
 from silotune.methods.fedavg import FedAvg
@@ -473,12 +473,12 @@ def test_presets_and_their_keys(tmp_path):
 
 
 def test_repeated_requests_count_once(tmp_path):
-    ledger, entry = RequestLedger(tmp_path), Entry("a" * 16, "round", 1, "x", 100)
+    ledger, entry = RequestLedger(tmp_path), RequestRecord("a" * 16, "round", 1, "x", 100)
     for _ in range(2):
         ledger.record(entry)
     tally = ledger.tally(entry)
     assert (tally.known, tally.rounds_in_all, tally.numbers_in_all) == (True, 1, 100)
-    other = ledger.tally(Entry("b" * 16, "round", 1, "x", 100))
+    other = ledger.tally(RequestRecord("b" * 16, "round", 1, "x", 100))
     assert (other.known, other.requests_for_round, other.rounds_in_all) == (False, 0, 1)
 
 

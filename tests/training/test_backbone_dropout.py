@@ -12,7 +12,7 @@ from silotune.core.tensors import digest, flatten
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
-from silotune.training.cohort import choose
+from silotune.training.cohort import choose_cohort
 from silotune.training.phase_batches import phase_batches
 from tests.support.tiny import FAMILIES as TOKENIZERS
 from tests.support.tuner_families import batch, make_backbone, make_model
@@ -120,7 +120,7 @@ def test_silos_train_one_by_one(tiny_federation):
     with pytest.raises(InputError, match=r"^cohort=2: silos cannot share a forward with train.dropout"):
         tiny_federation("fedavg", "train.dropout=own", "cohort=2")
     federation = tiny_federation("fedavg", "train.dropout=own")
-    chosen = choose("auto", federation.context, federation.silos.values())
+    chosen = choose_cohort("auto", federation.context, federation.silos.values())
     assert chosen.size == 1
     assert "train.dropout" in chosen.reason
     tiny_federation("fedavg", "train.dropout=0", "cohort=2")

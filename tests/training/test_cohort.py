@@ -467,10 +467,10 @@ def test_auto_is_what_pays_where_memory_has_room(device, most, words, monkeypatc
     of_a_silo = 8 * 32 * 3 * 2 * (32 * (26 + 8) + inner * 7 + 2 * ATTENTION_HEADS * 32) * 4
     for memory, size in ((2 * most * of_a_silo, most), (2 * 7 * of_a_silo, 7), (of_a_silo, 1), (2**40, most)):
         monkeypatch.setattr(token_memory, "total_memory", lambda _, memory=memory: memory)
-        found = cohort.choose("auto", federation.context, federation.silos.values())
+        found = cohort.choose_cohort("auto", federation.context, federation.silos.values())
         assert found.size == size
         assert ("memory" in found.reason) == (size < most)
-    assert cohort.choose(5, federation.context, ()) == cohort.Cohort(5)
+    assert cohort.choose_cohort(5, federation.context, ()) == cohort.Cohort(5)
 
 
 def test_auto_takes_what_tokens_at_once_has_room_for(words):
@@ -480,11 +480,11 @@ def test_auto_takes_what_tokens_at_once_has_room_for(words):
     context, silos = federation.context, [*federation.silos.values()]
     for bound, size in ((3 * of_a_silo + 1, 3), (2 * of_a_silo, 2), (of_a_silo - 1, 1), (10_000 * of_a_silo, ON_A_CPU)):
         context.tokens_at_once = bound
-        found = cohort.choose("auto", context, silos)
+        found = cohort.choose_cohort("auto", context, silos)
         assert found.size == size
         reason = f"train.tokens_at_once={bound} has room for {bound // of_a_silo}"
         assert found.reason == ("" if size == ON_A_CPU else reason)
-    assert cohort.choose(5, context, silos) == cohort.Cohort(5)
+    assert cohort.choose_cohort(5, context, silos) == cohort.Cohort(5)
 
 
 def test_auto_counts_both_answers_of_a_pair_and_the_tokens_of_decoders(words):
@@ -500,7 +500,7 @@ def test_auto_counts_both_answers_of_a_pair_and_the_tokens_of_decoders(words):
         ({"pairs": True, "decoder": [[1] * 32, [1]]}, 1),
     ):
         silo.train = {task: replace(rows, **more)}
-        assert cohort.choose("auto", context, [silo]).size == size, more
+        assert cohort.choose_cohort("auto", context, [silo]).size == size, more
 
 
 @pytest.mark.parametrize("given", ["0", "-3", "many", "1.5", "true", "[2]", ""])

@@ -1,4 +1,4 @@
-"""`CohortMicroBatch`: inputs of one forward, of one silo's rows or of several silos' behind one another."""
+"""`CohortMicroBatch`: one forward's rows, of a silo or several; `zip_micro_batches`, `cut_jointly` join silos."""
 
 from __future__ import annotations
 

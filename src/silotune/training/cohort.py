@@ -1,4 +1,4 @@
-"""`choose` sets the `Cohort` size (`cohort=K|auto`): `auto` goes by device and memory."""
+"""`choose_cohort` sets the `Cohort` size (`cohort=K|auto`): `auto` goes by device and memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Cohort:
 ALONE = Cohort()
 
 
-def choose(configured: int | str, context: TrainingContext, silos: Iterable[Silo]) -> Cohort:
+def choose_cohort(configured: int | str, context: TrainingContext, silos: Iterable[Silo]) -> Cohort:
     """Choose the cohort size of a run.
 
     Args:

@@ -1,4 +1,4 @@
-"""`phase_batches`: the batches of a phase, cut into micro-batches by cost and by `train.tokens_at_once`."""
+"""`phase_batches`: a phase's batches in micro-batches, by cost and `train.tokens_at_once`; `check_rows`' lengths."""
 
 from __future__ import annotations
 

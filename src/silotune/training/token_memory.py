@@ -1,4 +1,4 @@
-"""`least_kept`, `most_kept`: bounds of the bytes that a forward holds per token; `device_rooms` is what there is.
+"""Bytes that a forward holds per token, at least and at most; `device_rooms`: what devices have; blocks in a graph.
 
 What is refused goes by the lower bound: nothing that would fit is. What `auto` chooses goes by the upper one.
 """

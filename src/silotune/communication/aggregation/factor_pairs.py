@@ -1,4 +1,4 @@
-"""`factor_pairs` finds LoRA's A and B, and deltas, among tensors; silos' factors, their products and norms."""
+"""`factor_pairs` finds LoRA's A and B, `deltas` deltas, among tensors; silos' factors are read, cut and stacked."""
 
 from __future__ import annotations
 

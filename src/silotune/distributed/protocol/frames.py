@@ -1,4 +1,4 @@
-"""`Frame`: JSON header and named blobs as bytes, in Flower's messages and on a worker's socket; `PROTOCOL`.
+"""`Frame`: JSON header and named blobs as bytes; `send`, `receive`, `ask_worker` over a worker's socket; `PROTOCOL`.
 
 A frame consists of `SLT1`, the header's length (4 bytes), the header, and the concatenated blobs; the header lists
 their names and sizes. On a socket the frame's length (8 bytes) comes first. The ClientApp imports this module and

@@ -15,7 +15,7 @@ from silotune.config import Config
 from silotune.distributed.silo.exposure import RowUse
 from silotune.distributed.silo.policy import Policy, PolicyRefused
 from silotune.distributed.silo.policy_config import most
-from silotune.distributed.silo.request_ledger import Entry, RequestLedger
+from silotune.distributed.silo.request_ledger import RequestLedger, RequestRecord
 
 
 class UpdateWithheld(PolicyRefused):
@@ -38,11 +38,11 @@ class RequestLimits:
     policy: Policy
     ledger: RequestLedger
 
-    def admit(self, entry: Entry, config: Config, backbone_parameters: int) -> None:
+    def admit(self, record: RequestRecord, config: Config, backbone_parameters: int) -> None:
         """Record a request that the limits allow, before it is worked on.
 
         Args:
-            entry: the request.
+            record: the request.
             config: the run's.
             backbone_parameters: how many parameters the backbone has.
 
@@ -50,13 +50,13 @@ class RequestLimits:
             PolicyRefused: naming the limit.
         """
         limits, refused = self.policy.limits, self.policy.refused
-        first = 0 if entry.kind == "score" else 1  # the start can be scored
-        if not first <= entry.round <= config.rounds:
-            raise refused(f"round {str(entry.round)[:20]}", f"the run has {config.rounds}")
-        tally = self.ledger.tally(entry)
+        first = 0 if record.kind == "score" else 1  # the start can be scored
+        if not first <= record.round <= config.rounds:
+            raise refused(f"round {str(record.round)[:20]}", f"the run has {config.rounds}")
+        tally = self.ledger.tally(record)
         if tally.known:
             return
-        if entry.kind == "score":
+        if record.kind == "score":
             needed = 2 * config.rounds + SPARE_SCORES
             in_run = None if limits.scores is None else min(limits.scores, needed)
             counted = [("score requests in this run", tally.scores, in_run, "scores")]
@@ -64,19 +64,19 @@ class RequestLimits:
         else:
             again = tally.requests_for_round
             counted = [("local rounds in all runs", tally.rounds_in_all, limits.rounds_in_all, "rounds_in_all")]
-            counted += [(f"requests for round {entry.round}", again, limits.requests_per_round, "requests_per_round")]
+            counted += [(f"requests for round {record.round}", again, limits.requests_per_round, "requests_per_round")]
         for what, before, limit, key in counted:
             if limit is not None and before >= limit:
                 raise refused(f"more {what}", f"at most {limit:,} (policy.{key})")
         numbers = most(limits.numbers_in_all, backbone_parameters)
-        if numbers is not None and tally.numbers_in_all + entry.numbers > numbers:
+        if numbers is not None and tally.numbers_in_all + record.numbers > numbers:
             allowed = f"at most {numbers:,} ({limits.numbers_in_all}; policy.numbers_in_all)"
             raise refused(
-                f"{entry.numbers:,} more numbers over {tally.numbers_in_all:,} that left in all runs", allowed
+                f"{record.numbers:,} more numbers over {tally.numbers_in_all:,} that left in all runs", allowed
             )
-        self.ledger.record(entry)
+        self.ledger.record(record)
 
-    def check_withheld(self, entry: Entry) -> None:
+    def check_withheld(self, record: RequestRecord) -> None:
         """Refuse a request like one whose update was withheld, and any of a run that had too many without an answer.
 
         Whether an update is withheld, or a loss is finite, tells something of the rows, a bit a request; so few may be.
@@ -89,9 +89,9 @@ class RequestLimits:
         withheld = self.ledger.withheld()
         if not limits.effective_rows:  # lifted since
             withheld = {request: why for request, why in withheld.items() if why == "failed"}
-        if entry.kind != "score" and withheld.get((entry.run, entry.request)) == "few rows":
+        if record.kind != "score" and withheld.get((record.run, record.request)) == "few rows":
             raise self._withheld()
-        of_run = sum(run == entry.run for run, _ in withheld)
+        of_run = sum(run == record.run for run, _ in withheld)
         for count, limit, key in ((of_run, limits.withheld, "withheld"),
                                   (len(withheld), limits.withheld_in_all, "withheld_in_all")):  # fmt: skip
             if limit is not None and count > 0 and count >= limit:
@@ -99,34 +99,34 @@ class RequestLimits:
                 raise self.policy.refused("more requests", why)
 
     @contextmanager
-    def failures_counted(self, entry: Entry) -> Iterator[None]:
+    def failures_counted(self, record: RequestRecord) -> Iterator[None]:
         """Count work that ends in an error, which a broadcast can be made for: some rows alone may cause it.
 
         What the disk or the privacy budget refuses is no such error.
 
         Args:
-            entry: the request that is worked on.
+            record: the request that is worked on.
         """
         try:
             yield
         except (OSError, BudgetSpent):
             raise
         except Exception:
-            self.ledger.record_withheld(entry, "failed")
+            self.ledger.record_withheld(record, "failed")
             raise
 
-    def withhold(self, entry: Entry, effective_rows: float | None) -> None:
+    def withhold(self, record: RequestRecord, effective_rows: float | None) -> None:
         """Withhold an update that too few rows are behind; it is recorded.
 
         Args:
-            entry: the request.
+            record: the request.
             effective_rows: see `RowInfluence`.
 
         Raises:
             UpdateWithheld: it is withheld.
         """
         if effective_rows is not None and effective_rows < self.policy.limits.effective_rows:
-            self.ledger.record_withheld(entry, "few rows")
+            self.ledger.record_withheld(record, "few rows")
             raise self._withheld()
 
     def _withheld(self) -> UpdateWithheld:

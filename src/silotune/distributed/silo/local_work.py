@@ -21,7 +21,7 @@ from silotune.distributed.silo.limits import UpdateWithheld
 from silotune.distributed.silo.own_keys import ORDER_KEY, own_key
 from silotune.distributed.silo.policy import backbone_parameters
 from silotune.distributed.silo.privacy_ledger import Price, PrivacyLedger
-from silotune.distributed.silo.request_ledger import Entry
+from silotune.distributed.silo.request_ledger import RequestRecord
 from silotune.distributed.silo.row_fingerprint import RowRecord
 from silotune.distributed.silo.setup import UNDISCLOSED_ROWS, SiloSetup
 from silotune.distributed.silo.state_store import Reply, StateStore, scores_name, withheld_name
@@ -74,22 +74,22 @@ class LocalWork:
         leaving = 0 if final else sum(tensor.numel() for tensor in flatten(shared).values())
         digest = self._work_digest(key, store, str(base))
         store.require_room(4 * leaving + self._state_bytes(silo))  # before the work: its files are about as large
-        entry = Entry(store.path.name, request.kind, int(number), digest, leaving)
+        record = RequestRecord(store.path.name, request.kind, int(number), digest, leaving)
         fields: dict[str, Any] = {"silo": silo.name, "round": int(number)}
         if judge:  # of the previous round, whose shared parts the broadcast holds
-            judged = Entry(store.path.name, "score", int(number), digest)
+            judged = RequestRecord(store.path.name, "score", int(number), digest)
             self._count(federation, judged)
             with self._setup.limits.failures_counted(judged):
                 fields["scores"] = self._evaluate(federation, silo, shared, ["validation"], store)
         try:
-            self._count(federation, entry)
+            self._count(federation, record)
             store.delete(before=int(number), keep={*map(str, keep), str(base)})  # a refused request deletes nothing
-            reply, price = self._trained(federation, silo, entry, broadcast)
+            reply, price = self._trained(federation, silo, record, broadcast)
         except UpdateWithheld as refusal:
             name, answer = withheld_name(int(number)), Reply(Frame("withheld", fields | {"reason": str(refusal)}))
         else:
             if reply.message and price is not None:
-                PrivacyLedger(Path(self.settings.folder)).record(entry.run, name, price)
+                PrivacyLedger(Path(self.settings.folder)).record(record.run, name, price)
             assert silo.state is not None, "a silo that trained has a state"
             store.write(name, silo.state.flat())
             note = "; ".join(filter(None, (changed, reply.note)))
@@ -100,7 +100,7 @@ class LocalWork:
         return self._filtered(answer, key)
 
     def _trained(
-        self, federation: Federation, silo: Silo, entry: Entry, broadcast: bytes
+        self, federation: Federation, silo: Silo, record: RequestRecord, broadcast: bytes
     ) -> tuple[SiloReply, Price | None]:
         """Run a silo's local round or final phases; returns its reply, which may leave, and the price of its noise.
 
@@ -110,13 +110,13 @@ class LocalWork:
         """
         client = federation.client(measures=True)
         price = None if client.privacy is None else Price.of(client.privacy)
-        with self._setup.limits.failures_counted(entry):
-            if entry.kind == "final":
+        with self._setup.limits.failures_counted(record):
+            if record.kind == "final":
                 (reply,) = client.finals([silo], broadcast)
             else:
                 ledger = PrivacyLedger(Path(self.settings.folder))
-                spent = PrivacySpent() if price is None else ledger.spent(entry.run, price)
-                with self._watched(federation, entry, noised=price is not None):
+                spent = PrivacySpent() if price is None else ledger.spent(record.run, price)
+                with self._watched(federation, record, noised=price is not None):
                     (reply,) = client.rounds([silo], broadcast, spent)
             if reply.message:
                 self._check_update(federation, silo, reply, noised=price is not None)
@@ -131,7 +131,7 @@ class LocalWork:
             raise Diverged(f"silo {silo.name!r}: training diverged, the update is not finite")
 
     @contextmanager
-    def _watched(self, federation: Federation, entry: Entry, noised: bool) -> Iterator[None]:
+    def _watched(self, federation: Federation, record: RequestRecord, noised: bool) -> Iterator[None]:
         """Withhold what is trained inside if too few rows are behind it; noise hides each of them already."""
         limits, context = self._setup.limits, federation.context
         if noised or not limits.policy.limits.effective_rows:
@@ -140,7 +140,7 @@ class LocalWork:
         context.influence = RowInfluence(names_with(context.parts, Scope.SHARED))
         try:
             yield
-            limits.withhold(entry, context.influence.effective_rows())
+            limits.withhold(record, context.influence.effective_rows())
         finally:
             context.influence = None
 
@@ -174,11 +174,11 @@ class LocalWork:
         silo = self._silo(federation, store, str(base))
         shared = self._checked(read_broadcast(broadcast, federation.coordinator.expected), int(number))
         digest = self._work_digest(key, store, str(base))
-        counted = Entry(store.path.name, "score", int(number), digest)
+        counted = RequestRecord(store.path.name, "score", int(number), digest)
         self._count(federation, counted)
         with self._setup.limits.failures_counted(counted):
-            entry = self._evaluate(federation, silo, shared, splits, store)
-        reply = Reply(Frame("scores", {"silo": self.settings.name, "scores": entry}))
+            scores = self._evaluate(federation, silo, shared, splits, store)
+        reply = Reply(Frame("scores", {"silo": self.settings.name, "scores": scores}))
         store.keep_reply(name, key, reply)
         return self._filtered(reply, key)
 
@@ -198,12 +198,12 @@ class LocalWork:
         drawn_for = int.from_bytes(key, "big"), request
         return CoarseNumbers(limits.score_digits, rows, losses, noise, drawn_for, score_range(metrics)[0])
 
-    def _count(self, federation: Federation, entry: Entry) -> None:
+    def _count(self, federation: Federation, record: RequestRecord) -> None:
         """Count a request before it is worked on, and record the rows that it uses."""
-        self._setup.limits.check_withheld(entry)
+        self._setup.limits.check_withheld(record)
         self._setup.limits.record_use(self._setup.row_use)
-        self._setup.limits.admit(entry, federation.config, backbone_parameters(federation.backbone))
-        self._rows.keep(entry.run, self._setup.config, self._setup.rows_digest)
+        self._setup.limits.admit(record, federation.config, backbone_parameters(federation.backbone))
+        self._rows.keep(record.run, self._setup.config, self._setup.rows_digest)
 
     def _state_bytes(self, silo: Silo) -> int:
         """Return the bytes of a silo's state: as it is, or at least those of its private parts before the first."""

@@ -25,7 +25,7 @@ Why = Literal["few rows", "failed"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class RequestRecord:
     """One request: its run, kind (`round`, `final`, `score`), round, digest, and the numbers that leave for it."""
 
     run: str
@@ -57,24 +57,26 @@ class RequestLedger:
 
     folder: Path
 
-    def tally(self, entry: Entry) -> Tally:
+    def tally(self, record: RequestRecord) -> Tally:
         """Sum up what was worked on before a request.
 
         Raises:
             InputError: the file is damaged; then no further request is answered.
         """
-        entries = {Entry(**fields) for fields in self._lines(REQUESTS_FILE, set(Entry.__dataclass_fields__))}
-        trained = [other for other in entries if other.kind != "score"]
-        scored = [other for other in entries if other.kind == "score"]
+        records = {
+            RequestRecord(**fields) for fields in self._lines(REQUESTS_FILE, set(RequestRecord.__dataclass_fields__))
+        }
+        trained = [other for other in records if other.kind != "score"]
+        scored = [other for other in records if other.kind == "score"]
         return Tally(
-            known=entry in entries,
+            known=record in records,
             rounds_in_all=len(trained),
             requests_for_round=sum(
-                (other.run, other.kind, other.round) == (entry.run, entry.kind, entry.round) for other in entries
+                (other.run, other.kind, other.round) == (record.run, record.kind, record.round) for other in records
             ),
-            scores=sum(other.run == entry.run for other in scored),
+            scores=sum(other.run == record.run for other in scored),
             scores_in_all=len(scored),
-            numbers_in_all=sum(other.numbers for other in entries),
+            numbers_in_all=sum(other.numbers for other in records),
         )
 
     def last_run(self) -> tuple[str, int]:
@@ -83,13 +85,15 @@ class RequestLedger:
         Raises:
             InputError: the file is damaged.
         """
-        entries = [Entry(**fields) for fields in self._lines(REQUESTS_FILE, set(Entry.__dataclass_fields__))]
-        run = entries[-1].run if entries else ""
-        return run, sum(entry.numbers for entry in set(entries) if entry.run == run)
+        records = [
+            RequestRecord(**fields) for fields in self._lines(REQUESTS_FILE, set(RequestRecord.__dataclass_fields__))
+        ]
+        run = records[-1].run if records else ""
+        return run, sum(record.numbers for record in set(records) if record.run == run)
 
-    def record(self, entry: Entry) -> None:
+    def record(self, record: RequestRecord) -> None:
         """Append a request that is about to be worked on, and flush it to disk."""
-        self._append(REQUESTS_FILE, asdict(entry))
+        self._append(REQUESTS_FILE, asdict(record))
 
     def row_sets(self) -> list[dict[str, frozenset[str]]]:
         """Return the choices of rows used so far: split → digests of its rows.
@@ -130,10 +134,10 @@ class RequestLedger:
         lines = self._lines(WITHHELD_FILE, fields, fields - {"why"})  # earlier versions recorded few rows alone
         return {(line["run"], line["request"]): line.get("why", "few rows") for line in lines}
 
-    def record_withheld(self, entry: Entry, why: Why) -> None:
+    def record_withheld(self, record: RequestRecord, why: Why) -> None:
         """Append a request whose work was done, and whose answer does not leave; once."""
-        if (entry.run, entry.request) not in self.withheld():
-            self._append(WITHHELD_FILE, {"run": entry.run, "request": entry.request, "why": why})
+        if (record.run, record.request) not in self.withheld():
+            self._append(WITHHELD_FILE, {"run": record.run, "request": record.request, "why": why})
 
     def _lines(self, name: str, keys: set[str], older: set[str] | None = None) -> Iterator[dict[str, Any]]:
         try:

@@ -1,4 +1,4 @@
-"""`Score`: an entry's test score or attack success rate: mean and standard deviation over seeds."""
+"""`Score`: an entry's test score or attack success over seeds, with deviation; averages of a summary, as columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`load_backbone`: from the hub, a folder or the offline default; refuses missing weights and unusable heads."""
+"""`load_backbone`: from the hub, a folder or the offline default; silences transformers; refuses missing weights."""
 
 from __future__ import annotations
 

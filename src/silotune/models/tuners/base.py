@@ -1,4 +1,4 @@
-"""`Tuner`, the interface of all kinds of PEFT: makes a part's tensors, writes plans, merges, exports parts."""
+"""`Tuner`, the interface of all kinds of PEFT: tensors, plans, merges, exports of a part; `weighted_sum` of a mix."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from silotune.runs.build.resolve import (
 from silotune.runs.build.silos import absent_silo, build_silos, server_silo
 from silotune.runs.build.step_memory import check_step_memory
 from silotune.runs.build.validation import check_labels, check_tasks
-from silotune.training.cohort import choose
+from silotune.training.cohort import choose_cohort
 from silotune.training.federation import Federation
 from silotune.training.phase_batches import check_rows
 
@@ -84,5 +84,5 @@ def build(
         malicious=malicious,
         absent=outside,
         privacy=privacy,
-        cohort=choose(config.cohort, context, silos.values()),
+        cohort=choose_cohort(config.cohort, context, silos.values()),
     )

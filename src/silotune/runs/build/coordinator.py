@@ -1,4 +1,4 @@
-"""`build_coordinator` makes the `Coordinator` as configured; `privacy_guarantee` of a run's rounds."""
+"""`build_coordinator`, as configured; the run's `privacy_guarantee`; which silos are sampled together, and how many."""
 
 from __future__ import annotations
 
