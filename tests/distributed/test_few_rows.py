@@ -123,6 +123,41 @@ def test_effective_rows():
     assert influence.effective_rows() == pytest.approx(1)
 
 
+def test_rows_count_by_how_far_their_steps_move_a_tensor():
+    """Of three steps of two rows the second alone moves `b`, and one of its rows alone pulls."""
+    influence = RowInfluence(["global"])
+    influence._pulls["train", "full", "head", "a"] = torch.tensor([1.0, 1, 4, 0, 1, 1]).double()
+    pieces = [([0, 1], [1.0, 1.0]), ([2, 3], [4.0, 0.0]), ([4, 5], [1.0, 1.0])]
+    influence._shares["train", "full", "head", "a"] = {
+        step: [(torch.tensor(rows), torch.tensor(pulls).double())] for step, (rows, pulls) in enumerate(pieces)
+    }
+    influence._rows_of["train"] = [2, 2, 2]
+    influence._moves["train"] = [[1.0], [1.0], [1.0]]
+    assert influence.effective_rows() == pytest.approx(64 / 20)
+    assert influence.rows_of_steps() == pytest.approx(6)
+    influence._moves["train"] = [[1.0, 0.0], [1.0, 0.1], [1.0, 0.0]]
+    assert influence.effective_rows() == pytest.approx(1)
+    assert influence.rows_of_steps() == pytest.approx(2)
+    influence._moves["train"] = [[1.0, 0.0], [1.0, 1e-9], [1.0, 0.0]]  # rounding
+    assert influence.effective_rows() == pytest.approx(64 / 20)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("tuner=lora", "tuner.alpha=10000"),
+        pytest.param(("tuner=vera", "tuner.d_initial=10000"), marks=pytest.mark.long),
+    ],
+)
+def test_one_step_that_moves_more_than_all_others_is_withheld(silo, words):
+    """A large scale drives the model in one step to where no gradient comes through: that batch alone is told."""
+    attacker = silo(8, (*SURE, *words))
+    assert "too few rows are behind it (policy.effective_rows)" in attacker.reason(broadcast=sure(attacker, 1))
+    unwatched = silo(8, (*SURE, *words), policy={"effective_rows": 0}, run="b" * 16)
+    assert unwatched.reason(broadcast=sure(attacker, 1)) == ""
+    assert silo(8, (*SURE, "tuner=lora", "tuner.alpha=1"), run="c" * 16).reason() == ""
+
+
 def test_honest_runs_are_answered(attack):
     attacker = attack((*ALLOWED, "train.epochs=5", "train.lr=0.01"))
     assert attacker.reason() == ""

@@ -66,3 +66,7 @@ def test_planned_shapes_are_those_of_the_parts(tiny_config, method, tuner):
 def test_private_parts_are_bounded(attack):
     coordinator = attack(("ditto", *ALLOWED[1:]), policy={"private_numbers": 10})
     assert "numbers in private parts; at most 10 (10; policy.private_numbers)" in coordinator.reason("hello")
+
+
+def test_factors_of_a_plan_are_not_kept_for_those_of_the_weight(attack):
+    assert attack((*ALLOWED, "tuner=lora", "tuner.init=pissa")).reason() == ""

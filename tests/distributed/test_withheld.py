@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from silotune.distributed.coordinator.coordinate import coordinate
@@ -11,7 +13,9 @@ from silotune.distributed.silo.limits import RequestLimits
 from silotune.distributed.silo.state_store import StateStore
 from silotune.experiments.report.caveats import list_caveats
 from silotune.experiments.report.entries import read_entries
+from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.storage.readers import read_summary
+from silotune.runs.storage.run_folder import RunFolder
 from tests.support.malicious import ALLOWED
 from tests.support.method_cases import logged
 from tests.support.processes import SAME
@@ -28,7 +32,7 @@ def withhold(monkeypatch):
     def begin(**first):
         judged = RequestLimits.withhold
 
-        def watched(limits, entry, _effective_rows):
+        def watched(limits, entry, *_):
             begins = first.get(limits.policy.silo, first.get("others", 99))
             judged(limits, entry, 1.0 if entry.round >= begins else None)
 
@@ -138,3 +142,18 @@ def test_a_request_that_was_withheld_is_answered_where_the_operator_lifts_the_li
     assert [attacker.ask("round").kind for _ in range(2)] == ["withheld", "withheld"]
     lifted = attack(ALLOWED, policy={"preset": "lab"})
     assert lifted.ask("round").kind == "answer"
+
+
+def test_the_draw_that_a_guarantee_counts_on_looks_at_no_row(tiny_federation, tmp_path):
+    """Otherwise those that are left would take part more often than their ε says."""
+    federation = tiny_federation(
+        "fedavg", "rounds=6", "aggregation=uniform", "aggregation.clip=1", "aggregation.noise_multiplier=1",
+        "sampling.count=1",
+    )  # fmt: skip
+    drawn = [federation.coordinator.choose(number, SILOS) for number in range(1, 7)]
+    engine = InProcessEngine(federation, RunFolder(tmp_path))
+    engine.history.withheld = ["alpha"]
+    left = [engine._choose(number) for number in range(1, 7)]
+    assert left == [[name for name in names if name != "alpha"] for names in drawn]
+    assert federation.privacy.uses == max(Counter(name for names in drawn for name in names).values())
+    assert [] in left

@@ -22,6 +22,9 @@ class UpdateWithheld(PolicyRefused):
     """Too few rows are behind a silo's update for it to leave."""
 
 
+FEWEST_STEPS = 2
+"""Steps of `policy.batch_size` rows, counted by how far they move the model, that must be behind an update."""
+
 SPARE_SCORES = 10
 """Score requests of a run beyond two for each of its rounds, more than an honest coordinator needs."""
 
@@ -115,17 +118,20 @@ class RequestLimits:
             self.ledger.record_withheld(record, "failed")
             raise
 
-    def withhold(self, record: RequestRecord, effective_rows: float | None) -> None:
-        """Withhold an update that too few rows are behind; it is recorded.
+    def withhold(self, record: RequestRecord, effective_rows: float | None, rows_of_steps: float | None = None) -> None:
+        """Withhold an update that too few rows are behind, or hardly more than one of the smallest steps; record it.
 
         Args:
             record: the request.
             effective_rows: see `RowInfluence`.
+            rows_of_steps: see `RowInfluence`.
 
         Raises:
             UpdateWithheld: it is withheld.
         """
-        if effective_rows is not None and effective_rows < self.policy.limits.effective_rows:
+        limits = self.policy.limits
+        few = effective_rows is not None and effective_rows < limits.effective_rows
+        if few or (rows_of_steps is not None and rows_of_steps < FEWEST_STEPS * limits.batch_size):
             self.ledger.record_withheld(record, "few rows")
             raise self._withheld()
 

@@ -140,7 +140,7 @@ class LocalWork:
         context.influence = RowInfluence(names_with(context.parts, Scope.SHARED))
         try:
             yield
-            limits.withhold(record, context.influence.effective_rows())
+            limits.withhold(record, context.influence.effective_rows(), context.influence.rows_of_steps())
         finally:
             context.influence = None
 

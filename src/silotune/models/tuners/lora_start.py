@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from silotune.core.randomness import generator as derived_generator
 from silotune.errors import InputError
@@ -60,9 +61,11 @@ def principal_factors(backbone: Backbone, module: str, rank: int, device: torch.
         most = min(layer_widths(layer))
         if rank > most:
             raise InputError(f"tuner.r: init=pissa takes singular values of {module}, which has {most}; {rank} asked")
-        known[module, rank, device] = tuple(
-            factor.to(device) for factor in _principal(layer_weight(layer).detach().float(), rank)
-        )  # type: ignore[assignment]
+        a, b = _principal(layer_weight(layer).detach().float(), rank)
+        factors = a.to(device), b.to(device)
+        if isinstance(a, FakeTensor):  # of a plan; kept, they would stand for the factors themselves
+            return factors
+        known[module, rank, device] = factors
     return known[module, rank, device]
 
 

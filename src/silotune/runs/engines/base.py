@@ -118,6 +118,16 @@ class Engine(ABC):
         """The silos that may be sampled: those that withheld an update would withhold the next one, too."""
         return [name for name in self.federation.silos if name not in self.history.withheld]
 
+    def _choose(self, round_number: int) -> list[str]:
+        """Return the silos of a round, of those that train.
+
+        A privacy guarantee counts on a draw that looks at no row: there those that withheld are drawn, and left out.
+        """
+        coordinator, training = self.federation.coordinator, self._training
+        if self.federation.privacy is None:
+            return coordinator.choose(round_number, training)
+        return [name for name in coordinator.choose(round_number, list(self.federation.silos)) if name in training]
+
     @property
     def _nothing_left(self) -> bool:
         """Whether no round changes a model any more, and no final phases follow."""
@@ -171,7 +181,7 @@ class Engine(ABC):
     def _round(self, round_number: int, final: bool) -> None:
         coordinator, history = self.federation.coordinator, self.history
         started = time.perf_counter()
-        chosen = coordinator.choose(round_number, self._training)
+        chosen = self._choose(round_number)
         touched: set[str] = set()
         refused: set[str] = set()
         broadcast = partial(coordinator.broadcast, round_number)
