@@ -79,7 +79,7 @@ METHOD_OPTIONS: dict[str, Values] = {
     "fedsa-lora": {},
     "rolora": {},
     "flexlora": ADAPTERS,
-    "hetlora": ADAPTERS,
+    "hetlora": ADAPTERS | {"prune": (None, "off: the paper's γ is not at hand"), "penalty": (None, "belongs to prune")},
     "fedsvd": {},
     "fedalt": {},
     "fdlora": {

@@ -12,6 +12,7 @@ from silotune.communication.aggregation import Update
 from silotune.communication.aggregation.low_rank import FlexLoRA, HetLoRA
 from silotune.core.tensors import flatten
 from silotune.methods import GLOBAL, HEAD
+from tests.support import silos_by_hand
 from tests.support.numeric_rig import doubled, parts_in_double
 from tests.support.rounds_by_hand import Stage, cross_entropy, descended, states
 
@@ -57,11 +58,11 @@ def flexlora_mean(adapters, rows):
     return made
 
 
-def hetlora_mean(adapters, rows):
+def hetlora_mean(adapters, rows, r=R):
     made = {}
     for module in modules(adapters[0]):
         weights = [np.linalg.norm((one[module + END_B] @ one[module + END_A]).numpy()) for one in adapters]
-        a, b = (np.zeros_like(adapters[-1][module + end].numpy()) for end in (END_A, END_B))
+        a, b = np.zeros((r, adapters[0][module + END_A].shape[1])), np.zeros((len(adapters[0][module + END_B]), r))
         for weight, one in zip(weights, adapters, strict=True):
             rank = len(one[module + END_A])
             a[:rank] += weight / sum(weights) * one[module + END_A].numpy()
@@ -114,6 +115,64 @@ def test_two_rounds_of_two_silos_by_hand(tiny_federation, monkeypatch, method):
         coordinator.aggregate(updates, number)
         shared = mean(adapters, [ROWS[name] for name in federation.silos])
         assert_same_products(coordinator.shared[GLOBAL], shared, R)
+
+
+def last_ranks(adapter, rank):
+    """The size of what a silo of this rank would lose, γ being 1/2."""
+    pairs = [(adapter[module + END_A], adapter[module + END_B]) for module in modules(adapter)]
+    half = rank // 2
+    return sum((b[:, half:rank] ** 2).sum().sqrt() * (a[half:rank] ** 2).sum().sqrt() for a, b in pairs)
+
+
+@pytest.mark.parametrize(("penalty", "falls"), [(0.0, 3), (0.3, 4)])
+def test_two_rounds_of_hetlora_that_prunes(tiny_federation, penalty, falls):
+    """Both silos begin at rank 4; under λ both fall in both rounds, without it one of them keeps its rank once."""
+    federation, wholes = silos_by_hand.set_up(
+        tiny_federation, "hetlora", "aggregation=hetlora", "method.prune=0.5", f"method.penalty={penalty}"
+    )
+    ranks = dict.fromkeys(wholes, 4)
+    for silo in federation.silos.values():  # their other parts are random
+        silo.state.private["rank"] = {"value": torch.tensor(4.0, dtype=torch.float64)}
+    silos_by_hand.run_rounds(federation)
+    fallen = 0
+    for _ in range(2):
+        for name, whole in wholes.items():
+            whole["global"] = with_zeros(whole["global"], ranks[name])
+            before = last_ranks(whole["global"], ranks[name])
+
+            def loss(now, name=name, rank=ranks[name]):
+                cross_entropy = silos_by_hand.loss_of(federation, name, now["head"], (1, now["global"]))
+                return cross_entropy + penalty * last_ranks(now["global"], rank)
+
+            wholes[name] = whole = descended(whole, [Stage(("global", "head"), loss)])
+            if last_ranks(whole["global"], ranks[name]) < before:
+                ranks[name], fallen = ranks[name] // 2, fallen + 1
+            whole["rank"] = {"value": torch.tensor(float(ranks[name]), dtype=torch.float64)}
+            whole["global"] = with_zeros(whole["global"], ranks[name])
+        mean = hetlora_mean([whole["global"] for whole in wholes.values()], [1, 1], 4)
+        for name in wholes:
+            wholes[name] = wholes[name] | {"global": mean}
+        silos_by_hand.averaged(wholes, ("head",))
+    assert fallen == falls
+    silos_by_hand.assert_models(federation, wholes)
+
+
+def with_zeros(adapter, rank):
+    """The adapter with zeros above a rank."""
+    made = {name: tensor.detach().clone() for name, tensor in adapter.items()}
+    for name, tensor in made.items():
+        (tensor if name.endswith(END_A) else tensor.T)[rank:] = 0
+    return made
+
+
+def test_hetlora_whose_ranks_never_fall_is_hetlora(tiny_federation):
+    """In round 1 the last ranks begin at zero, so that nothing is taken away."""
+    states = []
+    for words in ((), ("method.prune=0.99",)):
+        federation = tiny_federation("hetlora", "tuner.r=5", "tuner.ranks.beta=2", "train.steps=1", *words)
+        silos_by_hand.run_rounds(federation, 1)
+        states.append(flatten(federation.coordinator.shared))
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
 
 
 def assert_same_products(found, expected, rank):

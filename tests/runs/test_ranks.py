@@ -58,6 +58,9 @@ def test_the_rank_of_an_entry_is_gathered_in_tuner_ranks(own_silos):
         (["tuner.ranks.beta=2", "method=ffa-lora", "aggregation=hetlora"], "hold no pairs of LoRA's A and B"),
         (["tuner.ranks.beta=2", "method=centralised"], "method centralised trains one adapter on all silos' rows"),
         (["tuner.ranks.beta=2", "tuner=bottleneck", "method=fedavg"], "ranks"),
+        (["method.penalty=0.1"], "penalty: of the ranks that method.prune would take away"),
+        (["method.prune=0.5", "method.adapters=2"], "prune: cuts the rank of one LoRA; allowed: method.adapters=1"),
+        (["method.prune=1"], "method.prune"),
     ],
 )
 def test_what_cannot_be_is_one_line(words, message, tiny_config):

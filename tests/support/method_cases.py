@@ -106,9 +106,10 @@ CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
     ),
     "fedavg, server adam": Case("fedavg", ("server.optimizer=adam", "server.lr=0.01")),
     **{f"{name}, ranks": Case(name, (*_RANKS, *more)) for name, more in RANKED.items()},
+    "hetlora, pruned ranks": Case("hetlora", (*_RANKS, "method.prune=0.5", "method.penalty=0.1", "train.lr=0.05")),
 }
 
-LONG = tuple(f"{name}, ranks" for name in RANKED if name != "flexlora")
+LONG = (*(f"{name}, ranks" for name in RANKED if name != "flexlora"), "hetlora, pruned ranks")
 """Cases that `make test-all` alone runs."""
 
 every_case = pytest.mark.parametrize(

@@ -41,10 +41,12 @@ def run_rounds(federation, rounds=2):
     for number in range(1, rounds + 1):
         updates = []
         for silo in federation.silos.values():
-            result = federation.trainer.rounds([silo], coordinator.shared_of(silo.name), number)[0]
+            received = coordinator.shared_of(silo.name)
+            result = federation.trainer.rounds([silo], received, number)[0]
             silo.state = SiloState({name: result.state[name] for name in private}, result.memory)
             sent = flatten({name: result.state[name] for name in federation.method.sends(number)})
-            updates.append(Update(silo.name, sent, silo.rows))
+            own = None if received is coordinator.shared else flatten(received)
+            updates.append(Update(silo.name, sent, silo.rows, own))
         if coordinator.communicates:
             coordinator.aggregate(updates, number)
 

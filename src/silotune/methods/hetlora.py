@@ -2,18 +2,97 @@
 
 from __future__ import annotations
 
-from silotune.methods import GLOBAL, Scope, Supervised
+from typing import cast
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from silotune.core.tensors import copy
+from silotune.methods import GLOBAL, Part, Phase, Scalar, Scope, State, Step, Tensors, copies, mean_over_rows, private
+from silotune.methods.supervised import Supervised, SupervisedOptions
+
+RANK = "rank"
+END_A, END_B = ".lora_A.weight", ".lora_B.weight"
+
+
+class HetLoRAOptions(SupervisedOptions):
+    """`prune`: γ, the share of its rank that a pruned silo keeps; None: never. `penalty`: λ, of the ranks behind it."""
+
+    prune: float | None = Field(None, gt=0, lt=1)
+    penalty: float | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _penalty_of_pruning(self) -> HetLoRAOptions:
+        if self.penalty is not None and self.prune is None:
+            raise ValueError("penalty: of the ranks that method.prune would take away; give method.prune, too")
+        if self.prune is not None and self.adapters > 1:
+            raise ValueError("prune: cuts the rank of one LoRA; allowed: method.adapters=1")
+        return self
 
 
 class HetLoRA(Supervised):
     """FedAvg of one LoRA with `aggregation=hetlora` (`communication/aggregation/low_rank.py`).
 
-    The paper's pruning of ranks during the run is left out: a silo keeps its rank.
+    With `prune=γ` a silo's rank r, a number that it keeps, falls to γ·r when its last ranks, from γ·r on, are smaller
+    after training than they came. Rows of A and columns of B above r are zero.
     """
 
     name = "hetlora"
     paper = "Cho et al. 2024, Heterogeneous LoRA for Federated Fine-tuning of On-Device Foundation Models"
+    Options = HetLoRAOptions
     defaults = {"tuner": "lora", "aggregation": "hetlora"}
     tuners = ("lora",)
     scope = Scope.SHARED
     adapter_name = GLOBAL
+
+    def parts(self) -> dict[str, Part]:
+        """LoRA and head; with pruning also the silo's rank."""
+        rank = {RANK: private(Scalar(float(self.setting.tuner.rank or 0)))}
+        return super().parts() | (rank if cast(HetLoRAOptions, self.options).prune else {})
+
+    def phases(self) -> list[Phase]:
+        """Training; with pruning, what was received is cut before, and what was trained is pruned after."""
+        phases = super().phases()
+        if not cast(HetLoRAOptions, self.options).prune:
+            return phases
+        return [copies("cut", {GLOBAL: cut}), *phases, copies("prune", {RANK: self.pruned, GLOBAL: cut})]
+
+    @mean_over_rows
+    def loss(self, step: Step) -> Tensor:
+        """Cross-entropy, with pruning plus λ times the size of the last ranks."""
+        cross_entropy, penalty = step.cross_entropy("full"), cast(HetLoRAOptions, self.options).penalty
+        if not penalty:
+            return cross_entropy
+        size = self.last_ranks(step.state, step.state[GLOBAL])
+        step.log(cross_entropy=cross_entropy, last_ranks=size)
+        return cross_entropy + penalty * size
+
+    def last_ranks(self, state: State, adapter: Tensors) -> Tensor:
+        """Return `Σ ‖B[:, γr:r]‖·‖A[γr:r]‖` over an adapter's target modules, r being the silo's rank."""
+        last = slice(self.smaller(state), rank_of(state))
+        pairs = ((a, adapter[name.removesuffix(END_A) + END_B]) for name, a in adapter.items() if name.endswith(END_A))
+        return torch.stack([torch.linalg.norm(b[:, last]) * torch.linalg.norm(a[last]) for a, b in pairs]).sum()
+
+    def smaller(self, state: State) -> int:
+        """Return γ·r, at least 1."""
+        return max(1, int(rank_of(state) * (cast(HetLoRAOptions, self.options).prune or 1)))
+
+    def pruned(self, state: State, received: State) -> Tensors:
+        """Return the silo's rank after a round."""
+        falls = bool(self.last_ranks(state, state[GLOBAL]) < self.last_ranks(state, received[GLOBAL]))
+        return {"value": torch.full_like(state[RANK]["value"], self.smaller(state) if falls else rank_of(state))}
+
+
+def rank_of(state: State) -> int:
+    """Return a silo's rank: what is left of its LoRA's."""
+    rows = next(len(tensor) for name, tensor in state[GLOBAL].items() if name.endswith(END_A))
+    return min(int(state[RANK]["value"]), rows)
+
+
+def cut(state: State, received: State) -> Tensors:
+    """Return the LoRA with zeros above the silo's rank."""
+    tensors, rank = copy(state[GLOBAL]), rank_of(state)
+    for name, tensor in tensors.items():
+        (tensor if name.endswith(END_A) else tensor.T)[rank:] = 0
+    return tensors

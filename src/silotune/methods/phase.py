@@ -12,6 +12,9 @@ from silotune.core.tensors import State, Tensors
 from silotune.methods.step import Loss
 from silotune.models.forward.mixing import Mix, trained_parts
 
+StartingTensors = Callable[[State, State], Tensors]
+"""A function of a silo's parts and of the received ones that returns a part's tensors (`Phase.start`)."""
+
 
 def every(number: int) -> bool:
     """Return True: a phase of every round (`Phase.rounds`)."""
@@ -42,7 +45,8 @@ class Phase:
         from_round: for `when="round"`: the first round that may have the phase.
         rounds: for `when="round"`: whether a round, counted from 1, has the phase; `odd` and `even` are such functions.
         epochs: passes over the silo's rows; None: `train.epochs` or `train.steps`.
-        start: target part → source part; the target becomes a copy of the source before the phase.
+        start: target part → source part; the target becomes a copy of the source before the phase. Or a function of the
+            silo's parts and of the received ones, which returns the target's tensors. One after the other, in order.
         skips_first: whether the phase is skipped in a silo's first participation (it has no `previous` parts yet).
         also_first: whether a silo's first participation has the phase whatever the round, for silos that join late.
         steps_per_batch: optimizer steps on each batch, one after the other (pFedMe's K).
@@ -62,7 +66,7 @@ class Phase:
     from_round: int = 1
     rounds: Callable[[int], bool] = every
     epochs: int | None = None
-    start: Mapping[str, str] = field(default_factory=dict)
+    start: Mapping[str, str | StartingTensors] = field(default_factory=dict)
     steps_per_batch: int = 1
     then: Mapping[str, Callable[[State], Tensors]] = field(default_factory=dict)
     skips_first: bool = False
@@ -73,6 +77,11 @@ class Phase:
     def changes(self) -> tuple[str, ...]:
         """The parts that the phase changes: by training, at its start, or after a batch."""
         return tuple(dict.fromkeys((*self.trains, *self.start, *self.then)))
+
+    @property
+    def copied(self) -> dict[str, str]:
+        """Target part → source part, of the targets that start as a copy."""
+        return {target: source for target, source in self.start.items() if isinstance(source, str)}
 
     @property
     def by_row(self) -> bool:
@@ -93,7 +102,10 @@ class Phase:
 
 
 def copies(
-    name: str, start: Mapping[str, str], rounds: Callable[[int], bool] = every, also_first: bool = False
+    name: str,
+    start: Mapping[str, str | StartingTensors],
+    rounds: Callable[[int], bool] = every,
+    also_first: bool = False,
 ) -> Phase:
-    """Return a phase that trains nothing: every target part becomes a copy of its source (`Phase.start`)."""
+    """Return a phase that trains nothing: every target part becomes a copy of its source, or is set by a function."""
     return Phase(name, (), {}, lambda step: torch.zeros(()), start=start, rounds=rounds, also_first=also_first)

@@ -44,7 +44,7 @@ def _faults(method: Method, parts: dict[str, Part]) -> Iterator[str]:
         yield from _phase_faults(method, parts, phase)
     for phase in method.server_phases():
         mixed = parts_in(key for mix in phase.views.values() for key in mix)
-        used = {*phase.changes, *phase.start.values(), *mixed}
+        used = {*phase.changes, *phase.copied.values(), *mixed}
         private = sorted(name for name in used if parts[name].scope is Scope.PRIVATE)
         if private:
             yield f"the server phase {phase.name!r} uses the private part {private[0]!r}"
@@ -123,7 +123,7 @@ def _phase_faults(method: Method, parts: dict[str, Part], phase: Phase) -> Itera
             f"{where} skips a silo's first participation, but 'remembers' names no part, so no silo can tell it from "
             "later ones"
         )
-    for name in (*phase.changes, *phase.start.values(), *method.remembers):
+    for name in (*phase.changes, *phase.copied.values(), *method.remembers):
         if name not in parts:
             yield f"{where} names an unknown part {name!r}; there are: {', '.join(parts)}"
     if phase.also_first and any(name in parts and parts[name].scope is Scope.SHARED for name in phase.changes):
@@ -133,7 +133,7 @@ def _phase_faults(method: Method, parts: dict[str, Part], phase: Phase) -> Itera
     for name in phase.changes:
         if parts[name].scope is Scope.FIXED:
             yield f"{where} changes the fixed part {name!r}"
-    for target, source in phase.start.items():
+    for target, source in phase.copied.items():
         unsent = parts[source].scope is Scope.PRIVATE and not _only_copies(method, parts, source, target)
         if parts[target].scope is Scope.SHARED and unsent:
             yield f"{where} copies the private part {source!r} into the shared {target!r}"
@@ -152,7 +152,7 @@ def _phase_faults(method: Method, parts: dict[str, Part], phase: Phase) -> Itera
 def _only_copies(method: Method, parts: dict[str, Part], kept: str, shared: str) -> bool:
     """Return whether a private part never holds anything but a copy of this shared one."""
     phases = [phase for phase in method.phases() if kept in phase.changes]
-    copied = all(phase.start.get(kept) == shared and kept not in (*phase.trains, *phase.then) for phase in phases)
+    copied = all(phase.copied.get(kept) == shared and kept not in (*phase.trains, *phase.then) for phase in phases)
     return parts[kept].start == shared and copied
 
 

@@ -82,7 +82,8 @@ class _SiloRound:
     def begin(self, phase: Phase) -> Tensors:
         """Set the phase's parts to their starting tensors, as leaves of the graph; return those leaves by name."""
         for target, source in phase.start.items():
-            self.state[target] = part_tools.copy(self.state[source])
+            made = self.state[source] if isinstance(source, str) else source(self.state, self.received)
+            self.state[target] = part_tools.copy(made)
         changed = {*phase.changes}
         self.starts_as_received = not changed & self.changed and not phase.start
         self.changed |= changed
