@@ -29,7 +29,7 @@ from tests.support.method_cases import (
 )
 
 PARAMETERS = {"trainable_parameters", "sent_parameters", "adapter_parameters", "head_parameters"}
-NUMBERS = ("alpha", "fusion_personal", "fusion_global", "mixer")
+NUMBERS = ("rank", "alpha", "fusion_personal", "fusion_global", "mixer")
 """Parts that are neither adapters nor heads; they count with the heads."""
 SCORES = {"silos", "global", "average", "best_round"}
 KEYS = {"method", "backbone", "seed", "rounds", "engine", "precision", "threads", "seconds", "samples_per_second"}
