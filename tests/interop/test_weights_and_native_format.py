@@ -216,3 +216,17 @@ def test_the_loader_needs_nothing_of_silotune(runs, tmp_path):
     assert [line["text"] for line in lines] == SINGLE
     for line, expected in zip(lines, run.model("alpha").predict(SINGLE), strict=True):
         assert line["probabilities"] == pytest.approx(expected.probabilities, abs=1e-5)
+
+
+def test_the_loader_reads_long_lists_in_pieces_and_names_a_missing_base(runs, tmp_path, monkeypatch):
+    export(runs.run("bert", "bottleneck", "method=fedmatch"), "beta", "global", tmp_path / "out")
+    loader = carried_along(tmp_path / "out")
+    model, texts = loader.load(tmp_path / "out"), [PAIRS[n % len(PAIRS)] for n in range(7)]
+    whole = model.logits(texts)
+    calls: list[int] = []
+    monkeypatch.setattr(loader, "_ROWS", 3)
+    model.model.register_forward_hook(lambda *_: calls.append(1))
+    torch.testing.assert_close(model.logits(texts), whole, rtol=1e-4, atol=1e-5)
+    assert len(calls) == 3
+    with pytest.raises(OSError, match=r"^base model '.*nowhere': .*load\(folder, base=FOLDER\)$"):
+        loader.load(tmp_path / "out", base=str(tmp_path / "nowhere"))

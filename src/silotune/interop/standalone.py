@@ -31,6 +31,9 @@ Hook = Callable[[nn.Module, Any, Tensor], Tensor]
 
 _PROMPTS = ("PROMPT_TUNING", "P_TUNING")
 
+_ROWS = 64
+"""Texts in one forward."""
+
 
 def load(folder: str | Path, base: str | Path | None = None) -> Model:
     """Load an export folder.
@@ -38,6 +41,9 @@ def load(folder: str | Path, base: str | Path | None = None) -> Model:
     Args:
         folder: with `export.json`.
         base: the base model's folder or name; by default the name in `export.json`.
+
+    Raises:
+        OSError: the base model is not there, and cannot be fetched.
     """
     import transformers
 
@@ -49,9 +55,12 @@ def load(folder: str | Path, base: str | Path | None = None) -> Model:
         from transformers.quantizers.auto import AutoQuantizationConfig
 
         more["quantization_config"] = AutoQuantizationConfig.from_dict(about["quantization"])
-    model = getattr(transformers, about["base_class"]).from_pretrained(
-        source, dtype=torch.float32, use_safetensors=True, **more
-    )
+    kind = getattr(transformers, about["base_class"])
+    try:
+        model = kind.from_pretrained(source, dtype=torch.float32, use_safetensors=True, **more)
+    except OSError as error:
+        reason = str(error).partition("\n")[0]
+        raise OSError(f"base model {str(source)!r}: {reason} Give its folder: load(folder, base=FOLDER)") from None
     peft_config = None
     if about["layout"] == "silotune":
         attach(model, folder)
@@ -206,6 +215,9 @@ class Model:
         """
         if self.head["kind"] not in ("mlp", "linear"):
             raise NotImplementedError(f"a head of kind {self.head['kind']!r} is described in head.json")
+        return torch.cat([self._some_logits(texts[start : start + _ROWS]) for start in range(0, len(texts), _ROWS)])
+
+    def _some_logits(self, texts: Sequence[Text]) -> Tensor:
         states, mask = self.states(texts)
         if self.head["pooling"] == "mean":
             weights = mask.unsqueeze(-1).to(states.dtype)
