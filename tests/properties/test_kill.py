@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -11,9 +12,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from silotune.runs.build.resolve import read_config
+from silotune.runs.engines import multi_process
+from silotune.runs.run import run
 from tests.support.method_cases import Federate, same
 
 ROUNDS = 12
@@ -76,15 +81,31 @@ def whole(federate, tmp_path_factory):
     return summary
 
 
-def test_killed_amid_its_training_and_resumed(federate, whole, tmp_path):
-    """One kill after the third checkpoint; the long test has more."""
-    out = tmp_path / "run"
-    assert killed(command(federate, "fedmcp", out), out / "checkpoints" / "round-0003.json", 0.02) == -signal.SIGKILL
+def trained(words: list[str], out: Path) -> None:
+    """In a process of its own: a run, as the command does it after its imports."""
+    run(read_config("demo", words), out=out)
+
+
+def test_killed_amid_its_training_and_resumed(federate, tmp_path):
+    """One kill after the second of six checkpoints, of a forked process; the long test kills commands, and has more."""
+    out, rounds = tmp_path / "run", "rounds=6"
+    forked: Any = multiprocessing.get_context("forkserver")
+    forked.set_forkserver_preload([multi_process.__name__, "silotune.core.frozen_imports"])
+    process = forked.Process(target=trained, args=(federate.words("fedmcp", rounds), out))
+    process.start()
+    try:
+        while not (out / "checkpoints" / "round-0002.json").exists() and process.is_alive():
+            time.sleep(0.0005)
+        time.sleep(0.02)
+    finally:
+        process.kill()
+        process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert not (out / "summary.json").exists()
     reports = []
-    resumed = federate.run("fedmcp", out, f"rounds={ROUNDS}", resume=True, progress=lambda *what: reports.append(what))
-    assert 4 <= reports[0][0] <= ROUNDS
-    assert same(resumed.summary) == same(whole("fedmcp"))
+    resumed = federate.run("fedmcp", out, rounds, resume=True, progress=lambda *what: reports.append(what))
+    assert 3 <= reports[0][0] <= 6
+    assert same(resumed.summary) == same(federate.run("fedmcp", tmp_path / "whole", rounds).summary)
 
 
 @pytest.fixture(scope="module")
