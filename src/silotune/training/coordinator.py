@@ -29,21 +29,13 @@ from silotune.communication.messages import (
 )
 from silotune.communication.privacy.central_noise import CentralNoise
 from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline
-from silotune.core.numeric import ceil_fraction
-from silotune.core.randomness import sampler
 from silotune.core.tensors import State, Tensors, flatten, unflatten
 from silotune.errors import InputError, SilotuneError
 from silotune.training.broadcasts import NO_RANKS, Broadcasts, VariantKey
 from silotune.training.client import SiloReply
+from silotune.training.silo_sampling import SiloSampling
 
 _MOST_ROWS = 2**53  # larger weights are not exact in float64, and their sums can overflow
-
-
-def silos_a_round(silos: int, fraction: float | None, count: int | None) -> int:
-    """Return how many silos take part in a round: a fraction, rounded up, or a count; all of them without either."""
-    if count is None:
-        count = silos if fraction is None else max(1, ceil_fraction(fraction, silos))
-    return min(count, silos)
 
 
 class _OpenRound(NamedTuple):
@@ -121,10 +113,7 @@ class Coordinator:
         self.shared = shared
         self.optimizer = optimizer or ServerOptimizer()
         self._aggregation = aggregation
-        self._seed = seed
-        self._fraction = fraction
-        self._count = count
-        self._groups = groups
+        self._sampling = SiloSampling(seed, fraction, count, groups)
         self._outlier = outlier
         self._max_norm = max_norm
         self._clip = clip
@@ -153,18 +142,7 @@ class Coordinator:
 
     def choose(self, number: int, silos: Sequence[str]) -> list[str]:
         """Sample the silos of a round, in name order: at least one, and at least one of each group."""
-        if self._groups is None:
-            return self._sample(sorted(silos), number)
-        members: dict[str, list[str]] = {}
-        for name in sorted(silos):
-            members.setdefault(self._groups[name], []).append(name)
-        return sorted(name for group, names in members.items() for name in self._sample(names, number, group))
-
-    def _sample(self, names: list[str], *purpose: str | int) -> list[str]:
-        count = silos_a_round(len(names), self._fraction, self._count)
-        if count >= len(names):
-            return names
-        return sorted(sampler(self._seed, "choose", *purpose).sample(names, count))
+        return self._sampling.choose(number, silos)
 
     @property
     def broadcasts(self) -> Broadcasts:

@@ -17,8 +17,9 @@ from silotune.core.tensors import State
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.training.context import TrainingContext
-from silotune.training.coordinator import Coordinator, silos_a_round
+from silotune.training.coordinator import Coordinator
 from silotune.training.silo import Silo
+from silotune.training.silo_sampling import silos_a_round
 
 _LABELED = "the labeled rows that the coordinator trains on (in a simulation they are drawn from the silos' rows)"
 
