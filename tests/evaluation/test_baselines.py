@@ -85,3 +85,18 @@ def test_the_same_rows_are_learned_once(monkeypatch):
     assert len(module._known) == 5
     baseline_scores(MOOD, TRAIN, TEST)
     assert len(fitted) == 14
+
+
+def test_several_labels_are_told_from_words_and_by_their_shares():
+    """The constant answers yes where most training rows do; a label that no or every training row has is constant."""
+    tags = Task("tags", ("warm", "day", "never", "always"), "micro_f1", "multilabel")
+    train = [
+        Row(("warm day",), 0, target=(0, 1, 3)),
+        Row(("warm",), 0, target=(0, 3)),
+        Row(("warm river",), 0, target=(0, 3)),
+        Row(("cold day",), 0, target=(1, 3)),
+    ] * 6
+    test = [Row(("warm stone",), 0, target=(0, 3)), Row(("a cold day",), 0, target=(1, 3))]
+    scores = baseline_scores(tags, train, test)
+    assert scores["majority"] == pytest.approx(100 * 2 * 3 / (4 + 4))  # warm and always twice: 3 of 4 hit, 4 are true
+    assert scores["bag_of_words"] == 100.0

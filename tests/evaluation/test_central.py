@@ -12,8 +12,10 @@ from silotune import load_run
 from silotune.config import preset_names
 from silotune.evaluation import federation_scores
 from silotune.experiments.report.result_table import result_table
+from silotune.methods.parts import Scope
 from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run
+from tests.support.small_runs import save_model
 
 WORDS = (
     "data.tasks=[alpha]",
@@ -223,3 +225,19 @@ def test_the_contracts_example_is_understood():
         config = read_config("fedfame-sst2", [*words, f"method={method}"])
         assert (config.partition.alpha, config.partition.silos, config.sampling.fraction) == (0.1, 10, 0.3)
         assert config.partition.balanced
+
+
+@pytest.mark.parametrize(("head", "one"), [("verbalizer", True), ("linear", False)])
+def test_a_head_of_the_silos_own_without_tensors_makes_no_model_of_its_own(tiny_federation, tmp_path, head, one):
+    """The verbalizer reads the language model's own logits: under it all silos still predict with one model."""
+    words = [
+        "method.adapters=1",
+        f"head={head}",
+        "head.scope=private",
+        f"backbone={save_model('bert', 'masked', tmp_path)}",
+    ]
+    if head == "verbalizer":
+        words += ["head.words={bad: awful, good: bright}", "head.template={text} was {mask}."]
+    context = tiny_federation("fedavg", *WORDS[:4], *words).context
+    assert context.parts["head"].scope is Scope.PRIVATE
+    assert federation_scores.all_share_one_model(context) is one

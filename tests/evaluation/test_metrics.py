@@ -155,10 +155,23 @@ def test_areas_of_resamples_are_those_of_the_library(rows, classes):
     assert low < METRICS["auroc"](found) < high
 
 
+def test_an_areas_interval_is_of_the_mean_over_classes():
+    """The middle 95 % of the resamples' areas; of one class of three alone it would be another interval."""
+    found = drawn(60, 3, 6)
+    bootstrap = Bootstrap(300, 1, "a")
+    (draws,) = bootstrap._draw(np.ones(60, dtype=int), 1)
+    labels, probabilities = found.labels.numpy(), found.probabilities.numpy()
+    by_class = np.array([roc_areas(draws, labels == of, probabilities[:, of]) for of in range(3)])
+    assert bootstrap.of_areas(found) == pytest.approx(np.percentile(100 * by_class.mean(0), [2.5, 97.5]), abs=1e-9)
+    assert abs(np.percentile(100 * by_class[1], 2.5) - bootstrap.of_areas(found)[0]) > 1
+
+
 def test_means_over_rows_have_intervals():
     values = [0.0, 1.0] * 50
     low, high = Bootstrap(2000, 1, "a").of_means({"exact_match": values})["exact_match"]
     assert (low, high) == pytest.approx((40, 60), abs=1.5)  # 50 ± 1.96 · 100 · ½ / √100
+    (draws,) = Bootstrap(2000, 1, "a")._draw(np.ones(100, dtype=int), 1)
+    assert (low, high) == pytest.approx(np.percentile(draws @ values, [2.5, 97.5]), abs=1e-9)
 
 
 # -- calibration and classes ------------------------------------------------------------------------------------------
