@@ -1,7 +1,7 @@
 """Every value of every preset beside the place in its paper, or the word why it is so.
 
-Whoever changes a value of a preset, adds one or takes one away changes this table as well. Descriptions, backbones and
-comparisons are held elsewhere (`tests/experiments/test_comparison_presets.py`).
+Whoever changes a value of a preset, adds one or takes one away changes this table as well. Descriptions aside,
+backbones, tasks, label words and comparisons are held elsewhere (`tests/experiments/test_comparison_presets.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from silotune.config import preset_names, preset_tree
 from silotune.distributed.silo.policy_keys import flat
 from silotune.runs.build.resolve import read_config
 
-ELSEWHERE = ("description", "backbone", "compare", "data.tasks", "data.set", "data.labels", "data.task", "head.words")
+ELSEWHERE = ("description", "backbone", "compare", "data.tasks", "head.words")
 
 ALONE = ("method.name", "aggregation.name")
 
@@ -39,6 +39,7 @@ FEDMCP: Table = {
     "train.optimizer": ("adam", "section V-A"),
     "train.max_length": (128, "unstated"),
     "aggregation": ("uniform", "Algorithm 1, line 6"),
+    "data.set": ("glue", "section V-A"),
     "data.merge": (True, "section V-A: train and validation merged"),
     "data.rows_per_silo": (4076, "section V-A: MRPC's rows"),
 }
@@ -62,6 +63,7 @@ PEFT_IN_FL: Table = TRAINER | {
     "train.dropout": ("own", "the Trainer trains in training mode"),
     "train.max_length": (128, "unstated"),
     "aggregation": ("samples", "Algorithm 1: n_c / n"),
+    "data.set": ("glue", "section 5.2"),
     "data.seed": (10, "section 5.3"),
     "partition.name": ("dirichlet", "section 5.2"),
     "partition.alpha": (1.0, "section 5.2: 1.0 and 0.1"),
@@ -84,6 +86,7 @@ FEDPROMPT: Table = {
     "train.optimizer": ("adam", "section 3.1; Adafactor for T5"),
     "train.max_length": (128, "unstated"),
     "aggregation": ("samples", "eq. 3"),
+    "data.set": ("fedprompt", "section 3.1; GLUE's three tasks aside"),
     "partition.name": ("iid", "section 3.1"),
     "partition.silos": (10, "section 3.1"),
     "attack.trigger": ("cf", "unstated"),
@@ -105,6 +108,7 @@ FEDDPA: Table = TRAINER | {
     "train.batch_size": (32, "section 5.1"),
     "train.max_length": (512, "the authors' code"),
     "aggregation": ("uniform", "eq. 2"),
+    "data.set": ("feddpa", "section 5.1"),
     "data.validation_rows": (0, "no rows are held back"),
     "evaluation.test_time": (True, "section 3.1"),
     "evaluation.validation": ("metric", "section 5.1: ROUGE-1"),
@@ -117,6 +121,7 @@ FIFTY: Table = {
 FEDLORA_BENCH: Table = {
     "method": ("fedavg", "no paper has this setting"),
     **{key: (value, "small") for key, value in {"rounds": 5, "data.rows": 500, "data.seed": 10}.items()},
+    "data.set": ("glue", "SST-2"),
     **{key: (value, "usual") for key, value in {"tuner.name": "lora", "tuner.r": 8, "tuner.alpha": 16}.items()},
     "tuner.sites": (["query", "value"], "usual"),
     "head.name": ("linear", "chosen"),
@@ -163,6 +168,17 @@ DEMO_CHAT: Table = {
 CUT: Table = {f"data.{split}_rows": (n, "small") for split, n in (("train", 200), ("validation", 200), ("test", 500))}
 
 
+def folder(name: str) -> Table:
+    return {"data.set": (name, "the folder's name")}
+
+
+GLUE: Table = {"data.set": ("glue", "section 3.1")}
+ONE_TASK: Table = {
+    "data.task": ("sentiment", "five domains of one task"),
+    "data.labels": (["negative", "positive"], "five domains of one task"),
+}
+
+
 def labels(number: int) -> Table:
     return {"method": ("fedfame", ""), "server.labels_per_class": (number, "section 5.2")}
 
@@ -180,8 +196,13 @@ CPU: Table = TEN | {"head.pooling": ("mean", "as MiniLM was trained"), "rounds":
 PRESETS: dict[str, Table] = {
     **dict.fromkeys(("fedmcp-glue", "table1-glue", "table2-glue", "figure3-glue", "grids-glue"), FEDMCP | TWO_ADAPTERS),
     "uplinks-glue": FEDMCP | {key: TWO_ADAPTERS[key] for key in ("per_method.fedavg.method.adapters",)},
-    "mixed6": without(FEDMCP, "data.merge", "data.rows_per_silo") | TWO_ADAPTERS | SMALL | CUT,
-    "sentiment5": without(FEDMCP, "data.merge", "data.rows_per_silo") | TWO_ADAPTERS | SMALL | CUT,
+    "mixed6": without(FEDMCP, "data.merge", "data.rows_per_silo") | TWO_ADAPTERS | SMALL | CUT | folder("mixed6"),
+    "sentiment5": without(FEDMCP, "data.merge", "data.rows_per_silo")
+    | TWO_ADAPTERS
+    | SMALL
+    | CUT
+    | folder("sentiment5")
+    | ONE_TASK,
     "fedlora-bench": FEDLORA_BENCH,
     "fedlora-bench-tasks": without(FEDLORA_BENCH, "partition.silos")
     | {
@@ -196,8 +217,12 @@ PRESETS: dict[str, Table] = {
         "tuner.r": (64, "the largest of the silos'"),
         "tuner.alpha": (128, "alpha / r as in fedlora-bench"),
     },
-    "demo": without(FEDMCP, "data.rows_per_silo") | TWO_ADAPTERS | SMALL | {"train.max_length": (64, "small")},
-    "demo-chat": DEMO_CHAT,
+    "demo-chat": DEMO_CHAT | folder("demo"),
+    "demo": without(FEDMCP, "data.rows_per_silo")
+    | TWO_ADAPTERS
+    | SMALL
+    | folder("demo")
+    | {"train.max_length": (64, "small")},
     **{
         f"fedavg-peft-{task}": PEFT_IN_FL | SIZES[task] | {"method": ("fedavg", "")} | (F1 if task == "mrpc" else {})
         for task in LABELS
@@ -214,6 +239,7 @@ PRESETS: dict[str, Table] = {
     **{
         f"fedprompt-{task}": FEDPROMPT
         | (PAIRS if task in ("qnli", "rte") else {})
+        | (GLUE if task in ("sst2", "qnli", "rte") else {})
         | {"attack.target": (target, "unstated")}
         for task, target in TARGETS.items()
     },
@@ -224,6 +250,7 @@ PRESETS: dict[str, Table] = {
     "figures13-hundred": PEFT_IN_FL | HUNDRED | labels(300),
     **{
         f"table{number}-fedprompt": FEDPROMPT
+        | GLUE
         | {"attack.target": ("positive", "unstated")}
         | (CLEAN if number == 2 else {})
         for number in range(1, 6)
