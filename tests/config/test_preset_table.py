@@ -300,7 +300,7 @@ def test_values_are_those_of_the_paper(preset):
 def test_values_that_a_method_brings_along_are_the_papers_for_other_methods_too(preset):
     """Under its own method a preset's value of these keys has no effect: the method's own is over it."""
     written = _named(preset_tree(preset))
-    for key in ("aggregation", "tuner.tokens"):
+    for key in ("aggregation", "tuner.name", "tuner.tokens"):
         assert written.get(key) == PRESETS[preset].get(key, (None, ""))[0]
 
 
