@@ -66,6 +66,8 @@ def test_central_noise_is_half_its_multiplier_to_one_silo():
     assert found.epsilon_round == found.account.total(1) < found.account.total(10)
     assert found.lines()[0].endswith("(over 10 rounds; a secret draws who takes part)")
     assert not found.uncovered
+    assert "uncovered" not in found.summary()
+    assert len(found.lines()) == 1
 
 
 def test_without_a_secret_sampling_hides_nobody():
@@ -77,6 +79,8 @@ def test_without_a_secret_sampling_hides_nobody():
     assert found.epsilon_round == GaussianAccount(2.0, 1e-5).total(1)
     assert "up to 4 of 10 rounds" in found.lines()[0]
     assert "not for whoever knows the run's seed" in found.lines()[1]
+    assert len(found.lines()) == 2
+    assert found.summary()["uncovered"] == "; ".join(found.uncovered)
     once = privacy_guarantee(*CENTRAL, f"privacy.epsilon={found.epsilon_round}", choices=choices, silos=100, a_round=2)
     assert (once.rounds, once.uses) == (2, 1)
 
