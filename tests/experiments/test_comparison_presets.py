@@ -22,13 +22,14 @@ def cells_of(preset: str, *words: str):
     return comparison, {(cell.entry, cell.seed): cell.config for cell in comparison.cells}
 
 
-@pytest.mark.parametrize(
-    ("preset", "base", "further"),
-    [
-        ("fractions-sst2", (100, (5, 10, 15)), (10, (3, 4, 5))),  # section 5.4.1
-        ("fractions-mrpc", (10, (3, 4, 5)), (100, (5, 10, 15))),
-    ],
-)
+FRACTIONS = [
+    ("fractions-sst2", (100, (5, 10, 15)), (10, (3, 4, 5))),
+    ("fractions-mrpc", (10, (3, 4, 5)), (100, (5, 10, 15))),
+]
+"""Preset, silos and silos a round, further ones: PEFT in FL, section 5.4.1."""
+
+
+@pytest.mark.parametrize(("preset", "base", "further"), FRACTIONS)
 def test_client_fractions(preset, base, further):
     found, cells = cells_of(preset)
     assert found.seeds == (42,)
@@ -330,6 +331,7 @@ DATA = {
     "demo": ("sentiment", "paraphrase", "entailment", "answer_match", "duplicate_question", "inference"),
     **dict.fromkeys(("fedlora-bench", "fedlora-bench-ranks"), ("SST-2",)),
     "fedlora-bench-tasks": ("MRPC", "RTE", "SST-2", "QNLI", "QQP"),
+    "demo-chat": ("polite", "explain", "advice"),
     "mixed6": ("hate", "offensive", "question_type", "sentiment", "spam", "subjectivity"),
     "sentiment5": ("amazon", "imdb", "movie_snippets", "nyt_editorials", "tweets"),
     **{f"{kind}-{task}": (name,) for kind in ("fedavg-peft", "fedfame") for task, name in FOLDERS.items()},

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from silotune.methods import METHODS, Setting
 from silotune.methods.base import PredictionMix
+from silotune.methods.fdlora import FUSION
 from silotune.methods.fedmatch import FedMatch
+from silotune.methods.head_mix import head_tensors
 from silotune.methods.parts import GLOBAL, HEAD, PRIVATE, Part, Scope
 from silotune.methods.phase import Phase, copies
 from silotune.methods.validation import check_method
@@ -24,6 +27,28 @@ def setting(tuner: str = "bottleneck") -> Setting:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_fits_together(name: str) -> None:
     check_method(METHODS[name](setting((METHODS[name].tuners or ("bottleneck",))[0])))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_part_that_stands_alone_in_a_mix_stands_there_whole(name: str) -> None:
+    method = METHODS[name](setting((METHODS[name].tuners or ("bottleneck",))[0]))
+    prediction = method.prediction()
+    mixes = [prediction.mix, *(view for phase in method.phases() for view in phase.views.values())]
+    mixes += [prediction.head] if isinstance(prediction.head, dict) else []
+    for mix in mixes:
+        if len(mix) == 1:
+            assert {*mix.values()} == {1}
+
+
+def test_fdlora_begins_its_fusion_with_equal_weights() -> None:
+    parts = METHODS["fdlora"](setting("lora")).parts()
+    assert {parts[name].module.start for name in FUSION} == {0.5}
+
+
+def test_a_mix_of_heads_reads_what_was_received() -> None:
+    own, theirs = {"head": {"out.bias": torch.tensor([1.0, 2.0])}}, {"head": {"out.bias": torch.tensor([4.0, 8.0])}}
+    found = head_tensors({"head": 0.25, received("head"): 0.5}, own, theirs)
+    assert found["out.bias"].tolist() == [2.25, 4.5]
 
 
 def variant(**changes: object) -> FedMatch:

@@ -20,6 +20,7 @@ from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.instance_vectors import embed, weigh, with_instances
 from silotune.evaluation.personalization import score_test_time as judged_on_all_tasks
 from silotune.evaluation.predict import answers
+from silotune.methods.instance_weighting import VECTORS, InstanceWeighting
 from silotune.methods.step import Step
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
@@ -532,3 +533,13 @@ def test_a_folder_for_the_tables_that_cannot_be_made(silotune, finished, tmp_pat
     assert refused.code == 2
     assert f"--out {tmp_path / 'file' / 'out'}: cannot be made" in refused.err
     assert len(refused.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("clip", "expected"), [(True, [1.0, 0.0, 1.0]), (False, [1.0, -1.0, 1.0])])
+def test_a_text_unlike_the_rows_has_no_negative_weight(clip, expected):
+    """In tiny models all cosines are positive, so this one is made by hand."""
+    weighting = InstanceWeighting("private", "global", {}, scale=0.5, clip=clip)
+    instances = {VECTORS: torch.tensor([[2.0, 0.0], [-3.0, 0.0]])}
+    found = weighting.similarities(instances, torch.tensor([[1.0, 0.0]]), torch.tensor([[0, 1, 0]]))
+    assert found.tolist() == [expected]
+    assert weighting.alpha(found).tolist() == pytest.approx([0.5 * sum(expected) / 3])

@@ -35,6 +35,22 @@ def test_loss_is_cross_entropy_and_half_mu_squared_distance(adapters, mu, tiny_f
     assert distance > 1
 
 
+@pytest.mark.parametrize("mu", [0.0, 3.0])
+def test_fedits_loss_has_the_same_term(mu, tiny_federation):
+    federation = doubled(tiny_federation("fedit", "tuner=lora", "head=linear", f"method.mu={mu}"))
+    silo = federation.silos["beta"]
+    state = random_parts(federation, silo, seed=1)
+    received = {"global": random_parts(federation, silo, seed=2)["global"]}
+    (phase,) = federation.context.phases
+    step = make_step(federation.context, phase, some_rows(federation, silo), state, received)
+    distance = sum(
+        float((state["global"][name] - theirs).square().sum()) for name, theirs in received["global"].items()
+    )
+    assert float(phase.loss(step)) == pytest.approx(float(step.cross_entropy("global")) + mu / 2 * distance, rel=1e-12)
+    assert {*step.terms} == ({"cross_entropy", "distance"} if mu else set())
+    assert distance > 1
+
+
 @pytest.mark.parametrize("adapters", [1, 2])
 def test_gradient_is_fedavgs_and_mu_times_the_way_from_the_received_parts(adapters, tiny_federation):
     gradients = {}

@@ -27,6 +27,10 @@ Computations by hand:
     by_hand: losses, similarities, heads and BERT's forward in NumPy and plain torch, without silotune.
     rounds_by_hand: whole local rounds by the functions of `by_hand`.
 
+Tests of tests:
+    mutations: the small changes of a module that its tests should notice, and how they are made.
+    mutants: `python -m tests.support.mutants`, which says what no test notices.
+
 Documentation:
     module_index: the index of modules in docs/architecture.md, made of their docstrings.
 """
