@@ -13,6 +13,7 @@ from silotune.distributed.silo.limits import RequestLimits
 from silotune.distributed.silo.state_store import StateStore
 from silotune.experiments.report.caveats import list_caveats
 from silotune.experiments.report.entries import read_entries
+from silotune.runs.engines.history import History
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.storage.readers import read_summary
 from silotune.runs.storage.run_folder import RunFolder
@@ -157,3 +158,9 @@ def test_the_draw_that_a_guarantee_counts_on_looks_at_no_row(tiny_federation, tm
     assert left == [[name for name in names if name != "alpha"] for names in drawn]
     assert federation.privacy.uses == max(Counter(name for names in drawn for name in names).values())
     assert [] in left
+
+
+@pytest.mark.parametrize("nonsense", [5, None, [["beta"]]])
+def test_a_checkpoint_with_nonsense_for_those_that_withheld_is_damaged(nonsense):
+    with pytest.raises(TypeError, match="withheld"):
+        History(withheld=nonsense)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 
 Scores = dict[str, float | None]
 """Reported silo → score in percent or loss, None without rows; `global` is the only key if all share the same rows."""
@@ -33,6 +33,19 @@ class History:
     """Silo → the name of its last state in its own folder, if silos keep their own states."""
     withheld: list[str] = field(default_factory=list)
     """Silos that withheld an update, in name order: too few of their rows were behind it. They train no more."""
+
+    def __post_init__(self) -> None:
+        """Check what a checkpoint says.
+
+        Raises:
+            TypeError: a value is of another kind than it begins with.
+        """
+        for each in fields(self):
+            usual = each.default if each.default_factory is MISSING else each.default_factory()
+            value = getattr(self, each.name)
+            names = not isinstance(value, list) or all(type(name) is str for name in value)
+            if not names or not isinstance(value, (int, float) if type(usual) is float else type(usual)):
+                raise TypeError(f"{each.name}: {value!r:.60}")
 
     @property
     def samples_per_second(self) -> float | None:
