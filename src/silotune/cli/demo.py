@@ -22,14 +22,11 @@ _METHODS = {CLASSIFY: ("local", "fedavg", "fedmcp"), CHAT: ("local", "fedit", "f
 
 _PRESETS = {CLASSIFY: "demo", CHAT: "demo-chat"}
 
-_RATES = {"local": 2e-3, "fedavg": 2e-3, "fedmcp": 1.5e-3}
-"""Learning rates with which validation scores were no lower than the preset's; FedMCP was not tried at 2e-3."""
-
 _TOGETHER = 3
 """Silos in one forward (`cohort`)."""
 
 _CLASSIFY_WORDS = (
-    *("rounds=4", "train.batch_size=8", "train.schedule=linear", "train.schedule_over=run"),
+    *("rounds=4", "train.batch_size=8", "train.lr=2e-3", "train.schedule=linear", "train.schedule_over=run"),
     *(f"cohort={_TOGETHER}", "threads=1"),
 )
 """Keys of the runs beside the preset's: four rounds of small batches at a falling rate, where the preset has six at a
@@ -103,7 +100,7 @@ def demo_config(task: str, method: str, model: str | None = None) -> Config:
         raise InputError("--task chat: needs --model, a folder or hub id of a causal language model")
     from silotune.runs.build.resolve import read_config
 
-    words = (*_CLASSIFY_WORDS, f"train.lr={_RATES[method]}") if task == CLASSIFY else (f"backbone={model}",)
+    words = _CLASSIFY_WORDS if task == CLASSIFY else (f"backbone={model}",)
     return read_config(_PRESETS[task], [f"method={method}", *words])
 
 
