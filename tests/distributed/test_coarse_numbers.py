@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+import torch
 
 from silotune.config import Config
+from silotune.data.metrics import METRICS, Classified
+from silotune.data.tasks import Task
 from silotune.distributed.silo.coarse_numbers import CoarseNumbers
+from silotune.distributed.silo.score_sensitivity import rows_behind
 from tests.support.malicious import ALLOWED
 
 
@@ -91,3 +97,54 @@ def test_noise_of_as_many_rows():
     assert abs(sum(drawn) / len(drawn)) < 0.3
     signed = CoarseNumbers(9, {"test": 1}, noise=50.0, least=-100)
     assert -100 <= signed.scores({"test": -99.0})["test"] <= 100
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("counts", [(40, 10), (3, 47), (25, 25), (30, 15, 5)])
+def test_no_row_changes_a_score_by_more_than_its_noise(metric, counts):
+    """A model that answers one text otherwise than it answers all others, or than it answers the rest of its label."""
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    names = tuple(f"label {index}" for index in range(len(counts)))
+    task = Task("task", names, metric, positive=names[-1] if metric == "f1" else "")
+    if metric == "auroc" and len(counts) > 2:
+        pytest.skip("a mean over classes, each of which is one of the others")
+
+    def score(answers):
+        logits = torch.nn.functional.one_hot(answers, len(counts)).float()
+        return METRICS[metric](Classified(logits, labels, task.positive_index)) or 0.0
+
+    models = [torch.full_like(labels, constant) for constant in range(len(counts))] + [labels.clone()]
+    largest = 0.0
+    for model, label in itertools.product(models, range(len(counts))):
+        row = int((labels == label).nonzero()[0])
+        for answer in range(len(counts)):
+            changed = model.clone()
+            changed[row] = answer
+            largest = max(largest, abs(score(changed) - score(model)))
+    assert largest <= 100 / rows_behind(task, labels) + 1e-9
+    assert largest >= 100 / rows_behind(task, labels) / 6  # no more noise than is needed
+
+
+@pytest.mark.parametrize(
+    ("metric", "kind", "labels", "behind"),
+    [
+        ("micro_f1", "multilabel", [[1.0, 0], [1, 1], [1, 0], [1, 0], [0, 0]], 2),
+        ("auroc", "multilabel", [[1.0, 0], [1, 1], [1, 0], [1, 0], [0, 0]], 1),
+        ("pearson", "regression", [0.5] * 100, 10),
+        ("mse", "regression", [0.5] * 100, 100),
+        ("mcc", "", [0] * 96 + [1] * 4, 2),
+        ("balanced_accuracy", "", [0] * 5, 5),
+        ("accuracy", "", [], 1),
+    ],
+)
+def test_rows_behind_a_score(metric, kind, labels, behind):
+    task = Task("task", () if kind == "regression" else ("no", "yes"), metric, **({"kind": kind} if kind else {}))
+    assert rows_behind(task, torch.tensor(labels, dtype=None if kind else torch.int64)) == behind
+
+
+def test_noise_is_that_of_the_rows_behind_a_score():
+    def drawn(behind):
+        coarse = CoarseNumbers(None, {"test": 100}, noise=1.0, behind=behind, drawn_for=(1, "a"))
+        return coarse.scores({"test": 50.0})["test"] - 50
+
+    assert drawn({"test": 10}) == pytest.approx(10 * drawn({}), abs=1e-6)

@@ -25,6 +25,7 @@ class CoarseNumbers:
         rows: split → how many rows it has.
         losses: splits whose scores are losses, which are no percentages.
         noise: scale of the Laplace noise of a score, in rows of its split: what that many rows can change.
+        behind: split → over how many rows its score is spread (`rows_behind`); without an entry all of them.
         drawn_for: key and purpose of the noise, the same for a repeated request.
         least: the least score there is; the largest is 100, or none of losses.
     """
@@ -33,6 +34,7 @@ class CoarseNumbers:
     rows: Mapping[str, int] = field(default_factory=dict)
     losses: Collection[str] = ()
     noise: float = 0.0
+    behind: Mapping[str, int] = field(default_factory=dict)
     drawn_for: tuple[int, str] = (0, "")
     least: float = 0.0
 
@@ -54,7 +56,8 @@ class CoarseNumbers:
             return self._rounded(value, split, percent=split not in self.losses)
         whole = 1.0 if split in self.losses else 100.0
         drawn = laplace_number(sampler(*self.drawn_for, split, repr(value)).random())
-        noised = value + self.noise * drawn * whole / max(rounded_rows(self.rows.get(split, 0)), 1)
+        spread = self.behind.get(split, self.rows.get(split, 0))
+        noised = value + self.noise * drawn * whole / max(rounded_rows(spread), 1)
         rounded = self._rounded(noised, split, percent=split not in self.losses)
         assert rounded is not None, "there is a score"
         return max(self.least, rounded if split in self.losses else min(rounded, 100.0))

@@ -23,6 +23,7 @@ from silotune.distributed.silo.policy import backbone_parameters
 from silotune.distributed.silo.privacy_ledger import Price, PrivacyLedger
 from silotune.distributed.silo.request_ledger import RequestRecord
 from silotune.distributed.silo.row_fingerprint import RowRecord
+from silotune.distributed.silo.score_sensitivity import rows_behind
 from silotune.distributed.silo.setup import UNDISCLOSED_ROWS, SiloSetup
 from silotune.distributed.silo.state_store import Reply, StateStore, scores_name, withheld_name
 from silotune.errors import Diverged, InputError
@@ -195,8 +196,10 @@ class LocalWork:
         losses = {"validation", "test"} if any(map(lower_is_better, metrics)) else set()
         if federation.config.validates_by_loss:
             losses.add("validation")
-        drawn_for = int.from_bytes(key, "big"), request
-        return CoarseNumbers(limits.score_digits, rows, losses, noise, drawn_for, score_range(metrics)[0])
+        task = federation.tasks[silo.name]
+        behind = {split: rows_behind(task, getattr(evaluation, split).labels) for split in {*rows} - {"train", *losses}}
+        drawn_for, least = (int.from_bytes(key, "big"), request), score_range(metrics)[0]
+        return CoarseNumbers(limits.score_digits, rows, losses, noise, behind, drawn_for, least)
 
     def _count(self, federation: Federation, record: RequestRecord) -> None:
         """Count a request before it is worked on, and record the rows that it uses."""
