@@ -315,7 +315,7 @@ def test_a_split_that_no_silo_scores(attack):
 def test_two_choices_of_rows_that_differ_by_a_few(attack, data_folder):
     """The silo splits a file of its own; ratio and seed come from the coordinator."""
     data = {"path": str(data_folder / "alpha" / "train.jsonl"), "text": "sentence1", "label": "label", "name": "alpha"}
-    few = {"keys": ["data.ratio"], "train_rows": 20, "scored_rows": 5, "row_steps": 0}
+    few = {"keys": ["data.ratio"], "train_rows": 20, "scored_rows": 5, "row_steps": 0, "effective_rows": 0}
 
     def reason(ratio, seed=1, run="a", **policy):
         attacker = attack(ALLOWED, run=run * 16, rows=None, data=data, policy=few | policy)

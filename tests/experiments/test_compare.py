@@ -210,7 +210,7 @@ def test_a_folder_of_another_configuration_is_left_alone(silotune: Silotune, pla
     before = tree(place / "out" / "local-1")
     outcome = silotune(*words, "train.lr=0.5", "--resume")
     assert outcome.code == 2
-    assert "lr: 0.001 → lr: 0.5" in outcome.err
+    assert "train.lr: 0.001 → 0.5" in outcome.err
     assert tree(place / "out" / "local-1") == before
 
 

@@ -37,7 +37,7 @@ def words(folder, backbone_folder):
 
 def only(preset, row, words, out):
     """Run one row of a comparison, without tables."""
-    (cell,) = [cell for cell in read_comparison(preset, [*words, "seeds=17"]).cells if cell.row == row]
+    (cell,) = [cell for cell in read_comparison(preset, [*words, "seeds=17"]).cells if cell.entry == row]
     return run(cell.config, out=out)
 
 

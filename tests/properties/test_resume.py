@@ -70,7 +70,7 @@ def test_a_finished_run_goes_on_to_more_rounds(federate, reference, case, tmp_pa
         assert snapshot(out) == before
         return
     assert_as_if_never_interrupted(federate.run(case, out, resume=True), whole)
-    assert logged(out, "changed")[0]["changed"] == ["rounds: 1 → rounds: 2"]
+    assert logged(out, "changed")[0]["changed"] == ["rounds: 1 → 2"]
     before = snapshot(out)
     with pytest.raises(InputError, match="has done 2 rounds; allowed: rounds=2 or more"):
         federate.run(case, out, "rounds=1", resume=True)

@@ -14,7 +14,7 @@ from silotune.models.backbone.segments import Segments
 from silotune.models.forward.encoding import encode_views
 from silotune.models.forward.mixing import MixEntry, can_share_forward, fold_entries
 from silotune.models.tuners import TUNERS
-from silotune.training.cohort import choose
+from silotune.training.cohort import choose_cohort
 from tests.support.tuner_families import (
     PAIRS,
     batch,
@@ -191,8 +191,8 @@ def test_dropout_in_an_encoder_decoder_is_refused():
         tuner = TUNERS["lora"](TUNERS["lora"].Options(dropout=rate))
         training = asked(backbone=backbone, tuners=[tuner], train=TrainConfig())
         if works:
-            assert choose(3, training, []).size == 3
+            assert choose_cohort(3, training, []).size == 3
         else:
             with pytest.raises(InputError, match=r"^cohort=3: .*encoder–decoder with dropout in tuner=lora; allowed"):
-                choose(3, training, [])
-            assert choose("auto", training, []).size == 1
+                choose_cohort(3, training, [])
+            assert choose_cohort("auto", training, []).size == 1

@@ -32,7 +32,7 @@ from silotune.evaluation.instance_vectors import keep_instances
 from silotune.evaluation.predict import Measured
 from silotune.methods.parts import Scope, names_with
 from silotune.runs.storage.scored_rows import write_test_scores
-from silotune.training.client import PrivacySpent, SiloReply
+from silotune.training.client import PrivacySpent, SiloClient, SiloReply
 from silotune.training.federation import Federation
 from silotune.training.row_influence import RowInfluence
 from silotune.training.silo import Silo, SiloState
@@ -71,7 +71,8 @@ class LocalWork:
         if kept is not None:
             return self._filtered(kept, key)
         silo = self._silo(federation, store, str(base))
-        shared = self._checked(federation.client().open_broadcast(broadcast, silo.name), int(number))
+        client = federation.client(measures=True)
+        shared = self._checked(client.open_broadcast(broadcast, silo.name), int(number))
         leaving = 0 if final else sum(tensor.numel() for tensor in flatten(shared).values())
         digest = self._work_digest(key, store, str(base))
         store.require_room(4 * leaving + self._state_bytes(silo))  # before the work: its files are about as large
@@ -85,7 +86,7 @@ class LocalWork:
         try:
             self._count(federation, record)
             store.delete(before=int(number), keep={*map(str, keep), str(base)})  # a refused request deletes nothing
-            reply, price = self._trained(federation, silo, record, broadcast)
+            reply, price = self._trained(client, federation, silo, record, broadcast)
         except UpdateWithheld as refusal:
             name, answer = withheld_name(int(number)), Reply(Frame("withheld", fields | {"reason": str(refusal)}))
         else:
@@ -101,7 +102,7 @@ class LocalWork:
         return self._filtered(answer, key)
 
     def _trained(
-        self, federation: Federation, silo: Silo, record: RequestRecord, broadcast: bytes
+        self, client: SiloClient, federation: Federation, silo: Silo, record: RequestRecord, broadcast: bytes
     ) -> tuple[SiloReply, Price | None]:
         """Run a silo's local round or final phases; returns its reply, which may leave, and the price of its noise.
 
@@ -109,7 +110,6 @@ class LocalWork:
             UpdateWithheld: too few rows are behind the update.
             PolicyRefused, Diverged: as `_check_update`.
         """
-        client = federation.client(measures=True)
         price = None if client.privacy is None else Price.of(client.privacy)
         with self._setup.limits.failures_counted(record):
             if record.kind == "final":

@@ -54,7 +54,8 @@ class Checkpoints:
 
         Silos of a federation on this machine write theirs here as well, and drop them themselves.
         """
-        self._writer = AsyncWriter()
+        self._writer: AsyncWriter | None = None
+        """From the first file on; who only reads has none."""
 
     def write(self, name: str, tensors: Tensors) -> str:
         """Write a tensor file, and return its name. It is there for certain after `commit`.
@@ -65,7 +66,7 @@ class Checkpoints:
         if path.parent not in self._made_folders:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._made_folders.add(path.parent)
-        self._writer.write(path, tensors)
+        self._opened_writer().write(path, tensors)
         if self._files is not None:
             self._files.add(f"{name}.safetensors")
         return f"{name}.safetensors"
@@ -76,7 +77,7 @@ class Checkpoints:
         Raises:
             InputError: if it is missing or damaged.
         """
-        self._writer.finish()
+        self._finish_writing()
         path = self.path / name
         try:
             return read_tensors(read_bytes(path))
@@ -86,16 +87,24 @@ class Checkpoints:
     def commit(self, checkpoint: Checkpoint, keep: Checkpoint | None = None) -> None:
         """Make a checkpoint the newest; drop files that neither it nor `keep` needs."""
         text = json.dumps(checkpoint.__dict__, indent=1)
-        self._writer.finish()
+        self._finish_writing()
         write_text(self._manifest(checkpoint.round), text)
         kept = checkpoint.files | (keep.files if keep else set())
         manifests = {checkpoint.round} | ({keep.round} if keep else set())
         if self._files is None:  # what a run that was killed left, too
             self._files = set(self._tensor_files())
-        self._writer.remove([self.path / name for name in sorted(self._files - kept)])
+        self._opened_writer().remove([self.path / name for name in sorted(self._files - kept)])
         self._files &= kept
         for number in self._rounds() - manifests:
             self._manifest(number).unlink()
+
+    def _opened_writer(self) -> AsyncWriter:
+        self._writer = self._writer or AsyncWriter()
+        return self._writer
+
+    def _finish_writing(self) -> None:
+        if self._writer is not None:
+            self._writer.finish()
 
     def _tensor_files(self) -> Iterator[str]:
         """The tensor files there, as checkpoints name them."""
@@ -105,7 +114,8 @@ class Checkpoints:
 
     def close(self) -> None:
         """Finish writing; nothing is written afterwards."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def forget(self) -> None:
         """Remove all. Manifests go first: a run that is killed meanwhile begins anew."""
