@@ -20,6 +20,10 @@ class InputError(SilotuneError):
 
     exit_code = 2
 
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython shows instead of a traceback: the message alone."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class Diverged(SilotuneError):
     """The training loss became infinite or NaN, most often because the learning rate is too high."""
@@ -76,5 +80,5 @@ def require_unused(path: Path, option: str = "", remedy: str = "choose another f
         raise InputError(f"{culprit}: already there and not empty; {remedy}")
 
 
-OR_RESUME = "choose another folder or add --resume"
+OR_RESUME = "choose another folder or add --resume (Python: out=…, resume=True)"
 """Remedy for commands that can continue an earlier run."""

@@ -44,6 +44,16 @@ def test_a_comparison_is_a_mapping_a_table_and_files(place: Path) -> None:
             assert word in text
     assert compared.run("fedavg-2").summary == compared["fedavg-2"]
     assert compared.report.is_file()
+    validation = {
+        name.removesuffix("-2"): sum(silo["validation"] for silo in summary["silos"].values())
+        for name, summary in compared.items()
+    }
+    assert compared.best() == max(validation, key=validation.__getitem__)
+    assert len(repr(compared.entries)) < 200
+    figure = compared.plot()
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["north", "south", "mean over silos"]
+    assert [len(axes.lines) for axes in figure.axes] == [2, 2, 2]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["local", "fedavg"]
     assert [pair.pairs for pair in compared.tests] == [2]
     page = silotune.report(compared, "page.html", title="Both")
     assert page.path.read_text(encoding="utf-8").count("Both") > 0

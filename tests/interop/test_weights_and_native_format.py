@@ -230,3 +230,16 @@ def test_the_loader_reads_long_lists_in_pieces_and_names_a_missing_base(runs, tm
     assert len(calls) == 3
     with pytest.raises(OSError, match=r"^base model '.*nowhere': .*load\(folder, base=FOLDER\)$"):
         loader.load(tmp_path / "out", base=str(tmp_path / "nowhere"))
+
+
+def test_the_loader_takes_a_base_on_the_command_line(runs, tmp_path, monkeypatch, capsys):
+    run = runs.run("bert", "bottleneck")
+    export(run, "alpha", "global", tmp_path / "out", base=str(tmp_path / "nowhere"))
+    loader = carried_along(tmp_path / "out")
+    monkeypatch.setattr(sys, "argv", ["standalone.py", SINGLE[0]])
+    with pytest.raises(SystemExit, match=r"^base model '.*nowhere': .* Give its folder: --base FOLDER$"):
+        loader._main()
+    monkeypatch.setattr(sys, "argv", ["standalone.py", "--base", str(runs.model("bert")), SINGLE[0]])
+    loader._main()
+    (expected,) = run.model("alpha").predict(SINGLE[:1])
+    assert json.loads(capsys.readouterr().out)["probabilities"] == pytest.approx(expected.probabilities, abs=1e-5)

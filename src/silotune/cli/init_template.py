@@ -27,7 +27,7 @@ tuner:
 head:
   name: mlp               # mlp or linear; verbalizer and lm read the backbone's own vocabulary
   scope: private          # private: each silo keeps its head; shared: all silos hold one task
-  pooling: mean           # mean or first (the [CLS] token)
+  pooling: mean           # mean, by which MiniLM was trained, or first (the [CLS] token), the default
 
 train:                    # one silo's training in one round
   lr: 1e-3

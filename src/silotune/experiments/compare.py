@@ -16,11 +16,14 @@ from silotune.core.files import make_folder
 from silotune.core.html_table import html_table
 from silotune.core.process_pool import end_unguarded_worker
 from silotune.core.workers import Workers
-from silotune.errors import OR_RESUME, require_unused
+from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.experiments.comparison import Comparison, read_comparison
+from silotune.experiments.report.curve_figures import rounds_figure
 from silotune.experiments.report.entries import ReportEntry, read_run
 from silotune.experiments.report.html_page import write_report
+from silotune.experiments.report.scores import best_by_validation
 from silotune.experiments.report.significance import PairedTest, paired_tests
+from silotune.experiments.report.svg import draw_figure
 from silotune.experiments.report.table_files import table_csv, write_tables
 from silotune.experiments.report.tables_by_method import as_text, score_table
 from silotune.experiments.runner import Announce, CallbackFactory, OnCellDone, run_cells
@@ -29,6 +32,7 @@ from silotune.runs.load import load_run
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
     from silotune.runs.run_result import Run
 
@@ -145,6 +149,27 @@ class ComparisonResult(Mapping[str, dict[str, Any]]):
     def report(self) -> Path:
         """The HTML report."""
         return self.files[-1]
+
+    def best(self) -> str:
+        """Return the label of the entry with the best validation score, its mean over silos and seeds.
+
+        Test scores have no part in the choice; they say what the chosen entry is worth.
+
+        Raises:
+            InputError: entries differ in data or metric, or a run has no validation score.
+        """
+        return best_by_validation(self.entries).label
+
+    def plot(self) -> Figure:
+        """Draw validation scores by round, a line for every entry and a diagram for every silo and their mean.
+
+        Raises:
+            InputError: no run has validation scores.
+        """
+        spec = rounds_figure(self.entries, self.comparison.ddof)
+        if spec is None:
+            raise InputError("plot: the runs have no validation scores; allowed: runs with validation rows")
+        return draw_figure(spec)
 
     def as_json(self) -> dict[str, Any]:
         """Return the table's rows, the tests, all runs' summaries and the paths of the files, as JSON values."""

@@ -16,16 +16,13 @@ from safetensors.torch import save_file
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError, require_unused
 from silotune.interop.fold_weights import can_fold, fold_in, load_plain
-from silotune.interop.model_card import card
+from silotune.interop.model_card import DEFAULT_BASE, card
 from silotune.interop.native_format import native_layout
 from silotune.interop.peft_format import Layout, peft_layout
 from silotune.interop.selection import ExportSelection, select
 from silotune.models.backbone.backbone import WEIGHT_TYPES
 from silotune.models.backbone.quantization import NONE, QUANTIZATIONS
 from silotune.runs.run_result import Run
-
-DEFAULT_BASE = "sentence-transformers/all-MiniLM-L6-v2"
-"""Name on the Hugging Face hub of the backbone `default`."""
 
 
 def export(run: Run, silo: str, part: str, to: str | Path, base: str | None = None) -> dict[str, Any]:

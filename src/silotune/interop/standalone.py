@@ -3,7 +3,7 @@
 It needs torch, transformers and safetensors, peft for a folder with `adapter_config.json`, and the library that
 quantizes the base model (bitsandbytes or torchao) if `export.json` has a `quantization`; but not silotune.
 
-    python standalone.py "a text" ["another text" …]        # one JSON line each; pairs: a tab between the two
+    python standalone.py [--base FOLDER] "a text" ["another text" …]   # one JSON line each; pairs: a tab between them
 
     from standalone import load
     model = load(".", base="the base model's name or folder")
@@ -15,6 +15,7 @@ For an adapter in silotune's own layout on a base model that is loaded already: 
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -245,7 +246,21 @@ class Model:
         return [{"label": max(row, key=row.__getitem__), "probabilities": row} for row in by_label]
 
 
-if __name__ == "__main__":
-    inputs: list[Any] = [tuple(text.split("\t")) if "\t" in text else text for text in sys.argv[1:]]
-    for text, answer in zip(inputs, load(Path(__file__).parent).predict(inputs) if inputs else [], strict=True):
+def _main() -> None:
+    parser = argparse.ArgumentParser(description="Predict with the export in this folder: one JSON line for each text.")
+    parser.add_argument("--base", metavar="FOLDER", help="the base model; by default the name in export.json")
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="a text, or a pair with a tab between the two")
+    words = parser.parse_args()
+    inputs: list[Any] = [tuple(text.split("\t")) if "\t" in text else text for text in words.texts]
+    if not inputs:
+        return
+    try:
+        model = load(Path(__file__).parent, words.base)
+    except OSError as error:
+        sys.exit(str(error).replace("load(folder, base=FOLDER)", "--base FOLDER"))
+    for text, answer in zip(inputs, model.predict(inputs), strict=True):
         print(json.dumps({"text": text, **answer}, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    _main()

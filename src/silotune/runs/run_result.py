@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silotune.core.html_table import html_table
+from silotune.core.notebook_figure import notebook_figure
 from silotune.core.number_text import score_text
 from silotune.data.metrics import lower_is_better, metric_title
 from silotune.errors import unknown_name_error
@@ -77,16 +77,9 @@ class Run:
 
     def plot(self) -> Figure:
         """Draw every silo's validation score by round."""
-        from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 
-        class Shown(Figure):  # a notebook draws other figures only if pyplot is loaded
-            def _repr_png_(self) -> bytes:
-                content = BytesIO()
-                self.savefig(content, format="png")
-                return content.getvalue()
-
-        figure = Shown(figsize=(6, 3.5), layout="constrained")
+        figure = notebook_figure(6, 3.5)
         axes = figure.subplots()
         for silo in sorted({name for ended in self.history for name in ended.validation}):
             points = [(ended.round, ended.validation.get(silo)) for ended in self.history]

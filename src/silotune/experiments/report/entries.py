@@ -92,6 +92,9 @@ class ReportEntry:
     label: str
     runs: tuple[FinishedRun, ...]
 
+    def __repr__(self) -> str:
+        return f"ReportEntry({self.label!r}, seeds {', '.join(str(run.seed) for run in self.runs)})"
+
     def mean_of(self, key: str) -> float:
         """Average a number of the summaries, ignoring missing values; NaN if all are missing."""
         values = [float(run.summary[key]) for run in self.runs if run.summary[key] is not None]

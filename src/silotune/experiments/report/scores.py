@@ -1,4 +1,4 @@
-"""`Score`: an entry's test score or attack success over seeds, with deviation; averages of a summary, as columns."""
+"""`Score`: an entry's test score or attack success over seeds; averages of a summary; the best entry by validation."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from silotune.core.number_text import score_text
-from silotune.data.metrics import metric_title
+from silotune.data.metrics import lower_is_better, metric_title
 from silotune.data.tasks import METRICS_OF
+from silotune.errors import InputError
 from silotune.experiments.report.entries import ReportEntry
 from silotune.runs.summary import averages
 
@@ -138,3 +139,39 @@ def backbones_text(summaries: Iterable[Mapping[str, Any]]) -> str:
     names = dict.fromkeys(str(summary["backbone"]) for summary in summaries)
     shown = dict.fromkeys(Path(name).name if Path(name).is_absolute() else name for name in names)
     return f"backbone{'s' if len(shown) > 1 else ''} {', '.join(shown)}"
+
+
+def best_by_validation(entries: Sequence[ReportEntry]) -> ReportEntry:
+    """Return the entry with the best mean validation score over silos and seeds; the first of equals.
+
+    Where silos were judged by a loss, or a metric that is better if lower, the lowest mean is the best.
+
+    Raises:
+        InputError: entries have other data or were judged by other metrics, or a run has no validation score.
+    """
+    judged = {
+        (entry.evaluated_on, tuple(_judged_by(silo) for silo in run.summary["silos"].values()))
+        for entry in entries
+        for run in entry.runs
+    }
+    if len(judged) != 1:
+        raise InputError("best: the entries differ in their data or metrics; allowed: a comparison of one data set")
+    means = [_validation(entry) for entry in entries]
+    ((_, metrics),) = judged
+    return entries[means.index(min(means) if any(map(lower_is_better, metrics)) else max(means))]
+
+
+def _judged_by(silo: Mapping[str, Any]) -> str:
+    """Return the metric of a silo's validation score."""
+    return str(silo.get("validation_metric", silo["metric"]))
+
+
+def _validation(entry: ReportEntry) -> float:
+    """Return an entry's validation score, its mean over seeds and silos; silos without validation rows are left out."""
+    scores = []
+    for run in entry.runs:
+        of_silos = [silo["validation"] for silo in run.summary["silos"].values() if silo["validation"] is not None]
+        if not of_silos:
+            raise InputError(f"best: {run.folder} has no validation score; allowed: runs with validation rows")
+        scores.append(statistics.fmean(of_silos))
+    return statistics.fmean(scores)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from silotune.core.notebook_figure import notebook_figure
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -164,14 +166,22 @@ def _places(figure: Figure, axes: Axes, marks: Sequence[Mark]) -> list[tuple[flo
 
 def save_figure(spec: FigureSpec, folder: Path) -> list[Path]:
     """Save a whole figure as PNG and SVG files, and return their paths."""
-    from matplotlib.figure import Figure
+    figure = draw_figure(spec)
+    paths = [folder / f"{spec.name}.{kind}" for kind in ("png", "svg")]
+    for path in paths:
+        figure.savefig(path, dpi=150)
+    return paths
+
+
+def draw_figure(spec: FigureSpec) -> Figure:
+    """Draw a figure's panels and their legend; a notebook shows the result."""
     from matplotlib.lines import Line2D
 
     columns = min(3, len(spec.panels))
     rows = -(-len(spec.panels) // columns)
     width, height = max(p.width for p in spec.panels), max(p.height for p in spec.panels)
     labels = 0.3 * -(-len(spec.legend) // max(1, columns * 2)) + 0.2 if spec.legend else 0
-    figure = Figure(figsize=(width * columns, height * rows + labels), layout="constrained")
+    figure = notebook_figure(width * columns, height * rows + labels)
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for axes, panel in zip(panels, spec.panels, strict=False):
         _draw(panel, axes)
@@ -180,10 +190,7 @@ def save_figure(spec: FigureSpec, folder: Path) -> list[Path]:
     if spec.legend:
         handles = [Line2D([], [], label=name, **line_style(n)) for n, name in spec.legend.items()]
         figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), columns * 2), frameon=False)
-    paths = [folder / f"{spec.name}.{kind}" for kind in ("png", "svg")]
-    for path in paths:
-        figure.savefig(path, dpi=150)
-    return paths
+    return figure
 
 
 def wrap_label(name: str) -> str:

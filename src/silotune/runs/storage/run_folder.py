@@ -14,7 +14,7 @@ from silotune.core.clock import utc_now
 from silotune.core.files import make_folder, write_text
 from silotune.core.locking import LOCK_FILE, folder_lock
 from silotune.core.yaml_text import load_yaml
-from silotune.errors import InputError
+from silotune.errors import OR_RESUME, InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.storage.checkpoints import Checkpoints
 from silotune.runs.storage.environment import versions
@@ -64,7 +64,7 @@ class RunFolder:
         if path.is_file():
             raise InputError(f"--out {path}: is a file, not a folder; choose another folder")
         if not resume and there:
-            raise InputError(f"--out {path}: already there and not empty; choose another folder or add --resume")
+            raise InputError(f"--out {path}: already there and not empty; {OR_RESUME}")
 
     @staticmethod
     def nothing_began(path: Path) -> bool:
