@@ -77,3 +77,18 @@ def test_the_picture_of_label_shares(silotune: Silotune, place: Path) -> None:
         assert f"<!-- {word}" in drawn, "matplotlib notes every text beside its letters' paths"
     refused = silotune("data", "federation.yaml", "--picture", "labels.txt")
     assert (refused.code, len(refused.err.splitlines())) == (2, 1)
+
+
+def test_rows_with_labels_have_no_trained_tokens_to_show(silotune: Silotune, place: Path) -> None:
+    write_csv(place / "north.csv", ["review", "opinion"], [(text, f"n-{label}") for text, label in reviews(40)])
+    change(place, task="triage")
+    keys = yaml.safe_load((place / "federation.yaml").read_text(encoding="utf-8"))
+    keys["silos"][1]["task"] = "triage"
+    (place / "federation.yaml").write_text(yaml.safe_dump(keys), encoding="utf-8")
+    printed = silotune("data", "federation.yaml", "--show", 1).out
+    assert "tokens\n" in printed
+    assert "of them trained" not in printed
+    assert "silo 'north': shares no label with 'south', though all are of task 'triage'" in " ".join(printed.split())
+    one = silotune("data", "federation.yaml", "--silo", "north").out
+    assert "1 silo" in map(str.strip, one.splitlines())
+    assert "shares no label" not in one

@@ -57,6 +57,7 @@ def test_its_rows_are_the_demo_s_and_its_labels_are_names(example: Path) -> None
 def test_the_keys_in_its_comments_are_keys(example: Path) -> None:
     """Every commented-out key can be switched on by removing the `#`."""
     text = (example / "federation.yaml").read_text(encoding="utf-8")
+    assert {"dora", "vera"} <= {*text.split("# also ")[1].split("\n")[0].split(", ")}
     keys = ("# task:", "# labels:", "# metric:", "# positive:")
     commented = [line for line in text.splitlines() if line.strip().startswith(keys)]
     assert len(commented) == 4

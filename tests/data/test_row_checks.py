@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from silotune.data.row_checks import MOST_WARNINGS, alike_labels, describe_rows, row_warnings, spread, warnings_of
+from silotune.data.row_checks import (
+    MOST_WARNINGS,
+    alike_labels,
+    describe_rows,
+    row_warnings,
+    silos_warnings,
+    spread,
+    warnings_of,
+)
 from silotune.data.rows import Row, SiloData, Splits
 from silotune.data.tasks import Task
 
@@ -84,3 +92,23 @@ def test_silos_of_one_set_are_looked_at_together_and_metrics_that_differ_are_nam
     lines = warnings_of(crowd, central=False)
     assert len(lines) == MOST_WARNINGS + 1
     assert lines[-1].startswith("3 more")
+
+
+def test_silos_of_a_task_without_a_common_label_are_named() -> None:
+    urgent, west = (
+        Task("triage", ("green", "red", "routine", "urgent")),
+        [Row((f"text {n}",), n % 2) for n in range(60)],
+    )
+    others = [Row(row.texts, row.label + 2) for row in west]
+    test = many(40, 100)
+    data = [
+        silo(rows_of, test, urgent, name) for name, rows_of in (("west", west), ("north", others), ("south", others))
+    ]
+    (text,) = silos_warnings(data)
+    assert text == "silo 'west': shares no label with 'north', 'south', though all are of task 'triage'"
+    assert text in warnings_of(data, central=False)
+    assert not any("shares no label" in line for line in warnings_of(data, central=True))
+    assert len(silos_warnings(data[:2])) == 1, "of two, it is said once"
+    assert silos_warnings(data[1:]) == []
+    apart = Task("colors", ("green", "red"))
+    assert silos_warnings([silo(west, test, apart, "west"), *data[1:]]) == []

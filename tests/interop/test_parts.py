@@ -89,6 +89,9 @@ def test_the_command_writes_an_empty_folder_full(silotune: Silotune, runs, tmp_p
     names = {path.name for path in (tmp_path / "out").iterdir()}
     wanted = {"adapter_config.json", "adapter_model.safetensors", "head.json", "head.safetensors", "README.md"}
     assert names >= wanted | {"tokenizer.json", "tokenizer_config.json", "standalone.py", "export.json"}
+    modes = {path.name: path.stat().st_mode for path in (tmp_path / "out").iterdir()}
+    for name in ("adapter_model.safetensors", "head.safetensors"):
+        assert modes[name] == modes["export.json"], "whoever may read the one may read the other"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

@@ -13,6 +13,7 @@ import yaml
 
 from silotune.errors import InputError
 from silotune.runs.load import load_model, load_run
+from silotune.runs.storage.readers import read_summary
 
 DEEP = "[" * 20_000 + "]" * 20_000
 BOMB = "a0: &a0 {x: 1}\n" + "".join(
@@ -116,3 +117,15 @@ def test_a_folder_from_elsewhere_is_refused_in_a_line(runs, spoil, line, tmp_pat
 def test_a_silos_name_is_no_path(runs, silo) -> None:
     with pytest.raises(InputError, match=r"unknown silo .*; allowed: alpha, beta"):
         load_model(runs.run("bert", "lora").folder, silo)
+
+
+def test_a_folder_of_several_runs_names_them(tmp_path: Path) -> None:
+    for name in ("fedavg-1", "local-1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "summary.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(
+        InputError, match=r"no finished run there.*; it holds several runs; choose one: fedavg-1, local-1$"
+    ):
+        read_summary(tmp_path)
+    with pytest.raises(InputError, match=r"no finished run there \(no readable summary.json\)$"):
+        read_summary(tmp_path / "nowhere")

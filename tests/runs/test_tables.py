@@ -58,6 +58,7 @@ def test_a_run_over_tables(backbone_folder, tmp_path: Path) -> None:
     assert again.summary == finished.summary
     scored = evaluate(finished, "a", TABLES["pandas"], resamples=0)
     assert scored["rows"] == 20
+    assert scored.title == "20 rows of a table, silo a"
     assert evaluate(tmp_path / "run", "a", Dataset.from_list(ROWS), resamples=0)["metrics"] == scored["metrics"]
     assert "accuracy" in repr(scored)
     assert "<td>accuracy</td>" in scored._repr_html_()
@@ -98,3 +99,14 @@ def test_a_config_made_by_hand_has_the_defaults_of_its_method(tmp_path: Path) ->
     for preset in ("demo", "fedfame-mrpc", "mixed6", "feddpa-dataset1"):
         config = read_config(preset, data={"path": tmp_path} if preset != "demo" else {})
         assert read_config(config) == config
+
+
+def test_a_table_without_its_columns_is_named_by_its_silo() -> None:
+    frame = pandas.DataFrame(ROWS)
+    with pytest.raises(InputError, match=r"^silo 'b': data file memory:\w+: no column 'text'; columns: label"):
+        load_silos(read_config("", silos={"a": frame, "b": frame.drop(columns="text")}))
+    other = frame.rename(columns={"text": "review", "label": "spam"})
+    with pytest.raises(InputError, match=r"^silo 'a': .*: no columns 'text' and 'label'; columns: review, spam"):
+        load_silos(read_config("", silos={"a": other}))
+    with pytest.raises(InputError, match=r"^silo 'a': .*: row 3: 'text' is not text but int"):
+        load_silos(read_config("", silos={"a": [*ROWS[:2], {"text": 5, "label": "bad"}, *ROWS[3:]]}))

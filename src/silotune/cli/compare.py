@@ -110,14 +110,18 @@ def _list_items(paper: str | None) -> None:
 
 def _show(finished: ComparisonResult) -> None:
     """Print the tables of a finished comparison, its tests and files."""
+    from silotune.experiments.report.baseline_rows import beaten_by_words
     from silotune.experiments.report.significance import NOTE
     from silotune.experiments.report.tables_by_method import as_terminal, cost_table, score_table
 
     entries = finished.entries
     console.print(as_terminal(score_table(entries, finished.comparison.ddof), console.width))
     console.print(as_terminal(cost_table(entries), console.width))
+    for sentence in beaten_by_words(entries):
+        say(sentence)
     for pair in (pairs := finished.tests):
-        say(f"{pair.best} − {pair.other}: {pair.difference:+.2f} points, p = {pair.p:.3g} ({pair.pairs} pairs)")
+        pairs_text = f"{pair.pairs} pairs, {pair.differing} differ"
+        say(f"{pair.best} − {pair.other}: {pair.difference:+.2f} points, p = {pair.p:.3g} ({pairs_text})")
     if pairs:
         say(NOTE)
     say(f"wrote {', '.join(map(str, finished.files))}")

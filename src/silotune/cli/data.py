@@ -41,7 +41,7 @@ def data(
     train.max_length. Tokens that the loss counts are marked.
     """
     from silotune.data.loading import load_silos
-    from silotune.data.row_checks import row_warnings
+    from silotune.data.row_checks import row_warnings, silos_warnings
     from silotune.errors import InputError
     from silotune.runs.build.resolve import read_config
     from silotune.runs.build.shown_rows import describe_silo
@@ -55,7 +55,8 @@ def data(
         raise unknown_name_error("silo", silo, silos)
     chosen = [item for name, item in silos.items() if silo in (None, name)]
     described: dict[str, Any] = {item.name: describe_silo(item) for item in chosen}
-    notes = [warning for item in chosen for warning in row_warnings(item, described[item.name])]
+    notes = [] if config.partition.name != "none" else silos_warnings(chosen)
+    notes += [warning for item in chosen for warning in row_warnings(item, described[item.name])]
     try:
         for name, tokens in token_lengths(config, chosen).items():
             described[name]["tokens"] = tokens
@@ -70,7 +71,8 @@ def data(
         typer.echo(json.dumps({"silos": described, "warnings": notes}, indent=1, ensure_ascii=False))
         return
     console.print(_rows_table(described))
-    console.print(_texts_table(described, config.train.max_length))
+    console.print(_lengths_table(described, config.train.max_length))
+    console.print(_repeats_table(described))
     for name, entry in described.items():
         if labels := entry["label_rows"]["train"]:
             say(f"labels of {name}'s training rows: {_shares(labels)}")
@@ -130,7 +132,7 @@ def _rows_table(described: dict[str, Any]) -> Table:
     """Return the table of tasks and numbers of rows."""
     from silotune.data.metrics import metric_title
 
-    table = Table(title=f"{len(described)} silos")
+    table = Table(title="1 silo" if len(described) == 1 else f"{len(described)} silos")
     for column in ("silo", "task", "format", "metric"):
         table.add_column(column)
     for column in ("train", "validation", "test"):
@@ -149,33 +151,43 @@ def _shares(labels: dict[str, int]) -> str:
     return f"{shown}, … ({len(ordered)})" if len(ordered) > _MOST_LABELS else shown
 
 
-def _texts_table(described: dict[str, Any], limit: int) -> Table:
-    """Return the table of lengths and duplicates."""
-    table = Table(
-        title=f"training rows: median / 95 % of rows up to / longest; cut at {limit} tokens; rows there twice"
-    )
-    table.add_column("silo")
-    for column in ("characters", "tokens", "cut", "duplicates", "in validation", "in test"):
+def _lengths_table(described: dict[str, Any], limit: int) -> Table:
+    """Return the table of lengths: median, what 95 % of rows do not exceed, and the longest."""
+    table = Table(title=f"lengths of training rows; cut at {limit} tokens")
+    table.add_column("silo", vertical="bottom")
+    spread = ("median", "95 %", "longest")
+    for column in (*(f"characters\n{part}" for part in spread), *(f"tokens\n{part}" for part in spread), "cut"):
         table.add_column(column, justify="right")
     for name, entry in described.items():
-        tokens, counts = entry.get("tokens"), [entry["duplicates"]["train"], *entry["shared"].values()]
+        tokens = entry.get("tokens")
         cut = "–" if tokens is None else f"{tokens['cut']:.0f} %"
-        table.add_row(name, _spread(entry["characters"]["train"]), _spread(tokens), cut, *map(str, counts))
+        table.add_row(name, *_spread(entry["characters"]["train"]), *_spread(tokens), cut)
     return table
 
 
-def _spread(numbers: dict[str, Any] | None) -> str:
-    return "–" if numbers is None else f"{numbers['median']:,} / {numbers['p95']:,} / {numbers['maximum']:,}"
+def _repeats_table(described: dict[str, Any]) -> Table:
+    """Return the table of training rows that are there twice."""
+    table = Table(title="training rows that are there twice")
+    table.add_column("silo")
+    for column in ("duplicates", "in validation", "in test"):
+        table.add_column(column, justify="right")
+    for name, entry in described.items():
+        table.add_row(name, *map(str, [entry["duplicates"]["train"], *entry["shared"].values()]))
+    return table
+
+
+def _spread(numbers: dict[str, Any] | None) -> list[str]:
+    return ["–"] * 3 if numbers is None else [f"{numbers[key]:,}" for key in ("median", "p95", "maximum")]
 
 
 def _print_row(silo: str, number: int, row: ShownRow) -> None:
     say(f"\nsilo {silo}, training row {number}")
     for text in row.texts:
         say(f"  {text}")
-    trained = sum(token.trained for token in row.tokens)
+    trained = sum(token.trained for token in row.tokens)  # none where a head reads labels, not tokens
     say(f"  → {row.target}")
-    say(f"  {len(row.tokens)} tokens, {trained} of them trained")
-    say(f"  {'':>5} {'id':>7}  {'input':<8} {'trained':<8} token")
+    say(f"  {len(row.tokens)} tokens{f', {trained} of them trained' if trained else ''}")
+    say(f"  {'':>5} {'id':>7}  {'input':<8} {'trained  ' if trained else ''}token")
     for place, token in enumerate(row.tokens):
-        mark = "yes" if token.trained else ""
-        say(f"  {place:>5} {token.id:>7}  {token.input:<8} {mark:<8} {token.text!r}")
+        mark = f"{'yes' if token.trained else '':<8} " if trained else ""
+        say(f"  {place:>5} {token.id:>7}  {token.input:<8} {mark}{token.text!r}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from silotune.core.files import make_folder
 from silotune.data.loading import demo_folder
 from silotune.errors import require_unused
+from silotune.models.tuners import TUNERS
 
 CONFIG = """\
 # A federation of your own silos. Run it with: silotune run {name}
@@ -21,7 +22,7 @@ seed: 1
 backbone: default         # offline MiniLM (silotune[demo]); or a hub id, or a local folder
 
 tuner:
-  name: bottleneck        # also lora, prefix, prompt, p-tuning, bitfit, ia3, full
+  name: bottleneck        # also {tuners}
   r: 16
 
 head:
@@ -67,7 +68,8 @@ def write_example(directory: Path) -> Path:
     _csv("sentiment", directory / "reviews.csv", ["review", "opinion"])
     _csv("duplicate_question", directory / "support.csv", ["first_question", "second_question", "relation"])
     path = directory / "federation.yaml"
-    path.write_text(CONFIG.format(name=path), encoding="utf-8")
+    tuners = ", ".join(name for name in TUNERS if name != "bottleneck")
+    path.write_text(CONFIG.format(name=path, tuners=tuners), encoding="utf-8")
     return path
 
 

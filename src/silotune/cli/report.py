@@ -19,11 +19,14 @@ def report(
     title: Annotated[str, typer.Option(help="Title of the page.")] = "",
 ) -> None:
     """Write one self-contained HTML page about finished runs; figures also as PNG and SVG beside it."""
+    from silotune.experiments.report.baseline_rows import beaten_by_words
     from silotune.experiments.report.tables_by_method import as_terminal, score_table
     from silotune.experiments.reports import report as write
 
     written = write(runs, out, ddof=ddof, title=title)
     console.print(as_terminal(score_table(written.entries, ddof), console.width))
+    for sentence in beaten_by_words(written.entries):
+        say(sentence)
     say(f"wrote {written.path}")
 
 

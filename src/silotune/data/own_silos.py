@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from silotune.data.readers import (
     require_columns,
     with_groups,
 )
-from silotune.data.rows import LabeledSet, Splits
+from silotune.data.rows import LabeledSet, Row, Splits
 from silotune.data.targets import label_set_names, target_rows
 from silotune.data.tasks import Task, generation_task, label_set_task, make_task, number_task
 from silotune.errors import InputError
@@ -37,9 +38,13 @@ def own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabeledSe
     Raises:
         InputError: a file or data set is missing or malformed, or silos of one task differ in labels or metric.
     """
-    files = {silo.name: _silo_files(silo.path, silo.encoding) for silo in silos}
-    records = {name: {part: read() for part, (_, read) in parts.items()} for name, parts in files.items()}
-    paths = {name: {part: path for part, (path, _) in parts.items()} for name, parts in files.items()}
+    records: dict[str, dict[str, list[Record]]] = {}
+    paths: dict[str, dict[str, Path]] = {}
+    for silo in silos:
+        with _naming(silo):
+            parts = _silo_files(silo.path, silo.encoding)
+            records[silo.name] = {part: read() for part, (_, read) in parts.items()}
+            paths[silo.name] = {part: path for part, (path, _) in parts.items()}
     formats = {silo.name: _format(silo, records[silo.name]["train"][0]) for silo in silos}
     generating = {silo.name: silo.kind == "generation" or formats[silo.name] is not None for silo in silos}
     tasks: dict[str, Task] = {}
@@ -56,25 +61,33 @@ def own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabeledSe
     sets: dict[str, LabeledSet] = {}
     for silo in silos:
         task = tasks[silo.task or silo.name]
-        format, own_paths, rows = formats[silo.name], paths[silo.name], {}
-        for part, part_records in records[silo.name].items():
-            if format is not None:
-                rows[part] = generation_rows(own_paths[part], part_records, format)
-            elif generating[silo.name]:
-                rows[part] = instruction_rows(own_paths[part], part_records, silo.columns, silo.label)
-            else:
-                rows[part] = target_rows(
-                    own_paths[part],
-                    part_records,
-                    silo.columns,
-                    silo.label,
-                    task,
-                    by_index=False,
-                    separator=silo.label_separator,
-                )
-        rows["train"] = with_groups(own_paths["train"], records[silo.name]["train"], rows["train"], column)
+        own_paths, own_records = paths[silo.name], records[silo.name]
+        with _naming(silo):
+            rows = {
+                part: _rows(silo, task, formats[silo.name], own_paths[part], of_part)
+                for part, of_part in own_records.items()
+            }
+            rows["train"] = with_groups(own_paths["train"], own_records["train"], rows["train"], column)
         sets[silo.name] = LabeledSet(task, Splits(**rows), unsplit=len(rows) == 1)
     return sets
+
+
+@contextmanager
+def _naming(silo: SiloConfig) -> Iterator[None]:
+    """Begin the message of an error about a silo's file or table with the silo's name."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"silo {silo.name!r}: {error}") from error
+
+
+def _rows(silo: SiloConfig, task: Task, format: Format | None, path: Path, records: list[Record]) -> list[Row]:
+    if format is not None:
+        return generation_rows(path, records, format)
+    if task.kind == "generation":
+        return instruction_rows(path, records, silo.columns, silo.label)
+    separator = silo.label_separator
+    return target_rows(path, records, silo.columns, silo.label, task, by_index=False, separator=separator)
 
 
 def _generation_task(silo: SiloConfig, name: str, format: Format | None) -> Task:
@@ -146,9 +159,10 @@ def _labels(
     values: list[str | int] = []
     for silo in members:
         path, rows = files[silo.name]["train"], records[silo.name]["train"]
-        if silo.kind == "multilabel":
-            values += label_set_names(path, rows, silo.label, silo.label_separator)
-            continue
-        require_columns(path, rows[0], [silo.label])
-        values += read_labels(path, rows, silo.label)
+        with _naming(silo):
+            require_columns(path, rows[0], [*silo.columns, silo.label])
+            if silo.kind == "multilabel":
+                values += label_set_names(path, rows, silo.label, silo.label_separator)
+            else:
+                values += read_labels(path, rows, silo.label)
     return label_names(values)

@@ -162,12 +162,13 @@ def require_columns(path: Path, record: Record, columns: Sequence[str]) -> None:
     """Check that a record has all columns.
 
     Raises:
-        InputError: a column is missing.
+        InputError: columns are missing.
     """
-    for column in columns:
-        if column not in record:
-            available = ", ".join(sorted(map(str, record)))
-            raise InputError(f"data file {path}: no column {column!r}; columns: {available}")
+    missing = [repr(column) for column in columns if column not in record]
+    if missing:
+        available = ", ".join(sorted(map(str, record)))
+        what = "no column" if len(missing) == 1 else "no columns"
+        raise InputError(f"data file {path}: {what} {' and '.join(missing)}; columns: {available}")
 
 
 def read_text(path: Path, number: int, record: Record, column: str) -> str:

@@ -140,10 +140,15 @@ def warnings_of(silos: Sequence[SiloData], central: bool) -> list[str]:
         train = [row for silo in silos for row in silo.splits.train]
         splits = silos[0].splits
         silos = [SiloData(silos[0].task.name, silos[0].task, Splits(train, splits.validation, splits.test))]
-    warnings = _unlike_metrics(silos) + [text for silo in silos for text in row_warnings(silo, describe_rows(silo))]
+    warnings = silos_warnings(silos) + [text for silo in silos for text in row_warnings(silo, describe_rows(silo))]
     rest = len(warnings) - MOST_WARNINGS
     more = f"{rest} more about the rows; `silotune data` prints all"
     return [*warnings[:MOST_WARNINGS], more] if rest > 0 else warnings
+
+
+def silos_warnings(silos: Sequence[SiloData]) -> list[str]:
+    """Return what deserves a warning of silos side by side: unlike metrics, and labels that no other silo has."""
+    return _unlike_metrics(silos) + _unlike_labels(silos)
 
 
 def _unlike_metrics(silos: Sequence[SiloData]) -> list[str]:
@@ -155,6 +160,28 @@ def _unlike_metrics(silos: Sequence[SiloData]) -> list[str]:
         f"silos have unlike metrics ({', '.join(map(metric_title, metrics))}): there is no common average, and the "
         "best round is that of the highest mean validation score over all of them"
     ]
+
+
+def _unlike_labels(silos: Sequence[SiloData]) -> list[str]:
+    """Warn of silos whose training rows share no label with those of all other silos of their task."""
+    tasks: dict[str, dict[str, set[str]]] = {}
+    for silo in silos:
+        found = {label for label, number in _label_counts(silo, silo.splits.train).items() if number}
+        if found:
+            tasks.setdefault(silo.task.name, {})[silo.name] = found
+    warnings = []
+    for task, labels_of in tasks.items():
+        alone = [
+            name
+            for name, found in labels_of.items()
+            if not any(found & labels for other, labels in labels_of.items() if other != name)
+        ]
+        if len(labels_of) == 2:  # of two, each is as alone as the other
+            alone = alone[:1]
+        for name in alone if len(labels_of) > 1 else ():
+            others = _quoted([other for other in labels_of if other != name])
+            warnings.append(f"silo {name!r}: shares no label with {others}, though all are of task {task!r}")
+    return warnings
 
 
 def _key(row: Row) -> tuple[str, ...]:

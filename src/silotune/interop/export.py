@@ -71,6 +71,8 @@ def export(run: Run, silo: str, part: str, to: str | Path, base: str | None = No
         (temporary / "README.md").write_text(card(about, head), encoding="utf-8")
         script = resources.files("silotune.interop") / "standalone.py"
         (temporary / "standalone.py").write_text(script.read_text(encoding="utf-8"), encoding="utf-8")
+        for file in temporary.glob("*.safetensors"):  # the library lets the owner alone read them
+            shutil.copymode(temporary / "export.json", file)
         if target.exists():
             target.rmdir()
         temporary.replace(target)

@@ -10,7 +10,7 @@ from silotune.config.tables import Table
 from silotune.core.html_table import html_table
 from silotune.core.number_text import score_text
 from silotune.data.metrics import metric_title
-from silotune.runs.labeled_file import score_rows
+from silotune.runs.labeled_file import TABLE, score_rows
 from silotune.runs.run_result import Run
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ class Evaluation(Mapping[str, Any]):
     @property
     def title(self) -> str:
         """What was scored, in words."""
-        return f"{self['rows']:,} rows of {self['file']}, silo {self['silo']}"
+        source = "a table" if self["file"] == TABLE else self["file"]
+        return f"{self['rows']:,} rows of {source}, silo {self['silo']}"
 
     def metric_rows(self) -> list[list[str]]:
         """Return a row of texts for every metric: its name, its score and the interval."""

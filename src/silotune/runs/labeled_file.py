@@ -23,6 +23,9 @@ from silotune.runs.personal_model import PersonalModel
 from silotune.runs.storage.readers import read_summary
 from silotune.runs.storage.scored_rows import write_predictions
 
+TABLE = "rows"
+"""What stands for the file's name where a table was given; a file's name has an ending."""
+
 
 def score_rows(
     run: Path,
@@ -51,14 +54,14 @@ def score_rows(
     Raises:
         InputError: no finished run there, no such silo, or rows that do not fit its task.
     """
-    path = Path(source) if isinstance(source, (str, Path)) else Path("rows")
+    path = Path(source) if isinstance(source, (str, Path)) else Path(TABLE)
     read_summary(run)  # says what is wrong where no finished run is
     config = read_config(str(run / "config.yaml"))
     own = next((entry for entry in config.silos if entry.name == silo), None)
     if isinstance(source, (str, Path)):
         records = read_records(path, own.encoding if own else "utf-8")
     else:
-        records = table_rows(source, "rows")
+        records = table_rows(source, TABLE)
     model = load_model(run, silo)
     rows = _rows(model, path, records, own, text, label)
     context = model.context

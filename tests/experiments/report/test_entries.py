@@ -169,7 +169,10 @@ def test_scores_on_other_data_are_no_pairs(tmp_path: Path) -> None:
 def test_equal_scores_are_no_difference(runs: Path, tmp_path: Path) -> None:
     same = [write_run(tmp_path / name, name, 1, {"a": 50.0, "b": 60.0}) for name in ("fedavg", "fedap")]
     (pair,) = paired_tests(read_entries(same))
-    assert (pair.difference, pair.p) == (0, 1)
+    assert (pair.difference, pair.pairs, pair.differing, pair.p) == (0, 2, 0, 1)
+    half = [write_run(tmp_path / "half", "moon", 1, {"a": 50.0, "b": 61.0}), same[0]]
+    (pair,) = paired_tests(read_entries(half))
+    assert (pair.pairs, pair.differing) == (2, 1)
 
 
 def test_holm_by_hand() -> None:

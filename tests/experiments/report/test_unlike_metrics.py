@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from silotune.experiments.report.baseline_rows import beaten_by_words
+from silotune.experiments.report.caveats import list_caveats
 from silotune.experiments.report.entries import ReportEntry, read_entries
 from silotune.experiments.report.html_page import render_page
 from silotune.experiments.report.result_table import result_table
@@ -116,3 +118,30 @@ def test_one_metric_stands_in_the_title_and_names_stay_whole(tmp_path: Path) -> 
     text = console.export_text()
     assert name in text
     assert "trained parameters" in text
+
+
+def test_where_words_are_enough_is_said(entries: list[ReportEntry], tmp_path: Path) -> None:
+    assert beaten_by_words(entries) == []
+    for seed in (1, 2):
+        path = mixed(tmp_path / f"local-{seed}", "local", seed, {"a": 50.0, "b": 54.0, "c": 55.0}) / "summary.json"
+        summary = json.loads(path.read_text())
+        summary["baselines"]["silos"]["c"]["bag_of_words"] = 54.0
+        path.write_text(json.dumps(summary))
+    assert beaten_by_words(read_entries([tmp_path])) == [], "other methods are better"
+    (text,) = beaten_by_words(alone := read_entries([tmp_path / f"local-{seed}" for seed in (1, 2)]))
+    assert text == (
+        "A bag of words is better than all methods on a (55.00, best method 50.00), b (55.00, best method 54.00), "
+        "average accuracy (54.50, best method 52.50), average f1 (55.00, best method 54.00)"
+    )
+    assert text in list_caveats(alone)
+
+
+def test_of_a_loss_the_least_is_best(tmp_path: Path) -> None:
+    for name, of_words in {"worse": 9.0, "better": 7.0}.items():
+        path = write_run(tmp_path / name, "local", 1, {"a": 8.0}, metric="mse") / "summary.json"
+        summary = json.loads(path.read_text())
+        summary["baselines"] = {"silos": {"a": {"mean": 20.0, "bag_of_words": of_words}}, "global": None}
+        path.write_text(json.dumps(summary))
+    assert beaten_by_words(read_entries([tmp_path / "worse"])) == []
+    (text,) = beaten_by_words(read_entries([tmp_path / "better"]))
+    assert text.endswith("on a (7.00, best method 8.00), average (7.00, best method 8.00)")

@@ -6,9 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from silotune.core.numeric import mean_ignoring_none
+from silotune.data.metrics import lower_is_better
 from silotune.evaluation.baselines import BAG_OF_WORDS, MAJORITY, MEAN
-from silotune.experiments.report.entries import ReportEntry, group_by_data
-from silotune.experiments.report.scores import AVERAGE, Score, metric_of_column, over_seeds
+from silotune.experiments.report.entries import ReportEntry, distinguishable_silos, group_by_data
+from silotune.experiments.report.scores import (
+    AVERAGE,
+    Score,
+    average_columns,
+    mean_score,
+    metric_name,
+    metric_of_column,
+    over_seeds,
+)
 
 TITLES = {MAJORITY: "most frequent label", MEAN: "mean number", BAG_OF_WORDS: "bag of words"}
 
@@ -17,6 +26,9 @@ NOTE = (
     "label (of numbers, their mean), and logistic (of numbers, ridge) regression over the TF-IDF of words and pairs of "
     "words."
 )
+
+_MOST_NAMED = 6
+"""Silos and averages that a sentence names."""
 
 BaselineRow = tuple[str, list[Score | None]]
 """A baseline's label, and its score in every column."""
@@ -62,6 +74,37 @@ def baseline_of(summary: Mapping[str, Any], column: str, baseline: str) -> float
         for silo, scores in found.get("silos", {}).items()
         if silo in silos and metric in ("", silos[silo].get("metric"))
     )
+
+
+def beaten_by_words(entries: Sequence[ReportEntry]) -> list[str]:
+    """Say where a bag of words scores better than every method, a sentence for each data set; none otherwise."""
+    sentences = []
+    groups = group_by_data(entries)
+    for number, group in enumerate(groups, 1):
+        columns = [*distinguishable_silos(group), *average_columns(group)]
+        words = dict(baseline_rows(group, columns, 1)).get(TITLES[BAG_OF_WORDS], [])
+        better = [
+            f"{column} ({of_words.mean:.2f}, best method {best:.2f})"
+            for column, of_words in zip(columns, words, strict=False)
+            if of_words is not None and (best := _best_below(group, column, of_words.mean)) is not None
+        ]
+        if better:
+            more = f" and {len(better) - _MOST_NAMED} more" if len(better) > _MOST_NAMED else ""
+            data = f" of data {number}" if len(groups) > 1 else ""
+            sentences.append(
+                f"A bag of words is better than all methods{data} on {', '.join(better[:_MOST_NAMED])}{more}"
+            )
+    return sentences
+
+
+def _best_below(entries: Sequence[ReportEntry], column: str, of_words: float) -> float | None:
+    """Return the best method's mean score in a column if it is worse than that of a bag of words."""
+    means = [score.mean for entry in entries if (score := mean_score(entry, column))]
+    if not means:
+        return None
+    lower = lower_is_better(metric_name(entries[0], column))
+    best = min(means) if lower else max(means)
+    return best if (of_words < best if lower else of_words > best) else None
 
 
 def _number(value: Any) -> float | None:

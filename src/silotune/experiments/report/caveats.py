@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from silotune.errors import InputError
+from silotune.experiments.report.baseline_rows import beaten_by_words
 from silotune.experiments.report.cost_shares import message_bytes
 from silotune.experiments.report.entries import FinishedRun, ReportEntry, rows_are_fixed, silo_names
 from silotune.experiments.report.tables_by_method import MOST_SILOS
@@ -44,7 +45,7 @@ def list_caveats(entries: Sequence[ReportEntry]) -> list[str]:
             "Seeds also choose the rows (data.seed is unset): the standard deviation holds the noise of the split and "
             "that of training together."
         )
-    caveats += _small_test_sets(entries)
+    caveats += _small_test_sets(entries) + beaten_by_words(entries)
     if len({tuple(sorted({run.seed for run in entry.runs})) for entry in entries}) > 1:
         caveats.append("Rows have different seeds: tests pair only those that two rows share.")
     late = [

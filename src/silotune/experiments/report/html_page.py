@@ -147,11 +147,14 @@ def _tests(entries: Sequence[ReportEntry]) -> ResultTable | None:
     rows = [
         (
             f"{pair.best} − {pair.other}",
-            [TableCell(f"{pair.difference:+.2f}"), TableCell(str(pair.pairs)), TableCell(f"{pair.p:.3g}")],
+            [
+                TableCell(text)
+                for text in (f"{pair.difference:+.2f}", str(pair.pairs), str(pair.differing), f"{pair.p:.3g}")
+            ],
         )
         for pair in paired_tests(entries)
     ]
-    header = ["difference (points)", "pairs", "p (Holm)"]
+    header = ["difference (points)", "pairs", "differ", "p (Holm)"]
     return ResultTable(heading(entries), header, rows, "methods") if rows else None
 
 

@@ -14,7 +14,7 @@ NOTE = (
     "Two-sided Wilcoxon signed-rank test on the differences of test scores (zeros dropped), paired by seed and silo, "
     "or by seed alone where all silos are judged on the same rows; rows on other data are tested apart, against the "
     "best average there. p-values adjusted after Holm, all tests together. Pairs of one silo share its test rows, so "
-    "they are not fully independent; with fewer than 6 pairs no p-value can fall below 0.05."
+    "they are not fully independent; with fewer than 6 that differ no p-value can fall below 0.05."
 )
 
 
@@ -30,6 +30,7 @@ class PairedTest:
         other: label of the other entry.
         difference: mean difference in percentage points.
         pairs: number of pairs.
+        differing: number of pairs with unlike scores, which alone count in the test.
         p: p-value, adjusted by Holm's method.
     """
 
@@ -37,6 +38,7 @@ class PairedTest:
     other: str
     difference: float
     pairs: int
+    differing: int
     p: float
 
 
@@ -71,7 +73,9 @@ def _by_column(entries: Sequence[ReportEntry], column: str) -> list[PairedTest]:
         if differences:
             label = f"{best.label} by {metric_title(metric)}" if metric else best.label
             mean = statistics.fmean(differences)
-            tests.append(PairedTest(label, other.label, mean, len(differences), _wilcoxon(differences)))
+            rounded = [round(value, 9) for value in differences]  # so that ties and zeros are recognized
+            differing = sum(value != 0 for value in rounded)
+            tests.append(PairedTest(label, other.label, mean, len(rounded), differing, _wilcoxon(rounded)))
     return tests
 
 
@@ -102,8 +106,7 @@ def _by_pair(entry: ReportEntry, metric: str) -> dict[tuple[int, str], float]:
 def _wilcoxon(differences: Sequence[float]) -> float:
     from scipy.stats import wilcoxon
 
-    rounded = [round(value, 9) for value in differences]  # so that ties and zeros are recognized
-    return float(wilcoxon(rounded).pvalue) if any(rounded) else 1.0
+    return float(wilcoxon(differences).pvalue) if any(differences) else 1.0
 
 
 def holm(values: Sequence[float]) -> list[float]:

@@ -125,7 +125,12 @@ def _markdown_page(entries: Sequence[ReportEntry], scores: ResultTable, costs: R
     parts += [f"{costs.title}\n", as_markdown(costs), f"{COST_NOTE}\n"]
     tests = paired_tests(entries)
     if tests:
-        lines = ["| best | against | difference (points) | pairs | p (Holm) |", "|---|---|---:|---:|---:|"]
-        lines += [f"| {f.best} | {f.other} | {f.difference:+.2f} | {f.pairs} | {f.p:.3g} |" for f in tests]
+        lines = [
+            "| best | against | difference (points) | pairs | differ | p (Holm) |",
+            "|---|---|---:|---:|---:|---:|",
+        ]
+        lines += [
+            f"| {f.best} | {f.other} | {f.difference:+.2f} | {f.pairs} | {f.differing} | {f.p:.3g} |" for f in tests
+        ]
         parts += ["\n".join(lines) + "\n", f"{NOTE}\n"]
     return "\n".join(parts)

@@ -102,8 +102,9 @@ def score_table(entries: Sequence[ReportEntry], ddof: int) -> ResultTable:
         rows.append((label, cells + [TableCell("–")] * (len(columns) - len(cells))))
     seeds = sorted({len(entry.runs) for entry in entries})
     repeats = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    repetitions = f"mean ± std over {repeats} seeds of {_drawn_by_seeds(entries)}" if seeds[-1] > 1 else "one seed"
-    repetitions += f", ddof = {ddof}" if seeds[-1] > 1 else ""
+    deviation = f"standard deviation ({'n − 1' if ddof else 'n'})"
+    drawn = f"mean ± {deviation} over {repeats} seeds of {_drawn_by_seeds(entries)}"
+    repetitions = drawn if seeds[-1] > 1 else "one seed"
     ranking = "; best and second of each data set" if len(group_by_data(entries)) > 1 else ""
     backbones = backbones_text(run.summary for entry in entries for run in entry.runs)
     return ResultTable(f"{_what(entries)}, {repetitions}; {backbones}{ranking}", columns, rows, notes=notes)

@@ -13,6 +13,9 @@ from silotune.errors import InputError
 EVENTS = "events.jsonl"
 """The event log in a run folder: a JSON object a line."""
 
+_MOST_NAMED = 8
+"""Runs within a folder that a message names."""
+
 
 def events(run: Path) -> Iterator[dict[str, Any]]:
     """Yield the events of a run; a last line cut off by a kill is skipped."""
@@ -36,7 +39,14 @@ def read_summary(run: Path) -> dict[str, Any]:
     try:
         return read_json(run / "summary.json")
     except (OSError, ValueError) as error:
-        raise InputError(f"{run}: no finished run there (no readable summary.json)") from error
+        raise InputError(f"{run}: no finished run there (no readable summary.json){_runs_within(run)}") from error
+
+
+def _runs_within(folder: Path) -> str:
+    """Name the finished runs of a comparison's or sweep's folder; empty where there are none."""
+    runs = sorted(file.parent.name for file in folder.glob("*/summary.json"))
+    more = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
+    return f"; it holds several runs; choose one: {', '.join(runs[:_MOST_NAMED])}{more}" if runs else ""
 
 
 def read_versions(run: Path) -> dict[str, Any]:
