@@ -106,7 +106,9 @@ def test_a_table_without_its_columns_is_named_by_its_silo() -> None:
     with pytest.raises(InputError, match=r"^silo 'b': data file memory:\w+: no column 'text'; columns: label"):
         load_silos(read_config("", silos={"a": frame, "b": frame.drop(columns="text")}))
     other = frame.rename(columns={"text": "review", "label": "spam"})
-    with pytest.raises(InputError, match=r"^silo 'a': .*: no columns 'text' and 'label'; columns: review, spam"):
+    with pytest.raises(
+        InputError, match=r"^silo 'a': .*: no column 'text' and no column 'label'; columns: review, spam"
+    ):
         load_silos(read_config("", silos={"a": other}))
     with pytest.raises(InputError, match=r"^silo 'a': .*: row 3: 'text' is not text but int"):
         load_silos(read_config("", silos={"a": [*ROWS[:2], {"text": 5, "label": "bad"}, *ROWS[3:]]}))

@@ -155,8 +155,7 @@ def _lengths_table(described: dict[str, Any], limit: int) -> Table:
     """Return the table of lengths: median, what 95 % of rows do not exceed, and the longest."""
     table = Table(title=f"lengths of training rows; cut at {limit} tokens")
     table.add_column("silo", vertical="bottom")
-    spread = ("median", "95 %", "longest")
-    for column in (*(f"characters\n{part}" for part in spread), *(f"tokens\n{part}" for part in spread), "cut"):
+    for column in ("characters\nmedian", "\n95 %", "\nlongest", "tokens\nmedian", "\n95 %", "\nlongest", "\ncut"):
         table.add_column(column, justify="right")
     for name, entry in described.items():
         tokens = entry.get("tokens")

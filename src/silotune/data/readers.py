@@ -164,11 +164,10 @@ def require_columns(path: Path, record: Record, columns: Sequence[str]) -> None:
     Raises:
         InputError: columns are missing.
     """
-    missing = [repr(column) for column in columns if column not in record]
+    missing = [f"no column {column!r}" for column in columns if column not in record]
     if missing:
         available = ", ".join(sorted(map(str, record)))
-        what = "no column" if len(missing) == 1 else "no columns"
-        raise InputError(f"data file {path}: {what} {' and '.join(missing)}; columns: {available}")
+        raise InputError(f"data file {path}: {' and '.join(missing)}; columns: {available}")
 
 
 def read_text(path: Path, number: int, record: Record, column: str) -> str:
