@@ -1,4 +1,4 @@
-"""`ARCHITECTURES`: per family, the modules at which tuners act, and how it takes positions and prefixes.
+"""`ARCHITECTURES`: per family, where tuners act, how it takes positions and prefixes; `max_positions` of a model.
 
 Module names are relative to the base transformer (`model.base_model`), or to one of its blocks. A new family is one
 entry; a family without an entry can still be tuned by naming its modules (`tuner.sites=`).
@@ -7,9 +7,12 @@ entry; a family without an entry can still be tuned by naming its modules (`tune
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from silotune.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 TARGET_FIELDS = (
     "query",
@@ -256,3 +259,22 @@ def architecture_of(model_type: str) -> Architecture:
             "or name linear layers yourself, e.g. tuner=lora tuner.sites=q_proj,v_proj"
         )
     return ARCHITECTURES[model_type]
+
+
+def max_positions(base: nn.Module, architecture: Architecture | None) -> int | None:
+    """The number of tokens in the model's table of learned positions; None without such a table."""
+    table = position_table(base, architecture)
+    return None if table is None else table.num_embeddings - first_position(table)
+
+
+def position_table(base: nn.Module, architecture: Architecture | None) -> nn.Embedding | None:
+    """Return the model's table of learned positions; None without one."""
+    if architecture is None or architecture.positions in (None, "rotary"):
+        return None
+    module, _, name = str(architecture.positions).rpartition(".")
+    return cast("nn.Embedding | None", getattr(base.get_submodule(module), name))
+
+
+def first_position(table: nn.Embedding) -> int:
+    """The first token's position: RoBERTa and MPNet count from behind their padding index."""
+    return 0 if table.padding_idx is None else table.padding_idx + 1

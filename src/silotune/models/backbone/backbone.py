@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from silotune.core.tensors import Tensors, on_device
 from silotune.data.batching import call_cost_for
 from silotune.data.tokenized import Inputs
-from silotune.models.backbone.architectures import ARCHITECTURES, Architecture, architecture_of
+from silotune.models.backbone.architectures import ARCHITECTURES, Architecture, architecture_of, max_positions
 from silotune.models.backbone.base_forward import encoder_decoder_forward, plain_forward
 from silotune.models.backbone.block_devices import BlockDevices, WeightPlacement
 from silotune.models.backbone.device import resolve_device
@@ -29,7 +29,6 @@ from silotune.models.backbone.shared_weights import SharedWeights
 from silotune.models.backbone.virtual_tokens import (
     PreparedInputs,
     gather_columns,
-    max_positions,
     pad_on_the_right,
     prepare_inputs,
 )

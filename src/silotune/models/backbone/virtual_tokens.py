@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from silotune.data.tokenized import SOFT_AT, Inputs
 from silotune.errors import InputError
-from silotune.models.backbone.architectures import Architecture
+from silotune.models.backbone.architectures import Architecture, first_position, max_positions, position_table
 
 if TYPE_CHECKING:
     from silotune.models.backbone.kv_prefix import PrefixCache
@@ -136,7 +136,7 @@ def prepare_inputs(
         if "token_type_ids" in inputs:
             inputs["token_type_ids"] = inputs["token_type_ids"].gather(1, order)
         mask = torch.cat([mask[:, :prefix_tokens], mask[:, prefix_tokens:].gather(1, order)], 1)
-    table, longest = _position_table(base, architecture), max_positions(base, architecture)
+    table, longest = position_table(base, architecture), max_positions(base, architecture)
     if longest is not None and virtual_tokens and mask.shape[1] > longest:
         raise InputError(
             f"tuner: {mask.shape[1] - text.shape[1]} virtual and {text.shape[1]} text tokens are more than the "
@@ -151,7 +151,7 @@ def prepare_inputs(
     has_positions = architecture is not None and architecture.positions is not None
     if has_positions and (some_absent or (_padded_left(text) if padded_left is None else padded_left)):
         counted = (mask.cumsum(1) - 1).clamp(min=0)[:, prefix_tokens:]
-        inputs["position_ids"] = counted + (0 if table is None else _first_position(table))
+        inputs["position_ids"] = counted + (0 if table is None else first_position(table))
     cache = None
     if prefixes:
         from silotune.models.backbone.kv_prefix import PrefixCache
@@ -217,21 +217,3 @@ def mask_columns(tokens: Prompt | Prefix, rows: int, like: Tensor) -> Tensor:
 def _padded_left(mask: Tensor) -> bool:
     """Whether any row of a mask, shape (rows, tokens), begins with padding; False for a mask without data."""
     return not isinstance(mask, FakeTensor) and bool((mask[:, 0] == 0).any())
-
-
-def max_positions(base: nn.Module, architecture: Architecture | None) -> int | None:
-    """The number of tokens in the model's table of learned positions; None without such a table."""
-    table = _position_table(base, architecture)
-    return None if table is None else table.num_embeddings - _first_position(table)
-
-
-def _position_table(base: nn.Module, architecture: Architecture | None) -> nn.Embedding | None:
-    if architecture is None or architecture.positions in (None, "rotary"):
-        return None
-    module, _, name = str(architecture.positions).rpartition(".")
-    return cast("nn.Embedding | None", getattr(base.get_submodule(module), name))
-
-
-def _first_position(table: nn.Embedding) -> int:
-    """The first token's position: RoBERTa and MPNet count from behind their padding index."""
-    return 0 if table.padding_idx is None else table.padding_idx + 1
