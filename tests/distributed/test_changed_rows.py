@@ -10,7 +10,8 @@ import pytest
 from silotune.data.rows import Row, Splits
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import decode
-from silotune.distributed.silo.row_fingerprint import row_digests, rows_digest
+from silotune.distributed.silo.exposure import row_digests
+from silotune.distributed.silo.row_fingerprint import rows_digest
 from silotune.distributed.silo.session import Session
 from silotune.errors import SilotuneError
 from silotune.runs.storage.readers import read_summary

@@ -10,15 +10,15 @@ The number of rows enters rounded down: what depends on it leaves in refusals.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Literal
+from typing import Any, Literal
 
 from silotune.config import TrainConfig
-from silotune.data.rows import Splits
+from silotune.data.rows import Row, Splits
 from silotune.data.tokenized import TokenizedRows
-from silotune.distributed.silo.row_fingerprint import row_digests
 from silotune.methods.phase import Phase
 from silotune.training.context import TrainingContext
 from silotune.training.silo import Silo
@@ -150,6 +150,18 @@ def _row_lengths(tasks: Collection[TokenizedRows]) -> list[int]:
             parts = rows.sequences([example])
             lengths.append(max(max(len(rows.ids[part]), len(decoder[part])) for part in parts))
     return lengths
+
+
+def row_digests(rows: Iterable[Row]) -> frozenset[str]:
+    """Return short digests of rows by their texts, label and answer, and by what conversations and pairs have more."""
+    contents = (json.dumps(_content(row)).encode() for row in rows)
+    return frozenset(hashlib.sha256(content).hexdigest()[:16] for content in contents)
+
+
+def _content(row: Row) -> list[Any]:
+    """Return what tells a row from others; a plain row has no further entries, as in records of earlier versions."""
+    more = [row.turns, row.rejected] if row.turns or row.rejected else []
+    return [row.texts, row.known, row.answer, *more]
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,17 @@
-"""`rows_digest`, and `RowRecord` by run: a silo whose rows change within one says so."""
+"""`rows_digest` of a silo's rows; `RowRecord`: where they change within a run, the silo says so, or refuses."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from silotune.config import Config
 from silotune.core.clock import log_line
 from silotune.core.files import write_text
-from silotune.data.rows import Row, Splits
+from silotune.data.rows import Splits
 from silotune.distributed.protocol.handshake import HandshakeRefused
 from silotune.distributed.silo.approval import configuration_digest
 from silotune.distributed.silo.silo_config import SiloSettings
@@ -34,18 +33,6 @@ def rows_digest(splits: Splits) -> str:
                 del fields["target"]
             digest.update(json.dumps([name, fields]).encode())
     return digest.hexdigest()
-
-
-def row_digests(rows: Iterable[Row]) -> frozenset[str]:
-    """Return short digests of rows by their texts, label and answer, and by what conversations and pairs have more."""
-    contents = (json.dumps(_content(row)).encode() for row in rows)
-    return frozenset(hashlib.sha256(content).hexdigest()[:16] for content in contents)
-
-
-def _content(row: Row) -> list[Any]:
-    """Return what tells a row from others; a plain row has no further entries, as in records of earlier versions."""
-    more = [row.turns, row.rejected] if row.turns or row.rejected else []
-    return [row.texts, row.known, row.answer, *more]
 
 
 class RowRecord:
