@@ -19,7 +19,7 @@ from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.quantization import NONE
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors
 from silotune.models.tuners.initial_adapter import InitialAdapter, unpack
-from silotune.models.tuners.lora_start import STARTS, principal_factors
+from silotune.models.tuners.lora_init import INITS, principal_factors
 from silotune.models.tuners.low_rank_update import add_update, add_update_to_segments, trains
 from silotune.models.tuners.peft_import import read_peft_lora
 from silotune.models.tuners.target_modules import (
@@ -111,7 +111,7 @@ class LoRA(Tuner):
                 a, b = self._principal(backbone, module, torch.zeros(()))
             else:
                 widths = layer_widths(backbone.module(module))
-                a, b = STARTS[options.init](*widths, options.r, generator)
+                a, b = INITS[options.init](*widths, options.r, generator)
             tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = a, b
         return tensors
 

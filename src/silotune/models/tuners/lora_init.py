@@ -1,4 +1,4 @@
-"""How LoRA's A and B start: `STARTS` draw them; `principal_factors` are PiSSA's, computed from a module's weight."""
+"""LoRA's A and B by `tuner.init`: `INITS` draw them; `principal_factors`, PiSSA's, come from a module's weight."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _orthogonal(inputs: int, outputs: int, rank: int, draws: torch.Generator) ->
     return a.T.contiguous() / 10, b / 10
 
 
-STARTS: dict[str, Callable[[int, int, int, torch.Generator], Factors]] = {
+INITS: dict[str, Callable[[int, int, int, torch.Generator], Factors]] = {
     "uniform": _uniform,
     "orthogonal": _orthogonal,
 }
