@@ -189,7 +189,7 @@ def status(file: PartyFile, as_json: JsonOption = False) -> None:
     """Show the state of a coordinator and its silos, or whether a silo's processes run."""
     import json
 
-    from silotune.cli.federation_tables import show_status
+    from silotune.cli.federation_status import show_status
     from silotune.distributed.deploy import commands
     from silotune.distributed.deploy.federation_status import federation_status
     from silotune.distributed.deploy.party_configs import CoordinatorSettings, read_party

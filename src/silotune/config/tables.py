@@ -1,4 +1,4 @@
-"""Silos given as tables of Python (`run(silos={"a": frame})`): kept in this process, named by their digest."""
+"""Tables of Python as rows (`table_rows`); those of `run(silos={"a": frame})` are kept here, named by their digest."""
 
 from __future__ import annotations
 

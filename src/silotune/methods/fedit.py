@@ -1,4 +1,4 @@
-"""FedIT (Zhang et al. 2023): federated instruction tuning of one shared LoRA; with `mu`, FedProx."""
+"""FedIT (Zhang et al. 2023): instruction tuning of one shared LoRA; silos count equally; with `mu`, FedProx."""
 
 from __future__ import annotations
 

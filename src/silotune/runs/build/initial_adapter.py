@@ -1,4 +1,4 @@
-"""`read_start` reads the LoRA that `start` names, for a run's tuner; `keep_start` copies it to the run folder."""
+"""Key `start`: `read_start` reads its LoRA; `keep_start` copies it to the run folder, or on resume compares the two."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_start(source: str, backbone: Backbone, tuner: Tuner) -> Tensors:
 
 
 def keep_start(run: Path, context: TrainingContext) -> None:
-    """Write a copy of the initial adapter to the run's folder, so that the folder alone describes the run.
+    """Write a copy of the initial adapter to the run's folder, which alone describes the run; on resume, compare them.
 
     Raises:
         InputError: on resuming, where `start` names other tensors than the run started with.

@@ -1,4 +1,4 @@
-"""`show_status`: prints the tables of `silotune federation status`."""
+"""`show_status` prints `silotune federation status`: lines about coordinator, run and queue; a table of silos."""
 
 from __future__ import annotations
 
