@@ -22,7 +22,8 @@ from silotune.training.local_trainer import LocalTrainer
 SIX = ("fedmcp", "tuner.r=1", "rounds=3", "train.batch_size=8", "train.steps=6")
 """As few steps of as few rows as a policy allows that allows steps at all."""
 
-PARTIAL = {"partial_passes": True, "batches": "any"}
+PARTIAL = {"partial_passes": True, "batches": "any", "effective_rows": 0}
+"""Of six steps in a secret order some updates are withheld by chance, which is not looked at here."""
 
 REFUSED = "may differ from one of an earlier run by so few rows × steps; the same steps or epochs, batches, "
 
