@@ -247,7 +247,9 @@ def test_a_last_batch_of_one_row_shows_that_rows_gradient(attack, tmp_path):
     words = ("fedavg", "method.adapters=1", "head=linear", "tuner.r=1", f"rounds={rounds}")
     words += ("train.batch_size=8", "train.optimizer=sgd", "train.lr=0.001", "train.epochs=1")
     folder = of_rows(attack(words), tmp_path / "rows", rows)
-    attacker = attack(words, run="b" * 16, rows=folder, policy={"row_order": "seed", "batches": "any"})
+    attacker = attack(
+        words, run="b" * 16, rows=folder, policy={"row_order": "seed", "batches": "any", "effective_rows": 0}
+    )
     phase, seed = attacker.federation.context.phases[0].name, attacker.federation.config.seed
     before = numbers(attacker.broadcast(add=0.1))
     changes, last = [], []
