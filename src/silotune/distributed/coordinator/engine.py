@@ -8,6 +8,7 @@ repeated request is answered from the silo's own folder.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -226,7 +227,7 @@ class FlowerEngine(Engine):
             "withheld", round=round_number, silo=silo, reason=str(frame.fields.get("reason", ""))[:_LONGEST]
         )
         if judge and "scores" in frame.fields:
-            self._take_scores(round_number, frame, self._deferred_scores)
+            self._take_scores(round_number, replace(frame, kind="scores"), self._deferred_scores)
 
     def _read(self, kind: str, round_number: int, frame: Frame) -> SiloReply | None:
         """Return a silo's reply; None, with an event, if it is a failure or malformed."""
@@ -266,7 +267,7 @@ class FlowerEngine(Engine):
     def _take_scores(self, round_number: int, frame: Frame, entries: dict[str, dict[str, Any]]) -> None:
         """Put the scores of a reply into `entries`; anything else becomes an event."""
         silo, scores = str(frame.fields["silo"]), frame.fields.get("scores")
-        if frame.kind not in ("scores", "withheld"):
+        if frame.kind != "scores":
             self._failed(round_number, silo, str(frame.fields.get("reason", f"answered with {frame.kind!r}")))
         elif not validate_scores(scores, self._score_ranges):
             self._failed(round_number, silo, "answered with something else than scores")

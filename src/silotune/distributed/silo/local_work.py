@@ -86,12 +86,10 @@ class LocalWork:
         try:
             self._count(federation, record)
             store.delete(before=int(number), keep={*map(str, keep), str(base)})  # a refused request deletes nothing
-            reply, price = self._trained(client, federation, silo, record, broadcast)
+            reply, price = self._trained(client, federation, silo, record, broadcast, name)
         except UpdateWithheld as refusal:
             name, answer = withheld_name(int(number)), Reply(Frame("withheld", fields | {"reason": str(refusal)}))
         else:
-            if reply.message and price is not None:
-                PrivacyLedger(Path(self.settings.folder)).record(record.run, name, price)
             assert silo.state is not None, "a silo that trained has a state"
             store.write(name, silo.state.flat())
             note = "; ".join(filter(None, (changed, reply.note)))
@@ -102,25 +100,35 @@ class LocalWork:
         return self._filtered(answer, key)
 
     def _trained(
-        self, client: SiloClient, federation: Federation, silo: Silo, record: RequestRecord, broadcast: bytes
+        self,
+        client: SiloClient,
+        federation: Federation,
+        silo: Silo,
+        record: RequestRecord,
+        broadcast: bytes,
+        name: str,
     ) -> tuple[SiloReply, Price | None]:
         """Run a silo's local round or final phases; returns its reply, which may leave, and the price of its noise.
+
+        The price is in the ledger by then, under the name of the silo's new state.
 
         Raises:
             UpdateWithheld: too few rows are behind the update.
             PolicyRefused, Diverged: as `_check_update`.
         """
+        ledger = PrivacyLedger(Path(self.settings.folder))
         price = None if client.privacy is None else Price.of(client.privacy)
         with self._setup.limits.failures_counted(record):
             if record.kind == "final":
                 (reply,) = client.finals([silo], broadcast)
             else:
-                ledger = PrivacyLedger(Path(self.settings.folder))
                 spent = PrivacySpent() if price is None else ledger.spent(record.run, price)
                 with self._watched(federation, record, noised=price is not None):
                     (reply,) = client.rounds([silo], broadcast, spent)
             if reply.message:
                 self._check_update(federation, silo, reply, noised=price is not None)
+        if reply.message and price is not None:
+            ledger.record(record.run, name, price)
         return reply, price
 
     def _check_update(self, federation: Federation, silo: Silo, reply: SiloReply, noised: bool) -> None:
@@ -147,10 +155,8 @@ class LocalWork:
 
     def _filtered(self, reply: Reply, key: dict[str, str]) -> Reply:
         """Keep the numbers that may leave now, rounded; a kept reply may be older than the operator's settings."""
-        share, coarse = (
-            self.settings.share,
-            self._coarse(fields_digest(key), noised=bool(reply.frame.fields.get("scores"))),
-        )
+        share = self.settings.share
+        coarse = self._coarse(fields_digest(key), noised=bool(reply.frame.fields.get("scores")))
         fields, blobs = dict(reply.frame.fields), dict(reply.frame.blobs)
         if "metrics" in fields:
             fields["metrics"] = coarse.metrics(filter_metrics(fields["metrics"], share))
