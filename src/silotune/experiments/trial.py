@@ -16,7 +16,7 @@ from silotune.errors import Diverged, InputError
 from silotune.experiments.runner import Announce, CellKind, Summary
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
-from silotune.runs.build.initial_adapter import keep_start
+from silotune.runs.build.read_start import keep_start
 from silotune.runs.build.resolve import make_method
 from silotune.runs.build.validation import check_labels
 from silotune.runs.callbacks import Callback

@@ -17,7 +17,7 @@ from silotune.evaluation.instance_vectors import read_instances
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.tuners.initial_adapter import FILE
+from silotune.models.tuners.start_adapter import FILE
 from silotune.runs.build.model import make_context, run_backbone
 from silotune.runs.build.resolve import make_method, use_this_machine, with_options, with_template
 from silotune.runs.personal_model import PersonalModel

@@ -25,8 +25,8 @@ from silotune.evaluation.instance_vectors import keep_instances
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import transformers_messages_kept
 from silotune.runs.build.builder import build
-from silotune.runs.build.initial_adapter import keep_start
 from silotune.runs.build.model import BackboneRequirements
+from silotune.runs.build.read_start import keep_start
 from silotune.runs.build.resolve import read_config
 from silotune.runs.callbacks import Callback
 from silotune.runs.callbacks.display import default_display

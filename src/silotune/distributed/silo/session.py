@@ -20,10 +20,10 @@ from silotune.distributed.protocol.agreement import parse_wire_config, wire_conf
 from silotune.distributed.protocol.audit import describe_frame, request_of
 from silotune.distributed.protocol.frames import PROTOCOL, Frame, ProtocolError, decode, require_fields
 from silotune.distributed.protocol.handshake import HandshakeRefused, Identity, check_protocol, protocol_of
-from silotune.distributed.silo.admission import WaitsForApproval, require_approval, still_approved
 from silotune.distributed.silo.disk_room import DiskRoom
 from silotune.distributed.silo.local_work import LocalWork
 from silotune.distributed.silo.operation_status import operation_status
+from silotune.distributed.silo.run_approval import WaitsForApproval, require_approval, still_approved
 from silotune.distributed.silo.run_description import describe, describe_unfit
 from silotune.distributed.silo.setup import SiloSetup
 from silotune.distributed.silo.silo_config import SiloSettings

@@ -18,10 +18,10 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.quantization import NONE
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors
-from silotune.models.tuners.initial_adapter import InitialAdapter, unpack
 from silotune.models.tuners.lora_init import INITS, principal_factors
 from silotune.models.tuners.low_rank_update import add_update, add_update_to_segments, trains
 from silotune.models.tuners.peft_import import read_peft_lora
+from silotune.models.tuners.start_adapter import StartAdapter, unpack
 from silotune.models.tuners.target_modules import (
     TargetModuleOptions,
     find_target_modules,
@@ -260,7 +260,7 @@ class LoRA(Tuner):
 
     def pack_initial(self, tensors: Tensors) -> bytes:
         """See `Tuner.pack_initial`."""
-        return InitialAdapter(tensors, self._options.r, self._options.standard_alpha, self._options.sites).pack()
+        return StartAdapter(tensors, self._options.r, self._options.standard_alpha, self._options.sites).pack()
 
     @property
     def _options(self) -> LoRAOptions:

@@ -15,7 +15,7 @@ from silotune.core.tensors import Tensors
 from silotune.errors import InputError
 from silotune.models.backbone.architectures import TARGET_FIELDS
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.tuners.initial_adapter import InitialAdapter
+from silotune.models.tuners.start_adapter import StartAdapter
 from silotune.models.tuners.target_modules import is_linear, layer_widths
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -70,7 +70,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def read_peft_lora(folder: Path, backbone: Backbone) -> InitialAdapter:
+def read_peft_lora(folder: Path, backbone: Backbone) -> StartAdapter:
     """Read a folder that peft wrote; tensors are renamed after the backbone's modules.
 
     A classifier saved with the LoRA (`modules_to_save`) is left out: heads belong to tasks.
@@ -116,7 +116,7 @@ def read_peft_lora(folder: Path, backbone: Backbone) -> InitialAdapter:
             if f"{module_name}.lora_{matrix}.weight" not in tensors:
                 raise InputError(f"{path}: {module_name} has no lora_{matrix}.weight")
     scale = math.sqrt(rank) if config.get("use_rslora") else 1.0  # alpha/√r there, alpha/r here
-    return InitialAdapter(tensors, rank, float(config["lora_alpha"]) * scale, site_words(backbone, modules))
+    return StartAdapter(tensors, rank, float(config["lora_alpha"]) * scale, site_words(backbone, modules))
 
 
 def _base_name(name: str, linear: dict[str, Any], path: Path, backbone: Backbone) -> str:

@@ -18,7 +18,7 @@ from silotune.models.backbone.shared_weights import SharedWeights
 from silotune.models.backbone.stored_model import ModelClass
 from silotune.models.forward.activation_cache import ActivationCache
 from silotune.models.tuners import TUNERS
-from silotune.runs.build.initial_adapter import read_start
+from silotune.runs.build.read_start import read_start
 from silotune.runs.build.validation import check_backbone, check_lengths, check_start
 from silotune.training.at_once import rows_scored, rows_written, tokens_at_once
 from silotune.training.context import TrainingContext

@@ -10,7 +10,7 @@ from silotune.core.tensors import Tensors, digest
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners import TUNERS
-from silotune.models.tuners.initial_adapter import FILE, START_ALLOWED, unpack
+from silotune.models.tuners.start_adapter import FILE, START_ALLOWED, unpack
 
 if TYPE_CHECKING:
     from silotune.models.tuners import Tuner

@@ -1,4 +1,4 @@
-"""`InitialAdapter`: a LoRA as a run's start (key `start`): its file format, and its match with a tuner.
+"""`StartAdapter`: a LoRA as a run's start (key `start`): its file format, and its match with a tuner.
 
 Every adapter of the method starts as this LoRA, private ones too: mixes whose weights sum to 1 then start as the
 imported model.
@@ -27,7 +27,7 @@ START_ALLOWED = "allowed: a folder in peft's layout, or a file that `silotune im
 
 
 @dataclass(frozen=True)
-class InitialAdapter:
+class StartAdapter:
     """A LoRA under the backbone's module names, float32.
 
     Args:
@@ -86,8 +86,8 @@ class InitialAdapter:
         return {name: self.tensors[name] for name in expected}
 
 
-def unpack(path: Path) -> InitialAdapter:
-    """Read a file that `InitialAdapter.pack` wrote.
+def unpack(path: Path) -> StartAdapter:
+    """Read a file that `StartAdapter.pack` wrote.
 
     Raises:
         InputError: where the file is missing, is another file, or holds numbers that are not finite.
@@ -95,7 +95,7 @@ def unpack(path: Path) -> InitialAdapter:
     try:
         content = path.read_bytes()
         tensors, fields = read_tensors(content), read_metadata(content, _METADATA)
-        initial = InitialAdapter(tensors, int(fields["r"]), float(fields["alpha"]), tuple(map(str, fields["sites"])))
+        initial = StartAdapter(tensors, int(fields["r"]), float(fields["alpha"]), tuple(map(str, fields["sites"])))
     except OSError as error:
         raise InputError(f"start: {path} cannot be read ({error.strerror}); {START_ALLOWED}") from error
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
