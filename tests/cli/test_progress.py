@@ -69,3 +69,22 @@ def test_a_comparison_says_a_line_a_round_of_each_run(silotune: Silotune, place:
         ("fedavg-1", "1"),
         ("fedavg-1", "2"),
     ]
+
+
+@pytest.mark.usefixtures("no_figure_files", "place")
+def test_a_comparison_counts_its_runs(silotune: Silotune) -> None:
+    words = ("compare", "federation.yaml", "methods=local,fedavg,fedmcp", "rounds=1", "train.steps=1", "--out", "out")
+    left = r"about \d+ (s|min \d+ s) left"
+    out = silotune(*words, "seeds=2").out
+    assert re.search(rf"^local-2: .*; 1 of 3, {left}$", out, re.MULTILINE)
+    assert re.search(rf"^fedavg-2: .*; 2 of 3, {left}$", out, re.MULTILINE)
+    assert re.search(r"^fedmcp-2: .*; 3 of 3$", out, re.MULTILINE)
+    again = silotune(*words, "seeds=2,3", "--resume").out
+    assert "; 3 of 3" in again
+    assert "local-2: round" not in again
+
+
+@pytest.mark.usefixtures("place")
+def test_a_sweep_counts_its_trials(silotune: Silotune) -> None:
+    out = silotune("sweep", "federation.yaml", "rounds=1", "train.steps=1", "train.lr=1e-3,2e-3", "--out", "out").out
+    assert re.findall(r"; (\d of 2)", out) == ["1 of 2", "2 of 2"]

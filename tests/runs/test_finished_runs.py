@@ -204,3 +204,35 @@ def test_tasks_are_in_the_summary(runs):
             "texts": 2,
         },
     }
+
+
+def test_predict_reads_the_text_column_of_a_table(silotune: Silotune, runs, tmp_path):
+    run = runs.run("bert", "lora")
+    table = tmp_path / "new.csv"
+    table.write_text('id,label,sentence1\n1,no,"the garden, and\nthe river"\n2,,a kind river\n', encoding="utf-8")
+    texts = ["the garden, and\nthe river", "a kind river"]
+    outcome = silotune("predict", run.folder, "--silo", "alpha", "--file", table)
+    assert [line["text"] for line in lines_of(outcome.out)] == texts
+    assert [line["label"] for line in lines_of(outcome.out)] == [one.label for one in run.model("alpha").predict(texts)]
+    table.write_text("id,note\n1,a kind river\n", encoding="utf-8")
+    outcome = silotune("predict", run.folder, "--silo", "alpha", "--file", table)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "no column 'sentence1'; columns: id, note" in outcome.err
+    outcome = silotune("predict", run.folder, "--silo", "alpha", "--file", table, "--columns", "note")
+    assert [line["text"] for line in lines_of(outcome.out)] == ["a kind river"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--text", "a", "--columns", "text"), "--columns: belongs to a --file that is a table"),
+        (("--file", "new.tsv", "--columns", "a,b"), "--columns: 2 columns, but a row of this silo's task has 1 text"),
+        (("--file", "missing.csv"), "missing.csv: not found"),
+    ],
+)
+def test_predict_refuses_columns_that_do_not_fit(silotune: Silotune, runs, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "new.tsv").write_text("a\tb\nx\ty\n")
+    outcome = silotune("predict", runs.run("bert", "lora").folder, "--silo", "alpha", *words)
+    assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
+    assert message in outcome.err

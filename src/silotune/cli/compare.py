@@ -61,17 +61,17 @@ def compare(
     if source is None:
         raise InputError("compare: name a preset or a YAML file (silotune compare --list has the papers' tables)")
     where = workers_of(engine, workers, address)
-    from silotune.cli.progress import show_progress
+    from silotune.cli.progress import CellCount, show_progress
     from silotune.experiments.compare import compare as run_all
     from silotune.experiments.report.scores import average_text
 
-    folder = output_folder(out, "compare")
+    folder, count = output_folder(out, "compare"), CellCount()
     tell = say_aside if as_json else say
     with show_progress(quiet, verbose, log_file, write=tell) as followers:
 
         def done(cell: Cell, summary: dict[str, Any]) -> None:
             followers.clear()
-            tell(f"{cell.folder}: {average_text(summary)} ({summary['seconds']:.0f} s)")
+            tell(f"{cell.folder}: {average_text(summary)} ({summary['seconds']:.0f} s){count.next()}")
 
         finished = run_all(
             source,
@@ -83,6 +83,7 @@ def compare(
             ablation=ablation,
             only=only or [],
             callbacks=followers,
+            begin=count.begin,
             done=done,
             announce=tell,
         )

@@ -84,27 +84,44 @@ def predict(
     run: RunArgument,
     silo: SiloOption,
     text: Annotated[str | None, typer.Option(help="One text; a pair with a tab between, or as JSON.")] = None,
-    file: Annotated[Path | None, typer.Option(help="A file with one text (or pair) a line; default: stdin.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="A table (.csv, .tsv, .parquet), or a file with one text (or pair) a line; default: stdin."),
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="The table's text column, or two separated by a comma; default: the silo's.")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Also say which parts answer, how weighted.")] = False,
 ) -> None:
     """Answer texts with one silo's model of a finished run: one JSON line each, with label and probabilities.
 
     A task of numbers gets a value instead, one of several labels those that are more likely than not.
+    A table's text columns are those that the silo trained on, unless --columns names others.
     Instructions (with an optional input after a tab) and conversations ({"messages": [{"role": …, "content": …}, …]})
     get a generated answer instead. --explain adds the weight of each
     part, and for FedDPA the text's alpha and the similarities that it is the mean of.
     """
     from silotune.cli.text_input import read_lines
+    from silotune.runs.build.resolve import read_config
     from silotune.runs.load import load_model
+    from silotune.runs.text_columns import table_texts
 
     if text is not None and file is not None:
         raise InputError("predict: --text and --file exclude each other; give one of them")
-    with _lines(text, file) as lines:
+    is_table = file is not None and _is_table(file)
+    if columns is not None and not is_table:
+        raise InputError("--columns: belongs to a --file that is a table (.csv, .tsv, .parquet)")
+    with _lines(text, None if is_table else file) as lines:
         model = load_model(run, silo)
         generates = model.task.kind == "generation"
-        texts = (1, 2) if generates else (model.texts_per_row,)
-        where = "--text" if text is not None else str(file or "stdin")
-        rows = read_lines(lines, where, texts, conversations=generates)
+        rows: Iterator[Text]
+        if file is not None and is_table:
+            chosen = [name.strip() for name in columns.split(",")] if columns else []
+            rows = iter(table_texts(model, read_config(str(run / "config.yaml")), silo, file, chosen))
+        else:
+            texts = (1, 2) if generates else (model.texts_per_row,)
+            where = "--text" if text is not None else str(file or "stdin")
+            rows = read_lines(lines, where, texts, conversations=generates)
         while batch := list(islice(rows, _BATCH_SIZE)):
             for line in _answers(model, batch, explain):
                 typer.echo(line)
@@ -130,6 +147,13 @@ def _fields(prediction: Prediction) -> dict[str, object]:
         return {"value": prediction.value}
     label = {"label": prediction.label} if prediction.label else {"labels": prediction.labels}
     return {**label, "probabilities": prediction.probabilities}
+
+
+def _is_table(file: Path) -> bool:
+    """Return whether a file's name says that it is a table; lines of JSON are texts."""
+    from silotune.data.readers import file_format
+
+    return file_format(file)[0] not in ("", ".jsonl")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from silotune.cli.termination import ended_by_sigterm
 from silotune.core.clock import utc_now
 from silotune.errors import InputError
 from silotune.runs.callbacks import Callback
-from silotune.runs.callbacks.display import RoundLines
+from silotune.runs.callbacks.display import RoundLines, duration
 
 
 class Followers:
@@ -96,6 +97,26 @@ def _bars() -> Bars:
         TextColumn("{task.description}"),
         console=console,
     )
+
+
+class CellCount:
+    """Counts the cells of a comparison or sweep: which one has ended, and how long the others will take."""
+
+    def __init__(self) -> None:
+        self._all, self._ended, self._started = 0, 0, 0.0
+
+    def begin(self, cells: int) -> None:
+        """Note the number of cells that are to be run, and the time."""
+        self._all, self._started = cells, time.monotonic()
+
+    def next(self) -> str:
+        """Count one more cell; return `; 3 of 6, about 2 min 10 s left`, or nothing where their number is unknown."""
+        self._ended += 1
+        waiting = self._all - self._ended
+        if waiting < 0:
+            return ""
+        left = (time.monotonic() - self._started) / self._ended * waiting
+        return f"; {self._ended} of {self._all}" + (f", about {duration(left)} left" if waiting else "")
 
 
 class _Bar(Callback):

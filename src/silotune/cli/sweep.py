@@ -48,16 +48,16 @@ def sweep(
 ) -> None:
     """Search learning rates and other keys for each method, on validation rows alone: `sweep.csv` and `best.yaml`."""
     where = workers_of(engine, workers, address)
-    from silotune.cli.progress import show_progress
+    from silotune.cli.progress import CellCount, show_progress
     from silotune.experiments.sweep_result import sweep as run_all
 
-    folder = output_folder(out, "sweep")
+    folder, count = output_folder(out, "sweep"), CellCount()
     with show_progress(quiet, verbose, log_file) as followers:
 
         def done(cell: Cell, summary: dict[str, Any]) -> None:
             followers.clear()
             score = summary["validation"]
-            say(f"{cell.folder}: {summary['reason'] if score is None else f'{score:.2f}'}")
+            say(f"{cell.folder}: {summary['reason'] if score is None else f'{score:.2f}'}{count.next()}")
 
         finished = run_all(
             source,
@@ -67,6 +67,7 @@ def sweep(
             resume=resume,
             workers=where,
             callbacks=followers,
+            begin=count.begin,
             done=done,
         )
     console.print(_trials_table(finished.plan, finished.trials))

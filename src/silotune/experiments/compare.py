@@ -26,7 +26,7 @@ from silotune.experiments.report.significance import PairedTest, paired_tests
 from silotune.experiments.report.svg import draw_figure
 from silotune.experiments.report.table_files import table_csv, write_tables
 from silotune.experiments.report.tables_by_method import as_text, score_table
-from silotune.experiments.runner import Announce, CallbackFactory, OnCellDone, run_cells
+from silotune.experiments.runner import Announce, CallbackFactory, OnCellDone, OnCellsBegin, run_cells
 from silotune.runs.callbacks.display import default_display
 from silotune.runs.load import load_run
 
@@ -50,6 +50,7 @@ def compare(
     ablation: bool = False,
     progress: bool | None = None,
     callbacks: CallbackFactory | None = None,
+    begin: OnCellsBegin | None = None,
     done: OnCellDone | None = None,
     announce: Announce | None = None,
     **keys: Unpack[Keys],
@@ -70,6 +71,7 @@ def compare(
         ablation: also the ablations of the methods' papers.
         progress: as of `run`.
         callbacks: makes what follows a run, from (title, rounds), instead of `progress`; with one worker only.
+        begin: called with the number of runs that are not there yet.
         done: called after every run that was not there yet, with its cell and summary.
         announce: called with every line about a run's privacy guarantee.
         keys: keys of every run; a group of keys is a dictionary.
@@ -91,7 +93,15 @@ def compare(
     make_folder(folder, f"--out {folder}")
     comparison.write(folder)
     follow = callbacks or partial(default_display, progress)
-    summaries = run_cells(comparison.cells, folder, workers=workers, callbacks=follow, done=done, announce=announce)
+    summaries = run_cells(
+        comparison.cells,
+        folder,
+        workers=workers,
+        callbacks=follow,
+        begin=begin,
+        done=done,
+        announce=announce,
+    )
     entries = entries_of(comparison, folder)
     files = [*write_tables(entries, folder, comparison.ddof)]
     files.append(write_report(entries, folder / "report.html", ddof=comparison.ddof))

@@ -31,6 +31,9 @@ CallbackFactory = Callable[[str, int], Sequence[Callback]]
 OnCellDone = Callable[[Cell, Summary], None]
 """Called with every cell that was run, and its summary."""
 
+OnCellsBegin = Callable[[int], None]
+"""Called with the number of unfinished cells, before the first of them."""
+
 Announce = Callable[[str], None]
 """Called with the privacy guarantee of a cell before its first round, on a cluster after its last; must be importable
 by name for processes."""
@@ -97,6 +100,7 @@ def run_cells(
     kind: CellKind = RUN,
     workers: int | Workers = 1,
     callbacks: CallbackFactory | None = None,
+    begin: OnCellsBegin | None = None,
     done: OnCellDone | None = None,
     announce: Announce | None = None,
 ) -> dict[str, Summary]:
@@ -111,6 +115,7 @@ def run_cells(
         kind: the function that runs a cell, and the file that it writes last.
         workers: number of processes, or `Workers` on a Ray cluster; each loads the backbone once.
         callbacks: makes what follows a run; used with one worker only.
+        begin: called with the number of cells that are run now.
         done: called after every cell that was run now.
         announce: called with a cell's privacy guarantee before its first round, on a cluster when it has ended.
 
@@ -124,6 +129,8 @@ def run_cells(
     end_unguarded_worker()
     unfinished = [cell for cell in cells if not _finished(cell, out, kind)]
     done = done or (lambda *_: None)
+    if begin is not None:
+        begin(len(unfinished))
     spread = Workers.of(workers)
     spread = replace(spread, number=min(spread.number, len(unfinished) or 1))
     outcomes = (

@@ -25,7 +25,7 @@ from silotune.core.workers import Workers
 from silotune.errors import InputError, SilotuneError, unknown_name_error
 from silotune.experiments.best_values import to_words, write_best
 from silotune.experiments.comparison import Cell, compared_methods, refuse_one_of_several, split_words
-from silotune.experiments.runner import CallbackFactory, OnCellDone, Summary, run_cells
+from silotune.experiments.runner import CallbackFactory, OnCellDone, OnCellsBegin, Summary, run_cells
 from silotune.experiments.search_space import (
     Choices,
     Dimension,
@@ -157,6 +157,7 @@ def run_sweep(
     *,
     workers: int | Workers = 1,
     callbacks: CallbackFactory | None = None,
+    begin: OnCellsBegin | None = None,
     done: OnCellDone | None = None,
 ) -> list[TrialResult]:
     """Run the unfinished trials, then write `sweep.csv` and `best.yaml`.
@@ -167,6 +168,7 @@ def run_sweep(
         workers: number of processes, or `Workers` on a Ray cluster. All combinations run in parallel; with a sampler
             only the seeds of one trial do, because a proposal depends on the scores before it.
         callbacks: makes what follows a run; used with one worker only.
+        begin: called with the number of unfinished runs; not with a sampler, which proposes them one by one.
         done: called after every run.
 
     Returns:
@@ -179,7 +181,8 @@ def run_sweep(
     end_unguarded_worker()
 
     def run(cells: Sequence[Cell]) -> dict[str, Summary]:
-        return run_cells(cells, out, kind=TRIAL, workers=workers, callbacks=callbacks, done=done)
+        announced = begin if sweep.trials is None else None
+        return run_cells(cells, out, kind=TRIAL, workers=workers, callbacks=callbacks, begin=announced, done=done)
 
     if sweep.trials is None:
         planned = [(method, chosen) for method, space in sweep.spaces.items() for chosen in all_combinations(space)]

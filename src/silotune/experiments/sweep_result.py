@@ -17,7 +17,7 @@ from silotune.core.process_pool import end_unguarded_worker
 from silotune.core.workers import Workers
 from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.experiments.best_values import FILE
-from silotune.experiments.runner import CallbackFactory, OnCellDone
+from silotune.experiments.runner import CallbackFactory, OnCellDone, OnCellsBegin
 from silotune.experiments.sweep import TABLE, Sweep, TrialResult, best_trial, read_sweep, run_sweep
 from silotune.runs.callbacks.display import default_display
 
@@ -37,6 +37,7 @@ def sweep(
     workers: int | Workers = 1,
     progress: bool | None = None,
     callbacks: CallbackFactory | None = None,
+    begin: OnCellsBegin | None = None,
     done: OnCellDone | None = None,
     **keys: Unpack[Keys],
 ) -> SweepResult:
@@ -55,6 +56,7 @@ def sweep(
         workers: processes that trials are spread over, or `Workers` on a Ray cluster.
         progress: as of `run`.
         callbacks: makes what follows a trial, from (title, rounds), instead of `progress`; with one worker only.
+        begin: called with the number of trials' runs that are not there yet; not where a sampler proposes trials.
         done: called after every trial that was not there yet, with its cell and summary.
         keys: keys of every run; a group of keys is a dictionary.
 
@@ -71,7 +73,8 @@ def sweep(
     planned = read_sweep(source, [*overrides, *words, *map(_search_word, search.items())], trials, **keys)
     make_folder(folder, f"--out {folder}")
     follow = callbacks or partial(default_display, progress)
-    return SweepResult(folder, planned, run_sweep(planned, folder, workers=workers, callbacks=follow, done=done))
+    finished = run_sweep(planned, folder, workers=workers, callbacks=follow, begin=begin, done=done)
+    return SweepResult(folder, planned, finished)
 
 
 def _search_word(searched: tuple[str, Sequence[object] | str]) -> str:

@@ -22,6 +22,7 @@ from silotune.runs.load import load_model
 from silotune.runs.personal_model import PersonalModel
 from silotune.runs.storage.readers import read_summary
 from silotune.runs.storage.scored_rows import write_predictions
+from silotune.runs.text_columns import own_files, text_columns
 
 TABLE = "rows"
 """What stands for the file's name where a table was given; a file's name has an ending."""
@@ -57,7 +58,7 @@ def score_rows(
     path = Path(source) if isinstance(source, (str, Path)) else Path(TABLE)
     read_summary(run)  # says what is wrong where no finished run is
     config = read_config(str(run / "config.yaml"))
-    own = next((entry for entry in config.silos if entry.name == silo), None)
+    own = own_files(config, silo)
     if isinstance(source, (str, Path)):
         records = read_records(path, own.encoding if own else "utf-8")
     else:
@@ -92,19 +93,7 @@ def _rows(
         answer = label or (own.label if own else "")
         format = None if {*columns, answer} & records[0].keys() else find_format(records[0])
         return generation_rows(path, records, format) if format else instruction_rows(path, records, columns, answer)
-    columns = tuple(text) or (own.columns if own else _usual_columns(model.texts_per_row, records[0]))
-    if len(columns) != model.texts_per_row:
-        raise InputError(
-            f"--text: {len(columns)} columns, but a row of this silo's task has {model.texts_per_row} "
-            f"{'text' if model.texts_per_row == 1 else 'texts'}"
-        )
+    columns = text_columns(own, model.texts_per_row, records[0], text, "--text")
     label = label or (own.label if own else "label")
     separator = own.label_separator if own else None
     return target_rows(path, records, columns, label, task, by_index=own is None, separator=separator)
-
-
-def _usual_columns(number: int, record: Record) -> tuple[str, ...]:
-    """Return the text columns of data folders (`data.path`), or `text` if the file has that."""
-    if number == 1:
-        return ("text",) if "text" in record else ("sentence1",)
-    return "sentence1", "sentence2"
