@@ -200,6 +200,17 @@ def test_options_that_cannot_be(name, options, problem):
         (("fedavg", "tuner=lora", "tuner.init=pissa", "start=PATH"), "start: a run starts as this LoRA or"),
         (("fedavg", "tuner=dora", "start=PATH"), "start: .* is a LoRA, the run's tuner is dora; allowed: tuner=lora$"),
         (("fedavg", "tuner=lora", "tuner.init=pissa", "tuner.ranks.alpha=2"), "ranks: a start cut to another rank"),
+        *(
+            (
+                (method, "train.keep_optimizer=true"),
+                f"train.keep_optimizer: {changed} begins every round with new factors",
+            )
+            for method, changed in {
+                "flexlora": "aggregation=flexlora",
+                "fedsvd": "aggregation=fedsvd",
+                "flora": "method flora",
+            }.items()
+        ),
     ],
 )
 def test_runs_that_cannot_be(words, problem, tiny_config, tmp_path):

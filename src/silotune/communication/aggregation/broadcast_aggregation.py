@@ -20,7 +20,8 @@ class BroadcastAggregation(ABC):
     `needs_delta` that it also needs a delta of their target modules (`models/tuners/delta.py`); `adopted_whole` that
     its result holds together only as it is, so that no server optimizer may go a part of the way to it;
     `changes_add_up` that a silo's change of one round means the same in the next, so that what a codec left out may be
-    sent later.
+    sent later; `turns_factors` that the pairs of A and B it issues are others with the same product, in which a silo's
+    moments (`train.keep_optimizer`) mean nothing.
     """
 
     name: ClassVar[str]
@@ -28,6 +29,7 @@ class BroadcastAggregation(ABC):
     needs_delta: ClassVar[bool] = False
     adopted_whole: ClassVar[bool] = False
     changes_add_up: ClassVar[bool] = True
+    turns_factors: ClassVar[bool] = False
 
     @abstractmethod
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:

@@ -32,6 +32,7 @@ class FlexLoRA(RankAggregation):
     name = "flexlora"
     adopted_whole = True  # between the old and the new factors lies no mean of their products
     changes_add_up = False  # the SVD turns the columns of B and the rows of A
+    turns_factors = True
 
     def to_rank(self, shared: Tensors, rank: int) -> Tensors:
         """See `RankAggregation.to_rank`: by an SVD of B·A; where B is zero, the first rows of A as they were drawn."""
@@ -94,6 +95,7 @@ class FedSVD(BroadcastAggregation):
     name = "fedsvd"
     needs_pairs = adopted_whole = True
     changes_add_up = False  # a change of B belongs to the A of its round
+    turns_factors = True
 
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
         """See `BroadcastAggregation.aggregate`."""

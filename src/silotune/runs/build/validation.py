@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+from silotune.communication.aggregation import AGGREGATIONS
 from silotune.config import Config
 from silotune.data.backdoor import check_attack
 from silotune.data.metrics import lower_is_better
@@ -193,6 +194,25 @@ def check_start(config: Config, method: Method) -> None:
                 f"start: method {method.name} adds up whole products, and silos of a smaller rank would receive a part "
                 "of the start's; allowed: without tuner.ranks"
             )
+
+
+def check_kept_optimizers(config: Config, method: Method) -> None:
+    """Refuse optimizers that a silo keeps where a round begins with other tensors than those that their moments are of.
+
+    Raises:
+        InputError: the coordinator draws a part anew, or the aggregation turns factors.
+    """
+    if not config.train.keep_optimizer:
+        return
+    aggregation = config.aggregation.name
+    changed = f"aggregation={aggregation}" if getattr(AGGREGATIONS[aggregation], "turns_factors", False) else ""
+    if any(part.redrawn for part in method.parts().values()):
+        changed = f"method {method.name}"
+    if changed:
+        raise InputError(
+            f"train.keep_optimizer: {changed} begins every round with new factors, and the moments of the old ones do "
+            "not fit them; allowed: false"
+        )
 
 
 def check_backbone(config: Config, method: Method, backbone: Backbone) -> None:
