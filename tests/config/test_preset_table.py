@@ -118,6 +118,15 @@ FIFTY: Table = {
     for method in ("local", "centralised")
     for key, value in (("rounds", 1), ("train.epochs", 50))
 }
+SWEPT_RATES = {
+    **dict.fromkeys(["rolora", "fedalt", "pfedme"], 0.001),
+    **dict.fromkeys(["flexlora", "hetlora", "fdlora", "local"], 0.002),
+    **dict.fromkeys(["ffa-lora", "fedsa-lora", "fedsvd", "fedex-lora", "flora", "lora-fair", "apfl"], 0.005),
+}
+"""Of `fedlora-bench`, beside `train.lr`: the best of 1e-3, 2e-3, 5e-3 and 1e-2."""
+
+TASKS_CUT = {"data.rows_per_silo": 200, "data.validation_rows": 200, "data.test_rows": 400}
+
 FEDLORA_BENCH: Table = {
     "method": ("fedavg", "no paper has this setting"),
     **{key: (value, "small") for key, value in {"rounds": 5, "data.rows": 500, "data.seed": 10}.items()},
@@ -130,7 +139,8 @@ FEDLORA_BENCH: Table = {
     "per_method.pfedme.method.eta": (0.05, "chosen: few rounds"),
     "per_method.fdlora.method.sync": (3, "chosen: few rounds"),
     "per_method.fedalt.head.scope": ("private", "by its definition"),
-    "train.lr": (5e-3, "chosen, not swept"),
+    "train.lr": (1e-3, "fedavg's, swept"),
+    **{f"per_method.{method}.train.lr": (rate, "swept on validation rows") for method, rate in SWEPT_RATES.items()},
     "train.epochs": (1, "chosen"),
     "train.batch_size": (8, "small"),
     "train.optimizer": ("adam", "chosen"),
@@ -208,7 +218,7 @@ PRESETS: dict[str, Table] = {
     | {
         "head.scope": ("private", "chosen: unlike tasks"),
         "data.rows": (None, "rows_per_silo instead"),
-        "data.rows_per_silo": (500, "small"),
+        **{key: (rows, "small") for key, rows in TASKS_CUT.items()},
         "partition.name": ("none", "a silo per task"),
     },
     "fedlora-bench-ranks": FEDLORA_BENCH
@@ -216,6 +226,7 @@ PRESETS: dict[str, Table] = {
         "method": ("flexlora", "no paper has this setting"),
         "tuner.r": (64, "the largest of the silos'"),
         "tuner.alpha": (128, "alpha / r as in fedlora-bench"),
+        "train.lr": (2e-3, "flexlora's"),
     },
     "demo-chat": DEMO_CHAT | folder("demo"),
     "demo": without(FEDMCP, "data.rows_per_silo")

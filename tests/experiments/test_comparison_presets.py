@@ -249,7 +249,7 @@ COMPARED = {
             *("fedex-lora", "flora", "lora-fair", "hetlora", "fdlora", "fedalt", "apfl", "pfedme"),
         ],
         "seeds": [17, 25, 42],
-        "variants": {"alpha-0.1": SKEWED},
+        "variants": {"alpha-1": SKEWED | {"partition.alpha": 1}, "alpha-0.1": SKEWED},
     },
     "fedlora-bench-tasks": {
         "methods": [
