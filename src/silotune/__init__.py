@@ -137,4 +137,4 @@ if not TYPE_CHECKING:  # a type checker would take any name for an attribute
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

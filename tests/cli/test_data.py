@@ -58,6 +58,24 @@ def test_a_dry_run_builds_and_writes_nothing(silotune: Silotune, place: Path) ->
     assert silotune("run", "federation.yaml", "--dry-run", "backbone=nowhere/at-all").code == 2
 
 
+def test_a_dry_run_of_a_comparison_lists_its_entries_and_names_a_bad_one(silotune: Silotune, place: Path) -> None:
+    before = tree(place)
+    words = ("compare", "federation.yaml", "methods=local,fedmcp", "seeds=1,2", "--dry-run")
+    outcome = silotune(*words)
+    assert (outcome.code, outcome.err) == (0, "")
+    rows = {line.split()[1]: line for line in outcome.out.splitlines() if line.startswith("│")}
+    assert {*rows} == {"local", "fedmcp"}
+    assert "1, 2" in rows["local"]
+    sent = {entry: line.split("│")[-2].strip() for entry, line in rows.items()}
+    assert sent["local"] == "0" != sent["fedmcp"]
+    assert "4 runs; nothing was trained" in outcome.out
+    bad = silotune(*words, "--variant", "far: backbone=nowhere/at-all")
+    assert bad.code == 2
+    assert len(bad.err.splitlines()) == 1
+    assert "far-1" in bad.err
+    assert tree(place) == before
+
+
 def test_a_run_begins_with_its_warnings(silotune: Silotune, place: Path) -> None:
     outcome = silotune("run", "federation.yaml", "silos.north.metric=f1", "--out", "out")
     assert outcome.code == 0

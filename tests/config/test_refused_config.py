@@ -95,6 +95,9 @@ WORDS: dict[str, tuple[list[str], list[str]]] = {
     "sites-of-bottleneck": (["tuner.sites=query"], ["tuner.sites", "'houlsby'", "'pfeiffer'"]),
     # unknown keys, at every depth
     "key": (["round=3"], ["'round'", "did you mean 'rounds'", "seed"]),
+    "key-of-transformers": (["train.learning_rate=1"], ["'train.learning_rate'", "did you mean 'train.lr'"]),
+    "key-of-peft": (["tuner=lora", "tuner.lora_alpha=1"], ["'tuner.lora_alpha'", "did you mean 'tuner.alpha'"]),
+    "key-of-others": (["model=bert-base-uncased"], ["'model'", "did you mean 'backbone'"]),
     "key-inside": (["train.batchsize=1"], ["'train.batchsize'", "did you mean 'train.batch_size'", "train.lr"]),
     "key-below-a-value": (["train.lr.min=1"], ["train.lr", "number"]),
     "key-of-method": (["method.gama=0.5"], ["'method.gama'", "did you mean 'method.gamma'", "method.mu"]),

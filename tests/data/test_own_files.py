@@ -14,7 +14,7 @@ import yaml
 
 from silotune.config import dump
 from silotune.data.loading import load_silos
-from silotune.data.readers import read_records
+from silotune.data.readers import labeled_rows, read_records
 from silotune.errors import InputError
 from silotune.runs.build.resolve import read_config
 from tests.support.command_line import reviews
@@ -39,6 +39,18 @@ def test_truth_values_are_labels(place: Path) -> None:
         texts = dict(reviews())
         for row in silo.splits.train:
             assert silo.task.labels[row.label] == str(texts[row.texts[0]] == "good").lower()
+
+
+def test_truth_values_of_two_formats_are_one() -> None:
+    """pandas writes `True` into a CSV file; JSON lines and Parquet give `true`."""
+    for names in (("False", "True"), ("false", "true")):
+        for labels in (("False", "True", "True"), ("false", "true", "TRUE")):
+            records = [{"text": "kind", "label": label} for label in labels]
+            rows = labeled_rows(Path("new.csv"), records, ("text",), "label", names, False)
+            assert [row.label for row in rows] == [0, 1, 1]
+    records = [{"text": "kind", "label": "True"}]
+    with pytest.raises(InputError, match="unknown label 'True'; allowed: maybe, true"):
+        labeled_rows(Path("new.csv"), records, ("text",), "label", ("maybe", "true"), False)
 
 
 def test_other_encodings_are_named(place: Path) -> None:

@@ -97,6 +97,11 @@ SINGLE: dict[str, tuple[str, str | bytes, list[str]]] = {
         with_record(2, '{"review": "fine", "opinion": true}'),
         ["north.jsonl", "row 3", "'opinion'", "True"],
     ),
+    "semicolons": (
+        "north.csv",
+        "review;opinion\na, b;good\n",
+        ["north.csv", "row 1 has 2 columns, the header 1", "'review;opinion'", "separated by ','"],
+    ),
     "not-parquet": ("north.parquet", GOOD, ["north.parquet", "Parquet"]),
     "empty-parquet": ("north.parquet", b"", ["north.parquet", "Parquet"]),
 }
@@ -116,6 +121,11 @@ def test_a_bad_file_is_refused(
     (place / file).write_bytes(content if isinstance(content, bytes) else content.encode())
     change_silo(place, path=file)
     refused(*RUN, names=names)
+
+
+def test_a_column_in_another_case_is_suggested(refused: Refused, place: Path) -> None:
+    change_silo(place, text="Review")
+    refused(*RUN, names=["north.csv", "no column 'Review' (did you mean 'review'?)"])
 
 
 def test_a_missing_file_is_refused(refused: Refused, place: Path) -> None:

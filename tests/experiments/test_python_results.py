@@ -14,6 +14,7 @@ from silotune import Config, InputError, read_config
 from silotune.config import SiloConfig, TrainConfig
 from silotune.config.comparison import CompareConfig
 from silotune.experiments.comparison import read_comparison
+from silotune.experiments.report.baseline_rows import beaten_by_words
 from silotune.experiments.sweep import read_sweep
 from tests.support.command_line import place
 from tests.support.report_runs import no_figure_files
@@ -42,6 +43,8 @@ def test_a_comparison_is_a_mapping_a_table_and_files(place: Path) -> None:
     for text in (repr(compared), compared._repr_html_()):
         for word in ("local", "fedavg", "north", "south", "bag of words"):
             assert word in text
+        assert text.count("A bag of words is better than all methods") == len(beaten_by_words(compared.entries))
+    assert beaten_by_words(compared.entries)
     assert compared.run("fedavg-2").summary == compared["fedavg-2"]
     assert compared.report.is_file()
     validation = {

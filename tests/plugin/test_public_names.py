@@ -79,6 +79,7 @@ def test_every_name_is_there_and_is_listed() -> None:
     for name in silotune.__all__:
         assert getattr(silotune, name) is not None
     assert set(silotune.__all__) <= set(dir(silotune))
+    assert {name for name in dir(silotune) if not name.startswith("__")} < set(silotune.__all__)
     assert len(set(silotune.__all__)) == len(silotune.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'runn'"):
         silotune.runn  # noqa: B018

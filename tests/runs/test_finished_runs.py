@@ -126,6 +126,23 @@ def test_predict_prints_a_json_line_a_text(silotune: Silotune, runs, source, tmp
         assert sum(line["probabilities"].values()) == pytest.approx(1)
 
 
+def test_several_texts_are_answered_in_their_order(silotune: Silotune, runs):
+    words = [word for text in SINGLE for word in ("--text", text)]
+    outcome = silotune("predict", runs.run("bert", "lora").folder, "--silo", "alpha", *words)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert [line["text"] for line in lines_of(outcome.out)] == SINGLE
+
+
+def test_another_precision_is_that_of_load_model(silotune: Silotune, runs):
+    folder = runs.run("bert", "lora").folder
+    outcome = silotune("predict", folder, "--silo", "alpha", "--precision", "bf16", "--text", SINGLE[0])
+    (line,) = lines_of(outcome.out)
+    (same,) = load_model(folder, "alpha", precision="bf16").predict(SINGLE[:1])
+    (other,) = load_model(folder, "alpha").predict(SINGLE[:1])
+    assert line["probabilities"] == pytest.approx(same.probabilities, abs=1e-6)
+    assert line["probabilities"] != pytest.approx(other.probabilities, abs=1e-6)
+
+
 def test_pairs_by_tab_or_json(silotune: Silotune, runs, tmp_path):
     run = runs.run("bert", "lora")
     (tmp_path / "pairs").write_text(
@@ -172,12 +189,16 @@ def test_answers_of_a_generation_task(silotune: Silotune, runs):
             ["--silo", "alpha", "--file", "nowhere.txt"],
             "--file nowhere.txt: cannot be read (No such file or directory)",
         ),
+        (["--silo", "alpha", "--text", "x", "--text", ""], "--text: is empty"),
+        (["--silo", "alpha", "--text", "x", "--precision", "bf61"], "unknown precision 'bf61' (did you mean 'bf16'?)"),
+        (["--silo", "alpha", "--file", "blank.txt"], "--file blank.txt: holds no text"),
         (["--silo", "alpha", "--file", "latin.txt"], "--file latin.txt: not UTF-8 (byte 3)"),
     ],
 )
 def test_predict_refuses_in_one_line(silotune: Silotune, runs, words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
+    (tmp_path / "blank.txt").write_text("\n \n", encoding="utf-8")
     (tmp_path / "nul.txt").write_bytes(b"\nwords\0\n")
     outcome = silotune("predict", runs.run("bert", "lora").folder, *words)
     assert (outcome.code, len(outcome.err.splitlines()), outcome.out) == (2, 1, "")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 import silotune as library
 from tests.support.command_line import Refused, Silotune, write_federation
@@ -91,6 +92,19 @@ def test_another_configuration(refused: Refused, half: Path) -> None:
     refused(*RUN, "rounds=2", "train.lr=0.1", "--resume", names=["--resume", "another configuration", "0.001", "0.1"])
     refused(*RUN, "rounds=1", "--resume", names=["--resume", "has done 2 rounds", "rounds=2 or more"])
     refused(*RUN, "rounds=2", "method=fedavg", "--resume", names=["another configuration", "fedmcp", "fedavg"])
+
+
+def test_a_silos_other_file_is_named_alone(refused: Refused, half: Path, place: Path) -> None:
+    shutil.copy(place / "north.csv", place / "other.csv")
+    line = refused(*RUN, "rounds=2", "silos.north.path=other.csv", "--resume", names=["silos.north.path", "other.csv"])
+    assert "south" not in line
+
+
+def test_silos_in_another_order(refused: Refused, half: Path, place: Path) -> None:
+    path = place / "federation.yaml"
+    keys = yaml.safe_load(path.read_text(encoding="utf-8"))
+    path.write_text(yaml.safe_dump(keys | {"silos": keys["silos"][::-1]}), encoding="utf-8")
+    refused(*RUN, "rounds=2", "--resume", names=["silos.(order)"])
 
 
 def test_another_backbone(refused: Refused, half: Path, backbone_folder: Callable[[str], Path]) -> None:

@@ -103,7 +103,7 @@ def test_a_config_made_by_hand_has_the_defaults_of_its_method(tmp_path: Path) ->
 
 def test_a_table_without_its_columns_is_named_by_its_silo() -> None:
     frame = pandas.DataFrame(ROWS)
-    with pytest.raises(InputError, match=r"^silo 'b': data file memory:\w+: no column 'text'; columns: label"):
+    with pytest.raises(InputError, match=r"^silo 'b': the table: no column 'text'; columns: label"):
         load_silos(read_config("", silos={"a": frame, "b": frame.drop(columns="text")}))
     other = frame.rename(columns={"text": "review", "label": "spam"})
     with pytest.raises(

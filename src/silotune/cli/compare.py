@@ -46,6 +46,9 @@ def compare(
     list_items: Annotated[
         bool, typer.Option("--list", help="The papers' tables and figures, and what makes them.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the first run of every entry, list the entries, and stop.")
+    ] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
     log_file: LogFile = None,
@@ -61,6 +64,12 @@ def compare(
     if source is None:
         raise InputError("compare: name a preset or a YAML file (silotune compare --list has the papers' tables)")
     where = workers_of(engine, workers, address)
+    if dry_run:
+        from silotune.cli.preview import preview_comparison
+        from silotune.experiments.comparison import read_comparison
+
+        preview_comparison(read_comparison(source, words or [], variant or [], ablation, only or []).cells)
+        return
     from silotune.cli.progress import CellCount, show_progress
     from silotune.experiments.compare import compare as run_all
     from silotune.experiments.report.scores import average_text
@@ -71,7 +80,7 @@ def compare(
 
         def done(cell: Cell, summary: dict[str, Any]) -> None:
             followers.clear()
-            tell(f"{cell.folder}: {average_text(summary)} ({summary['seconds']:.0f} s){count.next()}")
+            tell(f"{cell.folder}: test {average_text(summary)} ({summary['seconds']:.0f} s){count.next()}")
 
         finished = run_all(
             source,

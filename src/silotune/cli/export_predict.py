@@ -83,13 +83,18 @@ def import_command(
 def predict(
     run: RunArgument,
     silo: SiloOption,
-    text: Annotated[str | None, typer.Option(help="One text; a pair with a tab between, or as JSON.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(help="A text; a pair with a tab between, or as JSON; repeatable.")
+    ] = None,
     file: Annotated[
         Path | None,
         typer.Option(help="A table (.csv, .tsv, .parquet), or a file with one text (or pair) a line; default: stdin."),
     ] = None,
     columns: Annotated[
         str | None, typer.Option(help="The table's text column, or two separated by a comma; default: the silo's.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Load the backbone in this precision instead of the run's: fp32, bf16, …")
     ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Also say which parts answer, how weighted.")] = False,
 ) -> None:
@@ -98,21 +103,21 @@ def predict(
     A task of numbers gets a value instead, one of several labels those that are more likely than not.
     A table's text columns are those that the silo trained on, unless --columns names others.
     Instructions (with an optional input after a tab) and conversations ({"messages": [{"role": …, "content": …}, …]})
-    get a generated answer instead. --explain adds the weight of each
-    part, and for FedDPA the text's alpha and the similarities that it is the mean of.
+    get a generated answer instead.
+    --explain adds the weight of each part, and for FedDPA the text's alpha and the similarities that it is the mean of.
     """
     from silotune.cli.text_input import read_lines
     from silotune.runs.build.resolve import read_config
     from silotune.runs.load import load_model
     from silotune.runs.text_columns import table_texts
 
-    if text is not None and file is not None:
+    if text and file is not None:
         raise InputError("predict: --text and --file exclude each other; give one of them")
     is_table = file is not None and _is_table(file)
     if columns is not None and not is_table:
         raise InputError("--columns: belongs to a --file that is a table (.csv, .tsv, .parquet)")
-    with _lines(text, None if is_table else file) as lines:
-        model = load_model(run, silo)
+    with _lines(text or [], None if is_table else file) as lines:
+        model = load_model(run, silo, precision=precision)
         generates = model.task.kind == "generation"
         rows: Iterator[Text]
         if file is not None and is_table:
@@ -120,11 +125,15 @@ def predict(
             rows = iter(table_texts(model, read_config(str(run / "config.yaml")), silo, file, chosen))
         else:
             texts = (1, 2) if generates else (model.texts_per_row,)
-            where = "--text" if text is not None else str(file or "stdin")
+            where = "--text" if text else str(file or "stdin")
             rows = read_lines(lines, where, texts, conversations=generates)
+        answered = 0
         while batch := list(islice(rows, _BATCH_SIZE)):
             for line in _answers(model, batch, explain):
                 typer.echo(line)
+            answered += len(batch)
+        if not answered:
+            raise InputError(f"{f'--file {file}' if file else 'stdin'}: holds no text")
 
 
 def _answers(model: PersonalModel, texts: list[Text], explain: bool) -> Iterator[str]:
@@ -157,12 +166,12 @@ def _is_table(file: Path) -> bool:
 
 
 @contextmanager
-def _lines(text: str | None, file: Path | None) -> Iterator[Iterable[str]]:
+def _lines(texts: list[str], file: Path | None) -> Iterator[Iterable[str]]:
     """Open the source of the texts; an unreadable file is refused before the model is loaded."""
-    if text is not None:
-        if not text.strip():
+    if texts:
+        if not all(text.strip() for text in texts):
             raise InputError("--text: is empty")
-        yield [text.replace("\n", " ").replace("\r", " ")]
+        yield [text.replace("\n", " ").replace("\r", " ") for text in texts]
         return
     if file is None:
         yield (_decoded(line, f"stdin line {number}") for number, line in enumerate(sys.stdin.buffer, 1))

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from silotune.config import Config
 
 
-_MOST_SILOS = 20
-"""Silos that --dry-run lists."""
-
-
 @app.command("run", rich_help_panel=TRAIN)
 def run_command(
     source: Source,
@@ -48,6 +44,7 @@ def run_command(
 ) -> None:
     """Run one method over one setting."""
     where = workers_of(engine, workers, address, (IN_PROCESS, FLOWER, RAY))
+    from silotune.cli.preview import preview_run
     from silotune.cli.progress import show_progress
     from silotune.core.stages import described
     from silotune.experiments.report.result_table import result_table
@@ -58,7 +55,7 @@ def run_command(
 
     config = read_config(source, overrides or [])
     if dry_run:
-        _preview(config)
+        preview_run(config)
         return
     folder = out or default_folder(source, config)
     names = dict.fromkeys([*(track or []), *(["tensorboard"] if tensorboard else [])])
@@ -93,38 +90,6 @@ def run_command(
         say(privacy.stops)
     say(f"time: {described(summary['stages'])}")
     say(f"run folder: {folder}")
-
-
-def _preview(config: Config) -> None:
-    """Build the federation of a run, and say what would be trained on which rows and what would be sent."""
-    from silotune.core.determinism import numerics
-    from silotune.data.row_checks import warnings_of
-    from silotune.data.rows import SiloData
-    from silotune.runs.build.builder import build
-    from silotune.runs.summary import parameters
-
-    rows: list[SiloData] = []
-    with numerics(config.precision.deterministic, config.precision.tf32):
-        federation = build(config, look=rows.extend)
-    for line in warnings_of(rows, config.partition.name != "none"):
-        _warn(line)
-    for silo in rows[:_MOST_SILOS]:
-        counts = ", ".join(f"{number:,} {split}" for split, number in silo.splits.counts().items())
-        say(f"silo {silo.name}: {counts} rows; task {silo.task.name} by {silo.task.metric}")
-    if len(rows) > _MOST_SILOS:
-        say(f"… and {len(rows) - _MOST_SILOS} more silos")
-    sizes = parameters(federation)
-    say(
-        f"{config.method.name}, {federation.rounds} rounds: a silo trains {sizes['trainable_parameters']:,} parameters "
-        f"and sends {sizes['sent_parameters']:,} a round"
-    )
-    for line in federation.privacy.lines() if federation.privacy is not None else ():
-        say(line)
-    say("nothing was trained or written (--dry-run)")
-
-
-def _warn(line: str) -> None:
-    say(f"warning: {line}")
 
 
 def _describe_uploads(config: Config, summary: dict[str, Any]) -> str:

@@ -24,11 +24,17 @@ def differences(before: str, after: str) -> list[str]:
     if before == after:
         return []
     old, new = (
-        dict(flat(validated(_with_earlier_defaults(parse_tree(text, "of the run"))).model_dump(mode="json")))
+        dict(flat(_by_name(validated(_with_earlier_defaults(parse_tree(text, "of the run"))).model_dump(mode="json"))))
         for text in (before, after)
     )
     names = dict.fromkeys([*old, *new])
     return [f"{name}: {old.get(name)} → {new.get(name)}" for name in names if old.get(name) != new.get(name)]
+
+
+def _by_name(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the tree with its silos by name, so that a difference names one silo's key; their order counts, too."""
+    silos = {silo["name"]: silo for silo in tree["silos"]}
+    return tree | {"silos": {"(order)": ", ".join(silos)} | silos}
 
 
 def _with_earlier_defaults(tree: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,27 @@ from pydantic import BaseModel, ValidationError
 from silotune.config.registries import METHODS, TUNERS
 from silotune.errors import InputError, unknown_name_error
 
+_OTHER_WORDS = {
+    "learning_rate": "train.lr",
+    "num_train_epochs": "train.epochs",
+    "local_epochs": "train.epochs",
+    "max_steps": "train.steps",
+    "per_device_train_batch_size": "train.batch_size",
+    "warmup_ratio": "train.warmup",
+    "warmup_steps": "train.warmup",
+    "lr_scheduler_type": "train.schedule",
+    "max_grad_norm": "train.clip_norm",
+    "max_seq_length": "train.max_length",
+    "optim": "train.optimizer",
+    "num_rounds": "rounds",
+    "model": "backbone",
+    "model_name_or_path": "backbone",
+    "lora_alpha": "tuner.alpha",
+    "lora_dropout": "tuner.dropout",
+    "target_modules": "tuner.sites",
+}
+"""Keys of transformers, peft and Flower → ours."""
+
 _SHOULD = re.compile(r"^\w+ should")
 
 
@@ -34,6 +55,8 @@ def input_error(
     if first["type"] == "extra_forbidden":
         allowed = _fields_at(model, location[:-1])
         elsewhere = [] if prefix else _dotted(model)
+        if (ours := _OTHER_WORDS.get(words[-1])) and len(words) <= 2:
+            return InputError(f"unknown key {key!r} (did you mean {ours!r}?)")
         return unknown_name_error("key", key, [".".join([*words[:-1], name]) for name in allowed], elsewhere=elsewhere)
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":

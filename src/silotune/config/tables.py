@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from silotune.errors import InputError
@@ -86,6 +87,11 @@ def kept_rows(path: str) -> dict[str, Rows]:
             "the path of a file"
         )
     return {split: [dict(row) for row in rows] for split, rows in splits.items()}
+
+
+def source_name(path: str | Path) -> str:
+    """Return how messages name where rows are from: `data file PATH`, or `the table` if Python gave them."""
+    return "the table" if str(path).startswith(MEMORY_PREFIX) else f"data file {path}"
 
 
 def table_rows(table: Table, key: str) -> Rows:

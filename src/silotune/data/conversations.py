@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from silotune.config.tables import source_name
 from silotune.data.readers import Record, read_text, require_columns
 from silotune.data.rows import ASSISTANT, Row, Turn
 from silotune.data.text_checks import text_fault
@@ -39,7 +40,7 @@ def conversation_rows(path: Path, records: Sequence[Record]) -> list[Row]:
     column = MESSAGES if MESSAGES in records[0] else CONVERSATIONS
     rows = []
     for number, record in enumerate(records, start=1):
-        where = f"data file {path}: row {number}"
+        where = f"{source_name(path)}: row {number}"
         turns = read_turns(record.get(column), f"{where}: {column!r}")
         if record.get("system") and turns[0][0] != "system":
             turns = [("system", read_text(path, number, record, "system")), *turns]
@@ -64,7 +65,7 @@ def preference_rows(path: Path, records: Sequence[Record]) -> list[Row]:
     require_columns(path, records[0], [CHOSEN, REJECTED])
     rows = []
     for number, record in enumerate(records, start=1):
-        where = f"data file {path}: row {number}"
+        where = f"{source_name(path)}: row {number}"
         if _is_turns(record.get(CHOSEN)) or _is_turns(record.get(REJECTED)):
             rows.append(_preference_of_turns(path, number, record))
             continue
@@ -91,7 +92,7 @@ def asked_row(turns: Any, where: str) -> Row:
 
 
 def _preference_of_turns(path: Path, number: int, record: Record) -> Row:
-    where = f"data file {path}: row {number}"
+    where = f"{source_name(path)}: row {number}"
     answers = []
     for column in (CHOSEN, REJECTED):
         turns = read_turns(record.get(column), f"{where}: {column!r}")

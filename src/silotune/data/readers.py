@@ -10,12 +10,13 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from silotune.config.tables import source_name
 from silotune.data.rows import Row
 from silotune.data.text_checks import text_fault
 from silotune.errors import InputError
@@ -56,11 +57,11 @@ def read_records(path: Path, encoding: str = "utf-8") -> list[Record]:
         InputError: the file is missing, empty, unreadable or of an unknown format.
     """
     if not path.is_file():
-        raise InputError(f"data file {path}: not found")
+        raise InputError(f"{source_name(path)}: not found")
     kind, compression = file_format(path)
     if not kind:
         raise InputError(
-            f"data file {path}: unknown format {path.suffix!r}; allowed: {', '.join(FORMATS)}; text also with "
+            f"{source_name(path)}: unknown format {path.suffix!r}; allowed: {', '.join(FORMATS)}; text also with "
             f"{' or '.join(COMPRESSIONS)} at the end"
         )
     try:
@@ -70,9 +71,9 @@ def read_records(path: Path, encoding: str = "utf-8") -> list[Record]:
             lines = io.StringIO(_text(path, compression, encoding), newline="")
             records = _json_lines(path, lines) if kind == ".jsonl" else _table(path, lines, _DELIMITERS[kind])
     except OSError as error:
-        raise InputError(f"data file {path}: cannot be read ({error.strerror or error})") from error
+        raise InputError(f"{source_name(path)}: cannot be read ({error.strerror or error})") from error
     if not records:
-        raise InputError(f"data file {path}: no rows")
+        raise InputError(f"{source_name(path)}: no rows")
     return records
 
 
@@ -85,7 +86,7 @@ def _text(path: Path, compression: str, encoding: str) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         name, hint = ("UTF-8", "; `encoding` names another") if encoding == "utf-8-sig" else (encoding, "")
-        raise InputError(f"data file {path}: line {line}: not {name} (byte {error.start}){hint}") from error
+        raise InputError(f"{source_name(path)}: line {line}: not {name} (byte {error.start}){hint}") from error
 
 
 def _decompressed(path: Path, codec: str) -> bytes:
@@ -98,7 +99,7 @@ def _decompressed(path: Path, codec: str) -> bytes:
             return bytes(stream.read())
     except (pyarrow.ArrowException, OSError, EOFError, ValueError, zlib.error) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(f"data file {path}: not readable as {codec} ({reason})") from error
+        raise InputError(f"{source_name(path)}: not readable as {codec} ({reason})") from error
 
 
 @contextmanager
@@ -117,17 +118,28 @@ def _table(path: Path, lines: Iterable[str], delimiter: str) -> list[Record]:
         with _cells_of_any_size():
             table = [cells for cells in reader if cells]
     except csv.Error as error:
-        raise InputError(f"data file {path}: line {reader.line_num}: {error}") from error
+        raise InputError(f"{source_name(path)}: line {reader.line_num}: {error}") from error
     if not table:
-        raise InputError(f"data file {path}: empty; a header and rows are needed")
+        raise InputError(f"{source_name(path)}: empty; a header and rows are needed")
     header, *rows = table
     for column in header:
         if header.count(column) > 1:
-            raise InputError(f"data file {path}: column {column!r} appears twice in the header")
+            raise InputError(f"{source_name(path)}: column {column!r} appears twice in the header")
     for number, cells in enumerate(rows, start=1):
         if len(cells) != len(header):
-            raise InputError(f"data file {path}: row {number} has {len(cells)} columns, the header {len(header)}")
+            hint = _separator_hint(header, delimiter)
+            raise InputError(
+                f"{source_name(path)}: row {number} has {len(cells)} columns, the header {len(header)}{hint}"
+            )
     return [dict(zip(header, cells, strict=True)) for cells in rows]
+
+
+def _separator_hint(header: Sequence[str], delimiter: str) -> str:
+    """Return what may be meant where a header of one column holds another separator; else an empty text."""
+    other = next((mark for mark in ";\t|," if mark != delimiter and mark in header[0]), None)
+    if len(header) > 1 or other is None:
+        return ""
+    return f" ({header[0]!r}: columns of .csv are separated by ',', those of .tsv by a tab)"
 
 
 def _json_lines(path: Path, lines: Iterable[str]) -> list[Record]:
@@ -139,9 +151,9 @@ def _json_lines(path: Path, lines: Iterable[str]) -> list[Record]:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", error)
-            raise InputError(f"data file {path}: line {number} is not JSON ({reason})") from error
+            raise InputError(f"{source_name(path)}: line {number} is not JSON ({reason})") from error
         if not isinstance(record, dict):
-            raise InputError(f"data file {path}: line {number} is not a JSON object")
+            raise InputError(f"{source_name(path)}: line {number} is not a JSON object")
         records.append(record)
     return records
 
@@ -155,7 +167,7 @@ def _parquet(path: Path) -> list[Record]:
         return list(pyarrow.parquet.ParquetFile(path).read().to_pylist())
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(f"data file {path}: not a readable Parquet file ({reason})") from error
+        raise InputError(f"{source_name(path)}: not a readable Parquet file ({reason})") from error
 
 
 def require_columns(path: Path, record: Record, columns: Sequence[str]) -> None:
@@ -164,10 +176,16 @@ def require_columns(path: Path, record: Record, columns: Sequence[str]) -> None:
     Raises:
         InputError: columns are missing.
     """
-    missing = [f"no column {column!r}" for column in columns if column not in record]
+    by_case = {str(name).casefold(): name for name in record}
+    missing = [
+        f"no column {column!r}"
+        + (f" (did you mean {by_case[column.casefold()]!r}?)" if column.casefold() in by_case else "")
+        for column in columns
+        if column not in record
+    ]
     if missing:
         available = ", ".join(sorted(map(str, record)))
-        raise InputError(f"data file {path}: {' and '.join(missing)}; columns: {available}")
+        raise InputError(f"{source_name(path)}: {' and '.join(missing)}; columns: {available}")
 
 
 def read_text(path: Path, number: int, record: Record, column: str) -> str:
@@ -184,11 +202,11 @@ def read_text(path: Path, number: int, record: Record, column: str) -> str:
     """
     value = record.get(column)
     if value is None or (isinstance(value, float) and math.isnan(value)):
-        raise InputError(f"data file {path}: row {number}: {column!r} is missing or NaN")
+        raise InputError(f"{source_name(path)}: row {number}: {column!r} is missing or NaN")
     if not isinstance(value, str):
-        raise InputError(f"data file {path}: row {number}: {column!r} is not text but {type(value).__name__}")
+        raise InputError(f"{source_name(path)}: row {number}: {column!r} is not text but {type(value).__name__}")
     if fault := text_fault(value):
-        raise InputError(f"data file {path}: row {number}: {column!r} {fault}")
+        raise InputError(f"{source_name(path)}: row {number}: {column!r} {fault}")
     return value
 
 
@@ -212,7 +230,7 @@ def read_labels(path: Path, records: Sequence[Record], column: str) -> list[str 
             value = value.strip()
         if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
             raise InputError(
-                f"data file {path}: row {number}: {column!r} is no label: {value!r}; allowed: text, a whole number, "
+                f"{source_name(path)}: row {number}: {column!r} is no label: {value!r}; allowed: text, a whole number, "
                 "or true and false in all rows"
             )
         labels.append(value)
@@ -224,6 +242,17 @@ def label_names(labels: Iterable[str | int]) -> tuple[str, ...]:
     names = sorted({str(label) for label in labels})  # a fixed order also for 1 and 01, equal as numbers
     numeric = all(_WHOLE_NUMBER.fullmatch(name) for name in names)
     return tuple(sorted(names, key=int)) if numeric else tuple(names)
+
+
+def truth_value(label: str, known: Collection[str]) -> str:
+    """Return a label as it is known if both are truth values (`true` of JSON, `True` in a CSV of pandas).
+
+    Any other label is returned as it is, and so is one that is known.
+    """
+    if label in known:
+        return label
+    written = {name.casefold(): name for name in known}
+    return written.get(label.casefold(), label) if {*written} == {"false", "true"} else label
 
 
 def labeled_rows(
@@ -252,10 +281,10 @@ def labeled_rows(
     for number, (record, value) in enumerate(
         zip(records, _checked_labels(path, records, text_columns, label_column), strict=True), 1
     ):
-        position = value if by_index and isinstance(value, int) else index.get(str(value), -1)
+        position = value if by_index and isinstance(value, int) else index.get(truth_value(str(value), index), -1)
         if not 0 <= position < len(names):
             raise InputError(
-                f"data file {path}: row {number}: unknown label {value!r}; allowed: {', '.join(map(str, names))}"
+                f"{source_name(path)}: row {number}: unknown label {value!r}; allowed: {', '.join(map(str, names))}"
             )
         rows.append(Row(tuple(read_text(path, number, record, column) for column in text_columns), position))
     return rows

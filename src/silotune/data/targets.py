@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from silotune.config.tables import source_name
 from silotune.data.readers import Record, label_names, labeled_rows, read_text, require_columns
 from silotune.data.rows import Row
 from silotune.data.tasks import Task
@@ -49,7 +50,7 @@ def target_rows(
     rows = []
     for number, record in enumerate(records, start=1):
         texts = tuple(read_text(path, number, record, column) for column in text_columns)
-        where = f"data file {path}: row {number}: {label_column!r}"
+        where = f"{source_name(path)}: row {number}: {label_column!r}"
         cell = record.get(label_column)
         if task.kind == "regression":
             rows.append(Row(texts, 0, target=read_number(cell, where)))
@@ -101,7 +102,7 @@ def label_set_names(path: Path, records: Sequence[Record], column: str, separato
     found: Iterable[str | int] = (
         label
         for number, record in enumerate(records, start=1)
-        for label in read_label_set(record.get(column), f"data file {path}: row {number}: {column!r}", separator)
+        for label in read_label_set(record.get(column), f"{source_name(path)}: row {number}: {column!r}", separator)
     )
     return label_names(found)
 

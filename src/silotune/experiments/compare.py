@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 from silotune.config import Config
 from silotune.config.keys import Keys
 from silotune.core.files import make_folder
-from silotune.core.html_table import html_table
 from silotune.core.process_pool import end_unguarded_worker
 from silotune.core.workers import Workers
 from silotune.errors import OR_RESUME, InputError, require_unused
@@ -22,10 +21,10 @@ from silotune.experiments.report.curve_figures import rounds_figure
 from silotune.experiments.report.entries import ReportEntry, read_run
 from silotune.experiments.report.html_page import write_report
 from silotune.experiments.report.scores import best_by_validation
+from silotune.experiments.report.shown_scores import scores_as_html, scores_as_text
 from silotune.experiments.report.significance import PairedTest, paired_tests
 from silotune.experiments.report.svg import draw_figure
 from silotune.experiments.report.table_files import table_csv, write_tables
-from silotune.experiments.report.tables_by_method import as_text, score_table
 from silotune.experiments.runner import Announce, CallbackFactory, OnCellDone, OnCellsBegin, run_cells
 from silotune.runs.callbacks.display import default_display
 from silotune.runs.load import load_run
@@ -200,12 +199,11 @@ class ComparisonResult(Mapping[str, dict[str, Any]]):
         return pandas.read_csv(io.StringIO(table_csv(self.entries, self.comparison.ddof)))
 
     def __repr__(self) -> str:
-        table = score_table(self.entries, self.comparison.ddof)
-        return f"ComparisonResult({str(self.folder)!r}): {table.title}\n{as_text(table)}"
+        return f"ComparisonResult({str(self.folder)!r}): {scores_as_text(self.entries, self.comparison.ddof)}"
 
     def _repr_html_(self) -> str:
-        """Return the table that a notebook shows."""
-        return html_table(*score_table(self.entries, self.comparison.ddof).texts())
+        """Return the table that a notebook shows, and where a bag of words is better than all methods."""
+        return scores_as_html(self.entries, self.comparison.ddof)
 
 
 def _number(cell: str) -> str | float | None:

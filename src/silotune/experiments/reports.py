@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from silotune.core.html_table import html_table
 from silotune.errors import InputError
 from silotune.experiments.compare import ComparisonResult
 from silotune.experiments.report.entries import ReportEntry, read_entries
 from silotune.experiments.report.html_page import write_report
+from silotune.experiments.report.shown_scores import scores_as_html, scores_as_text
 from silotune.experiments.report.table_files import table_csv
-from silotune.experiments.report.tables_by_method import as_text, score_table
 from silotune.runs.run_result import Run
 
 if TYPE_CHECKING:
@@ -69,9 +68,8 @@ class Report:
         return pandas.read_csv(io.StringIO(table_csv(self.entries, self.ddof)))
 
     def __repr__(self) -> str:
-        table = score_table(self.entries, self.ddof)
-        return f"Report({str(self.path)!r}): {table.title}\n{as_text(table)}"
+        return f"Report({str(self.path)!r}): {scores_as_text(self.entries, self.ddof)}"
 
     def _repr_html_(self) -> str:
         """Return the table of scores that a notebook shows."""
-        return html_table(*score_table(self.entries, self.ddof).texts())
+        return scores_as_html(self.entries, self.ddof)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config import SiloConfig
-from silotune.config.tables import Table, table_rows
+from silotune.config.tables import MEMORY_PREFIX, Table, table_rows
 from silotune.data.instructions import find_format, generation_rows, instruction_rows
 from silotune.data.readers import Record, read_records
 from silotune.data.rows import Row
@@ -55,7 +55,7 @@ def score_rows(
     Raises:
         InputError: no finished run there, no such silo, or rows that do not fit its task.
     """
-    path = Path(source) if isinstance(source, (str, Path)) else Path(TABLE)
+    path = Path(source) if isinstance(source, (str, Path)) else Path(MEMORY_PREFIX + TABLE)
     read_summary(run)  # says what is wrong where no finished run is
     config = read_config(str(run / "config.yaml"))
     own = own_files(config, silo)
@@ -75,7 +75,7 @@ def score_rows(
             raise InputError(f"--predictions: silo {silo!r} is judged by {model.task.metric}, which writes no answers")
         write_predictions(Path(predictions), [(silo, measured, tokenized)])
     details = score_details(measured, tokenized, Bootstrap(resamples, config.seed, silo, "file"))
-    return {"silo": silo, "file": str(path), "level": LEVEL, **(details or {})}
+    return {"silo": silo, "file": str(path).removeprefix(MEMORY_PREFIX), "level": LEVEL, **(details or {})}
 
 
 def _rows(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from silotune.config import Config, load_resolved
+from silotune.config.precision import PrecisionConfig
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.core.tensors import State, Tensors, unflatten
 from silotune.data.tasks import Task, read_task
@@ -170,6 +171,8 @@ class _FinishedRun:
             elsewhere["backbone"] = config.backbone.model_copy(update={"device_map": device_map})
         config = config.model_copy(update=elsewhere)
         if precision is not None:
+            if precision not in (names := get_args(PrecisionConfig.model_fields["name"].annotation)):
+                raise unknown_name_error("precision", precision, names)
             config = config.model_copy(update={"precision": config.precision.model_copy(update={"name": precision})})
         return cls(path, Checkpoints(path / "checkpoints"), summary, config, method, *_tasks(path, summary))
 

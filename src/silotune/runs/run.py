@@ -43,8 +43,8 @@ from silotune.runs.summary import intervals, state_digest, summarize
 
 
 def default_folder(source: str, config: Config) -> Path:
-    """Return the run folder if the user gives none: `runs/SOURCE-METHOD-seedN`."""
-    return Path("runs") / f"{Path(source).stem}-{config.method.name}-seed{config.seed}"
+    """Return the run folder if the user gives none: `runs/SOURCE-METHOD-seedN`, or `runs/METHOD-seedN`."""
+    return Path("runs") / "-".join(filter(None, (Path(source).stem, config.method.name, f"seed{config.seed}")))
 
 
 def run(

@@ -78,6 +78,7 @@ class NotebookBar(Callback):
         self._time_left = TimeLeft(rounds)
         self._scores = ""
         self._shown = ""
+        self._share, self._finished = 0.0, False
         self._display = display_module.display(self._html(self._page(0.0, "loading")), display_id=True)
 
     def on_progress(self, round: int, what: str, done: int, total: int) -> None:
@@ -93,8 +94,15 @@ class NotebookBar(Callback):
     def on_end(self, summary: Mapping[str, Any]) -> None:
         """See `Callback.on_end`."""
         self._show(1.0, f"{self._rounds} rounds, {duration(float(summary['seconds']))}")
+        self._finished = True
+
+    def close(self) -> None:
+        """See `Callback.close`: after an error or an interruption the bar stays where it is, and says so."""
+        if not self._finished:
+            self._show(self._share, "stopped")
 
     def _show(self, share: float, text: str) -> None:
+        self._share = share
         page = self._page(share, text)
         if page != self._shown and self._display is not None:
             self._shown = page
