@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import yaml
 
+from silotune import run
+from silotune.data.loading import load_silos
+from silotune.runs.build.resolve import read_config
+from silotune.runs.build.run_warnings import run_warnings
 from tests.support.command_line import Silotune, reviews, tree, write_csv
 
 
@@ -84,6 +89,26 @@ def test_a_run_begins_with_its_warnings(silotune: Silotune, place: Path) -> None
     summary = json.loads((place / "out" / "summary.json").read_text(encoding="utf-8"))
     assert summary["average"] is None
     assert summary["averages"].keys() == {"macro_f1", "accuracy"}
+
+
+def test_python_warns_where_it_shows_progress(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, progress in enumerate((True, None)):
+        run("federation.yaml", out=f"out-{number}", progress=progress, train={"steps": 1})
+        assert ("warning: silo 'north': 4 test rows" in capsys.readouterr().err) == bool(progress)
+
+
+def test_the_first_token_of_the_default_backbone_is_warned_of(place: Path) -> None:
+    config = read_config("federation.yaml")
+    said = {
+        (backbone, pooling): any("head.pooling" in line for line in run_warnings(changed, load_silos(changed)))
+        for backbone in ("default", config.backbone.name)
+        for pooling in ("first", "mean")
+        for changed in [read_config("federation.yaml", [f"backbone={backbone}", f"head.pooling={pooling}"])]
+    }
+    assert [pair for pair, warned in said.items() if warned] == [("default", "first")]
+    at_the_mask = read_config("", ["method=fedprompt", "silos=[{name: a, path: .}]"])
+    assert (at_the_mask.head.name, at_the_mask.head.pooling) == ("verbalizer", "first")
+    assert run_warnings(at_the_mask, ()) == []
 
 
 def test_the_picture_of_label_shares(silotune: Silotune, place: Path) -> None:

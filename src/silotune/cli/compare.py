@@ -41,7 +41,9 @@ def compare(
     workers: WorkersOption = None,
     address: AddressOption = None,
     ablation: Annotated[bool, typer.Option("--ablation", help="Also the ablations of the method's paper.")] = False,
-    variant: Annotated[list[str] | None, typer.Option(help="Another entry: 'name: key=value …'; repeatable.")] = None,
+    variant: Annotated[
+        list[str] | None, typer.Option(help="In place of the file's variants: 'name: key=value …'; repeatable.")
+    ] = None,
     only: Annotated[list[str] | None, typer.Option(help="Entries of these names ('fedavg-rte-*'); repeatable.")] = None,
     list_items: Annotated[
         bool, typer.Option("--list", help="The papers' tables and figures, and what makes them.")

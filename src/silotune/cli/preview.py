@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from silotune.cli.console import console, say
 from silotune.core.determinism import numerics
-from silotune.data.row_checks import warnings_of
 from silotune.data.rows import SiloData
 from silotune.errors import InputError
 from silotune.runs.build.builder import build
 from silotune.runs.build.model import BackboneRequirements
 from silotune.runs.build.resolve import make_method
+from silotune.runs.build.run_warnings import run_warnings
 from silotune.runs.summary import parameters
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def preview_run(config: Config) -> None:
     """
     rows: list[SiloData] = []
     federation = _built(config, None, rows)
-    for line in warnings_of(rows, config.partition.name != "none"):
+    for line in run_warnings(config, rows):
         say(f"warning: {line}")
     for silo in rows[:_MOST_SILOS]:
         counts = ", ".join(f"{number:,} {split}" for split, number in silo.splits.counts().items())

@@ -17,7 +17,6 @@ from silotune.core.process_pool import end_unguarded_worker
 from silotune.core.stages import measured, seconds_so_far, stage
 from silotune.core.tensors import digest, flatten
 from silotune.core.workers import Workers
-from silotune.data.row_checks import warnings_of
 from silotune.data.rows import SiloData
 from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.evaluation.baselines import baselines
@@ -28,8 +27,9 @@ from silotune.runs.build.builder import build
 from silotune.runs.build.model import BackboneRequirements
 from silotune.runs.build.read_start import keep_start
 from silotune.runs.build.resolve import read_config
+from silotune.runs.build.run_warnings import run_warnings
 from silotune.runs.callbacks import Callback
-from silotune.runs.callbacks.display import default_display
+from silotune.runs.callbacks.display import default_display, warn_on_stderr
 from silotune.runs.callbacks.feed import EventFeed
 from silotune.runs.engines.base import Engine, Progress
 from silotune.runs.engines.in_process import InProcessEngine
@@ -71,7 +71,8 @@ def run(
             what is called before every piece of work with (round, description, silos done, silos).
         backbone: one already loaded, to run several configurations over it; or the configuration's key.
         announce: called with each line about the run's privacy guarantee, before the first round.
-        warn: called with each warning about the rows, before the first round.
+        warn: called with each warning about the rows and the head, before the first round. None: where progress is
+            shown, they are printed on stderr.
         workers: number of processes that train silos, or `Workers` on a Ray cluster; the bits do not depend on it.
         callbacks: follow the run.
         keys: keys of the configuration; a group of keys is a dictionary. `silos` may be tables:
@@ -93,6 +94,8 @@ def run(
     path = Path(out) if out is not None else default_folder("run" if isinstance(source, Config) else source, config)
     called = progress if callable(progress) else None
     shown = [] if callable(progress) else default_display(progress, config.method.name, config.rounds)
+    if warn is None and shown:
+        warn = warn_on_stderr
     with (
         measured(),
         numerics(config.precision.deterministic, config.precision.tf32),
@@ -123,7 +126,7 @@ def _run(
 
     def look(silos: list[SiloData]) -> None:
         if warn is not None:
-            for line in warnings_of(silos, config.partition.name != "none"):
+            for line in run_warnings(config, silos):
                 warn(line)
         if config.evaluation.baselines:
             kept.extend(silos)

@@ -188,6 +188,11 @@ def default_display(progress: bool | None, title: str, rounds: int) -> Sequence[
     return [RoundLines(_to_stderr, title, rounds)] if progress else []
 
 
+def warn_on_stderr(line: str) -> None:
+    """Print a warning, where progress is shown."""
+    _to_stderr(f"warning: {line}")
+
+
 def _to_stderr(text: str) -> None:
     import sys
 
