@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from silotune.communication.messages import broadcast_message
-from silotune.core.norms import delta
+from silotune.core.norms import change_of
 from silotune.core.tensors import State, Tensors, flatten
 from silotune.data.tokenized import TokenizedRows
 from silotune.runs.build.builder import build
@@ -122,7 +122,7 @@ def _update(federation: Federation, silo: Silo, shared: State, broadcast: bytes)
     (reply,) = federation.client().rounds([silo], broadcast)
     received = federation.coordinator.read_reply(1, reply).update
     assert received is not None, "an honest silo's update is read"
-    return {name: tensor.float() for name, tensor in delta(flatten(shared), received.tensors).items()}
+    return {name: tensor.float() for name, tensor in change_of(flatten(shared), received.tensors).items()}
 
 
 def _changed_tokens(update: Tensors, members: TokenizedRows) -> dict[str, float]:

@@ -14,7 +14,8 @@ import yaml
 
 from silotune.config import dump
 from silotune.data.loading import load_silos
-from silotune.data.readers import labeled_rows, read_records
+from silotune.data.readers import read_records
+from silotune.data.targets import labeled_rows
 from silotune.errors import InputError
 from silotune.runs.build.resolve import read_config
 from tests.support.command_line import reviews

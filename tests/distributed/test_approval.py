@@ -10,7 +10,7 @@ import yaml
 from silotune.distributed.coordinator import dispatcher
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import decode
-from silotune.distributed.silo.approval import FOLDER, Approvals
+from silotune.distributed.silo.approvals import FOLDER, Approvals
 from silotune.distributed.silo.session import Session
 from silotune.errors import InputError, SilotuneError
 from silotune.runs.run import run

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from silotune.core.chained_log import check_chain
-from silotune.core.norms import delta, total_norm
+from silotune.core.norms import change_of, total_norm
 from silotune.core.serialization import read_tensors
 from silotune.distributed.protocol.frames import decode
 from silotune.distributed.silo.session import Session
@@ -52,7 +52,7 @@ def test_shapes_numbers_and_norm_are_those_of_the_message(tiny_config, tmp_path)
     before, after = read_tensors(sent.blobs["broadcast"]), read_tensors(came.blobs["message"])
     assert said["tensors"] == {name: list(tensor.shape) for name, tensor in after.items()}
     assert said["numbers"] == sum(tensor.numel() for tensor in after.values())
-    assert said["norm"] == pytest.approx(total_norm(delta(before, after).values(), "l2"))
+    assert said["norm"] == pytest.approx(total_norm(change_of(before, after).values(), "l2"))
     assert said["norm"] > 0
     assert (said["run"], said["round"]) == (sent.fields["run"], 1)
 

@@ -12,7 +12,7 @@ import pytest
 from silotune.core.chained_log import check_chain
 from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, decode, receive
 from silotune.distributed.silo import worker
-from silotune.distributed.silo.approval import Approvals
+from silotune.distributed.silo.approvals import Approvals
 from silotune.distributed.silo.session import Session
 from silotune.distributed.silo.worker_metrics import WorkerMetrics
 from tests.support.session_rig import federate, local_configs

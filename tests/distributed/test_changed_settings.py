@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from silotune.config.trees import flat
-from silotune.distributed.silo.approval import Approvals
+from silotune.distributed.silo.approvals import Approvals
 from silotune.distributed.silo.changed_settings import changed_settings
 from tests.support.malicious import Malicious
 from tests.support.session_rig import local_configs

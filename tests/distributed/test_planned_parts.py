@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from silotune.core.tensors import flatten
-from silotune.distributed.silo.approval import Approvals
+from silotune.distributed.silo.approvals import Approvals
 from silotune.distributed.silo.planned_parts import PlannedParts
 from silotune.runs.build.builder import build
 from tests.support.malicious import ALLOWED, Malicious

@@ -14,7 +14,7 @@ from silotune.cli.app import FEDERATION, app
 from silotune.cli.console import JsonOption, say
 
 if TYPE_CHECKING:
-    from silotune.distributed.silo.approval import Approvals, State
+    from silotune.distributed.silo.approvals import Approvals, State
 
 silo = typer.Typer(help="A silo's own decisions: which runs it takes part in.", no_args_is_help=True)
 
@@ -86,7 +86,7 @@ def _decide(run: str, config: Path | None, state: State) -> None:
 
 def _approvals(config: Path | None) -> Approvals:
     """Return the decisions kept in the folder of a silo's file."""
-    from silotune.distributed.silo.approval import Approvals
+    from silotune.distributed.silo.approvals import Approvals
     from silotune.distributed.silo.silo_config import read_silo_settings
 
     return Approvals(Path(read_silo_settings(usual_file(config)).folder))

@@ -1,4 +1,7 @@
-"""`differences` lists the keys in which two configurations differ, by which `--resume` and `compare` refuse one."""
+"""`differences`: the keys in which two configurations differ, for which `--resume` and `compare` refuse a run folder.
+
+A key whose default differed in an earlier version is here, too, so that its run folders still compare equal.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`delta` (after minus before), `total_norm` (L1 or L2 over all tensors), `clip_to_norm`; all in float64."""
+"""`change_of` (after minus before), `total_norm` (L1 or L2 over all tensors), `clip_to_norm`; all in float64."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def clip_to_norm(change: Tensors, bound: float, norm: Norm) -> Tensors:
     return change if factor == 1 else {name: tensor * factor for name, tensor in change.items()}
 
 
-def delta(before: Tensors, tensors: Tensors) -> Tensors:
+def change_of(before: Tensors, after: Tensors) -> Tensors:
     """Return the update `θ_k − θ` in float64.
 
     Args:
         before: θ, the tensors before training.
-        tensors: θ_k, the trained tensors; their names are a subset of `before`'s.
+        after: θ_k, the trained tensors; their names are a subset of `before`'s.
     """
-    return dict(iter_delta(before, tensors))
+    return dict(iter_change(before, after))
 
 
-def iter_delta(before: Tensors, tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
+def iter_change(before: Tensors, after: Tensors) -> Iterator[tuple[str, Tensor]]:
     """Yield `(name, θ_k − θ)` in float64, one tensor at a time, so that the update is never in memory as a whole."""
-    for name, tensor in tensors.items():
+    for name, tensor in after.items():
         yield name, tensor.double() - before[name].double()

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -244,52 +244,6 @@ def label_names(labels: Iterable[str | int]) -> tuple[str, ...]:
     return tuple(sorted(names, key=int)) if numeric else tuple(names)
 
 
-def truth_value(label: str, known: Collection[str]) -> str:
-    """Return a label as it is known if both are truth values (`true` of JSON, `True` in a CSV of pandas).
-
-    Any other label is returned as it is, and so is one that is known.
-    """
-    if label in known:
-        return label
-    written = {name.casefold(): name for name in known}
-    return written.get(label.casefold(), label) if {*written} == {"false", "true"} else label
-
-
-def labeled_rows(
-    path: Path,
-    records: Sequence[Record],
-    text_columns: Sequence[str],
-    label_column: str,
-    names: Sequence[str],
-    by_index: bool,
-) -> list[Row]:
-    """Make rows with label indices.
-
-    Args:
-        path: the file, for messages.
-        records: rows of the file.
-        text_columns: the text column, or the two columns of a pair.
-        label_column: the label column.
-        names: label names of the task.
-        by_index: whether a whole-number label is an index into `names` (data sets with a `meta.json`).
-
-    Raises:
-        InputError: a column is missing, a cell is invalid, or the task does not have the label.
-    """
-    index = {name: position for position, name in enumerate(names)}
-    rows = []
-    for number, (record, value) in enumerate(
-        zip(records, _checked_labels(path, records, text_columns, label_column), strict=True), 1
-    ):
-        position = value if by_index and isinstance(value, int) else index.get(truth_value(str(value), index), -1)
-        if not 0 <= position < len(names):
-            raise InputError(
-                f"{source_name(path)}: row {number}: unknown label {value!r}; allowed: {', '.join(map(str, names))}"
-            )
-        rows.append(Row(tuple(read_text(path, number, record, column) for column in text_columns), position))
-    return rows
-
-
 def with_groups(path: Path, records: Sequence[Record], rows: Sequence[Row], column: str | None) -> list[Row]:
     """Set each row's `group` to its cell in a column; an empty text if the cell is empty.
 
@@ -312,10 +266,3 @@ def _group_name(cell: object) -> str:
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return ""
     return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell).strip()
-
-
-def _checked_labels(
-    path: Path, records: Sequence[Record], text_columns: Sequence[str], label_column: str
-) -> list[str | int]:
-    require_columns(path, records[0], [*text_columns, label_column])
-    return read_labels(path, records, label_column)

@@ -1,9 +1,12 @@
-"""What rows are to be answered with: `target_rows` reads labels, numbers or sets of labels; `target_tensor`."""
+"""`target_rows`: rows with their targets, which are labels (`labeled_rows`), numbers or label sets; `target_tensor`.
+
+A label is one of the task's classes, a number belongs to a regression, and a label set to rows with several labels.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import torch
 from torch import Tensor
 
 from silotune.config.tables import source_name
-from silotune.data.readers import Record, label_names, labeled_rows, read_text, require_columns
+from silotune.data.readers import Record, label_names, read_labels, read_text, require_columns
 from silotune.data.rows import Row
 from silotune.data.tasks import Task
 from silotune.errors import InputError
@@ -57,6 +60,52 @@ def target_rows(
         else:
             rows.append(Row(texts, 0, target=_indices(read_label_set(cell, where, separator), task, by_index, where)))
     return rows
+
+
+def labeled_rows(
+    path: Path,
+    records: Sequence[Record],
+    text_columns: Sequence[str],
+    label_column: str,
+    names: Sequence[str],
+    by_index: bool,
+) -> list[Row]:
+    """Make rows with label indices.
+
+    Args:
+        path: the file, for messages.
+        records: rows of the file.
+        text_columns: the text column, or the two columns of a pair.
+        label_column: the label column.
+        names: label names of the task.
+        by_index: whether a whole-number label is an index into `names` (data sets with a `meta.json`).
+
+    Raises:
+        InputError: a column is missing, a cell is invalid, or the task does not have the label.
+    """
+    require_columns(path, records[0], [*text_columns, label_column])
+    labels = read_labels(path, records, label_column)
+    index = {name: position for position, name in enumerate(names)}
+    rows = []
+    for number, (record, value) in enumerate(zip(records, labels, strict=True), 1):
+        position = value if by_index and isinstance(value, int) else index.get(truth_value(str(value), index), -1)
+        if not 0 <= position < len(names):
+            raise InputError(
+                f"{source_name(path)}: row {number}: unknown label {value!r}; allowed: {', '.join(map(str, names))}"
+            )
+        rows.append(Row(tuple(read_text(path, number, record, column) for column in text_columns), position))
+    return rows
+
+
+def truth_value(label: str, known: Collection[str]) -> str:
+    """Return a label as it is known if both are truth values (`true` of JSON, `True` in a CSV of pandas).
+
+    Any other label is returned as it is, and so is one that is known.
+    """
+    if label in known:
+        return label
+    written = {name.casefold(): name for name in known}
+    return written.get(label.casefold(), label) if {*written} == {"false", "true"} else label
 
 
 def read_number(cell: object, where: str) -> float:

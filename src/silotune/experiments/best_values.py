@@ -12,7 +12,7 @@ from silotune.core.files import write_text
 from silotune.core.yaml_text import dump_yaml
 from silotune.errors import InputError
 
-FILE = "best.yaml"
+BEST_FILE = "best.yaml"
 
 
 def to_words(keys: Mapping[str, Any]) -> tuple[str, ...]:
@@ -33,7 +33,7 @@ def write_best(out: Path, best: Mapping[str, Mapping[str, Any]], remark: str) ->
     """
     comment = "".join(f"# {line}\n" for line in remark.splitlines())
     tree = {"per_method": {method: dict(keys) for method, keys in best.items()}}
-    path = out / FILE
+    path = out / BEST_FILE
     write_text(path, comment + dump_yaml(tree))
     return path
 
@@ -56,9 +56,9 @@ def read_best(folders: Iterable[str], methods: Sequence[str]) -> dict[str, tuple
     if not sources:
         return {}
     for name in sources:
-        path = Path(name) / FILE if Path(name).is_dir() else Path(name)
+        path = Path(name) / BEST_FILE if Path(name).is_dir() else Path(name)
         if not path.is_file():
-            raise InputError(f"best={name}: no finished sweep there (no {FILE})")
+            raise InputError(f"best={name}: no finished sweep there (no {BEST_FILE})")
         entries = read_tree(path).get("per_method")
         if not isinstance(entries, dict) or not all(isinstance(keys, dict) for keys in entries.values()):
             raise InputError(f"best={name}: {path.name} must map methods to groups of keys under per_method")

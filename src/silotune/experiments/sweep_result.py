@@ -16,7 +16,7 @@ from silotune.core.html_table import html_table
 from silotune.core.process_pool import end_unguarded_worker
 from silotune.core.workers import Workers
 from silotune.errors import OR_RESUME, InputError, require_unused
-from silotune.experiments.best_values import FILE
+from silotune.experiments.best_values import BEST_FILE
 from silotune.experiments.runner import CallbackFactory, OnCellDone, OnCellsBegin
 from silotune.experiments.sweep import TABLE, Sweep, TrialResult, best_trial, read_sweep, run_sweep
 from silotune.runs.callbacks.display import default_display
@@ -114,7 +114,7 @@ class SweepResult:
     @property
     def files(self) -> tuple[Path, Path]:
         """The table of trials and the best values."""
-        return self.folder / TABLE, self.folder / FILE
+        return self.folder / TABLE, self.folder / BEST_FILE
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return `sweep.csv`: a row for every trial."""

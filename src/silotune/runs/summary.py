@@ -1,4 +1,4 @@
-"""`summarize` makes `summary.json` at the best round: scores, counts, costs, attack, tasks left out; `state_digest`."""
+"""`summarize`: scores, counts, costs of the best round for `summary.json`; `averages`, `parameters`, `state_digest`."""
 
 from __future__ import annotations
 

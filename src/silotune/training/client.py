@@ -19,7 +19,7 @@ from silotune.communication.messages import (
 )
 from silotune.communication.privacy.budget import Privacy
 from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline
-from silotune.core.norms import delta, iter_delta, total_norm
+from silotune.core.norms import change_of, iter_change, total_norm
 from silotune.core.tensors import State, Tensors, flatten
 from silotune.methods.parts import Scope
 from silotune.training.local_round import LocalResult
@@ -118,7 +118,9 @@ class SiloClient:
             before = flatten({name: shared.get(name, {}) for name in parts})
             sent = scale_update(result.state, shared, parts, silo.attack_scale)
             if self.uplink.names:
-                encoded, kept = self.uplink.send(delta(before, shared_tensors(sent, parts)), memory, silo.name, number)
+                encoded, kept = self.uplink.send(
+                    change_of(before, shared_tensors(sent, parts)), memory, silo.name, number
+                )
                 message = change_message(encoded, self.uplink.label, number, silo.name, silo.rows)
                 # an error of a part that is drawn anew says nothing of the next one
                 lasting = {key: error for key, error in kept.items() if not parts[key.split("/")[1]].redrawn}
@@ -126,7 +128,7 @@ class SiloClient:
                 leaving = self.uplink.changes(encoded, before, silo.name, number)
             else:
                 message = update_message(sent, parts, number, silo.name, silo.rows)
-                leaving = iter_delta(before, shared_tensors(sent, parts))
+                leaving = iter_change(before, shared_tensors(sent, parts))
             norm = _norm(leaving) if self.measures else None
         self._keep(silo, result)
         return SiloReply(silo.name, message, result.metrics, result.note, norm)

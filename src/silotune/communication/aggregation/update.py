@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from silotune.core.norms import clipping_factor, iter_delta, total_norm
+from silotune.core.norms import clipping_factor, iter_change, total_norm
 from silotune.core.tensors import Tensors
 
 
@@ -54,7 +54,7 @@ def in_name_order(updates: Iterable[Update], silos: Sequence[str]) -> Iterator[U
 
 def change_norm(tensors: Tensors, before: Tensors) -> float:
     """Return `‖θ_k − θ‖₂` over all tensors: the norm of the change."""
-    return total_norm((change for _, change in iter_delta(before, tensors)), "l2")
+    return total_norm((change for _, change in iter_change(before, tensors)), "l2")
 
 
 def clipped(update: Update, before: Tensors, limit: float) -> Update:
@@ -69,6 +69,6 @@ def clipped(update: Update, before: Tensors, limit: float) -> Update:
         return update
     tensors = {
         name: (before[name].double() + change * factor).to(update.tensors[name].dtype)
-        for name, change in iter_delta(before, update.tensors)
+        for name, change in iter_change(before, update.tensors)
     }
     return replace(update, tensors=tensors)

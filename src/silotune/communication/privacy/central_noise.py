@@ -13,7 +13,7 @@ import torch
 from silotune.communication.aggregation.update import Update
 from silotune.communication.privacy.gaussian import Gaussian
 from silotune.communication.privacy.noise_stream import noise_stream_for
-from silotune.core.norms import clip_to_norm, delta
+from silotune.core.norms import change_of, clip_to_norm
 from silotune.core.tensors import Tensors
 
 COORDINATOR = ":coordinator"
@@ -44,7 +44,7 @@ class CentralNoise:
         """Return the shared parts after a round; `updates` are in silo-name order."""
         mean: Tensors = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in before.items()}
         for update in updates:
-            for name, tensor in clip_to_norm(delta(before, update.tensors), self.clip, "l2").items():
+            for name, tensor in clip_to_norm(change_of(before, update.tensors), self.clip, "l2").items():
                 mean[name] += tensor / self.silos
         noise = Gaussian(self.multiplier * self.clip / self.silos)
         noised = noise(mean, noise_stream_for(self.seed, self.secret, COORDINATOR, round_number, mean, repr(noise)))

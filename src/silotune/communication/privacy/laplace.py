@@ -1,4 +1,4 @@
-"""`Laplace`, a step of the uplink, adds Laplace noise; `laplace_scale` makes its scale of clip and epsilon."""
+"""`Laplace`, a step of the uplink, adds noise of `laplace_scale`; `laplace_number` is the noise on one score."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def laplace_scale(clip: float, epsilon: float) -> float:
     return 2 * clip / epsilon
 
 
-def laplace(uniform: Tensor, scale: float) -> Tensor:
+def laplace_tensor(uniform: Tensor, scale: float) -> Tensor:
     """Uniform numbers in (0, 1) → Laplace numbers, by the inverse of the distribution function."""
     centered = uniform - 0.5
     return -scale * centered.sign() * torch.log1p(-2 * centered.abs())
@@ -44,6 +44,6 @@ class Laplace:
     def __call__(self, change: Tensors, draws: NoiseStream) -> Tensors:
         """See `uplink.pipeline.UplinkStep`."""
         return {
-            name: tensor.double() + laplace(draws.uniform(PURPOSE, name, tuple(tensor.shape)), self.scale)
+            name: tensor.double() + laplace_tensor(draws.uniform(PURPOSE, name, tuple(tensor.shape)), self.scale)
             for name, tensor in change.items()
         }

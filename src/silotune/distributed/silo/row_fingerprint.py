@@ -13,7 +13,7 @@ from silotune.core.clock import log_line
 from silotune.core.files import write_text
 from silotune.data.rows import Splits
 from silotune.distributed.protocol.handshake import HandshakeRefused
-from silotune.distributed.silo.approval import configuration_digest
+from silotune.distributed.silo.approvals import configuration_digest
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.state_store import StateStore
 from silotune.errors import InputError

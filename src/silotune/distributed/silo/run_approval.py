@@ -7,7 +7,7 @@ from pathlib import Path
 
 from silotune.config import Config
 from silotune.distributed.protocol.handshake import WAITS_FOR_APPROVAL, HandshakeRefused
-from silotune.distributed.silo.approval import Approvals, configuration_digest, configuration_of
+from silotune.distributed.silo.approvals import Approvals, configuration_digest, configuration_of
 from silotune.distributed.silo.policy import Policy
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.state_store import check_run_id
@@ -35,7 +35,7 @@ def require_approval(
         HandshakeRefused: the operator rejected the run, or too many runs wait.
     """
     check_run_id(run)
-    if settings.approval == "policy" or settings.config is not None:
+    if _needs_no_approval(settings):
         return
     approvals, configuration = Approvals(Path(settings.folder)), configuration_of(config)
     digest = configuration_digest(configuration)
@@ -62,7 +62,12 @@ def still_approved(settings: SiloSettings, run: str, config: Config) -> bool:
         run: the run's id.
         config: the run's, as it was sent.
     """
-    if settings.approval == "policy" or settings.config is not None:
+    if _needs_no_approval(settings):
         return True
     request = Approvals(Path(settings.folder)).find(run, configuration_digest(configuration_of(config)))
     return request is not None and request.state == "approved"
+
+
+def _needs_no_approval(settings: SiloSettings) -> bool:
+    """Return whether the policy decides alone, or the parties agreed on a configuration, which is checked elsewhere."""
+    return settings.approval == "policy" or settings.config is not None

@@ -10,7 +10,7 @@ from silotune.distributed.silo.silo_config import SiloSettings
 
 if TYPE_CHECKING:
     from silotune.config import Config
-    from silotune.distributed.silo.approval import Request
+    from silotune.distributed.silo.approvals import Request
     from silotune.training.federation import Federation
 
 LONGEST_VALUE = 200

@@ -21,9 +21,8 @@ from silotune.models.backbone.fingerprint import WeightIdentity
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.hooks import FunctionalWrapper, HookManager
 from silotune.models.backbone.lm_head import LMHead, without_lm_head
-from silotune.models.backbone.memory import linear_weights
 from silotune.models.backbone.padding import Padding, known_masks
-from silotune.models.backbone.quantization import NONE
+from silotune.models.backbone.quantization import NONE, linear_weights
 from silotune.models.backbone.shared_activations import SharedActivations
 from silotune.models.backbone.shared_weights import SharedWeights
 from silotune.models.backbone.virtual_tokens import (

@@ -1,4 +1,4 @@
-"""`require_room_for_weights` refuses a backbone larger than free memory; `linear_weights` counts weights."""
+"""`require_room_for_weights` refuses a backbone whose weights are larger than the free memory of its devices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from silotune.errors import InputError
 from silotune.models.backbone.device import GIB, free_memory
@@ -65,19 +64,6 @@ def require_room_for_weights(
     smallest = f"; the smallest is {min(smaller.values()) / GIB:.1f} GiB" if smaller else "; tuner=full keeps float32"
     remedy = f"what would fit: {', '.join(fitting)}" if fitting else f"no smaller precision of it would fit{smallest}"
     raise InputError(
-        f"backbone: the weights of {name!r} take {needed / GIB:.1f} GiB, and {' and '.join(map(str, devices))} has "
-        f"{free / GIB:.1f} GiB free; "
-        f"{remedy}"
+        f"backbone: the weights of {name!r} take {needed / GIB:.1f} GiB, and {' and '.join(map(str, devices))} "
+        f"{'has' if len(devices) == 1 else 'have'} {free / GIB:.1f} GiB free; {remedy}"
     )
-
-
-def linear_weights(base: nn.Module) -> int:
-    """Count the weights of a transformer's linear layers, quantized or not."""
-    return sum(map(_weights_of_linear, base.modules()))
-
-
-def _weights_of_linear(module: Any) -> int:
-    if hasattr(module, "in_features"):  # quantized weights have other shapes
-        return int(module.in_features * module.out_features)
-    weight = None if isinstance(module, nn.Embedding) else getattr(module, "weight", None)
-    return weight.numel() if isinstance(weight, Tensor) and weight.dim() == 2 else 0

@@ -219,3 +219,15 @@ def weight_bytes(model: Any, name: str, value_bytes: int) -> int:
     layer_bytes = QUANTIZATIONS[name].layer_bytes
     shapes = quantized_shapes(model, name).values()
     return total + sum(layer_bytes(*shape) - value_bytes * math.prod(shape) for shape in shapes)
+
+
+def linear_weights(base: nn.Module) -> int:
+    """Count the weights of a transformer's linear layers, quantized or not."""
+    return sum(map(_weights_of_linear, base.modules()))
+
+
+def _weights_of_linear(module: Any) -> int:
+    if hasattr(module, "in_features"):  # quantized weights have other shapes
+        return int(module.in_features * module.out_features)
+    weight = None if isinstance(module, nn.Embedding) else getattr(module, "weight", None)
+    return weight.numel() if isinstance(weight, Tensor) and weight.dim() == 2 else 0

@@ -1,4 +1,7 @@
-"""`weight_files`, `model_class_of`, `without_data`: a stored model's files, class and shapes; the offline default."""
+"""A stored model's files, class and shapes (`weight_files`, `model_class_of`, `without_data`); the offline default.
+
+`hub_options` are the arguments of every `from_pretrained`, and `one_message` turns its many errors into one line.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from silotune.data.batching import pad_lists
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.base_forward import encoder_states
 from silotune.models.backbone.forward_plan import ForwardPlan
-from silotune.models.backbone.kv_cache import GenerationCache, room_pays
+from silotune.models.backbone.generation_cache import GenerationCache, room_pays
 from silotune.models.backbone.virtual_tokens import Prefix, mask_columns
 from silotune.models.forward.mixing import MixEntry, make_plan, select_rows
 

@@ -1,4 +1,4 @@
-"""`build_coordinator`, as configured; the run's `privacy_guarantee`; which silos are sampled together, and how many."""
+"""`build_coordinator` makes a run's `Coordinator`; its `privacy_guarantee`; `sampling_groups`, `sampled_sizes`."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def build_coordinator(
     Raises:
         InputError: for an aggregation, an uplink or a secret that cannot be.
     """
-    whole = shared is None
+    shared_is_made = shared is None
     shared = context.initial.shared(silos.values()) if shared is None else shared
     groups = None if context.method.centralized else sampling_groups(config, tasks)
     communicates = any(shared.values())
     secret = read_secret(config.privacy.secret) if communicates else None
-    server, a_round = config.server, sum(chosen for _, chosen in sampled_sizes(config, silos, groups))
-    noise = _central_noise(config, a_round, secret) if communicates else None
+    server, chosen_a_round = config.server, sum(chosen for _, chosen in sampled_sizes(config, silos, groups))
+    noise = _central_noise(config, chosen_a_round, secret) if communicates else None
     # where nothing is combined, no number of silos is too small
-    aggregation = make_aggregation(config.aggregation, a_round) if communicates else AGGREGATIONS["uniform"]
+    aggregation = make_aggregation(config.aggregation, chosen_a_round) if communicates else AGGREGATIONS["uniform"]
     if isinstance(aggregation, SiloAggregation) and (noise is not None or (server.optimizer, server.lr) != ("none", 1)):
         raise InputError(
             f"aggregation={config.aggregation.name}: every silo receives tensors of its own, not one mean; allowed: "
@@ -78,18 +78,18 @@ def build_coordinator(
         noise=noise,
         sent=context.sent,
         by_rows=config.aggregation.name in BY_ROWS,
-        ranks=context.initial.ranks if whole else {},
+        ranks=context.initial.ranks if shared_is_made else {},
         redrawn=context.initial.redrawn,
     )
     return coordinator, privacy_guarantee(config, sorted(silos), groups, labeled) if communicates else None
 
 
-def _central_noise(config: Config, a_round: int, secret: bytes | None) -> CentralNoise | None:
+def _central_noise(config: Config, chosen_a_round: int, secret: bytes | None) -> CentralNoise | None:
     chosen = config.aggregation
     if chosen.noise_multiplier is None:
         return None
     assert chosen.clip is not None, "the section refuses less"
-    return CentralNoise(chosen.noise_multiplier, chosen.clip, a_round, config.seed, secret)
+    return CentralNoise(chosen.noise_multiplier, chosen.clip, chosen_a_round, config.seed, secret)
 
 
 def privacy_guarantee(

@@ -6,16 +6,16 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache
 
-from silotune.models.backbone import kv_cache
+from silotune.models.backbone import generation_cache
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.kv_cache import GenerationCache, room_pays
+from silotune.models.backbone.generation_cache import GenerationCache, room_pays
 from silotune.models.forward.decoding import start_decoding
 from tests.support.language_models import made
 
 
 @pytest.mark.parametrize("with_room", [True, False])
 def test_it_holds_what_transformers_own_holds(with_room, monkeypatch):
-    monkeypatch.setattr(kv_cache, "ROOM", 2)  # so that buffers are replaced on the way
+    monkeypatch.setattr(generation_cache, "ROOM", 2)  # so that buffers are replaced on the way
     config, draws = made("llama")[0].config, torch.Generator().manual_seed(1)
     ours, theirs = GenerationCache(config, None, with_room), DynamicCache(config=config)
     rows = 3
