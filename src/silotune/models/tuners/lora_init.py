@@ -43,7 +43,7 @@ INITS: dict[str, Callable[[int, int, int, torch.Generator], Factors]] = {
     "uniform": _uniform,
     "orthogonal": _orthogonal,
 }
-"""Value of `tuner.init` → a function of input width, output width, rank and generator; of `pissa`: `principal_factors`."""
+"""Value of `tuner.init` → a function of width in, width out, rank and generator; of `pissa`: `principal_factors`."""
 
 
 def principal_factors(backbone: Backbone, module: str, rank: int, device: torch.device) -> Factors:
