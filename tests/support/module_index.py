@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 HEADING = "## Every module in one line\n"
 INTRODUCTION = """
 The first lines of the modules' docstrings, written here by `python -m tests.support.module_index`.
-A name in several rooms is about the same subject at each of these levels (`partition.py`, `evaluation.py`).
+A name in several rooms (partition, evaluation, coordinator) is about the same subject at each of these levels.
 """
 
 
