@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Part,
         Phase,
         Step,
+        fixed,
         frozen,
         previous,
         private,
@@ -78,6 +79,7 @@ __all__ = [
     "__version__",
     "compare",
     "evaluate",
+    "fixed",
     "frozen",
     "load_model",
     "load_run",
@@ -98,10 +100,11 @@ __all__ = [
     "transfer",
 ]
 
-_METHOD_NAMES = ("Method", "MethodOptions", "Part", "Phase", "Step", "frozen", "previous", "private", "received")
+_METHOD_CLASSES = ("Method", "MethodOptions", "Part", "Phase", "Step")
+_METHOD_FUNCTIONS = ("fixed", "frozen", "previous", "private", "received", "register_method", "shared")
 
 _MODULES = {
-    **dict.fromkeys((*_METHOD_NAMES, "register_method", "shared"), "silotune.methods"),
+    **dict.fromkeys((*_METHOD_CLASSES, *_METHOD_FUNCTIONS), "silotune.methods"),
     **dict.fromkeys(("Tuner", "TunerOptions", "register_tuner"), "silotune.models.tuners"),
     **dict.fromkeys(("Head", "register_head"), "silotune.models.heads"),
     **dict.fromkeys(("PersonalModel", "Prediction"), "silotune.runs.personal_model"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from silotune.errors import InputError
 from silotune.methods import METHODS, Setting
 from silotune.methods.base import PredictionMix
 from silotune.methods.fdlora import FUSION
@@ -79,7 +80,7 @@ def variant(**changes: object) -> FedMatch:
     ],
 )
 def test_a_slip_is_refused_by_name(changes: dict, complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(InputError, match=complaint):
         check_method(variant(**changes))
 
 
@@ -101,7 +102,7 @@ class Kept(FedMatch):
 def test_a_shared_part_may_go_on_from_the_silos_copy_of_it_and_from_nothing_else(monkeypatch) -> None:
     check_method(Kept(setting()))
     monkeypatch.setattr(Kept, "moves", True)
-    with pytest.raises(ValueError, match="copies the private part 'private' into the shared 'global'"):
+    with pytest.raises(InputError, match="copies the private part 'private' into the shared 'global'"):
         check_method(Kept(setting()))
 
 
@@ -116,7 +117,7 @@ def test_a_prediction_of_an_unknown_part_is_refused() -> None:
         def prediction(self) -> PredictionMix:
             return PredictionMix({"globl": 1})
 
-    with pytest.raises(ValueError, match="unknown part 'globl'"):
+    with pytest.raises(InputError, match="unknown part 'globl'"):
         check_method(Lost(setting()))
 
 
@@ -127,8 +128,22 @@ def test_a_prediction_whose_head_is_an_adapter_is_refused() -> None:
         def prediction(self) -> PredictionMix:
             return PredictionMix({GLOBAL: 1}, head=GLOBAL)
 
-    with pytest.raises(ValueError, match="unknown head 'global'"):
+    with pytest.raises(InputError, match="unknown head 'global'"):
         check_method(Headless(setting()))
+
+
+def test_parts_that_begin_alike_are_private() -> None:
+    class Alike(FedMatch):
+        name = "alike"
+        scope = Scope.PRIVATE
+
+        def parts(self) -> dict[str, Part]:
+            return super().parts() | {PRIVATE: Part(self.setting.tuner, self.scope, alike=True)}
+
+    check_method(Alike(setting()))
+    Alike.scope = Scope.SHARED
+    with pytest.raises(InputError, match="'private' is not private, so that it begins equal in all silos anyway"):
+        check_method(Alike(setting()))
 
 
 def test_a_part_that_begins_as_an_unknown_one_is_refused() -> None:
@@ -138,5 +153,5 @@ def test_a_part_that_begins_as_an_unknown_one_is_refused() -> None:
         def parts(self) -> dict[str, Part]:
             return super().parts() | {PRIVATE: replace(super().parts()[PRIVATE], start="globl")}
 
-    with pytest.raises(ValueError, match="'private' starts from an unknown part 'globl'"):
+    with pytest.raises(InputError, match="'private' starts from an unknown part 'globl'"):
         check_method(Orphan(setting()))

@@ -257,7 +257,7 @@ def test_a_server_phase_over_a_private_part_is_refused():
             return [Phase("server", trains=("head",), views={"full": self.mix}, loss=self.loss)]
 
     method = Wrong(Setting(TUNERS["lora"](TUNERS["lora"].Options()), LinearHead()))  # heads are private by default
-    with pytest.raises(ValueError, match="private part"):
+    with pytest.raises(InputError, match="private part"):
         check_method(method)
 
 

@@ -19,7 +19,6 @@ from silotune.methods import (
     Phase,
     PredictionMix,
     Scalar,
-    Scope,
     State,
     Step,
     Tensors,
@@ -72,8 +71,8 @@ class APFL(Method):
         """Adapter and head of w and of v, which starts as w; and α."""
         tuner, head, options = self.setting.tuner, self.setting.head, cast(APFLOptions, self.options)
         parts = {GLOBAL: shared(tuner), HEAD_GLOBAL: self.head()}
-        parts |= {PRIVATE: Part(tuner, Scope.PRIVATE, start=GLOBAL)}
-        parts |= {HEAD_PRIVATE: Part(head, Scope.PRIVATE, start=HEAD_GLOBAL)}
+        parts |= {PRIVATE: private(tuner, start=GLOBAL)}
+        parts |= {HEAD_PRIVATE: private(head, start=HEAD_GLOBAL)}
         return parts | ({ALPHA: private(Scalar(options.alpha))} if options.adaptive else {})
 
     def phases(self) -> list[Phase]:

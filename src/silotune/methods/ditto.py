@@ -17,7 +17,6 @@ from silotune.methods import (
     Part,
     Phase,
     PredictionMix,
-    Scope,
     Step,
     mean_over_rows,
     private,
@@ -44,7 +43,7 @@ class Ditto(Method):
         tuner, head = self.setting.tuner, self.setting.head
         return {
             GLOBAL: shared(tuner),
-            PRIVATE: Part(tuner, Scope.PRIVATE, start=GLOBAL),
+            PRIVATE: private(tuner, start=GLOBAL),
             HEAD_GLOBAL: self.head(),
             HEAD_PRIVATE: private(head),
         }

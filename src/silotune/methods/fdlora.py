@@ -22,7 +22,6 @@ from silotune.methods import (
     Phase,
     PredictionMix,
     Scalar,
-    Scope,
     State,
     Step,
     copies,
@@ -69,7 +68,7 @@ class FDLoRA(Method):
     def parts(self) -> dict[str, Part]:
         """Both LoRAs with their heads, and the two weights."""
         tuner, head = self.setting.tuner, self.setting.head
-        personal, own_head = Part(tuner, Scope.PRIVATE, GLOBAL), Part(head, Scope.PRIVATE, HEAD_GLOBAL)
+        personal, own_head = private(tuner, start=GLOBAL), private(head, start=HEAD_GLOBAL)
         models = {GLOBAL: shared(tuner), HEAD_GLOBAL: self.head(), PRIVATE: personal, HEAD_PRIVATE: own_head}
         return models | {name: private(Scalar(0.5)) for name in FUSION}
 

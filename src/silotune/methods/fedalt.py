@@ -13,7 +13,6 @@ from silotune.methods import (
     Part,
     Phase,
     PredictionMix,
-    Scope,
     Step,
     TokenMixer,
     copies,
@@ -49,7 +48,7 @@ class FedALT(Method):
         tuner = self.setting.tuner
         return {
             GLOBAL: shared(tuner),
-            PRIVATE: Part(tuner, Scope.PRIVATE, start=GLOBAL),
+            PRIVATE: private(tuner, start=GLOBAL),
             MIXER: private(TokenMixer(tuner)),
             HEAD: private(self.setting.head),
         }

@@ -12,7 +12,6 @@ from silotune.methods import (
     Part,
     Phase,
     PredictionMix,
-    Scope,
     Step,
     mean_over_rows,
     private,
@@ -30,7 +29,7 @@ class FedLoRA(FedIT):
     def parts(self) -> dict[str, Part]:
         """Return FedIT's parts, and a local part and head; the local part starts as the global one."""
         return super().parts() | {
-            PRIVATE: Part(self.setting.tuner, Scope.PRIVATE, start=GLOBAL),
+            PRIVATE: private(self.setting.tuner, start=GLOBAL),
             HEAD: private(self.setting.head),
         }
 

@@ -49,6 +49,7 @@ class Part:
         module: the tuner, group of its tensors, head or other module.
         scope: shared, private or fixed.
         start: another part whose initial values this one copies, e.g. a local adapter that begins as the global one.
+        alike: whether a private part begins equal in all silos (a head: in all silos of one task).
         redrawn: whether the coordinator draws a shared part anew after every round that it has updates of; the
             aggregation has then put elsewhere what silos learned.
     """
@@ -57,6 +58,7 @@ class Part:
     scope: Scope
     start: str | None = None
     redrawn: bool = False
+    alike: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a plain string as scope: it would be neither shared nor private.
@@ -88,9 +90,9 @@ def shared(module: Module, redrawn: bool = False) -> Part:
     return Part(module, Scope.SHARED, redrawn=redrawn)
 
 
-def private(module: Module) -> Part:
-    """Return a part that never leaves the silo."""
-    return Part(module, Scope.PRIVATE)
+def private(module: Module, start: str | None = None, alike: bool = False) -> Part:
+    """Return a part that never leaves the silo; `start` and `alike`: see `Part`."""
+    return Part(module, Scope.PRIVATE, start, alike=alike)
 
 
 def fixed(module: Module) -> Part:

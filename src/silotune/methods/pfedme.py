@@ -18,11 +18,11 @@ from silotune.methods import (
     Part,
     Phase,
     PredictionMix,
-    Scope,
     State,
     Step,
     Tensors,
     mean_over_rows,
+    private,
     proximal,
     shared,
 )
@@ -52,8 +52,8 @@ class PFedMe(Method):
         return {
             GLOBAL: shared(tuner),
             HEAD_GLOBAL: self.head(),
-            PRIVATE: Part(tuner, Scope.PRIVATE, start=GLOBAL),
-            HEAD: Part(head, Scope.PRIVATE, start=HEAD_GLOBAL),
+            PRIVATE: private(tuner, start=GLOBAL),
+            HEAD: private(head, start=HEAD_GLOBAL),
         }
 
     def phases(self) -> list[Phase]:

@@ -20,11 +20,11 @@ def check_method(method: Method) -> None:
     """Check parts, phases and prediction against each other.
 
     Raises:
-        ValueError: if a name is no part or no anchor, a part cannot be used where it is named, a private part is copied
+        InputError: if a name is no part or no anchor, a part cannot be used where it is named, a private part is copied
             into a shared one or used by a phase of the coordinator, or no silo would ever run a phase.
     """
     for fault in _faults(method, method.parts()):
-        raise ValueError(f"method {method.name}: {fault}")
+        raise InputError(f"method {method.name}: {fault}")
 
 
 def _faults(method: Method, parts: dict[str, Part]) -> Iterator[str]:
@@ -34,6 +34,8 @@ def _faults(method: Method, parts: dict[str, Part]) -> Iterator[str]:
             yield f"part name {name!r} holds a slash, colon or plus sign"
         if part.scope is Scope.FIXED and tuner_of(part.module) is None:
             yield f"the fixed part {name!r} is neither a tuner nor a group of its tensors"
+        if part.alike and part.scope is not Scope.PRIVATE:
+            yield f"the part {name!r} is not private, so that it begins equal in all silos anyway; leave alike out"
         if part.redrawn and (part.scope is not Scope.SHARED or tuner_of(part.module) is None):
             yield f"the part {name!r} cannot be drawn anew: it is no shared tuner"
         if name == INSTANCES:

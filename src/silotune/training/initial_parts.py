@@ -93,6 +93,7 @@ class InitialParts:
             return part_tools.copy(start)
         if part.start is not None:  # draw as that part does; a shared one is the same on all silos
             name, silo = part.start, "" if self._parts[part.start].scope is Scope.SHARED else silo
+        silo = "" if part.alike else silo
         return part.module.init(self._backbone, tasks, generator(self._seed, "init", name, silo))
 
 
