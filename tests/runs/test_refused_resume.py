@@ -100,6 +100,11 @@ def test_a_silos_other_file_is_named_alone(refused: Refused, half: Path, place: 
     assert "south" not in line
 
 
+def test_another_description_decides_nothing(silotune: Silotune, half: Path) -> None:
+    outcome = silotune(*RUN, "rounds=2", "description=other words", "--resume")
+    assert (outcome.code, outcome.err) == (0, "")
+
+
 def test_silos_in_another_order(refused: Refused, half: Path, place: Path) -> None:
     path = place / "federation.yaml"
     keys = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -15,7 +15,8 @@ def differences(before: str, after: str) -> list[str]:
     """Return the keys in which two configurations differ, as `section.key: old → new`.
 
     Keys that one text lacks have their defaults, so that a configuration written by an earlier version compares equal.
-    Exceptions: earlier versions always validated by the metric (`evaluation.validation`), and had no `method.guard`.
+    Exceptions: earlier versions always validated by the metric (`evaluation.validation`), and had no `method.guard`. The
+    description does not count.
 
     Args:
         before: a configuration as `dump` writes it.
@@ -37,7 +38,8 @@ def differences(before: str, after: str) -> list[str]:
 def _by_name(tree: dict[str, Any]) -> dict[str, Any]:
     """Return the tree with its silos by name, so that a difference names one silo's key; their order counts, too."""
     silos = {silo["name"]: silo for silo in tree["silos"]}
-    return tree | {"silos": {"(order)": ", ".join(silos)} | silos}
+    words = {key: value for key, value in tree.items() if key != "description"}  # a preset's own text decides nothing
+    return words | {"silos": {"(order)": ", ".join(silos)} | silos}
 
 
 def _with_earlier_defaults(tree: dict[str, Any]) -> dict[str, Any]:
