@@ -263,7 +263,7 @@ def test_a_silo_joins_with_one_command(settings, tmp_path, nodes, served, rows):
     invitation = invited(settings, tmp_path)
     joined = joining.join(invitation, tmp_path / "north", rows)
     silo = read_silo_or_node_settings(joined.settings)
-    assert (silo.name, silo.superlink, silo.policy.preset, silo.approvals, joined.rows) == (
+    assert (silo.name, silo.superlink, silo.policy.preset, silo.approval, joined.rows) == (
         "north", settings.public_address, "partners", "ask", 60,
     )  # fmt: skip
     key = tmp_path / "north" / "silo.key"
