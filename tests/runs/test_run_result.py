@@ -70,6 +70,7 @@ def test_the_default_folder_is_named_after_source_method_and_seed() -> None:
 
 def test_lines_of_progress_on_stderr(tiny_config, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     config = tiny_config("fedavg", "rounds=2", "train.steps=1")
+    capfd.readouterr()  # the backbone may have been written just now
     run(config, out=tmp_path / "silent")
     assert capfd.readouterr().err == ""
     run(config, out=tmp_path / "out", progress=True)

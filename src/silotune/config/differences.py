@@ -15,8 +15,8 @@ def differences(before: str, after: str) -> list[str]:
     """Return the keys in which two configurations differ, as `section.key: old → new`.
 
     Keys that one text lacks have their defaults, so that a configuration written by an earlier version compares equal.
-    Exceptions: earlier versions always validated by the metric (`evaluation.validation`), and had no `method.guard`. The
-    description does not count.
+    Exceptions: earlier versions always validated by the metric (`evaluation.validation`), and had no `method.guard`.
+    The description does not count.
 
     Args:
         before: a configuration as `dump` writes it.
