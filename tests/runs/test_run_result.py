@@ -76,7 +76,7 @@ def test_lines_of_progress_on_stderr(tiny_config, tmp_path: Path, capfd: pytest.
     run(config, out=tmp_path / "out", progress=True)
     said = capfd.readouterr().err.splitlines()
     lines = [line for line in said if not line.startswith("warning: ")]
-    assert "warning: silo 'alpha': 20 test rows" in said[0]
+    assert said[0].startswith("warning: silo 'alpha': ")
     assert [line for line in lines if re.match(r"fedavg: round \d/2: validation \d+\.\d\d \(.*\), \d+ s", line)]
     assert "about" in lines[1]
     assert "left" not in lines[-1]
