@@ -7,6 +7,7 @@ import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,6 +85,16 @@ def log_records(content: bytes) -> Iterator[bytes]:
             record = b""
 
 
+def whole_file(path: Path, kind: Any) -> list[Any]:
+    """The records of a W&B file, once its last one is there: W&B's own process may write it after the run's end."""
+    for _ in range(100):
+        records = [kind.FromString(data) for data in log_records(path.read_bytes())]
+        if records and records[-1].WhichOneof("record_type") == "exit":
+            return records
+        time.sleep(0.1)
+    raise AssertionError(f"{path}: no last record within 10 s")
+
+
 def test_wandb_offline(config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -93,9 +104,7 @@ def test_wandb_offline(config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     logged = interrupted_and_resumed(config, tmp_path / "out", WandB, mode="offline")
     ids, history = set(), {}
     for path in sorted((tmp_path / "out" / "wandb").glob("offline-run-*/*.wandb")):
-        for data in log_records(path.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
+        for record in whole_file(path, wandb_internal_pb2.Record):
             if record.WhichOneof("record_type") == "run":
                 ids.add(record.run.run_id)
             if record.WhichOneof("record_type") == "history":
