@@ -222,7 +222,10 @@ def test_what_is_no_plug_in_is_refused_in_a_line() -> None:
         (lambda: register_aggregation(len), "aggregation <built-in function len>: give its name first, as in register"),
         (lambda: register_codec(Late), f"codec {Late!r}: give its name first, as in register_codec('name')"),
         (lambda: register_codec("len", len), "codec 'len': must be a class with the methods of Codec (got <built-in"),
-        (lambda: register_codec("late", Late), "codec 'late': class Late does not define layout, encode, decode"),
+        (
+            lambda: register_codec("late", Late),
+            "codec 'late': class Late does not define layout, encode, decode, dr",
+        ),
     ):
         with pytest.raises(InputError) as error:
             register()
@@ -259,6 +262,8 @@ def test_noise_before_a_registered_codec_does_not_depend_on_the_process() -> Non
     """A codec's own `repr` may hold an address; its name and options stand for it."""
 
     class Plain:
+        draws = False
+
         layout = encode = decode = staticmethod(print)
 
     register_codec("plain", Plain)

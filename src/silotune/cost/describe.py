@@ -9,6 +9,7 @@ from silotune.core.randomness import generator
 from silotune.core.tensors import count_parameters
 from silotune.data.tasks import Task
 from silotune.methods.parts import Scope
+from silotune.methods.validation import check_method
 from silotune.models.backbone.loading import load_backbone
 from silotune.runs.build.resolve import make_method, read_config
 
@@ -27,10 +28,11 @@ def describe(method: str, overrides: list[str]) -> dict[str, Any]:
         `comes_down` about shared parts that silos receive and never send, empty if there are none.
 
     Raises:
-        InputError: for an unknown method or a bad option.
+        InputError: for an unknown method, one whose parts do not fit together, or a bad option.
     """
     config = read_config("demo", [f"method={method}", *overrides])
     made = make_method(config)
+    check_method(made)
     # Float32, since a part that copies the backbone's weights has them in float32. No part holds the LM head's weights.
     backbone = load_backbone(config.backbone, precision="fp32")
     rows, sent, received = [], [], []

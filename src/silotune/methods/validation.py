@@ -33,7 +33,8 @@ def _faults(method: Method, parts: dict[str, Part]) -> Iterator[str]:
         if {*name} & {*"/:+"}:
             yield f"part name {name!r} holds a slash, colon or plus sign"
         if part.scope is Scope.FIXED and tuner_of(part.module) is None:
-            yield f"the fixed part {name!r} is neither a tuner nor a group of its tensors"
+            way = "private(module, alike=True) makes a part that begins equal in all silos"
+            yield f"the fixed part {name!r} is neither a tuner nor a group of its tensors; {way}"
         if part.alike and part.scope is not Scope.PRIVATE:
             yield f"the part {name!r} is not private, so that it begins equal in all silos anyway; leave alike out"
         if part.redrawn and (part.scope is not Scope.SHARED or tuner_of(part.module) is None):

@@ -105,6 +105,8 @@ def _problem(value: object) -> str | None:
     if not isinstance(value, type):
         return f"must be a class with the methods of Codec (got {value!r})"
     missing = [method for method in ("layout", "encode", "decode") if not callable(getattr(value, method, None))]
+    if not hasattr(value, "draws") and "draws" not in getattr(value, "__annotations__", {}):
+        missing.append("draws")
     if missing:
         return f"class {value.__name__} does not define {', '.join(missing)}"
     return registries.options_problem(value)

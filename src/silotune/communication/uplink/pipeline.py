@@ -18,6 +18,7 @@ from silotune.communication.privacy.noise_stream import NoiseStream, noise_strea
 from silotune.communication.uplink.codecs import Codec, SeededCodec
 from silotune.core.randomness import derive
 from silotune.core.tensors import Tensors
+from silotune.errors import InputError
 
 _MEMORY = "uplink/"
 
@@ -93,6 +94,7 @@ class UplinkPipeline:
             codec = self._codec_of(self.codec, name, silo, round_number)
             chance = drawn.uniform("rounding", name, shape) if codec.draws else None
             entry = codec.encode(corrected, chance)
+            _require_layout(codec, name, entry, shape)
             written |= {name + suffix: value for suffix, value in entry.items()}
             if self.feedback:
                 error = (corrected - codec.decode(entry, shape).double()).float()
@@ -159,3 +161,10 @@ class UplinkPipeline:
 
 NO_UPLINK = UplinkPipeline(())
 """Messages hold the shared parts themselves."""
+
+
+def _require_layout(codec: Codec, name: str, entry: Tensors, shape: tuple[int, ...]) -> None:
+    """Refuse what a codec writes against its own layout, which the coordinator would refuse in every round."""
+    written = {suffix: (tuple(tensor.shape), tensor.dtype) for suffix, tensor in entry.items()}
+    if written != (layout := dict(codec.layout(shape))):
+        raise InputError(f"codec {type(codec).__name__}: encodes {name!r} as {written}; its layout is {layout}")
