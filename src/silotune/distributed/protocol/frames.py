@@ -166,9 +166,8 @@ def ask_worker(path: str | Path, request: bytes, patience: float = PATIENCE) -> 
     """
     until = time.monotonic() + patience
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(min(patience, 30.0))
         try:
-            connection.connect(str(path))
+            _connect(connection, path, min(until, time.monotonic() + 30.0))
             connection.settimeout(patience)
         except OSError as error:
             raise ProtocolError(f"no worker answers on its socket ({error.strerror or error})") from error
@@ -177,6 +176,18 @@ def ask_worker(path: str | Path, request: bytes, patience: float = PATIENCE) -> 
         except OSError as error:
             raise ProtocolError(f"the connection was closed ({error.strerror or error})") from error
         return receive(connection, until)
+
+
+def _connect(connection: socket.socket, path: str | Path, until: float) -> None:
+    """Connect, and try again while as many connections wait to be accepted as the kernel keeps."""
+    while True:
+        connection.settimeout(max(until - time.monotonic(), 0.001))
+        try:
+            return connection.connect(str(path))
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(0.01)
 
 
 def require_fields(values: Mapping[str, Any], *names: str) -> list[Any]:
