@@ -89,6 +89,16 @@ def test_a_crash_before_a_change_of_a_file(federate, crash_points, start, tmp_pa
     crash_everywhere(federate, crash_points, "local", tmp_path, slice(start, None, 4))
 
 
+def test_killed_while_the_last_round_drops_the_one_before(federate, crash_points, tmp_path):
+    whole = crash(federate, crash_points, "fdlora", tmp_path / "whole", None)
+    drops = [at for at, change in enumerate(crash_points.seen) if change.startswith("os.remove /checkpoints")]
+    assert len(drops) >= 4
+    for at in drops:
+        out = tmp_path / f"run{at}"
+        assert crash(federate, crash_points, "fdlora", out, at) is None
+        assert_as_if_never_interrupted(crash(federate, crash_points, "fdlora", out, None, resume=True), whole)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("case", ["fedmcp", "moon", "fedavg-full", "centralised", "fedalt", "fdlora", "flora, ranks"])
 def test_a_crash_before_any_change_of_a_file_and_another_while_resuming(federate, crash_points, case, tmp_path):

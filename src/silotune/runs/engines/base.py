@@ -159,6 +159,8 @@ class Engine(ABC):
         if self._last is not None:
             self._restore_from(self._last)
         # Last, so that a folder that cannot be resumed stays unchanged.
+        if self._last is not None:
+            self.folder.checkpoints.drop_older(self._last, self._best)
         self.folder.forget_events_after(self._last.round if self._last else 0)
         if self.history.pending:  # it may have been judged, but no checkpoint says so: it is judged again
             self.folder.forget_event("round", self.history.pending)

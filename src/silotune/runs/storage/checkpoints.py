@@ -98,6 +98,18 @@ class Checkpoints:
         for number in self._rounds() - manifests:
             self._manifest(number).unlink()
 
+    def drop_older(self, checkpoint: Checkpoint, keep: Checkpoint | None = None) -> None:
+        """Drop the files up to this checkpoint's round that neither it nor `keep` needs.
+
+        A run that was killed in `commit` left them, and no other commit may follow. Newer ones stay: silos write ahead.
+        """
+        kept = checkpoint.files | (keep.files if keep else set())
+        for name in sorted(set(self._tensor_files()) - kept):
+            if (number := re.search(r"(\d+)(-final)?\.safetensors$", name)) and int(number[1]) <= checkpoint.round:
+                (self.path / name).unlink(missing_ok=True)
+        for older in self._rounds() - {checkpoint.round, *([keep.round] if keep else [])}:
+            self._manifest(older).unlink()
+
     def _opened_writer(self) -> AsyncWriter:
         self._writer = self._writer or AsyncWriter()
         return self._writer
