@@ -6,7 +6,7 @@ import re
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from silotune.version import __version__
 
@@ -52,12 +52,20 @@ def _write_commands(app: Sphinx) -> None:
     for module in iter_modules(silotune.cli.__path__):  # each registers its commands
         import_module(f"silotune.cli.{module.name}")
     group = typer.main.get_command(commands)
+    _keep_first_sentences_whole(group)
     context = typer.Context(group, info_name="silotune")
     text = get_docs_for_click(obj=group, ctx=context, name="silotune", title="Commands")
     text = re.sub(r"\*\*Usage\*\*:\n\n```console", "**Usage**:\n\n```text", text)
     page = Path(app.srcdir) / "reference-cli.md"
     if not page.exists() or page.read_text(encoding="utf-8") != text:
         page.write_text(text, encoding="utf-8")
+
+
+def _keep_first_sentences_whole(command: Any) -> None:
+    """Keep Click from cutting the summaries of commands after 45 characters."""
+    command.short_help = command.short_help or (command.help or "").split("\n\n")[0].replace("\n", " ")
+    for below in getattr(command, "commands", {}).values():
+        _keep_first_sentences_whole(below)
 
 
 def setup(app: Sphinx) -> None:
