@@ -12,5 +12,6 @@ class FlexLoRA(Supervised):
     paper = "Bai et al. 2024, Federated Fine-tuning of LLMs under Heterogeneous Tasks and Client Resources"
     defaults = {"tuner": "lora", "aggregation": "flexlora"}
     tuners = ("lora",)
+    aggregations = ("flexlora",)
     scope = Scope.SHARED
     adapter_name = GLOBAL

@@ -12,5 +12,6 @@ class LoRAFAIR(Supervised):
     paper = "Bian et al. 2024, LoRA-FAIR: Federated LoRA Fine-Tuning with Aggregation and Initialization Refinement"
     defaults = {"tuner": "lora", "aggregation": "lora-fair"}
     tuners = ("lora",)
+    aggregations = ("lora-fair",)
     scope = Scope.SHARED
     adapter_name = GLOBAL
