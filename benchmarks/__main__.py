@@ -24,6 +24,7 @@ NAMES = (
         "predict",
         "peer-flower",
         "peer-pfl",
+        "peer-loop",
     ),
     *("llm-throughput", "gpu", "memory", "loading", "quantization", "leakage", "paper-tables"),
 )

@@ -1,7 +1,9 @@
-"""What both peers' benchmarks need: the same rows for both sides, and each side as a command in a process of its own.
+"""What the peers' benchmarks need: the same rows for both sides, and each side as a command in a process of its own.
 
 Six silos, at most 256 training rows each, FedAvg of LoRA (r = 8 on query and value) with linear heads on MiniLM,
-batches of 64, Adam, 3 rounds of one epoch, no scoring. Times are of whole commands, from start to end.
+batches of 64, Adam, 3 rounds of one epoch, no scoring. Times are of whole commands, from start to end. With `--silos`
+above six, each of the six sets of rows is dealt over its share of the silos, again from its start where it ends; where
+a silo's rows would be of one class, the last is one of another.
 """
 
 from __future__ import annotations
@@ -15,14 +17,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks.alternating import alternate, ratio
 from silotune.errors import InputError
 
-SILOS, ROWS, ROUNDS, BATCH, RATE, LENGTH = 6, 256, 3, 64, 1e-3, 128
+SETS, ROWS, ROUNDS, BATCH, RATE, LENGTH = 6, 256, 3, 64, 1e-3, 128
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +34,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--data", help="a folder laid out like data.path; else the demo's rows")
+    parser.add_argument("--silos", type=int, default=SETS)
+    parser.add_argument("--rows", type=int, default=ROWS, help="of a silo, at most")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--precisions", default="fp32,bf16", help="of the peer; ours runs in its own best (auto)")
 
 
@@ -44,48 +51,56 @@ def require(module: str, what: str, install: str) -> None:
 
 
 @contextmanager
-def same_rows(data: str | None) -> Iterator[Path]:
+def same_rows(data: str | None, number: int, at_most: int, rounds: int) -> Iterator[Path]:
     """A folder with `rows.json` for the peer and `ours.yaml` for silotune: equal training rows, silo by silo."""
     from silotune.data.loading import load_silos
     from silotune.models.backbone.stored_model import default_backbone
     from silotune.runs.build.resolve import read_config
 
     words = [] if data is None else [f"data.path={data}", "data.tasks=[]", "data.merge=false"]
-    silos = load_silos(read_config("demo", words))[:SILOS]
+    sets = load_silos(read_config("demo", words))[:SETS]
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         peers, ours = [], []
-        for silo in silos:
-            rows = silo.splits.train[:ROWS]
-            columns = [f"text_{position}" for position in range(len(rows[0].texts))]
+        for position in range(number):
+            turn, silo = position // len(sets), sets[position % len(sets)]
+            name = silo.name if number <= len(sets) else f"{silo.name}-{turn}"
+            available = silo.splits.train
+            first = turn * at_most
+            rows = [available[(first + offset) % len(available)] for offset in range(min(at_most, len(available)))]
+            if len({row.label for row in rows}) == 1:
+                rows[-1] = next(row for row in available if row.label != rows[0].label)
+            columns = [f"text_{place}" for place in range(len(rows[0].texts))]
             peers.append({"labels": len(silo.task.labels), "rows": [[list(row.texts), row.label] for row in rows]})
             for split, kept in (("train", rows), ("test", rows[:2])):  # a silo has to have test rows; few cost nothing
                 lines = [
                     json.dumps(dict(zip(columns, row.texts, strict=True)) | {"label": silo.task.labels[row.label]})
                     for row in kept
                 ]
-                path = folder / silo.name / f"{split}.jsonl"
+                path = folder / name / f"{split}.jsonl"
                 path.parent.mkdir(exist_ok=True)
                 path.write_text("\n".join(lines), encoding="utf-8")
             text = columns[0] if len(columns) == 1 else columns
             labels = list(silo.task.labels)
-            ours.append({"name": silo.name, "path": str(folder / silo.name), "text": text, "labels": labels})
-        (folder / "rows.json").write_text(json.dumps({"model": default_backbone(), "silos": peers}), encoding="utf-8")
+            ours.append({"name": name, "path": str(folder / name), "text": text, "labels": labels})
+        known = {"model": default_backbone(), "rounds": rounds, "silos": peers}
+        (folder / "rows.json").write_text(json.dumps(known), encoding="utf-8")
         config = {
             "method": {"name": "fedavg", "adapters": 1},
             "tuner": {"name": "lora", "r": 8, "alpha": 16, "sites": ["query", "value"]},
             "head": {"name": "linear", "scope": "private", "pooling": "first"},
-            "rounds": ROUNDS,
+            "rounds": rounds,
             "train": {"lr": RATE, "epochs": 1, "batch_size": BATCH, "optimizer": "adam", "max_length": LENGTH},
             "aggregation": "samples",
+            "data": {"validation_rows": 0},  # else a tenth of the training rows would be held back
             "silos": [silo | {"label": "label"} for silo in ours],
         }
         (folder / "ours.yaml").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
         yield folder
 
 
-def run(command: Sequence[str], threads: int) -> None:
-    """Run a command to its end, quietly.
+def run(command: Sequence[str], threads: int) -> float:
+    """Run a command to its end, quietly; the largest memory of its processes together, in MiB (Pss, once a second).
 
     Raises:
         RuntimeError: with the end of what it said, where it fails.
@@ -95,30 +110,56 @@ def run(command: Sequence[str], threads: int) -> None:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        raise RuntimeError(f"{' '.join(command[:4])} … failed:\n{(ended.stdout + ended.stderr)[-3000:]}")
+    with tempfile.TemporaryFile("w+") as said:
+        process = psutil.Popen(command, env=environment, stdout=said, stderr=subprocess.STDOUT)
+        peak = 0
+        while True:
+            try:
+                process.wait(1)
+                break
+            except psutil.TimeoutExpired:
+                peak = max(peak, _memory(process))
+        if process.returncode:
+            said.seek(0)
+            raise RuntimeError(f"{' '.join(command[:4])} … failed:\n{said.read()[-3000:]}")
+    return peak / 2**20
 
 
-def compare(peer: str, repeats: int, threads: int, data: str | None, precisions: str) -> dict[str, Any]:
+def _memory(process: psutil.Process) -> int:
+    """Bytes of a process and those it has started; pages that several share count once."""
+    total = 0
+    for one in [process, *process.children(recursive=True)]:
+        with suppress(psutil.Error):  # it may have ended
+            total += one.memory_full_info().pss
+    return total
+
+
+def compare(
+    peer: str, repeats: int, threads: int, data: str | None, silos: int, rows: int, rounds: int, precisions: str
+) -> dict[str, Any]:
     """Seconds of the peer's command at each precision and of ours, in turns; `ratio` is to the last precision named."""
-    with same_rows(data) as folder:
+    with same_rows(data, silos, rows, rounds) as folder:
         names = precisions.split(",")
-        total = ROUNDS * sum(len(silo["rows"]) for silo in json.loads((folder / "rows.json").read_text())["silos"])
+        total = rounds * sum(len(silo["rows"]) for silo in json.loads((folder / "rows.json").read_text())["silos"])
+
+        memory: dict[str, float] = {}
 
         def theirs(precision: str) -> None:
-            run([sys.executable, "-m", peer, str(folder / "rows.json"), precision, str(threads)], threads)
+            memory[f"peer_{precision}"] = run(
+                [sys.executable, "-m", peer, str(folder / "rows.json"), precision, str(threads)], threads
+            )
 
         def ours() -> None:
             out = str(folder / f"run-{time.monotonic_ns()}")
             words = [f"threads={threads}", "precision=auto", "--out", out]
-            run([sys.executable, "-m", "silotune", "run", str(folder / "ours.yaml"), *words], threads)
+            memory["ours"] = run([sys.executable, "-m", "silotune", "run", str(folder / "ours.yaml"), *words], threads)
 
         work = {f"peer_{name}": (lambda name=name: theirs(name)) for name in names} | {"ours": ours}
         times = alternate(work, repeats, warm_up=0 if repeats == 1 else 1)
-    report: dict[str, Any] = {"repeats": repeats, "threads": threads, "rows_trained_on": total}
+    report: dict[str, Any] = {"repeats": repeats, "threads": threads, "silos": silos, "rows_trained_on": total}
     for name, seconds in times.items():
         report[f"{name}_seconds"] = round(sorted(seconds)[len(seconds) // 2], 1)
+        report[f"{name}_mib"] = round(memory[name])
         report[f"{name}_rows_per_second"] = round(total / sorted(seconds)[len(seconds) // 2], 1)
     for name in names[:-1]:
         report[f"over_{name}"] = ratio(times[f"peer_{name}"], times["ours"])["ratio"]

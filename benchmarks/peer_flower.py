@@ -13,15 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peer import BATCH, LENGTH, RATE, ROUNDS, compare, options, require
+from benchmarks.peer import BATCH, LENGTH, RATE, compare, options, require
 
 __all__ = ["measure", "options"]
 
 
-def measure(repeats: int, threads: int, data: str | None, precisions: str) -> dict[str, Any]:
+def measure(**options: Any) -> dict[str, Any]:
     """See `benchmarks.peer.compare`."""
     require("ray", "peer-flower: Flower's simulation (ray)", "pip install 'flwr[simulation]'")
-    return compare("benchmarks.peer_flower", repeats, threads, data, precisions)
+    return compare("benchmarks.peer_flower", **options)
 
 
 def main(path: str, precision: str, threads: int) -> None:
@@ -31,7 +31,8 @@ def main(path: str, precision: str, threads: int) -> None:
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
 
-    silos = len(json.loads(Path(path).read_text(encoding="utf-8"))["silos"])
+    known = json.loads(Path(path).read_text(encoding="utf-8"))
+    silos, rounds = len(known["silos"]), known["rounds"]
     server = ServerApp()
 
     @server.main()
@@ -43,8 +44,8 @@ def main(path: str, precision: str, threads: int) -> None:
         start = ArrayRecord(
             {name: tensor for name, tensor in get_peft_model_state_dict(model).items() if "lora" in name}
         )
-        metrics = strategy.start(grid=grid, initial_arrays=start, num_rounds=ROUNDS).train_metrics_clientapp
-        losses = [metrics[number]["train_loss"] if number in metrics else None for number in range(1, ROUNDS + 1)]
+        metrics = strategy.start(grid=grid, initial_arrays=start, num_rounds=rounds).train_metrics_clientapp
+        losses = [metrics[number]["train_loss"] if number in metrics else None for number in range(1, rounds + 1)]
         print("train_loss", *losses, flush=True)
         if None in losses:  # Flower goes on where clients fail
             os._exit(1)

@@ -12,15 +12,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peer import BATCH, LENGTH, RATE, ROUNDS, compare, options, require
+from benchmarks.peer import BATCH, LENGTH, RATE, compare, options, require
 
 __all__ = ["measure", "options"]
 
 
-def measure(repeats: int, threads: int, data: str | None, precisions: str) -> dict[str, Any]:
+def measure(**options: Any) -> dict[str, Any]:
     """See `benchmarks.peer.compare`."""
     require("pfl", "peer-pfl: pfl-research", "pip install 'pfl[pytorch]'")
-    return compare("benchmarks.peer_pfl", repeats, threads, data, precisions)
+    return compare("benchmarks.peer_pfl", **options)
 
 
 def main(path: str, precision: str, threads: int) -> None:
@@ -36,7 +36,7 @@ def main(path: str, precision: str, threads: int) -> None:
     from pfl.data.federated_dataset import FederatedDataset
     from pfl.data.pytorch import PyTorchDataDataset
     from pfl.hyperparam import NNTrainHyperParams
-    from pfl.metrics import WeightedTensors
+    from pfl.metrics import Weighted
     from pfl.model.pytorch import PyTorchModel
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding
 
@@ -73,7 +73,7 @@ def main(path: str, precision: str, threads: int) -> None:
 
     def metrics(self: Any, *batch: Any, eval: bool = False) -> dict[str, Any]:
         with torch.no_grad():
-            return {"loss": WeightedTensors.from_unweighted(float(loss(self, *batch, eval=eval)))}
+            return {"loss": Weighted.from_unweighted(float(loss(self, *batch, eval=eval)))}
 
     network.loss = types.MethodType(loss, network)
     network.metrics = types.MethodType(metrics, network)
@@ -82,8 +82,8 @@ def main(path: str, precision: str, threads: int) -> None:
     federated = FederatedDataset(user, lambda: next(turns))
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
-            central_num_iterations=ROUNDS,
-            evaluation_frequency=ROUNDS + 1,
+            central_num_iterations=known["rounds"],
+            evaluation_frequency=known["rounds"] + 1,
             train_cohort_size=len(silos),
             val_cohort_size=0,
         ),
