@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -106,8 +107,10 @@ def test_the_next_round_begins_from_the_aggregate_of_the_others(federate, tmp_pa
     def tamper(number: int, silo: str, message: bytes) -> bytes:
         return repacked(message, with_nan) if (number, silo) == (1, VICTIM) else message
 
+    warned: list[str] = []
     with tapped(tamper) as wire:
-        run = federate.run("fedmcp", tmp_path / "run")
+        run = federate.run("fedmcp", tmp_path / "run", warn=warned.append)
+    assert re.fullmatch(rf"1 update was refused; the first in round 1 from {VICTIM}: .*NaN.*", warned[-1])
     silos = len(TRAIN_ROWS)
     others = {silo: message for silo, message in wire.updates(1).items() if silo != VICTIM}
     second = averaged(others, dict.fromkeys(others, 1.0))

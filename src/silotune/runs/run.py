@@ -27,7 +27,7 @@ from silotune.runs.build.builder import build
 from silotune.runs.build.model import BackboneRequirements
 from silotune.runs.build.read_start import keep_start
 from silotune.runs.build.resolve import read_config
-from silotune.runs.build.run_warnings import run_warnings
+from silotune.runs.build.run_warnings import refusal_warning, run_warnings
 from silotune.runs.callbacks import Callback
 from silotune.runs.callbacks.display import default_display, warn_on_stderr
 from silotune.runs.callbacks.feed import EventFeed
@@ -36,7 +36,7 @@ from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.engines.multi_process import MultiProcessEngine, RayEngine
 from silotune.runs.more_rounds import may_differ
 from silotune.runs.run_result import Run
-from silotune.runs.storage.readers import read_summary
+from silotune.runs.storage.readers import events, read_summary
 from silotune.runs.storage.run_folder import continued, working_in
 from silotune.runs.storage.scored_rows import write_test_scores
 from silotune.runs.summary import intervals, state_digest, summarize
@@ -71,8 +71,8 @@ def run(
             what is called before every piece of work with (round, description, silos done, silos).
         backbone: one already loaded, to run several configurations over it; or the configuration's key.
         announce: called with each line about the run's privacy guarantee, before the first round.
-        warn: called with each warning about the rows and the head, before the first round. None: where progress is
-            shown, they are printed on stderr.
+        warn: called with each warning: about the rows and the head before the first round, about refused updates after
+            the last. None: where progress is shown, they are printed on stderr.
         workers: number of processes that train silos, or `Workers` on a Ray cluster; the bits do not depend on it.
         callbacks: follow the run.
         keys: keys of the configuration; a group of keys is a dictionary. `silos` may be tables:
@@ -145,6 +145,9 @@ def _run(
             for line in federation.privacy.lines():
                 announce(line)
         engine.run()
+        refusals = refusal_warning(events(path))
+        if refusals and warn is not None:
+            warn(refusals)
         shared, whole = digest(flatten(federation.coordinator.shared)), state_digest(federation)
         best = engine.load_best()
         with stage("scoring"):

@@ -12,6 +12,7 @@ from silotune.experiments.report.entries import FinishedRun, ReportEntry, rows_a
 from silotune.experiments.report.tables_by_method import MOST_SILOS
 from silotune.methods.parts import Scope, names_with
 from silotune.runs.build.resolve import make_method, read_config
+from silotune.runs.build.run_warnings import refusal_warning
 from silotune.runs.storage.readers import read_versions
 
 _FEW_ROWS = 100
@@ -87,14 +88,8 @@ def _run_warnings(runs: Sequence[FinishedRun]) -> list[str]:
 
 
 def _warnings_of_run(run: FinishedRun) -> list[str]:
-    remarks = []
-    refused = run.events_of("refused")
-    if refused:
-        first = refused[0]
-        times = "1 update was" if len(refused) == 1 else f"{len(refused)} updates were"
-        remarks.append(
-            f"{times} refused; the first in round {first.get('round')} from {first.get('silo')}: {first.get('reason')}"
-        )
+    refusals = refusal_warning(run.events)
+    remarks = [refusals] if refusals else []
     for event in run.events_of("withheld"):
         remarks.append(
             f"{event.get('silo')} withheld its update of round {event.get('round')} and trained no more: too few of "
