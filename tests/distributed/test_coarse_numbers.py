@@ -78,7 +78,7 @@ def test_a_loss_for_validation_makes_the_test_score_no_finer(attack, monkeypatch
 def test_scores_are_noised_by_a_secret_of_the_silo(attack):
     """Without noise, two scores tell whether a guessed row is in the split. A repeated request tells nothing new."""
     coordinator = attack((*ALLOWED, "rounds=20"))
-    asked = [coordinator.broadcast(1, add=1e-7 * number) for number in range(12)]
+    asked = [coordinator.broadcast(1, add=1e-7 * number) for number in range(40)]
     scores = [coordinator.ask("score", broadcast=each).fields["scores"]["validation"] for each in asked]
     assert len(set(scores)) > 2
     assert all(0 <= score <= 100 and score % 5 == 0 for score in scores)

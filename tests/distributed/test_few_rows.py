@@ -165,7 +165,8 @@ def test_honest_runs_are_answered(attack):
 
 def test_losses_other_than_cross_entropy_pull_too(attack, monkeypatch):
     """A temperature near 0 lets one row alone pull at MOON's contrast; here its loss reads one row of each batch."""
-    words = ("moon", "method.adapters=1", *SURE[2:])
+    # a single epoch is too short: once in a hundred draws one step moves a bias as far as all others together
+    words = ("moon", "method.adapters=1", *SURE[2:], "train.epochs=4")
     attacker = attack(words)
     assert attacker.reason() == ""
     whole = MOON.loss
