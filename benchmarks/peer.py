@@ -52,7 +52,14 @@ def require(module: str, what: str, install: str) -> None:
 
 @contextmanager
 def same_rows(data: str | None, number: int, at_most: int, rounds: int) -> Iterator[Path]:
-    """A folder with `rows.json` for the peer and `ours.yaml` for silotune: equal training rows, silo by silo."""
+    """A folder with `rows.json` for the peer and `ours.yaml` for silotune: equal training rows, silo by silo.
+
+    Args:
+        data: a folder laid out like `data.path`; None: the demo's rows.
+        number: of silos.
+        at_most: rows of a silo.
+        rounds: of the run.
+    """
     from silotune.data.loading import load_silos
     from silotune.models.backbone.stored_model import default_backbone
     from silotune.runs.build.resolve import read_config
@@ -100,7 +107,10 @@ def same_rows(data: str | None, number: int, at_most: int, rounds: int) -> Itera
 
 
 def run(command: Sequence[str], threads: int) -> float:
-    """Run a command to its end, quietly; the largest memory of its processes together, in MiB (Pss, once a second).
+    """Run a command to its end, quietly.
+
+    Returns:
+        The largest memory of its processes together, in MiB: their Pss, looked at once a second.
 
     Raises:
         RuntimeError: with the end of what it said, where it fails.

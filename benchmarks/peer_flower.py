@@ -13,15 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peer import BATCH, LENGTH, RATE, compare, options, require
+from benchmarks.peer import compare, options, require
 
 __all__ = ["measure", "options"]
 
 
-def measure(**options: Any) -> dict[str, Any]:
+def measure(**arguments: Any) -> dict[str, Any]:
     """See `benchmarks.peer.compare`."""
     require("ray", "peer-flower: Flower's simulation (ray)", "pip install 'flwr[simulation]'")
-    return compare("benchmarks.peer_flower", **options)
+    return compare("benchmarks.peer_flower", **arguments)
 
 
 def main(path: str, precision: str, threads: int) -> None:
@@ -72,6 +72,8 @@ def _client(path: str, precision: str, threads: int) -> Any:
         import torch
         from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
+        from benchmarks.peer_training import train_epoch
+
         torch.set_num_threads(threads)
         number = int(context.node_config["partition-id"])
         model = _model(path, number)
@@ -83,47 +85,28 @@ def _client(path: str, precision: str, threads: int) -> Any:
             head = {name: tensor for name, tensor in get_peft_model_state_dict(model).items() if "lora" not in name}
         set_peft_model_state_dict(model, content["arrays"].to_torch_state_dict() | head)
         loader = _loader(path, number)
-        optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=RATE)
-        model.train()
-        total = 0.0
-        for batch in loader:
-            optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
-                loss = model(**batch).loss
-            loss.backward()
-            optimizer.step()
-            total += float(loss.detach())
+        loss = train_epoch(model, loader, precision)
         state = get_peft_model_state_dict(model)
         kept["head"] = ArrayRecord({name: t for name, t in state.items() if "lora" not in name})
         shared = ArrayRecord({name: tensor for name, tensor in state.items() if "lora" in name})
-        metrics = MetricRecord({"train_loss": total / len(loader), "num-examples": len(loader.dataset)})
+        metrics = MetricRecord({"train_loss": loss, "num-examples": len(loader.dataset)})
         return Message(content=RecordDict({"arrays": shared, "metrics": metrics}), reply_to=message)
 
     return client
 
 
 def _model(path: str, number: int) -> Any:
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForSequenceClassification
+    from benchmarks.peer_training import lora_model
 
     known = json.loads(Path(path).read_text(encoding="utf-8"))
-    labels = known["silos"][number]["labels"]
-    base = AutoModelForSequenceClassification.from_pretrained(known["model"], num_labels=labels)
-    lora = LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16, target_modules=["query", "value"])
-    return get_peft_model(base, lora)
+    return lora_model(known["model"], known["silos"][number]["labels"])
 
 
 def _loader(path: str, number: int) -> Any:
-    from torch.utils.data import DataLoader
-    from transformers import AutoTokenizer, DataCollatorWithPadding
+    from benchmarks.peer_training import batches
 
     known = json.loads(Path(path).read_text(encoding="utf-8"))
-    tokenizer = AutoTokenizer.from_pretrained(known["model"])
-    rows: Any = [
-        dict(tokenizer(*texts, truncation=True, max_length=LENGTH)) | {"labels": label}
-        for texts, label in known["silos"][number]["rows"]
-    ]
-    return DataLoader(rows, batch_size=BATCH, shuffle=True, collate_fn=DataCollatorWithPadding(tokenizer))
+    return batches(known["model"], known["silos"][number]["rows"])
 
 
 if __name__ == "__main__":

@@ -12,15 +12,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peer import BATCH, LENGTH, RATE, compare, options, require
+from benchmarks.peer import BATCH, RATE, compare, options, require
 
 __all__ = ["measure", "options"]
 
 
-def measure(**options: Any) -> dict[str, Any]:
+def measure(**arguments: Any) -> dict[str, Any]:
     """See `benchmarks.peer.compare`."""
     require("pfl", "peer-pfl: pfl-research", "pip install 'pfl[pytorch]'")
-    return compare("benchmarks.peer_pfl", **options)
+    return compare("benchmarks.peer_pfl", **arguments)
 
 
 def main(path: str, precision: str, threads: int) -> None:
@@ -29,7 +29,6 @@ def main(path: str, precision: str, threads: int) -> None:
     import types
 
     import torch
-    from peft import LoraConfig, get_peft_model
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -38,19 +37,15 @@ def main(path: str, precision: str, threads: int) -> None:
     from pfl.hyperparam import NNTrainHyperParams
     from pfl.metrics import Weighted
     from pfl.model.pytorch import PyTorchModel
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding
+    from transformers import AutoTokenizer, DataCollatorWithPadding
+
+    from benchmarks.peer_training import lora_model, tokenized
 
     torch.set_num_threads(threads)
     known = json.loads(Path(path).read_text(encoding="utf-8"))
     tokenizer = AutoTokenizer.from_pretrained(known["model"])
     collate = DataCollatorWithPadding(tokenizer)
-    silos = [
-        [
-            dict(tokenizer(*texts, truncation=True, max_length=LENGTH)) | {"labels": label}
-            for texts, label in silo["rows"]
-        ]
-        for silo in known["silos"]
-    ]
+    silos = [tokenized(tokenizer, silo["rows"]) for silo in known["silos"]]
 
     def batched(rows: list[dict[str, Any]]) -> tuple[Any, ...]:
         batch = collate(rows)
@@ -61,9 +56,7 @@ def main(path: str, precision: str, threads: int) -> None:
 
     turns = itertools.cycle(range(len(silos)))
     labels = max(silo["labels"] for silo in known["silos"])
-    base = AutoModelForSequenceClassification.from_pretrained(known["model"], num_labels=labels)
-    lora = LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16, target_modules=["query", "value"])
-    network: Any = get_peft_model(base, lora)
+    network = lora_model(known["model"], labels)
 
     def loss(self: Any, *batch: Any, eval: bool = False) -> Any:
         ids, mask, types_, wanted = batch

@@ -10,8 +10,6 @@ from benchmarks.peer import same_rows
 from silotune.data.loading import load_silos
 from silotune.runs.build.resolve import read_config
 
-pytest.importorskip("psutil")
-
 
 @pytest.mark.parametrize("number", [6, 20])
 def test_same_rows(number):

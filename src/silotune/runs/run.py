@@ -145,8 +145,7 @@ def _run(
             for line in federation.privacy.lines():
                 announce(line)
         engine.run()
-        refusals = refusal_warning(events(path))
-        if refusals and warn is not None:
+        if warn is not None and (refusals := refusal_warning(events(path))):
             warn(refusals)
         shared, whole = digest(flatten(federation.coordinator.shared)), state_digest(federation)
         best = engine.load_best()
