@@ -1,4 +1,4 @@
-"""What a federation costs as silos grow in number while few are sampled: 100 to 100,000 silos, about ten a round.
+"""What a federation costs as silos grow in number while few are sampled: 100 to 100,000 silos, ten a round unless told.
 
 Ditto over LoRA on a tiny BERT, as in `silos`: every silo holds four short rows. A silo that was never sampled has no
 state and no file; its rows are in memory. Each size runs in a process of its own, which first runs a small federation.
@@ -6,6 +6,8 @@ state and no file; its rows are in memory. Each size runs in a process of its ow
 - build: processor seconds until the first round (rows, token ids, silos).
 - round: processor seconds of a round, training and checkpoint included.
 - memory_mib: growth of resident memory over build and rounds; files, written_mib: what the run folder holds at its end.
+
+With `--memory-mib` states are on disk (`state.memory_mib`) but for so many MiB.
 
 `exponents` are slopes of log(value) over log(silos) between the two largest sizes: 1 is linear. The last key is the
 largest of them.
@@ -29,21 +31,24 @@ from benchmarks.silos import _engine, _resident, tiny_backbone
 SIZES = (100, 1_000, 10_000, 100_000)
 SAMPLED = 10
 ROUNDS = 3
+MEMORY = -1
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The command line's own options."""
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
+    parser.add_argument("--sampled", type=int, default=SAMPLED, help="silos of a round")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--memory-mib", type=int, default=MEMORY, help="state.memory_mib; -1: unset")
 
 
-def measure(sizes: list[int]) -> dict[str, Any]:
+def measure(sizes: list[int], sampled: int = SAMPLED, rounds: int = ROUNDS, memory_mib: int = MEMORY) -> dict[str, Any]:
     """Per size: processor seconds, memory and files; and how they grow."""
-    report: dict[str, Any] = {"sampled": SAMPLED, "rounds": ROUNDS}
+    report: dict[str, Any] = {"sampled": sampled, "rounds": rounds, "memory_mib": memory_mib}
     results = []
     for size in sizes:
-        ended = subprocess.run(
-            [sys.executable, "-m", "benchmarks.growth", str(size)], stdout=subprocess.PIPE, check=True
-        )
+        words = [str(number) for number in (size, sampled, rounds, memory_mib)]
+        ended = subprocess.run([sys.executable, "-m", "benchmarks.growth", *words], stdout=subprocess.PIPE, check=True)
         results.append(json.loads(ended.stdout))
         report[f"{size} silos"] = results[-1]
     exponents = {}
@@ -54,7 +59,7 @@ def measure(sizes: list[int]) -> dict[str, Any]:
     return report | {"exponents": exponents, "largest": max(exponents.values(), default=0.0)}
 
 
-def _one(size: int) -> dict[str, Any]:
+def _one(size: int, sampled: int, rounds: int, memory_mib: int) -> dict[str, Any]:
     from silotune.models.backbone.loading import load_backbone
 
     with tempfile.TemporaryDirectory() as directory:
@@ -64,7 +69,8 @@ def _one(size: int) -> dict[str, Any]:
         _engine(backbone, source, 3, 1.0, 1, folder / "warm-up").run()
         gc.collect()
         memory, started = _resident(), time.process_time()
-        engine = _engine(backbone, source, size, SAMPLED / size, ROUNDS, folder / "run")
+        words = [f"state.memory_mib={memory_mib}"] if memory_mib >= 0 else []
+        engine = _engine(backbone, source, size, min(1.0, sampled / size), rounds, folder / "run", words)
         built = time.process_time()
         engine.run()
         engine.folder.checkpoints.close()
@@ -72,7 +78,7 @@ def _one(size: int) -> dict[str, Any]:
         files = [path.stat().st_size for path in (folder / "run").rglob("*") if path.is_file()]
         return {
             "build": round(built - started, 3),
-            "round": round((ended - built) / ROUNDS, 3),
+            "round": round((ended - built) / rounds, 3),
             "memory_mib": round((_resident() - memory) / 2**20, 1),
             "files": len(files),
             "written_mib": round(sum(files) / 2**20, 2),
@@ -80,4 +86,4 @@ def _one(size: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_one(int(sys.argv[1]))))
+    print(json.dumps(_one(*(int(word) for word in sys.argv[1:]))))

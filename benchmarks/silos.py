@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,9 @@ def _one(model: str, size: int, fraction: float, rounds: int, hidden: int, layer
         }
 
 
-def _engine(backbone: Any, source: str, size: int, fraction: float, rounds: int, folder: Path) -> Any:
+def _engine(
+    backbone: Any, source: str, size: int, fraction: float, rounds: int, folder: Path, words: Sequence[str] = ()
+) -> Any:
     """A federation of silos with a few rows each, before its first round."""
     from silotune.config import dump
     from silotune.data.rows import Row, SiloData, Splits
@@ -110,7 +113,15 @@ def _engine(backbone: Any, source: str, size: int, fraction: float, rounds: int,
     from silotune.runs.engines.in_process import InProcessEngine
     from silotune.runs.storage.run_folder import RunFolder
 
-    words = ["method=ditto", "tuner=lora", "head=linear", "train.steps=1", f"train.batch_size={ROWS}", "threads=1"]
+    words = [
+        *words,
+        "method=ditto",
+        "tuner=lora",
+        "head=linear",
+        "train.steps=1",
+        f"train.batch_size={ROWS}",
+        "threads=1",
+    ]
     words += [f"rounds={rounds}", f"sampling.fraction={fraction}", "precision=fp32", f"backbone={source}"]
     config = read_config("demo", words)
     task = Task("task", ("a", "b"))

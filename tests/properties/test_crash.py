@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from silotune.runs.run_result import Run
+from silotune.runs.storage import state_shards
 from tests.support.audit_events import audited
 from tests.support.method_cases import assert_as_if_never_interrupted
 
@@ -54,29 +55,35 @@ def crash_points() -> Iterator[CrashPoints]:
         yield points
 
 
+Words = tuple[str, ...]
+
 STEPS = ("train.steps=1", "sampling.count=2", "data.validation_rows=2", "data.test_rows=2")
 
 
-def crash(federate, points: CrashPoints, case: str, out: Path, at: int | None, resume: bool = False) -> Run | None:
+def crash(
+    federate, points: CrashPoints, case: str, out: Path, at: int | None, resume: bool = False, words: Words = ()
+) -> Run | None:
     points.below, points.at, points.seen = str(out), at, []
     try:
-        return federate.run(case, out, *STEPS, resume=resume)
+        return federate.run(case, out, *STEPS, *words, resume=resume)
     except KeyboardInterrupt:
         return None
     finally:
         points.below = None
 
 
-def crash_everywhere(federate, points: CrashPoints, case: str, folder: Path, share: slice, twice: bool = False) -> None:
-    whole = crash(federate, points, case, folder / "whole", None)
+def crash_everywhere(
+    federate, points: CrashPoints, case: str, folder: Path, share: slice, twice: bool = False, words: Words = ()
+) -> None:
+    whole = crash(federate, points, case, folder / "whole", None, words=words)
     changes = list(points.seen)
     assert len(changes) > 30
     for at in range(len(changes))[share]:
         out = folder / f"run{at}"
-        assert crash(federate, points, case, out, at) is None, changes[at]
+        assert crash(federate, points, case, out, at, words=words) is None, changes[at]
         if twice:
-            crash(federate, points, case, out, at % 7, resume=True)
-        resumed = crash(federate, points, case, out, None, resume=True)
+            crash(federate, points, case, out, at % 7, True, words)
+        resumed = crash(federate, points, case, out, None, True, words)
         try:
             assert_as_if_never_interrupted(resumed, whole)
         except AssertionError as error:
@@ -87,6 +94,15 @@ def crash_everywhere(federate, points: CrashPoints, case: str, folder: Path, sha
 def test_a_crash_before_a_change_of_a_file(federate, crash_points, start, tmp_path):
     """Every second change of a run of Local; the long test takes all changes of more methods."""
     crash_everywhere(federate, crash_points, "local", tmp_path, slice(start, None, 4))
+
+
+@pytest.mark.parametrize("case", ["local", pytest.param("fdlora", marks=pytest.mark.long)])
+def test_a_crash_with_states_on_disk(federate, crash_points, case, tmp_path, monkeypatch):
+    """Shards are so small that every round fills some and joins others."""
+    monkeypatch.setattr(state_shards, "SHARD_BYTES", 4096)
+    monkeypatch.setattr(state_shards, "_THIN_SHARDS", 0)
+    share = slice(1, None, 4 if case == "local" else 1)
+    crash_everywhere(federate, crash_points, case, tmp_path, share, words=("state.memory_mib=0", "rounds=3"))
 
 
 def test_killed_while_the_last_round_drops_the_one_before(federate, crash_points, tmp_path):

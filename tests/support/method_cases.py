@@ -283,5 +283,6 @@ def assert_as_if_never_interrupted(resumed: Run, whole: Run) -> None:
         {name: value[1] for name, value in snapshot(run.folder / "checkpoints").items()} for run in (resumed, whole)
     ]
     assert files[0].keys() == files[1].keys()
-    tensors = [{name: value for name, value in hashes.items() if name.endswith(".safetensors")} for hashes in files]
+    kinds = (".safetensors", ".states")
+    tensors = [{name: value for name, value in hashes.items() if name.endswith(kinds)} for hashes in files]
     assert tensors[0] == tensors[1]

@@ -100,6 +100,12 @@ class CacheKeys(TypedDict, total=False):
     mib: int
 
 
+class StateKeys(TypedDict, total=False):
+    """The section `state`."""
+
+    memory_mib: int | None
+
+
 class TrainKeys(TypedDict, total=False):
     """The section `train`."""
 
@@ -307,6 +313,7 @@ class RunKeys(TypedDict, total=False):
     device: str
     precision: str | PrecisionKeys
     cache: str | CacheKeys
+    state: StateKeys
     cohort: int | Literal["auto"]
     train: TrainKeys
     sampling: SamplingKeys

@@ -23,7 +23,7 @@ from silotune.config.sampling import SamplingConfig
 from silotune.config.section import Choice, Section
 from silotune.config.server import ServerConfig
 from silotune.config.silos import SiloConfig
-from silotune.config.train import CacheConfig, CohortSize, TrainConfig
+from silotune.config.train import CacheConfig, CohortSize, StateConfig, TrainConfig
 from silotune.config.uplink import UplinkConfig
 from silotune.config.validators import Device, distinct
 
@@ -60,6 +60,7 @@ class Config(Section):
     device: Device = "auto"
     precision: PrecisionConfig = PrecisionConfig()
     cache: CacheConfig = CacheConfig()
+    state: StateConfig = StateConfig()
     cohort: CohortSize = 1
     train: TrainConfig = TrainConfig()
     sampling: SamplingConfig = SamplingConfig()

@@ -1,4 +1,4 @@
-"""Sections `train` (local training: batches, optimizer, schedule, dropout, …) and `cache`; the key `cohort`."""
+"""Sections `train` (local training: batches, optimizer, schedule, …), `cache` and `state`; the key `cohort`."""
 
 from __future__ import annotations
 
@@ -27,6 +27,17 @@ class CacheConfig(Section):
 
     name: Literal["none", "frozen-prefix"] = "none"
     mib: int = Field(512, ge=1, le=2**22)
+
+
+class StateConfig(Section):
+    """The states of simulated silos (private parts and memory) between their rounds.
+
+    Attributes:
+        memory_mib: the most MiB of them that stay in memory; the others are read from the run folder where they are
+            needed. They are then written together, many silos' in one file. Unset: all stay in memory, a file each.
+    """
+
+    memory_mib: int | None = Field(None, ge=0, le=2**22)
 
 
 def _dropout(given: object) -> object:

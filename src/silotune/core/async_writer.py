@@ -16,7 +16,7 @@ _QUEUE_LENGTH = 8
 
 
 class AsyncWriter:
-    """Writes and removes files in order, in one background thread. Each file is replaced atomically."""
+    """Writes and removes files in order, in one background thread. `write` replaces a file atomically."""
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
@@ -29,6 +29,14 @@ class AsyncWriter:
             OSError: an earlier file could not be written.
         """
         self._submit(write_tensors, path, tensors)
+
+    def place(self, path: Path, start: int, content: bytes) -> None:
+        """Queue bytes at an offset of a file; at 0 they replace what the file held.
+
+        Raises:
+            OSError: an earlier file could not be written.
+        """
+        self._submit(place_bytes, path, start, content)
 
     def remove(self, paths: Sequence[Path]) -> None:
         """Queue the removal of files; missing files are ignored.
@@ -65,6 +73,13 @@ class AsyncWriter:
 def write_tensors(path: Path, tensors: Tensors) -> None:
     """Replace a safetensors file atomically: readers see the old content or the new."""
     write_bytes(path, tensor_bytes(tensors))
+
+
+def place_bytes(path: Path, start: int, content: bytes) -> None:
+    """Write bytes at an offset of a file, or at 0 a new file."""
+    with path.open("r+b" if start else "wb") as file:
+        file.seek(start)
+        file.write(content)
 
 
 def remove_files(paths: Sequence[Path]) -> None:

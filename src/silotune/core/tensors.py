@@ -7,7 +7,7 @@ exports all use this form.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -114,9 +114,14 @@ def count_parameters(tensors: Mapping[str, Tensor]) -> int:
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """Compute the SHA-256 over names, dtypes, shapes and bytes, in name order."""
+    return digest_of_sorted((name, tensors[name]) for name in sorted(tensors))
+
+
+def digest_of_sorted(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Compute `digest` of named tensors that come one by one, in name order."""
     sha = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
+    for name, named in tensors:
+        tensor = named.detach().cpu().contiguous()
         sha.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()

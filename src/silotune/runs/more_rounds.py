@@ -7,7 +7,7 @@ from pathlib import Path
 from silotune.config import load_resolved
 from silotune.errors import InputError
 from silotune.runs.storage.checkpoints import Checkpoints
-from silotune.runs.storage.run_folder import FEDERATION
+from silotune.runs.storage.run_folder import MAY_DIFFER
 from silotune.training.federation import Federation
 
 
@@ -25,14 +25,14 @@ def may_differ(path: Path, federation: Federation) -> tuple[str, ...]:
     """
     file, rounds = path / "config.yaml", federation.config.rounds
     if not file.exists() or (before := load_resolved(file).rounds) == rounds:
-        return (FEDERATION,)
+        return MAY_DIFFER
     done = Checkpoints(path / "checkpoints").latest()
     if done is not None and done.round > rounds:
         raise InputError(f"--resume: {path} has done {done.round} rounds; allowed: rounds={done.round} or more")
     reason = _counts_rounds(federation)
     if reason:
         raise InputError(f"--resume: {path} was begun with rounds={before}, and {reason}; allowed: rounds={before}")
-    return (FEDERATION, "rounds:")
+    return (*MAY_DIFFER, "rounds:")
 
 
 def _counts_rounds(federation: Federation) -> str:

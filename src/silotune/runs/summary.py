@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from silotune.core.numeric import mean_ignoring_none
 from silotune.core.stages import seconds_so_far
-from silotune.core.tensors import count_parameters, digest
+from silotune.core.tensors import count_parameters, digest_of_sorted
 from silotune.data.judging import constant_score
 from silotune.data.metrics import LOSS_METRICS
 from silotune.data.templates import CHAT
@@ -25,11 +26,20 @@ from silotune.training.federation import Federation
 
 def state_digest(federation: Federation) -> str:
     """Return the sha256 of the shared parts, the server optimizer's state, and all silos' private parts and memory."""
-    tensors = federation.coordinator.flat()
-    for silo in federation.silos.values():
-        kept = federation.context.state_of(silo).flat()
-        tensors |= {f"silo/{silo.name}/{name}": tensor for name, tensor in kept.items()}
-    return digest(tensors)
+    return digest_of_sorted(_sorted_tensors(federation))
+
+
+def _sorted_tensors(federation: Federation) -> Iterator[tuple[str, Tensor]]:
+    """Yield all tensors of a federation's state in name order; one silo's state is in memory at a time."""
+    flat = federation.coordinator.flat()
+    # no silo's name has a slash, so that the tensors of each stand together
+    silos = {f"silo/{silo.name}/": silo for silo in federation.silos.values()}
+    for name in sorted({*flat, *silos}):
+        if name in flat:
+            yield name, flat[name]
+        else:
+            state = federation.context.state_of(silos[name]).flat()
+            yield from ((name + tensor, state[tensor]) for tensor in sorted(state))
 
 
 def summarize(engine: Engine) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class SiloState:
 
     def compact(self) -> SiloState:
         """Return a copy with little memory overhead: a process may keep thousands of states."""
-        return self.from_flat(part_tools.compact(self.flat()))
+        return SiloState.from_flat(part_tools.compact(self.flat()))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ from silotune.runs.engines.base import Broadcast, Engine, Progress
 from silotune.runs.engines.history import Scores
 from silotune.runs.storage.checkpoints import Checkpoint, load_silo
 from silotune.runs.storage.run_folder import RunFolder
+from silotune.runs.storage.state_memory import StateMemory
 from silotune.training.broadcasts import VariantKey
 from silotune.training.client import SiloReply
 from silotune.training.coordinator import Received
@@ -35,8 +35,10 @@ class InProcessEngine(Engine):
         super().__init__(federation, folder, progress)
         self._client = federation.client()
         self.cohort = federation.cohort.size
+        mib = federation.config.state.memory_mib
+        self._memory = None if mib is None else StateMemory(folder.checkpoints, mib)
         self._written: dict[str, str] = {}
-        """Silo → its state's file, for silos that replied in this round."""
+        """Silo → its state's location, for silos that replied in this round."""
 
     def _restore(self) -> None:
         """See `Engine._restore`; then write an event with the cohort's size."""
@@ -64,7 +66,9 @@ class InProcessEngine(Engine):
         """See `Engine.judge_finished`; training makes new states, so that the present ones stay as they are."""
         kept = {name: silo.state for name, silo in self.federation.silos.items()}
         try:
-            deque(self._train("final", round_number, silos, broadcast), maxlen=0)
+            for replies in self._train("final", round_number, silos, broadcast):
+                for reply in replies if self._memory is not None else ():  # they are as many as those that are kept
+                    self._put_away(round_number, reply.silo)
             return self.validate(round_number)
         finally:
             for name, state in kept.items():
@@ -121,21 +125,34 @@ class InProcessEngine(Engine):
 
     def save_states(self, round_number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
         """See `Engine.save_states`; `_write` began each file when its silo replied."""
-        return {name: self._written.pop(name) for name in silos}
+        written = {name: self._written.pop(name) for name in silos}
+        if self._memory is None:
+            return written
+        moved = self._memory.joined(round_number, (self._last.silos if self._last else {}) | written)
+        for name, state in moved.items():
+            self.federation.silos[name].state = state
+        return written | {name: state.location for name, state in moved.items()}
 
     def _write(self, round_number: int, replies: Replies) -> None:
         """Write the states of the silos that replied while others train."""
         with stage("writing"):
-            for name in (reply.silo for reply in replies):
-                state = self.federation.silos[name].state
-                assert state is not None, "a silo that trained has a state"
-                file = f"silos/{name}/{round_number:04d}"
-                self._written[name] = self.folder.checkpoints.write(file, state.flat())
+            self._written |= {reply.silo: self._put_away(round_number, reply.silo) for reply in replies}
+
+    def _put_away(self, round_number: int, name: str) -> str:
+        """Write a silo's state, with `state.memory_mib` out of memory; returns its location."""
+        silo = self.federation.silos[name]
+        assert silo.state is not None, "a silo that trained has a state"
+        if self._memory is None:
+            return self.folder.checkpoints.write(f"silos/{name}/{round_number:04d}", silo.state.flat())
+        silo.state = stored = self._memory.write(round_number, silo.state)
+        return stored.location
 
     def load_states(self, checkpoint: Checkpoint) -> None:
         """See `Engine.load_states`."""
         for silo in self.federation.silos.values():
             load_silo(self.folder.checkpoints, checkpoint, self.federation.context, silo)
+            if self._memory is not None and silo.state is not None:
+                silo.state = self._memory.stored(checkpoint.silos[silo.name], silo.state)
 
 
 def named(names: Sequence[str], kind: Training) -> str:

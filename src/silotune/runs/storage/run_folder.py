@@ -21,7 +21,8 @@ from silotune.runs.storage.environment import versions
 from silotune.runs.storage.readers import EVENTS, events, read_versions
 
 FEDERATION = "federation."
-"""Beginning of the names of keys that may differ in a run that goes on."""
+MAY_DIFFER = (FEDERATION, "state.")
+"""Beginnings of the names of keys that may differ in a run that goes on."""
 
 
 class RunFolder:
@@ -41,7 +42,7 @@ class RunFolder:
         config: str,
         backbone: Backbone,
         resume: bool = False,
-        may_differ: Sequence[str] = (FEDERATION,),
+        may_differ: Sequence[str] = MAY_DIFFER,
     ) -> RunFolder:
         """Open the folder if it holds a run, otherwise create it; arguments as for `open` and `create`."""
         if (path / "config.yaml").exists():
@@ -49,7 +50,7 @@ class RunFolder:
         return cls.create(path, config, backbone.fingerprint, resume)
 
     @classmethod
-    def check(cls, path: Path, config: str, resume: bool = False, may_differ: Sequence[str] = (FEDERATION,)) -> None:
+    def check(cls, path: Path, config: str, resume: bool = False, may_differ: Sequence[str] = MAY_DIFFER) -> None:
         """Refuse a folder that `begin` would refuse over any backbone; nothing is changed.
 
         Raises:
@@ -92,7 +93,7 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open(cls, path: Path, config: str, backbone: Backbone, may_differ: Sequence[str] = (FEDERATION,)) -> RunFolder:
+    def open(cls, path: Path, config: str, backbone: Backbone, may_differ: Sequence[str] = MAY_DIFFER) -> RunFolder:
         """Open a run to resume it.
 
         Args:
@@ -159,7 +160,7 @@ class RunFolder:
 
 @contextmanager
 def working_in(
-    path: Path, config: str, backbone: Backbone, resume: bool = False, may_differ: Sequence[str] = (FEDERATION,)
+    path: Path, config: str, backbone: Backbone, resume: bool = False, may_differ: Sequence[str] = MAY_DIFFER
 ) -> Iterator[RunFolder]:
     """Open or create a run's folder, and keep other processes out while the context lasts; see `RunFolder.begin`.
 
