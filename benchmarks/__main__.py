@@ -22,6 +22,7 @@ NAMES = (
         "fedmcp-cost",
         "startup",
         "predict",
+        "step-ideas",
         "peer-flower",
         "peer-pfl",
         "peer-loop",

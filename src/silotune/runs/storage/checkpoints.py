@@ -106,24 +106,13 @@ class Checkpoints:
         Raises:
             InputError: if it is missing or damaged.
         """
-        content = self.read_bytes(location)
-        try:
-            return read_tensors(content)
-        except (ValueError, SafetensorError) as error:
-            raise self._damaged(location, error) from error
-
-    def read_bytes(self, location: str) -> bytes:
-        """Read the bytes at a location; raises as `read`."""
         self._finish_writing()
         place = _PLACE.fullmatch(location)
-        path = self.path / file_of(location)
+        path = self.path / (place[1] if place else location)
         try:
-            return read_bytes(path, int(place[2]), int(place[3])) if place else read_bytes(path)
-        except (OSError, ValueError) as error:
-            raise self._damaged(location, error) from error
-
-    def _damaged(self, location: str, error: Exception) -> InputError:
-        return InputError(f"checkpoint file {self.path / location}: missing or damaged ({error})")
+            return read_tensors(read_bytes(path, int(place[2]), int(place[3])) if place else read_bytes(path))
+        except (OSError, ValueError, SafetensorError) as error:
+            raise InputError(f"checkpoint file {self.path / location}: missing or damaged ({error})") from error
 
     def commit(self, checkpoint: Checkpoint, keep: Checkpoint | None = None) -> None:
         """Make a checkpoint the newest; drop files that neither it nor `keep` needs."""
@@ -199,7 +188,8 @@ class Checkpoints:
         path = self._manifest(number)
         try:
             checkpoint = Checkpoint(**read_json(path))
-            outside = [name for name in checkpoint.files if Path(name).is_absolute() or ".." in Path(name).parts]
+            names = [checkpoint.shared, *checkpoint.silos.values()]
+            outside = [name for name in names if Path(name).is_absolute() or ".." in Path(name).parts]
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise InputError(f"checkpoint {path}: missing or damaged ({error})") from error
         if outside:

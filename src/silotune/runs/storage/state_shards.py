@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from silotune.core.serialization import tensor_bytes
+from silotune.core.tensors import Tensors
 from silotune.runs.storage.checkpoints import Checkpoints, file_of
 from silotune.training.silo import SiloState
 
@@ -32,7 +33,7 @@ class StateShards:
 
     def write(self, round_number: int, state: SiloState) -> str:
         """Write a state, and return its location; it is there for certain after the round's commit."""
-        return self._append(round_number, tensor_bytes(state.flat()))
+        return self._append(round_number, state.flat())
 
     def joined(self, round_number: int, locations: Mapping[str, str]) -> dict[str, str]:
         """Move the states of thin shards together, if there are many of those.
@@ -55,12 +56,13 @@ class StateShards:
         if len(thin) <= _THIN_SHARDS:
             return {}
         moving = [name for name, location in locations.items() if file_of(location) in thin]
-        return {name: self._append(round_number, self._checkpoints.read_bytes(locations[name])) for name in moving}
+        return {name: self._append(round_number, self._checkpoints.read(locations[name])) for name in moving}
 
     def _writes(self, file: str) -> bool:
         return file.startswith(f"states/{self._round:04d}-")
 
-    def _append(self, round_number: int, content: bytes) -> str:
+    def _append(self, round_number: int, tensors: Tensors) -> str:
+        content = tensor_bytes(tensors)
         if round_number != self._round:
             self._round, self._shard, self._end = round_number, 0, 0
         elif self._end >= SHARD_BYTES:
