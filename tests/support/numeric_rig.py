@@ -36,8 +36,15 @@ def doubled(federation: Federation) -> Federation:
 
 def parts_in_double(monkeypatch: pytest.MonkeyPatch) -> None:
     """Initialize parts in float64 from now on."""
-    init = InitialParts._one
+    init, redrawn = InitialParts._one, InitialParts.redrawn
     monkeypatch.setattr(InitialParts, "_one", lambda *args: {name: one.double() for name, one in init(*args).items()})
+    monkeypatch.setattr(
+        InitialParts,
+        "redrawn",
+        lambda *args: {
+            part: {name: one.double() for name, one in tensors.items()} for part, tensors in redrawn(*args).items()
+        },
+    )
 
 
 def random_parts(federation: Federation, silo: Silo, seed: int = 5, spread: float = 0.2) -> State:
