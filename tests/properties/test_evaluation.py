@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from silotune.evaluation import predict
-from silotune.evaluation.federation_scores import current_model_state
+from silotune.evaluation.federation_scores import current_model_state, score_silos
 from silotune.evaluation.instance_vectors import weigh, with_instances
 from tests.support.method_cases import CASES, every_case
 
@@ -29,6 +29,15 @@ def test_one_batch_gives_what_many_batches_give(reference, case, monkeypatch):
             torch.testing.assert_close(pieces, whole, rtol=0, atol=2e-6)
             monkeypatch.setattr(federation.context, "rows_scored", 4)
             assert predict.score(federation.context, state, evaluation.test) == run.silos[name]["test"]
+
+
+@every_case
+def test_the_validation_score_in_the_summary_is_that_of_the_best_models(reference, case):
+    """The summary takes it from the history: judged again, the best round's models have the same."""
+    run, _ = reference(case)
+    judged = score_silos(run.federation, "validation")
+    assert {name: entry["validation"] for name, entry in run.silos.items()} == judged
+    assert any(score is not None for score in judged.values())
 
 
 def moved_away(state, draws):

@@ -101,7 +101,9 @@ def mean_score(scores: Mapping[str, float | None]) -> float | None:
     return values[0] if len(set(values)) == 1 else mean_ignoring_none(values)
 
 
-def summary_entries(federation: Federation, test: Mapping[str, Measured]) -> dict[str, dict[str, Any]]:
+def summary_entries(
+    federation: Federation, test: Mapping[str, Measured], judged: Mapping[str, float | None] | None = None
+) -> dict[str, dict[str, Any]]:
     """Make the entries of `summary.json` with metric, validation and test score, and row counts.
 
     `accuracy` is added beside another metric if a task's answers are options.
@@ -109,12 +111,13 @@ def summary_entries(federation: Federation, test: Mapping[str, Measured]) -> dic
     Args:
         federation: the federation, whose current state is scored.
         test: reported silo → what was measured on its test rows.
+        judged: reported silo → validation score of that state, if it was judged before; of other names it is not used.
 
     Returns:
         Reported silo → its entry.
     """
     entries: dict[str, dict[str, Any]] = {}
-    validation = score_silos(federation, "validation")
+    validation = judged if judged and judged.keys() == test.keys() else score_silos(federation, "validation")
     for silo in federation.silos.values():
         for name, evaluation in silo.evaluations.items():
             task = evaluation.test.task

@@ -114,14 +114,12 @@ class InProcessEngine(Engine):
         return score_silos(self.federation, "validation")
 
     def results(self) -> dict[str, dict[str, Any]]:
-        """See `Engine.results`."""
-        if not self.federation.config.evaluation.test_time:
-            self.tested = measure_silos(self.federation, "test")
-            return with_attack(self.federation, summary_entries(self.federation, self.tested))
-        judged = score_test_time(self.federation)
-        self.tested = judged.on_own_task
-        entries = with_attack(self.federation, summary_entries(self.federation, self.tested))
-        return {name: entry | judged.entry(name) for name, entry in entries.items()}
+        """See `Engine.results`; the best round's validation scores are known."""
+        judged = score_test_time(self.federation) if self.federation.config.evaluation.test_time else None
+        self.tested = judged.on_own_task if judged else measure_silos(self.federation, "test")
+        entries = summary_entries(self.federation, self.tested, self.history.best_scores)
+        entries = with_attack(self.federation, entries)
+        return {name: entry | judged.entry(name) for name, entry in entries.items()} if judged else entries
 
     def save_states(self, round_number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
         """See `Engine.save_states`; `_write` began each file when its silo replied."""
