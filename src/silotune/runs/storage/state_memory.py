@@ -23,8 +23,8 @@ class StateMemory:
         self._checkpoints = checkpoints
         self._shards = StateShards(checkpoints)
         self._most = mib * 2**20
-        self._states: OrderedDict[str, SiloState] = OrderedDict()
-        """Location → state, the last used one last."""
+        self._states: OrderedDict[str, tuple[SiloState, int]] = OrderedDict()
+        """Location → state and its bytes, the last used one last."""
         self._bytes = 0
 
     def write(self, round_number: int, state: SiloState) -> StoredState:
@@ -47,20 +47,19 @@ class StateMemory:
         Raises:
             InputError: the file is missing or damaged.
         """
-        state = self._states.pop(location, None)
-        if state is None:
-            state = SiloState.from_flat(self._checkpoints.read(location))
-        else:
-            self._bytes -= _size(state)
+        kept = self._states.get(location)
+        state = kept[0] if kept else SiloState.from_flat(self._checkpoints.read(location))
         self._keep(location, state)
         return state
 
     def _keep(self, location: str, state: SiloState) -> None:
-        self._states[location] = state
-        self._bytes += _size(state)
+        _, before = self._states.pop(location, (state, 0))
+        size = sum(tensor.nbytes for tensor in state.flat().values())
+        self._states[location] = state, size
+        self._bytes += size - before
         while self._bytes > self._most:
-            _, dropped = self._states.popitem(last=False)
-            self._bytes -= _size(dropped)
+            _, (_, dropped) = self._states.popitem(last=False)
+            self._bytes -= dropped
 
 
 class StoredState(SiloState):
@@ -74,8 +73,3 @@ class StoredState(SiloState):
         if name not in ("private", "memory"):
             raise AttributeError(name)
         return getattr(self._states.read(self.location), name)
-
-
-def _size(state: SiloState) -> int:
-    """Return a state's bytes."""
-    return sum(tensor.nbytes for tensor in state.flat().values())
