@@ -123,7 +123,11 @@ def durations(federate, tmp_path_factory):
 @pytest.mark.long
 @pytest.mark.parametrize("number", range(TRIES))
 def test_killed_at_a_random_moment_and_resumed(federate, whole, durations, number, tmp_path):
-    """A third of the tries each during start-up, during training, and while a checkpoint is being written."""
+    """A third of the tries each during start-up, during training, and while a checkpoint is being written.
+
+    In every second one, states are on disk.
+    """
+    on_disk = ["state.memory_mib=0"] if number % 2 else []
     draws = random.Random(number)
     case, out = KILLED_CASES[number % len(KILLED_CASES)], tmp_path / "run"
     startup, training = durations
@@ -134,13 +138,13 @@ def test_killed_at_a_random_moment_and_resumed(federate, whole, durations, numbe
     ][(number + number // len(KILLED_CASES)) % 3]
     delay = draws.uniform(0, longest)
     for _ in range(4):
-        if (code := killed(command(federate, case, out), until, delay)) != 0:
+        if (code := killed(command(federate, case, out, *on_disk), until, delay)) != 0:
             break
         shutil.rmtree(out)  # too late: it had ended
         delay /= 2
     assert code == -signal.SIGKILL
     left = sorted(path.name for path in out.rglob("*")) if out.exists() else "nothing"
-    words = command(federate, case, out, "--resume")
+    words = command(federate, case, out, *on_disk, "--resume")
     resumed = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=300)
     assert resumed.returncode == 0, f"killed {delay:.3f} s after {until}, leaving {left}: {resumed.stderr}"
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
