@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from silotune.core.ray_pool import ray_pool
+from silotune.core.ray_pool import RayPool, ray_pool
 from silotune.core.workers import Workers
 from silotune.errors import Diverged, InputError, SilotuneError
 from silotune.experiments.sweep_result import sweep
@@ -56,6 +59,39 @@ def test_a_machine_that_is_lost_in_a_round_has_its_work_done_again(federate, ref
     found = federate.run("fedmcp", tmp_path / "run", workers=spread, progress=lose)
     assert found.summary["workers"] == 5
     assert_the_same(found, reference("fedmcp")[0])
+
+
+def test_a_machine_that_stops_answering_delays_nobody(federate, reference, spread, monkeypatch, tmp_path):
+    pools, stopped = [], []
+
+    class Recorded(RayPool):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            pools.append(self)
+
+    def stop(number: int, what: str, done: int, total: int) -> None:
+        if number == 2 and done == 1 and not stopped:
+            stopped.append(pools[0].submit(os.getpid).result())
+            os.kill(stopped[0], signal.SIGSTOP)
+
+    monkeypatch.setattr("silotune.core.ray_pool.RayPool", Recorded)
+    found = federate.run("fedmcp", tmp_path / "run", workers=spread, progress=stop)
+    assert stopped
+    assert_the_same(found, reference("fedmcp")[0])
+
+
+def test_a_second_copy_of_slow_work_gives_its_result(cluster, tmp_path):
+    slow = ["sh", "-c", f"mkdir {tmp_path}/begun && sleep 300; echo done"]  # the copy finds the folder and is quick
+    with ray_pool(3, cluster.address, 1, copies=True) as pool:
+        for result in [pool.submit(time.sleep, 0.1) for _ in range(3)]:
+            result.result(timeout=120)
+        assert pool.submit(subprocess.check_output, slow).result(timeout=60) == b"done\n"
+    with ray_pool(3, cluster.address, 1) as pool:
+        result = pool.submit(subprocess.check_output, ["sh", "-c", f"echo >> {tmp_path}/ran; sleep 5"])
+        for _ in range(6):
+            pool.submit(time.sleep, 0.1)
+        result.result(timeout=60)
+    assert (tmp_path / "ran").read_text() == "\n"  # a run's folder has one writer
 
 
 def test_errors_are_those_of_one_process(federate, spread, tmp_path):

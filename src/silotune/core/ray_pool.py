@@ -8,10 +8,12 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
+from silotune.core.work_queue import Piece, WorkQueue
 from silotune.errors import InputError, SilotuneError
 
 LOCAL = "local"
@@ -22,7 +24,7 @@ _TRIES = 4
 
 
 @contextmanager
-def ray_pool(workers: int, address: str, threads: int | None = None) -> Iterator[RayPool]:
+def ray_pool(workers: int, address: str, threads: int | None = None, copies: bool = False) -> Iterator[RayPool]:
     """Start workers on a cluster, each an actor with cores (and a share of the GPUs) of its own.
 
     Work that is lost with a machine is done again on the others. The workers need silotune, the backbone and the rows
@@ -32,6 +34,8 @@ def ray_pool(workers: int, address: str, threads: int | None = None) -> Iterator
         workers: number of workers; 0: as many as the cluster has cores for.
         address: the cluster's, as `ray.init` takes it (`auto`, `host:port`, `ray://host:port`); or `LOCAL`.
         threads: PyTorch's threads in a worker, and its cores; None: as many as this process has. Bits depend on it.
+        copies: whether a worker with nothing to do does the work of a slow one, too, and the first result counts; the
+            work must then have no effect but its result.
 
     Raises:
         InputError: Ray is not installed, there is no cluster, or it has too few cores.
@@ -48,7 +52,7 @@ def ray_pool(workers: int, address: str, threads: int | None = None) -> Iterator
         _connect(ray, address)
     pool = None
     try:
-        pool = RayPool(ray, _number(ray, workers, cores), cores)
+        pool = RayPool(ray, _number(ray, workers, cores), cores, copies)
         yield pool
     finally:
         if pool is not None:
@@ -58,15 +62,16 @@ def ray_pool(workers: int, address: str, threads: int | None = None) -> Iterator
 
 
 class RayPool(Executor):
-    """Actors that take work in turn: the one with the least work is given the next.
+    """Actors with one piece of work each; the others wait.
 
     Args:
         ray: the module.
         workers: number of actors.
         cores: of each.
+        copies: whether idle actors copy the work of slow ones (`WorkQueue`).
     """
 
-    def __init__(self, ray: Any, workers: int, cores: int) -> None:
+    def __init__(self, ray: Any, workers: int, cores: int, copies: bool) -> None:
         self.workers = workers
         self._ray = ray
         gpus = ray.cluster_resources().get("GPU", 0)
@@ -77,47 +82,72 @@ class RayPool(Executor):
             scheduling_strategy="SPREAD",
         )
         self._actors = [actor.remote(cores) for _ in range(workers)]
-        self._work = dict.fromkeys(range(workers), 0)
-        """Worker that is not lost → pieces of work that it has."""
-        self._lock = threading.Lock()
+        self._queue = WorkQueue(range(workers), copies)
+        self._ended = False
+        self._changed = threading.Condition()
+        threading.Thread(target=self._give, daemon=True).start()
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Have a worker call a function of an installed module; its errors are those of the function."""
-        result: Future[Any] = Future()
-        self._give((function, args, kwargs), result, _TRIES)
-        return result
+        piece = Piece((function, args, kwargs))
+        with self._changed:
+            self._queue.add(piece)
+            refused = self._refused()
+            self._changed.notify()
+        _refuse(refused)
+        return piece.result
 
-    def _give(self, work: tuple[Any, ...], result: Future[Any], tries: int) -> None:
-        """Give work to the worker that has the least."""
-        with self._lock:
-            chosen = min(self._work, key=self._work.__getitem__, default=None)
-            if chosen is not None and tries:
-                self._work[chosen] += 1
-        if chosen is None or not tries:  # outside the lock: whoever waits for the result may give more work
-            lost = "all workers of the cluster are" if chosen is None else f"{_TRIES} workers with the same work were"
-            result.set_exception(SilotuneError(f"{lost} lost (out of memory?); run again with --resume"))
-            return
+    def _give(self) -> None:
+        """Give work to workers that have none, in a thread of its own: Ray's own threads may not wait for Ray."""
+        while True:
+            with self._changed:
+                while not self._ended and (start := self._queue.next_start()) is None:
+                    self._changed.wait(self._queue.seconds_to_wait())
+                if self._ended:
+                    return
+            assert start is not None, "the loop ends with one"
+            worker, piece = start
+            called = self._actors[worker].call.remote(*piece.call).future()
+            called.add_done_callback(partial(self._finish, worker))
 
-        def finish(done: Future[Any]) -> None:
-            error = done.exception()
-            with self._lock:
-                if isinstance(error, self._ray.exceptions.RayActorError):
-                    self._work.pop(chosen, None)
-                elif chosen in self._work:
-                    self._work[chosen] -= 1
-            if error is None:
-                result.set_result(done.result())
-            elif isinstance(error, self._ray.exceptions.RayActorError):
-                self._give(work, result, tries - 1)
-            else:  # Ray's error has the worker's traceback as its text, the cause is what was raised
-                result.set_exception(getattr(error, "cause", None) or error)
+    def _finish(self, worker: int, called: Future[Any]) -> None:
+        """Take what a worker's call returned or raised; of copies, what the first did."""
+        error = called.exception()
+        with self._changed:
+            if isinstance(error, self._ray.exceptions.RayActorError):
+                piece, first = self._queue.lost(worker), False
+                if piece.abandoned and piece.losses < _TRIES:
+                    self._queue.add(piece, first=True)
+            else:
+                piece, first = self._queue.finished(worker)
+            refused = self._refused()
+            self._changed.notify()
+        # outside the lock: whoever waits for the result may submit more
+        if first and error is None:
+            piece.result.set_result(called.result())
+        elif first:  # Ray's error has the worker's traceback as its text, the cause is what was raised
+            piece.result.set_exception(getattr(error, "cause", None) or error)
+        elif piece.abandoned and piece.losses >= _TRIES:
+            _refuse([piece], f"{_TRIES} workers with the same work were")
+        _refuse(refused)
 
-        self._actors[chosen].call.remote(*work).future().add_done_callback(finish)
+    def _refused(self) -> list[Piece]:
+        """Return the pieces that no worker is left for."""
+        return [] if self._queue.workers else self._queue.drop_waiting()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the workers at once, with what they do."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
         for actor in self._actors:
             self._ray.kill(actor)
+
+
+def _refuse(pieces: list[Piece], lost: str = "all workers of the cluster are") -> None:
+    """Let whoever waits for work know that it will not be done."""
+    for piece in pieces:
+        piece.result.set_exception(SilotuneError(f"{lost} lost (out of memory?); run again with --resume"))
 
 
 class _Worker:

@@ -46,6 +46,7 @@ class Workers:
         prepare: Callable[[Any], None] | None = None,
         given: Any = None,
         threads: int | None = None,
+        copies: bool = False,
     ) -> Iterator[tuple[Executor, int]]:
         """Start the workers, which live as long as the context, and give the pool and their number.
 
@@ -54,13 +55,14 @@ class Workers:
             prepare: called in each of these when it starts.
             given: its argument.
             threads: PyTorch's threads in each worker of a cluster; None: as in this process.
+            copies: whether idle workers of a cluster copy the work of slow ones; only for work without other effects.
 
         Raises:
             InputError: see `worker_pool`, `ray_pool`.
             SilotuneError: a worker was lost.
         """
         if self.cluster is not None:
-            with ray_pool(self.number, self.cluster, threads) as on_cluster:
+            with ray_pool(self.number, self.cluster, threads, copies) as on_cluster:
                 yield on_cluster, on_cluster.workers
         else:
             with worker_pool(self.number, imports, prepare, given) as here:

@@ -1,0 +1,118 @@
+"""Which piece of work a worker is given: one that waits, one of a lost worker, or a copy of one that takes long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from silotune.core.work_queue import Piece, WorkQueue
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def given(queue: WorkQueue) -> list[tuple[int, str]]:
+    """Start all that can start now: (worker, the piece's name)."""
+    return [(worker, piece.call[0]) for worker, piece in iter(queue.next_start, None)]
+
+
+def queue_of(workers: int, names: str, copies: bool = True) -> tuple[WorkQueue, Clock]:
+    clock = Clock()
+    queue = WorkQueue(range(workers), copies, clock)
+    for name in names:
+        queue.add(Piece((name,)))
+    return queue, clock
+
+
+def test_workers_take_pieces_in_order_one_each():
+    queue, _ = queue_of(2, "abc")
+    assert given(queue) == [(0, "a"), (1, "b")]
+    assert queue.finished(1)[0].call == ("b",)
+    assert given(queue) == [(1, "c")]
+    assert queue.seconds_to_wait() is None  # no worker is idle
+
+
+def test_an_idle_worker_copies_a_piece_that_takes_twice_the_longest():
+    queue, clock = queue_of(3, "abc")
+    given(queue)
+    clock.now = 10.0
+    queue.finished(0)
+    clock.now = 12.0
+    queue.finished(2)
+    assert given(queue) == []
+    assert queue.seconds_to_wait() == pytest.approx(12.0)  # 2 × 12 s after its begin at 0
+    clock.now = 24.0
+    assert given(queue) == [(0, "b")]  # one copy, although another worker is idle
+    assert queue.seconds_to_wait() is None
+    piece, first = queue.finished(0)
+    assert (piece.call, first) == (("b",), True)
+    piece, first = queue.finished(1)
+    assert (piece.call, first) == (("b",), False)
+    assert given(queue) == []
+
+
+def test_short_pieces_are_not_overdue_within_a_second():
+    queue, clock = queue_of(2, "ab")
+    given(queue)
+    clock.now = 0.01
+    queue.finished(0)
+    assert queue.seconds_to_wait() == pytest.approx(0.99)
+
+
+def test_what_a_copy_took_does_not_move_the_bound():
+    queue, clock = queue_of(2, "ab")
+    given(queue)
+    clock.now = 4.0
+    queue.finished(0)
+    clock.now = 8.0
+    assert given(queue) == [(0, "b")]
+    clock.now = 9.0
+    queue.finished(0)
+    clock.now = 100.0
+    queue.finished(1)  # the slow one, after its copy
+    queue.add(Piece(("c",)))
+    assert len(given(queue)) == 1
+    assert queue.seconds_to_wait() == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_without_leave_or_without_anything_finished_nothing_is_copied(copies):
+    queue, clock = queue_of(2, "a", copies)
+    given(queue)
+    clock.now = 1e6
+    assert given(queue) == []
+    assert queue.seconds_to_wait() is None
+    if not copies:
+        queue.add(Piece(("b",)))
+        given(queue)
+        queue.finished(1)
+        assert given(queue) == []
+
+
+def test_a_lost_worker_s_piece_is_left_to_its_copy():
+    queue, clock = queue_of(2, "ab")
+    given(queue)
+    clock.now = 1.0
+    queue.finished(0)
+    clock.now = 50.0
+    assert given(queue) == [(0, "b")]
+    piece = queue.lost(1)
+    assert (piece.losses, piece.abandoned, queue.workers) == (1, False, 1)
+    piece = queue.lost(0)
+    assert (piece.losses, piece.abandoned, queue.workers) == (2, True, 0)
+
+
+def test_a_piece_that_was_lost_comes_before_all_others():
+    queue, _ = queue_of(2, "abc")
+    given(queue)
+    queue.add(queue.lost(0), first=True)
+    queue.finished(1)
+    assert given(queue) == [(1, "a")]
+    assert [piece.call for piece in queue.drop_waiting()] == [("c",)]
+    assert queue.drop_waiting() == []
