@@ -36,6 +36,7 @@ from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.engines.multi_process import MultiProcessEngine, RayEngine
 from silotune.runs.more_rounds import may_differ
 from silotune.runs.run_result import Run
+from silotune.runs.storage.event_columns import write_event_columns
 from silotune.runs.storage.readers import events, read_summary
 from silotune.runs.storage.run_folder import continued, working_in
 from silotune.runs.storage.scored_rows import write_test_scores
@@ -155,6 +156,8 @@ def _run(
                 summary["baselines"] = baselines(kept, config.partition.name != "none")
             summary["intervals"] = intervals(write_test_scores(path, federation, engine.tested))
         keep_instances(path, federation.silos.values())
+        with stage("writing"):
+            write_event_columns(path)
         summary["stages"] = _stages(path)
         write_text(path / "summary.json", json.dumps(summary, indent=1) + "\n")
     return Run(path, summary, federation)
