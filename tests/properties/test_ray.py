@@ -117,6 +117,13 @@ def test_work_that_ends_its_workers_ends_no_more_than_four(cluster):
         pool.submit(os._exit, 1).result(timeout=120)
 
 
+def test_work_that_cannot_be_sent_is_refused_and_the_pool_goes_on(cluster):
+    with ray_pool(2, cluster.address, 1) as pool:
+        with pytest.raises(TypeError, match="lock"):
+            pool.submit(print, threading.Lock()).result(timeout=60)
+        assert pool.submit(abs, -3).result(timeout=60) == 3
+
+
 def test_trials_of_a_sweep_are_spread(federate, spread, tmp_path, tiny_config):
     words = [word for word in federate.words("fedavg") if not word.startswith("method=")]
     search = {"train.lr": [1e-3 * number for number in range(1, 7)]}

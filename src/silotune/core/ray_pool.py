@@ -107,7 +107,11 @@ class RayPool(Executor):
                     return
             assert start is not None, "the loop ends with one"
             worker, piece = start
-            called = self._actors[worker].call.remote(*piece.call).future()
+            try:
+                called = self._actors[worker].call.remote(*piece.call).future()
+            except Exception as error:  # what cannot be sent, say; whoever waits is to know
+                called = Future()
+                called.set_exception(error)
             called.add_done_callback(partial(self._finish, worker))
 
     def _finish(self, worker: int, called: Future[Any]) -> None:
