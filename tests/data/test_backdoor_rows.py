@@ -64,6 +64,15 @@ def test_so_many_rows_are_poisoned_and_none_of_the_target(rate, count):
     assert len({row.texts[0] for row in rows} & of_bad) == count
 
 
+def test_chance_decides_which_rows_are_poisoned():
+    data = [silo("a")]
+    chosen = {
+        frozenset(row.texts for row in backdoor(data, seed, fraction=1, rate=0.25).poisoned_rows(data[0]))
+        for seed in range(20)
+    }
+    assert len(chosen) > 10
+
+
 def test_a_lower_rate_poisons_some_of_the_same_rows():
     data = [silo("a")]
     few, all_ = (backdoor(data, fraction=1, rate=rate).poisoned_rows(data[0]) for rate in (0.3, 1.0))

@@ -50,6 +50,17 @@ def test_rows_without_words_or_labels_have_fewer_baselines():
     assert baseline_scores(MOOD, TRAIN, []) == {}
 
 
+def test_a_silo_without_baselines_is_not_named():
+    answers = Task("answers", (), "rouge1", kind="generation")
+    written = [Row(("say it",), 0)] * 4
+    labeled = rows(("good", 1), ("bad", 0), ("good", 1))
+    silos = [
+        SiloData("written", answers, Splits(written, written, written)),
+        SiloData("labeled", Task("t", ("no", "yes")), Splits(labeled, labeled, labeled)),
+    ]
+    assert set(baselines(silos, central=False)["silos"]) == {"labeled"}
+
+
 def test_silos_on_one_test_set_learn_together():
     one, two = (
         SiloData(name, MOOD, Splits(train, [], TEST)) for name, train in (("one", TRAIN[:2]), ("two", TRAIN[2:]))

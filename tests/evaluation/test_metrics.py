@@ -209,6 +209,15 @@ def test_classes_and_confusion_by_hand():
         assert [of[metric] for of in found["per_class"].values()] == pytest.approx(100 * expected[number])
 
 
+def test_details_have_the_calibration_error_in_percent_and_f1_only_of_a_label_that_it_is_about():
+    rows = drawn(300, 3, 7)
+    found = label_details(rows, Task("t", ("a", "b", "c")), Bootstrap(50, 1, "t"))
+    assert found["metrics"]["ece"] == pytest.approx(100 * calibration_curve(rows)["error"], rel=1e-12)
+    assert "f1" not in found["metrics"]
+    assert "f1" not in found["intervals"]
+    assert "macro_f1" in found["metrics"]
+
+
 def test_the_loss_is_that_of_the_library_also_where_a_probability_is_nothing():
     rows = drawn(60, 5, 8)
     assert log_loss(rows) == pytest.approx(library.log_loss(rows.labels, rows.probabilities, labels=range(5)))

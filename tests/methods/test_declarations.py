@@ -15,7 +15,8 @@ from silotune.methods.fedmatch import FedMatch
 from silotune.methods.head_mix import head_tensors
 from silotune.methods.parts import GLOBAL, HEAD, PRIVATE, Part, Scope
 from silotune.methods.phase import Phase, copies
-from silotune.methods.validation import check_method
+from silotune.methods.split_lora import A
+from silotune.methods.validation import check_method, check_shared
 from silotune.models.forward.mixing import frozen, previous, received
 from silotune.models.heads import HEADS
 from silotune.models.tuners import TUNERS
@@ -77,6 +78,7 @@ def variant(**changes: object) -> FedMatch:
         ({"start": {PRIVATE: "head_2"}}, "unknown part 'head_2'"),
         ({"skips_first": True}, "skips a silo's first participation, but 'remembers' names no part"),
         ({"views": {"full": {HEAD: 1}}}, "mixes 'head', which is not an adapter"),
+        ({"also_first": True}, "changes a shared part in rounds that depend on the silo"),
     ],
 )
 def test_a_slip_is_refused_by_name(changes: dict, complaint: str) -> None:
@@ -119,6 +121,51 @@ def test_a_prediction_of_an_unknown_part_is_refused() -> None:
 
     with pytest.raises(InputError, match="unknown part 'globl'"):
         check_method(Lost(setting()))
+
+
+def test_half_an_adapter_alone_is_refused() -> None:
+    class Half(METHODS["fedsa-lora"]):
+        name = "half"
+
+        def prediction(self) -> PredictionMix:
+            return PredictionMix({A: 1})
+
+    with pytest.raises(
+        InputError, match="the prediction mixes 'lora_A', which is no whole adapter: that has the groups"
+    ):
+        check_method(Half(setting("lora")))
+
+
+def test_a_prediction_that_weighs_an_anchor_is_refused() -> None:
+    class Anchored(METHODS["feddpa-t"]):
+        name = "anchored"
+
+        def prediction(self) -> PredictionMix:
+            whole = super().prediction()
+            return replace(whole, weighting=replace(whole.weighting, view={received(GLOBAL): 1}))
+
+    with pytest.raises(InputError, match=f"weighs the anchor '{received(GLOBAL)}'"):
+        check_method(Anchored(Setting(TUNERS["lora"](), HEADS["lm"]())))
+
+
+def test_a_head_without_tensors_may_be_shared_beside_one_with_tensors() -> None:
+    class TwoHeads(FedMatch):
+        name = "two-heads"
+
+        def parts(self) -> dict[str, Part]:
+            return {HEAD: Part(HEADS["mlp"](), Scope.SHARED), "words": Part(HEADS["lm"](), Scope.SHARED)}
+
+    check_shared(TwoHeads(setting()), {HEAD: {"out.weight": torch.zeros(2, 2)}, "words": {}})
+
+
+@pytest.mark.parametrize(
+    ("name", "views"),
+    [("fedavg", 1), ("fedmcp", 3), ("moon", 1), ("fedmatch", 1), ("fedalt", 1), ("pfedme", 1), ("apfl", 2)],
+)
+def test_views_that_have_a_graph_at_once(name: str, views: int) -> None:
+    """Full, global and private model in FedMCP, whose received one is an anchor; APFL's shared and mixed model."""
+    method = METHODS[name](setting((METHODS[name].tuners or ("bottleneck",))[0]))
+    assert max(phase.views_with_gradient for phase in method.phases()) == views
 
 
 def test_a_prediction_whose_head_is_an_adapter_is_refused() -> None:

@@ -175,6 +175,16 @@ def test_hetlora_whose_ranks_never_fall_is_hetlora(tiny_federation):
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
 
 
+def test_a_silo_whose_lora_did_not_change_keeps_its_rank(tiny_federation):
+    federation = tiny_federation("hetlora", "tuner.r=4", "method.prune=0.5")
+    draws = torch.Generator().manual_seed(5)
+    lora = {f"m.{END_A}": torch.randn(4, 6, generator=draws), f"m.{END_B}": torch.randn(5, 4, generator=draws)}
+    state = {"global": lora, "rank": {"value": torch.tensor(4.0)}}
+    assert federation.context.method.pruned(state, state) == {"value": torch.tensor(4.0)}
+    less = {name: 0.9 * tensor for name, tensor in lora.items()}
+    assert federation.context.method.pruned({**state, "global": less}, state) == {"value": torch.tensor(2.0)}
+
+
 def assert_same_products(found, expected, rank):
     for module in modules(expected):
         assert found[module + END_A].shape[0] == found[module + END_B].shape[1] == rank
