@@ -21,8 +21,9 @@ from silotune.data.metrics import (
     rouge_l,
 )
 from silotune.data.tasks import Task
+from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.bootstrap import Bootstrap
-from silotune.evaluation.score_details import BINS, calibration_curve, label_details, log_loss
+from silotune.evaluation.score_details import BINS, calibration_curve, label_details, log_loss, target_details
 
 
 def drawn(rows: int, classes: int, seed: int, positive: int = -1) -> Classified:
@@ -216,6 +217,26 @@ def test_details_have_the_calibration_error_in_percent_and_f1_only_of_a_label_th
     assert "f1" not in found["metrics"]
     assert "f1" not in found["intervals"]
     assert "macro_f1" in found["metrics"]
+
+
+def test_f1_may_be_about_the_first_label():
+    rows = drawn(60, 2, 9, positive=0)
+    found = label_details(rows, Task("t", ("a", "b"), "f1", positive="a"), Bootstrap(50, 1, "t"))
+    assert found["metrics"]["f1"] == pytest.approx(100 * library.f1_score(rows.labels, rows.predicted, pos_label=0))
+
+
+def test_each_of_several_labels_by_the_library():
+    draws = torch.Generator().manual_seed(3)
+    logits, marks = torch.randn(80, 3, generator=draws), (torch.rand(80, 3, generator=draws) < 0.4).float()
+    rows = TokenizedRows(Task("t", ("a", "b", "c"), "micro_f1", kind="multilabel"), [[1]] * 80, None, marks)
+    found = target_details(logits, rows, Bootstrap(50, 1, "t"))["per_class"]
+    for name, by_label in zip(
+        ("precision", "recall", "f1", "rows"),
+        library.precision_recall_fscore_support(marks.numpy(), (logits > 0).numpy(), zero_division=0),
+        strict=True,
+    ):
+        factor = 1 if name == "rows" else 100
+        assert [found[label][name] for label in "abc"] == pytest.approx(factor * by_label)
 
 
 def test_the_loss_is_that_of_the_library_also_where_a_probability_is_nothing():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
 
 from silotune.communication.aggregation import Update, change_norm
-from silotune.communication.aggregation.outliers import OutlierFilter
+from silotune.communication.aggregation.outliers import OutlierFilter, check_aggregate
 from silotune.core.tensors import flatten
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import Frame, decode
@@ -95,6 +96,7 @@ def updates_of(norms):
         ([1, 1, 101], [2]),
         ([1, 1, 100], []),
         ([1, 1e9], []),  # of two, nobody knows which one is wrong
+        ([1e-3, 1e-3, 1], [2]),  # the unit of norms does not matter
         ([0, 0, 5], []),  # silos that learned nothing are no measure
         ([1e9, 1e9, 1, 1, 1], [0, 1]),
         ([1, float("inf")], [1]),
@@ -115,6 +117,41 @@ def test_of_a_large_round_few_updates_wait(bounds):
     updates = updates_of([1.0] * 50)
     for place, _ in enumerate(judge((alive.append(1) or update) for update in updates)):
         assert len(alive) - place <= 6
+
+
+def test_updates_wait_until_there_are_enough_to_judge_them():
+    refused = []
+    judge = OutlierFilter({"part/x": torch.zeros(1)}, 100.0, lambda silo, _: refused.append(silo), window=0)
+    assert [update.silo for update in judge(updates_of([1e9, 1, 1, 1]))] == ["silo-1", "silo-2", "silo-3"]
+    assert refused == ["silo-0"]
+
+
+@pytest.mark.parametrize(
+    ("norms", "blamed"),
+    [
+        ({"a": 1e20, "b": 1.0, "c": 2.0}, "silo 'a' sent the largest change (norm 1e+20, others up to 2)"),
+        ({"a": 3.0, "b": 1e21, "c": 2e18}, "silo 'b' sent the largest change (norm 1e+21, others up to 2e+18)"),
+        ({"a": 1e19, "b": 1e20, "c": 1.0}, None),  # more than one is too large: all diverge
+        ({"a": 1e20, "b": 1.0}, "silo 'a'"),
+    ],
+)
+def test_who_is_to_blame_for_a_sum_that_cannot_be_used(norms, blamed):
+    large = {"part/x": torch.tensor([1e19])}
+    if blamed is None:
+        check_aggregate(large, norms, 3)
+        return
+    with pytest.raises(SilotuneError, match=re.escape(blamed)) as caught:
+        check_aggregate(large, norms, 3)
+    assert str(caught.value).startswith("round 3: the aggregate cannot be used (norm 1e+19)")
+
+
+def test_sums_that_can_be_used_pass_whoever_sent_much():
+    check_aggregate({"part/x": torch.tensor([1e17])}, {"a": 1e20, "b": 1.0}, 1)
+
+
+def test_a_sum_that_is_not_finite_is_never_used():
+    with pytest.raises(SilotuneError, match="norm inf"):
+        check_aggregate({"part/x": torch.tensor([float("inf")])}, {"a": 1e20, "b": 1e20}, 1)
 
 
 def test_without_a_factor_no_update_waits():
