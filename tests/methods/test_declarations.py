@@ -13,11 +13,12 @@ from silotune.methods.base import PredictionMix
 from silotune.methods.fdlora import FUSION
 from silotune.methods.fedmatch import FedMatch
 from silotune.methods.head_mix import head_tensors
+from silotune.methods.instance_weighting import INSTANCES
 from silotune.methods.parts import GLOBAL, HEAD, PRIVATE, Part, Scope
 from silotune.methods.phase import Phase, copies
-from silotune.methods.split_lora import A
+from silotune.methods.split_lora import A, B
 from silotune.methods.validation import check_method, check_shared
-from silotune.models.forward.mixing import frozen, previous, received
+from silotune.models.forward.mixing import frozen, joined, previous, received
 from silotune.models.heads import HEADS
 from silotune.models.tuners import TUNERS
 
@@ -121,6 +122,58 @@ def test_a_prediction_of_an_unknown_part_is_refused() -> None:
 
     with pytest.raises(InputError, match="unknown part 'globl'"):
         check_method(Lost(setting()))
+
+
+def test_names_that_silos_use_themselves_are_refused() -> None:
+    class Named(FedMatch):
+        name = "named"
+
+        def parts(self) -> dict[str, Part]:
+            return super().parts() | {INSTANCES: Part(self.setting.tuner, Scope.PRIVATE)}
+
+    with pytest.raises(InputError, match=f"the part name '{INSTANCES}' is reserved"):
+        check_method(Named(setting()))
+
+
+def test_views_that_are_called_the_same_are_the_same_but_for_what_was_received() -> None:
+    views = {"full": {GLOBAL: 1.0}, "anchor": {received(GLOBAL): 1.0}}
+    check_method(variant(views=views, same_at_start={"anchor": "full"}))
+    views["anchor"] = {received(GLOBAL): 0.5}
+    with pytest.raises(InputError, match="calls the views 'anchor' and 'full' the same at its start"):
+        check_method(variant(views=views, same_at_start={"anchor": "full"}))
+
+
+def test_parts_of_unlike_tuners_are_not_joined() -> None:
+    with pytest.raises(InputError, match="joins 'global\\+private', which are no groups of one tuner's tensors"):
+        check_method(variant(views={"full": {joined(GLOBAL, PRIVATE): 1}}))
+
+
+def test_a_round_sends_what_its_phases_change_and_the_last_phases_send_nothing() -> None:
+    rolora = METHODS["rolora"](setting("lora"))
+    assert (rolora.sends(1), rolora.sends(2), rolora.sends()) == ([B], [A], [A, B])
+    assert variant(when="end").sends() == []
+
+
+def test_kinds_of_rounds_are_named_by_their_first() -> None:
+    assert METHODS["rolora"](setting("lora")).kinds_of_rounds(5) == [1, 2]
+    assert METHODS["rolora"](setting("lora")).kinds_of_rounds(1) == [1]
+    assert METHODS["fedavg"](setting()).kinds_of_rounds(5) == [1]
+
+
+def test_a_prediction_without_weights_of_texts_has_one_mix() -> None:
+    weighed = METHODS["feddpa-t"](Setting(TUNERS["lora"](), HEADS["lm"]())).prediction()
+    plain = METHODS["fedavg"](setting()).prediction()
+    alpha = torch.tensor([0.25, 1.0])
+    assert weighed.mixed() == weighed.mix
+    assert plain.mixed(alpha) == plain.mix
+    mixed = weighed.mixed(alpha)
+    assert mixed[weighed.weighting.local_part].tolist() == [0.25, 1.0]
+    assert mixed[weighed.weighting.global_part].tolist() == [0.75, 0.0]
+
+
+def test_a_loss_is_a_mean_over_rows_only_where_it_says_so() -> None:
+    assert Phase("plain", (GLOBAL,), {}, lambda step: torch.zeros(())).by_row is False
+    assert all(phase.by_row for phase in METHODS["fedavg"](setting()).phases())
 
 
 def test_half_an_adapter_alone_is_refused() -> None:
