@@ -2,7 +2,9 @@
 
 Tests are collected and modules imported once. A fork runs all tests and notes which lines each of them runs; then every
 mutant has a fork of its own, in which the tests run that reach its line, the quickest first, and then the others of
-their files (fixtures of a module or session run in its first test only), as far as `--limit` seconds go.
+their files (fixtures of a module or session run in its first test only), as far as `--limit` seconds go. A failure
+counts if the same tests, in the same order, pass in a fork without the mutant. A mutant whose fork dies or takes too long
+is told as such, since not a test has failed.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from tests.support.mutations import Mutant, functions_of, mutants_of, patch
 
 
 def forked(action: Callable[[], Any], wall: float, cpu: float = 0) -> Any:
-    """Return what `action` returns in a fork, as JSON tells it; None if it took too long or died.
+    """Return what `action` returns in a fork, as JSON tells it; None if it took too long, raised or died.
 
     Args:
         action: what is done; it prints nothing.
@@ -73,6 +75,7 @@ class Mutants:
         self._options = options
         self._paths = [Path(name).resolve() for name in options.modules]
         self._failed = ""
+        self._pass: dict[tuple[str, ...], bool] = {}  # which tests pass without a mutant, in this order
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note the first failure."""
@@ -84,22 +87,26 @@ class Mutants:
         functions = {path: functions_of(path) for path in self._paths}
         tests = {item.nodeid: item for item in session.items}
         traced = forked(lambda: self._trace(session.items), 3600)
-        if traced is None or any(failed for _, _, failed in traced.values()):
-            raise pytest.UsageError("tests fail without a mutant")
+        if traced is None:
+            raise pytest.UsageError("the tests end the process, or take more than an hour")
+        if failed := [name for name, (_, _, failed) in traced.items() if failed]:
+            raise pytest.UsageError(f"tests fail without a mutant: {', '.join(failed)}")
         seconds, reached = {name: spent for name, (spent, _, _) in traced.items()}, defaultdict(list)
         for name, (_, lines, _) in traced.items():
             for path, line in lines:
                 reached[path, line].append(name)
         mutants = [mutant for path in self._paths for mutant in mutants_of(path)]
         if self._options.sample:
-            sampled = random.Random(self._options.seed).sample(range(len(mutants)), self._options.sample)
+            number = min(self._options.sample, len(mutants))
+            sampled = random.Random(self._options.seed).sample(range(len(mutants)), number)
             mutants = [mutants[n] for n in sorted(sampled)]
         counts: Counter[str] = Counter()
         for mutant in mutants:
             names = self._chosen(reached[str(mutant.path), mutant.line], seconds)
             outcome = self._outcome(mutant, [tests[name] for name in names], sum(map(seconds.get, names)), functions)
-            counts[outcome] += 1
-            if outcome != "killed":
+            kind, _, killer = outcome.partition(" by ")
+            counts[kind] += 1
+            if not killer or self._options.kills:
                 print(f"{outcome}: {mutant.place}", flush=True)
         print(dict(counts), f"of {sum(len([*mutants_of(path)]) for path in self._paths)} mutants")
         return True
@@ -111,9 +118,20 @@ class Mutants:
         def action() -> str:
             if not patch(mutant, functions[mutant.path]):
                 return "not made"
-            return "killed" if self._run(tests) else "survived"
+            return self._run(tests) or "survived"
 
-        return forked(action, 20 * self._options.limit, 3 * needed + 5) or "killed"  # it hung
+        told = forked(action, 20 * self._options.limit, 3 * needed + 30)
+        if told in (None, "not made", "survived"):
+            return told or "died or took too long"
+        names = [test.nodeid for test in tests]
+        return f"killed by {told}" if self._passes(tests[: names.index(told) + 1]) else f"fails without it, too, {told}"
+
+    def _passes(self, tests: list[pytest.Item]) -> bool:
+        """Return whether tests pass in this order without a mutant, as the trace's order need not tell."""
+        names = tuple(test.nodeid for test in tests)
+        if names not in self._pass:
+            self._pass[names] = forked(lambda: self._run(tests), 20 * self._options.limit) == ""
+        return self._pass[names]
 
     def _chosen(self, reaching: list[str], seconds: dict[str, float]) -> list[str]:
         """Return the tests that reach a line and those of their files, quickest first, within the limit."""
@@ -164,6 +182,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0, help="number of mutants, drawn at random; 0: all")
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds of tests for one mutant")
+    parser.add_argument("--kills", action="store_true", help="tell what killed the others, too")
     options = parser.parse_args()
     words = ["-q", "-s", "-p", "no:cacheprovider", "-m", "not long", *options.tests]
     sys.exit(pytest.main(words, plugins=[Mutants(options)]))
