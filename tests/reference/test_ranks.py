@@ -257,6 +257,31 @@ def test_hetlora_of_products_of_zero_is_the_mean_by_rows():
     assert not aggregate["global/m.lora_B.weight"].any()
 
 
+def test_a_silo_whose_product_is_zero_weighs_nothing_beside_one_that_learned():
+    first, second = made_updates((3, 3))
+    idle = replace(first, tensors=first.tensors | {"global/m.lora_B.weight": torch.zeros(7, 3, dtype=torch.float64)})
+    aggregate = HetLoRA().aggregate([idle, second], first.tensors)
+    np.testing.assert_allclose(product(aggregate), product(second.tensors), atol=1e-12)
+
+
+def test_hetlora_of_one_silo_is_what_it_sent():
+    (update,) = made_updates((3,))
+    aggregate = HetLoRA().aggregate([update], update.tensors)
+    assert aggregate.keys() == update.tensors.keys()
+    for name, tensor in update.tensors.items():
+        torch.testing.assert_close(aggregate[name], tensor, atol=1e-12, rtol=0)
+
+
+def test_a_lora_with_an_untrained_row_is_cut_by_an_svd_like_any_other():
+    (update,) = made_updates((5,))
+    b = update.tensors["global/m.lora_B.weight"].clone()
+    b[0] = 0
+    tensors = update.tensors | {"global/m.lora_B.weight": b}
+    np.testing.assert_allclose(
+        product(FlexLoRA().to_rank(tensors, 2)), np.matmul(*svd_cut(product(tensors), 2)), atol=1e-9
+    )
+
+
 def test_hetlora_leaves_a_factor_that_was_not_sent():
     """Silos of rank 2 have no third row of A; that none of them trained it is no reason to shrink it."""
     before = made_updates((3,), seed=5)[0].tensors

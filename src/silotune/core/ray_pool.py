@@ -116,12 +116,14 @@ class RayPool(Executor):
 
     def _finish(self, worker: int, called: Future[Any]) -> None:
         """Take what a worker's call returned or raised; of copies, what the first did."""
-        error = called.exception()
+        error, hopeless = called.exception(), []
         with self._changed:
             if isinstance(error, self._ray.exceptions.RayActorError):
                 piece, first = self._queue.lost(worker), False
                 if piece.abandoned and piece.losses < _TRIES:
                     self._queue.add(piece, first=True)
+                elif piece.abandoned:
+                    piece.done, hopeless = True, [piece]
             else:
                 piece, first = self._queue.finished(worker)
             refused = self._refused()
@@ -131,8 +133,7 @@ class RayPool(Executor):
             piece.result.set_result(called.result())
         elif first:  # Ray's error has the worker's traceback as its text, the cause is what was raised
             piece.result.set_exception(getattr(error, "cause", None) or error)
-        elif piece.abandoned and piece.losses >= _TRIES:
-            _refuse([piece], f"{_TRIES} workers with the same work were")
+        _refuse(hopeless, f"{_TRIES} workers with the same work were")
         _refuse(refused)
 
     def _refused(self) -> list[Piece]:
