@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from silotune.communication.aggregation import Update, by_samples, uniform
-from silotune.communication.aggregation.factor_pairs import Pair, factor_pairs
+from silotune.communication.aggregation.factor_pairs import DELTA, Pair, factor_pairs
 from silotune.communication.aggregation.low_rank import FedSVD, FlexLoRA, truncated
 from silotune.communication.aggregation.product_error import ProductError
 from silotune.core.tensors import unflatten
@@ -111,6 +111,21 @@ def test_the_product_error_of_a_mean(aggregation, by_rows):
         size += np.linalg.norm(mean) ** 2
     assert error.of(aggregate) == pytest.approx((difference / size) ** 0.5, rel=1e-9)
     assert error.of(aggregate) > 0.1
+
+
+def test_what_is_added_to_the_frozen_weights_counts_toward_the_product():
+    """A delta that holds half of what the means of A and B lack leaves half of the error."""
+    updates, delta = made_updates(), "delta/{}" + DELTA
+    zeros = {delta.format(module): torch.zeros(OUT, IN, dtype=torch.float64) for module in MODULES}
+    error = ProductError(updates[0].tensors | zeros, True)
+    aggregate = by_samples(error.watch(updates))
+    whole, halves = error.of(aggregate), {}
+    for module in MODULES:
+        a, b = (aggregate[name].numpy() for name in pair(module))
+        lacking = mean_product(updates, module, [update.rows for update in updates]) - b @ a
+        halves[delta.format(module)] = torch.from_numpy(lacking / 2)
+    assert whole > 0.1
+    assert error.of(aggregate | halves) == pytest.approx(whole / 2, rel=1e-9)
 
 
 def test_the_product_error_is_zero_where_one_factor_is_common_and_none_where_nothing_is_sent():

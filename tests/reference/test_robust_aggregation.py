@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silotune.communication.aggregation import AGGREGATIONS, Update, clipped, make_aggregation
+from silotune.communication.aggregation.robust import most_byzantine
 from silotune.config.aggregation import AggregationConfig
 from silotune.core.tensors import digest, flatten, unflatten
 from silotune.errors import InputError
@@ -78,6 +79,12 @@ def krum_by_hand(vectors, f):
         distances = sorted(float(((vectors[i] - vectors[j]) ** 2).sum()) for j in range(n) if j != i)
         scores.append(sum(distances[: n - f - 2]))
     return np.array(scores)
+
+
+def test_krum_tolerates_f_of_two_f_and_three():
+    for count in range(1, 12):
+        possible = [f for f in range(count) if count >= 2 * f + 3]
+        assert most_byzantine(count) == max(possible, default=0)
 
 
 @pytest.mark.parametrize(("count", "f"), [(5, 1), (7, 2), (10, 3), (10, 0)])
