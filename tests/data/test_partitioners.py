@@ -200,6 +200,14 @@ def test_rows_for_poor_silos_come_from_the_largest():
     assert sorted(filled[3].tolist()) == list(range(81, 101))
 
 
+def test_rows_for_poor_silos_are_drawn_from_all_rows_of_the_largest():
+    """200 of 1,000 rows have a mean index near 499.5 (standard error 18); the last 200 would have 899.5."""
+    groups = partitioners.ensure_minimum([np.arange(1000), np.array([1000])], 201, np.random.default_rng(3))
+    given_away = groups[1][groups[1] < 1000]
+    assert len(given_away) == 200
+    assert abs(given_away.mean() - 499.5) < 90
+
+
 # -- natural silos ----------------------------------------------------------------------------------------------------
 
 

@@ -3,8 +3,8 @@
 Tests are collected and modules imported once. A fork runs all tests and notes which lines each of them runs; then every
 mutant has a fork of its own, in which the tests run that reach its line, the quickest first, and then the others of
 their files (fixtures of a module or session run in its first test only), as far as `--limit` seconds go. A failure
-counts if the same tests, in the same order, pass in a fork without the mutant. A mutant whose fork dies or takes too long
-is told as such, since not a test has failed.
+counts if the same tests, in the same order, pass in a fork without the mutant. A mutant whose fork dies or takes too
+long is told as such, since not a test has failed.
 """
 
 from __future__ import annotations
