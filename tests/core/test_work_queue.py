@@ -48,8 +48,9 @@ def test_an_idle_worker_copies_a_piece_that_takes_twice_the_longest():
     assert given(queue) == []
     assert queue.seconds_to_wait() == pytest.approx(12.0)  # 2 × 12 s after its begin at 0
     clock.now = 24.0
-    assert given(queue) == [(0, "b")]  # one copy, although another worker is idle
-    assert queue.seconds_to_wait() is None
+    assert given(queue) == [(0, "b")]  # one copy at a time, although another worker is idle
+    assert queue.seconds_to_wait() == pytest.approx(24.0)
+    clock.now = 25.0
     piece, first = queue.finished(0)
     assert (piece.call, first) == (("b",), True)
     piece, first = queue.finished(1)
@@ -79,6 +80,53 @@ def test_what_a_copy_took_does_not_move_the_bound():
     queue.add(Piece(("c",)))
     assert len(given(queue)) == 1
     assert queue.seconds_to_wait() == pytest.approx(8.0)
+
+
+def test_a_piece_that_took_long_with_its_first_worker_is_known_to_take_long():
+    queue, clock = queue_of(2, "ab")
+    given(queue)
+    clock.now = 4.0
+    queue.finished(0)
+    clock.now = 8.0
+    assert given(queue) == [(0, "b")]
+    clock.now = 30.0
+    queue.finished(1)  # the first worker is done before its copy
+    queue.add(Piece(("c",)))
+    given(queue)
+    queue.finished(0)
+    assert queue.seconds_to_wait() == pytest.approx(60.0)
+
+
+def test_where_a_copy_stalls_too_there_is_another_and_no_more_than_three():
+    queue, clock = queue_of(5, "ab")
+    given(queue)
+    clock.now = 1.0
+    queue.finished(0)
+    starts = []
+    for clock.now in range(2, 100):
+        starts += given(queue)
+    assert [name for _, name in starts] == ["b", "b"]
+    assert queue.seconds_to_wait() is None
+
+
+def test_doubted_workers_are_given_nothing_until_they_answer():
+    queue, _ = queue_of(3, "a")
+    given(queue)
+    queue.add(queue.lost(0), first=True)
+    assert queue.doubt_idle() == [1, 2]
+    assert given(queue) == []
+    assert queue.workers == 2
+    queue.answered(1, alive=False)
+    queue.answered(2, alive=True)
+    assert queue.workers == 1
+    assert given(queue) == [(2, "a")]
+
+
+def test_a_piece_that_nobody_waits_for_leaves_its_worker_free():
+    queue, _ = queue_of(1, "ab")
+    given(queue)
+    queue.released(0)
+    assert given(queue) == [(0, "b")]
 
 
 @pytest.mark.parametrize("copies", [True, False])
@@ -114,5 +162,6 @@ def test_a_piece_that_was_lost_comes_before_all_others():
     queue.add(queue.lost(0), first=True)
     queue.finished(1)
     assert given(queue) == [(1, "a")]
-    assert [piece.call for piece in queue.drop_waiting()] == [("c",)]
-    assert queue.drop_waiting() == []
+    assert [piece.call for piece in queue.drop_unfinished(waiting_alone=True)] == [("c",)]
+    assert [piece.call for piece in queue.drop_unfinished()] == [("a",)]
+    assert queue.drop_unfinished() == []

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas
+import pyarrow.parquet
 import pytest
 
 import silotune.runs.run
@@ -56,8 +57,58 @@ def test_few_events_have_no_columns(tmp_path):
     assert not (tmp_path / COLUMNS_FILE).exists()
 
 
+def test_numbers_and_texts_that_columns_do_not_hold(tmp_path):
+    odd = [
+        {"event": "x", "large": 2**63, "mixed": 0.5, "text": "a\ud800b", "nested": {"a": "\ud800"}},
+        {"event": "x", "large": 1, "mixed": 2**53 + 1, "text": "c", "nested": []},
+    ]
+    (tmp_path / EVENTS).write_text("".join(json.dumps(row) + "\n" for row in odd))
+    path = write_event_columns(tmp_path, least=2)
+    table = pandas.read_parquet(path)
+    assert [json.loads(text) for text in table["large"]] == [2**63, 1]
+    assert [*table["mixed"]] == [0.5, float(2**53 + 1)]
+    assert [*table["text"]] == ["a?b", "c"]
+    assert [json.loads(text) for text in table["nested"]] == [{"a": "\ud800"}, []]
+
+
+def test_much_text_is_not_in_memory_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(event_columns, "_MOST_TEXT", 100)
+    path = write_event_columns(lines(tmp_path, [{"event": "x" * 60, "scores": {"a": n}} for n in range(7)]), least=2)
+    assert pyarrow.parquet.ParquetFile(path).num_row_groups == 4
+    assert [json.loads(text)["a"] for text in pandas.read_parquet(path)["scores"]] == [*range(7)]
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_run_whose_columns_cannot_be_written_is_finished_all_the_same(federate, tmp_path, monkeypatch, full):
+    warnings: list[str] = []
+
+    def written(run: Path, warn: Any) -> None:
+        if full:
+            (run / f".{COLUMNS_FILE}.tmp").symlink_to("/dev/full")
+        else:
+            (run / EVENTS).open("a").write('[1]\n{"event": "last"}\n')
+        assert write_event_columns(run, warnings.append, least=1) is None
+
+    monkeypatch.setattr(silotune.runs.run, "write_event_columns", written)
+    found = federate.run("fedavg", tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["method"] == found.summary["method"]
+    assert len(warnings) == 1
+    assert "events.parquet is not written" in warnings[0]
+    assert not [*(tmp_path / "run").glob("*events.parquet*")]
+
+
+def test_columns_of_a_shorter_run_do_not_stay(tmp_path):
+    lines(tmp_path, ROWS)
+    (tmp_path / COLUMNS_FILE).write_bytes(b"old")
+    (tmp_path / EVENTS).write_text("3\n" * 9)
+    assert write_event_columns(tmp_path, least=4) is None
+    assert not (tmp_path / COLUMNS_FILE).exists()
+
+
 def test_a_run_with_many_events_has_them_in_columns(federate, tmp_path, monkeypatch):
-    monkeypatch.setattr(silotune.runs.run, "write_event_columns", lambda run: write_event_columns(run, least=3))
+    monkeypatch.setattr(
+        silotune.runs.run, "write_event_columns", lambda run, warn: write_event_columns(run, warn, least=3)
+    )
     federate.run("fedavg", tmp_path / "run")
     written = [*events(tmp_path / "run")]
     table = pandas.read_parquet(tmp_path / "run" / COLUMNS_FILE)

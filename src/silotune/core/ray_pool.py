@@ -6,8 +6,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
-from contextlib import contextmanager
+from concurrent.futures import Executor, Future, InvalidStateError
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -83,6 +83,8 @@ class RayPool(Executor):
         )
         self._actors = [actor.remote(cores) for _ in range(workers)]
         self._queue = WorkQueue(range(workers), copies)
+        self._lost: list[int] = []
+        """Workers that were lost and are to be ended, in case they are not."""
         self._ended = False
         self._changed = threading.Condition()
         threading.Thread(target=self._give, daemon=True).start()
@@ -91,6 +93,8 @@ class RayPool(Executor):
         """Have a worker call a function of an installed module; its errors are those of the function."""
         piece = Piece((function, args, kwargs))
         with self._changed:
+            if self._ended:
+                raise RuntimeError("the pool was shut down")
             self._queue.add(piece)
             refused = self._refused()
             self._changed.notify()
@@ -100,26 +104,54 @@ class RayPool(Executor):
     def _give(self) -> None:
         """Give work to workers that have none, in a thread of its own: Ray's own threads may not wait for Ray."""
         while True:
+            doubted: list[int] = []
             with self._changed:
-                while not self._ended and (start := self._queue.next_start()) is None:
+                while not self._ended and not self._lost and (start := self._queue.next_start()) is None:
                     self._changed.wait(self._queue.seconds_to_wait())
                 if self._ended:
                     return
-            assert start is not None, "the loop ends with one"
-            worker, piece = start
-            try:
-                called = self._actors[worker].call.remote(*piece.call).future()
-            except Exception as error:  # what cannot be sent, say; whoever waits is to know
-                called = Future()
-                called.set_exception(error)
-            called.add_done_callback(partial(self._finish, worker))
+                lost, self._lost = self._lost, []
+                if lost:  # with its machine others may be lost that have nothing to do
+                    doubted, start = self._queue.doubt_idle(), None
+            for worker in lost:
+                self._kill(worker)
+            for worker in doubted:
+                self._call(worker, (int, (), {}), self._answer)
+            if start is not None:
+                self._begin(*start)
+
+    def _begin(self, worker: int, piece: Piece) -> None:
+        """Send a piece to a worker, unless whoever submitted it has cancelled it."""
+        if not piece.result.running() and not piece.result.set_running_or_notify_cancel():
+            with self._changed:
+                self._queue.released(worker)
+            return
+        self._call(worker, piece.call, self._finish)
+
+    def _call(self, worker: int, call: tuple[Any, ...], then: Callable[[int, Future[Any]], None]) -> None:
+        try:
+            called = self._actors[worker].call.remote(*call).future()
+        except Exception as error:  # what cannot be sent, say; whoever waits is to know
+            called = Future()
+            called.set_exception(error)
+        called.add_done_callback(partial(then, worker))
+
+    def _answer(self, worker: int, called: Future[Any]) -> None:
+        """Take the answer of a worker that was asked whether it is there."""
+        with self._changed:
+            self._queue.answered(worker, called.exception() is None)
+            refused = self._refused()
+            self._changed.notify()
+        _refuse(refused)
 
     def _finish(self, worker: int, called: Future[Any]) -> None:
         """Take what a worker's call returned or raised; of copies, what the first did."""
         error, hopeless = called.exception(), []
+        errors = self._ray.exceptions
         with self._changed:
-            if isinstance(error, self._ray.exceptions.RayActorError):
+            if isinstance(error, errors.RayError) and not isinstance(error, errors.RayTaskError):
                 piece, first = self._queue.lost(worker), False
+                self._lost.append(worker)
                 if piece.abandoned and piece.losses < _TRIES:
                     self._queue.add(piece, first=True)
                 elif piece.abandoned:
@@ -130,29 +162,46 @@ class RayPool(Executor):
             self._changed.notify()
         # outside the lock: whoever waits for the result may submit more
         if first and error is None:
-            piece.result.set_result(called.result())
+            _settle(piece, called.result())
         elif first:  # Ray's error has the worker's traceback as its text, the cause is what was raised
-            piece.result.set_exception(getattr(error, "cause", None) or error)
+            _settle(piece, error=getattr(error, "cause", None) or error)
         _refuse(hopeless, f"{_TRIES} workers with the same work were")
         _refuse(refused)
 
     def _refused(self) -> list[Piece]:
         """Return the pieces that no worker is left for."""
-        return [] if self._queue.workers else self._queue.drop_waiting()
+        return [] if self._queue.workers else self._queue.drop_unfinished(waiting_alone=True)
+
+    def _kill(self, worker: int) -> None:
+        """End a worker with what it does; one that is gone cannot be."""
+        with suppress(Exception):
+            self._ray.kill(self._actors[worker])
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the workers at once, with what they do."""
         with self._changed:
             self._ended = True
+            unfinished = self._queue.drop_unfinished()
             self._changed.notify()
-        for actor in self._actors:
-            self._ray.kill(actor)
+        for piece in unfinished:
+            _settle(piece, error=SilotuneError("the workers were ended before they had finished"))
+        for worker in range(self.workers):
+            self._kill(worker)
+
+
+def _settle(piece: Piece, value: Any = None, error: BaseException | None = None) -> None:
+    """Give a piece's result to whoever waits for it, unless they have cancelled it."""
+    with suppress(InvalidStateError):
+        if error is None:
+            piece.result.set_result(value)
+        else:
+            piece.result.set_exception(error)
 
 
 def _refuse(pieces: list[Piece], lost: str = "all workers of the cluster are") -> None:
     """Let whoever waits for work know that it will not be done."""
     for piece in pieces:
-        piece.result.set_exception(SilotuneError(f"{lost} lost (out of memory?); run again with --resume"))
+        _settle(piece, error=SilotuneError(f"{lost} lost (out of memory?); run again with --resume"))
 
 
 class _Worker:

@@ -1,4 +1,4 @@
-"""`WorkQueue`: which piece of work each worker is given: one that waits, or a second copy of one that takes long."""
+"""`WorkQueue`: which piece of work each worker is given: one that waits, or a copy of one that takes long."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from typing import Any
 _OVERDUE, _AT_LEAST = 2.0, 1.0
 """A piece is overdue after this many times the longest of the last pieces, and this many seconds."""
 
-_LAST = 64
-"""How many finished pieces an overdue one is compared with."""
+_LAST = 1024
+"""How many finished pieces an overdue one is compared with: several rounds of a small federation."""
+
+_MOST_COPIES = 3
+"""Workers that may have the same piece: a whole machine that stalls may hold more than one of them."""
 
 
 @dataclass(eq=False)
@@ -54,7 +57,10 @@ class WorkQueue:
 
     def __init__(self, workers: Iterable[int], copies: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._idle = deque(workers)
-        self._busy: dict[int, Piece] = {}
+        self._busy: dict[int, tuple[Piece, float]] = {}
+        """Worker → its piece, and since when it has it."""
+        self._doubted: set[int] = set()
+        """Idle workers that have to answer before they are given anything."""
         self._waiting: deque[Piece] = deque()
         self._copies = copies
         self._clock = clock
@@ -63,7 +69,7 @@ class WorkQueue:
     @property
     def workers(self) -> int:
         """Number of workers that were not lost."""
-        return len(self._idle) + len(self._busy)
+        return len(self._idle) + len(self._busy) + len(self._doubted)
 
     def add(self, piece: Piece, first: bool = False) -> None:
         """Let a piece wait; `first`: before all others."""
@@ -79,7 +85,7 @@ class WorkQueue:
         worker = self._idle.popleft()
         piece.since = self._clock()
         piece.workers.add(worker)
-        self._busy[worker] = piece
+        self._busy[worker] = piece, piece.since
         return worker, piece
 
     def seconds_to_wait(self) -> float | None:
@@ -89,34 +95,56 @@ class WorkQueue:
 
     def finished(self, worker: int) -> tuple[Piece, bool]:
         """Note that a worker has finished its piece; return the piece, and whether this is the first time."""
-        piece = self._leave(worker)
+        piece, since = self._leave(worker)
         self._idle.append(worker)
         first, piece.done = not piece.done, True
         if first:
-            self._seconds.append(self._clock() - piece.since)
+            self._seconds.append(self._clock() - since)
         return piece, first
+
+    def released(self, worker: int) -> None:
+        """Note that a worker does not do the piece that it was to begin, because nobody waits for it."""
+        self._leave(worker)[0].done = True
+        self._idle.append(worker)
 
     def lost(self, worker: int) -> Piece:
         """Note that a worker is lost, and return the piece that it had."""
-        piece = self._leave(worker)
+        piece, _ = self._leave(worker)
         piece.losses += 1
         return piece
 
-    def drop_waiting(self) -> list[Piece]:
-        """Return the pieces that wait, which then wait no more."""
+    def doubt_idle(self) -> list[int]:
+        """Return the idle workers; none of them is given anything until it `answered`."""
+        doubted = [*self._idle]
+        self._idle.clear()
+        self._doubted.update(doubted)
+        return doubted
+
+    def answered(self, worker: int, alive: bool) -> None:
+        """Note that a doubted worker is there, or is lost."""
+        self._doubted.discard(worker)
+        if alive:
+            self._idle.append(worker)
+
+    def drop_unfinished(self, waiting_alone: bool = False) -> list[Piece]:
+        """Return the pieces that are not finished, or of them those that wait; they are given to no worker any more."""
         dropped = [*self._waiting]
         self._waiting.clear()
+        if not waiting_alone:
+            dropped += {id(piece): piece for piece, _ in self._busy.values() if not piece.done}.values()
+        for piece in dropped:
+            piece.done = True
         return dropped
 
-    def _leave(self, worker: int) -> Piece:
-        piece = self._busy.pop(worker)
+    def _leave(self, worker: int) -> tuple[Piece, float]:
+        piece, since = self._busy.pop(worker)
         piece.workers.discard(worker)
-        return piece
+        return piece, since
 
     def _oldest(self) -> Piece | None:
-        """Return the piece that one worker alone has had for longest and that may be copied."""
-        single = [piece for piece in self._busy.values() if len(piece.workers) == 1 and not piece.done]
-        return min(single, key=lambda piece: piece.since) if self._copies and self._seconds and single else None
+        """Return the piece that was given to a worker the longest time ago, of those that may be copied."""
+        left = [piece for piece, _ in self._busy.values() if len(piece.workers) < _MOST_COPIES and not piece.done]
+        return min(left, key=lambda piece: piece.since) if self._copies and self._seconds and left else None
 
     def _left(self, piece: Piece) -> float:
         """Return the seconds until a piece is overdue."""

@@ -157,7 +157,7 @@ def _run(
             summary["intervals"] = intervals(write_test_scores(path, federation, engine.tested))
         keep_instances(path, federation.silos.values())
         with stage("writing"):
-            write_event_columns(path)
+            write_event_columns(path, warn)
         summary["stages"] = _stages(path)
         write_text(path / "summary.json", json.dumps(summary, indent=1) + "\n")
     return Run(path, summary, federation)
