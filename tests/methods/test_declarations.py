@@ -20,7 +20,7 @@ from silotune.methods.split_lora import A, B
 from silotune.methods.validation import check_method, check_shared
 from silotune.models.forward.mixing import frozen, joined, previous, received
 from silotune.models.heads import HEADS
-from silotune.models.tuners import TUNERS
+from silotune.models.tuners import TUNERS, TensorGroup
 
 
 def setting(tuner: str = "bottleneck") -> Setting:
@@ -146,6 +146,31 @@ def test_views_that_are_called_the_same_are_the_same_but_for_what_was_received()
 def test_parts_of_unlike_tuners_are_not_joined() -> None:
     with pytest.raises(InputError, match="joins 'global\\+private', which are no groups of one tuner's tensors"):
         check_method(variant(views={"full": {joined(GLOBAL, PRIVATE): 1}}))
+
+
+def test_the_halves_of_two_adapters_are_not_joined() -> None:
+    class Mixed(METHODS["fedsa-lora"]):
+        name = "mixed"
+
+        def parts(self) -> dict[str, Part]:
+            return super().parts() | {B: Part(TensorGroup(TUNERS["lora"](), "B"), Scope.PRIVATE)}
+
+    with pytest.raises(InputError, match="which are no groups of one tuner's tensors"):
+        check_method(Mixed(setting("lora")))
+
+
+def test_heads_of_two_kinds_are_not_mixed() -> None:
+    class Two(FedMatch):
+        name = "two"
+
+        def parts(self) -> dict[str, Part]:
+            return super().parts() | {"linear": Part(HEADS["linear"](), Scope.PRIVATE)}
+
+        def prediction(self) -> PredictionMix:
+            return PredictionMix({GLOBAL: 1}, head={HEAD: 0.5, "linear": 0.5})
+
+    with pytest.raises(InputError, match="the prediction mixes heads of several kinds"):
+        check_method(Two(setting()))
 
 
 def test_a_round_sends_what_its_phases_change_and_the_last_phases_send_nothing() -> None:

@@ -42,11 +42,12 @@ class FedDPAOptions(FedITOptions):
 
     The authors' code differs from the paper: docs/feddpa-readings.md.
 
-    `weighting`: `dynamic`, a weight α for each text (section 4.3), or `fixed`. `alpha`: the weight under `fixed`.
-    `weight_of`: the part that has this weight at prediction; the other one has the rest. `scale`: λ; by default 1 for
-    FedDPA-F and `alpha` for FedDPA-T. `similarity`: the function that compares a text with rows. `representation`: how
-    a text's states are pooled. `samples`: S, the number of rows that a text is compared with. `embed`: the part under
-    which texts are embedded. `clip`: whether similarities are clipped to [0, 1].
+    `weighting`: `dynamic`, a weight α for each text (section 4.3), or `fixed`. `alpha`: the local part's weight
+    where FedDPA-T trains it, and the weight at prediction under `fixed`. `weight_of`: the part that has this weight
+    at prediction; the other one has the rest. `scale`: λ; by default 1 for FedDPA-F and `alpha` for FedDPA-T.
+    `similarity`: the function that compares a text with rows. `representation`: how a text's states are pooled.
+    `samples`: S, the number of rows that a text is compared with. `embed`: the part under which texts are embedded.
+    `clip`: whether similarities are clipped to [0, 1].
     """
 
     newer: ClassVar[tuple[str, ...]] = ("weight_of",)
