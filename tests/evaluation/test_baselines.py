@@ -50,6 +50,13 @@ def test_rows_without_words_or_labels_have_fewer_baselines():
     assert baseline_scores(MOOD, TRAIN, []) == {}
 
 
+def test_rows_beyond_the_most_are_not_learned_from(monkeypatch):
+    monkeypatch.setattr(module, "MOST_ROWS", 3)
+    train = rows(("good", 1), ("fine", 1), ("bad", 0), ("awful", 0), ("worse", 0))
+    found = baseline_scores(Task("t", ("no", "yes")), train, rows(("good", 1), ("any", 1)))
+    assert found["majority"] == 100.0
+
+
 def test_a_silo_without_baselines_is_not_named():
     answers = Task("answers", (), "rouge1", kind="generation")
     written = [Row(("say it",), 0)] * 4
