@@ -73,7 +73,7 @@ def stacked(factors: list[tuple[float, tuple[Tensor, Tensor]]]) -> tuple[Tensor,
 
 
 def product_norm(left: Tensor, right: Tensor) -> float:
-    """Return `‖left·right‖`, by triangular factors where these are smaller than the product."""
-    if left.shape[1] < min(left.shape[0], right.shape[1]):
+    """Return `‖left·right‖`, by triangular factors where these are much smaller than the product, and so faster."""
+    if 4 * left.shape[1] < min(left.shape[0], right.shape[1]):
         left, right = torch.linalg.qr(left, mode="r")[1], torch.linalg.qr(right.T, mode="r")[1].T
     return float(torch.linalg.matrix_norm(left @ right))
