@@ -5,13 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from silotune.core.ray_pool import RayPool
+from silotune.core.work_queue import Piece
 from silotune.errors import SilotuneError
 
 HERE = threading.local()
@@ -30,14 +31,19 @@ class OutOfMemoryError(RayError):
     pass
 
 
+class RaySystemError(RayError):
+    pass
+
+
 class Actor:
     """A thread that makes calls in turn; `kill` loses it, whatever it does."""
 
-    def __init__(self) -> None:
+    def __init__(self, placed: bool) -> None:
         self.call = SimpleNamespace(remote=self._submit)
         self.dead = False
         self._calls: queue.Queue[Any] = queue.Queue()
-        threading.Thread(target=self._serve, daemon=True).start()
+        if placed:
+            threading.Thread(target=self._serve, daemon=True).start()
 
     def _submit(self, *call: Any) -> Any:
         result: Future[Any] = Future()
@@ -68,17 +74,18 @@ class Actor:
 
 
 class FakeRay:
-    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError, RaySystemError=RaySystemError)
 
     def __init__(self) -> None:
         self.actors: list[Actor] = []
+        self.places = 100
 
     def cluster_resources(self) -> dict[str, float]:
         return {}
 
     def remote(self, kind: Any) -> Any:
         def made(*_: Any) -> Actor:
-            self.actors.append(Actor())
+            self.actors.append(Actor(placed=len(self.actors) < self.places))
             return self.actors[-1]
 
         return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=made))
@@ -127,7 +134,7 @@ def test_where_all_workers_are_lost_whoever_waits_knows():
     for actor in ray.actors:
         actor.dead = True
     for result in results:
-        with pytest.raises(SilotuneError, match="all workers of the cluster are lost"):
+        with pytest.raises(SilotuneError, match=r"all workers of the cluster are lost \(OutOfMemoryError: killed\)"):
             result.result(20)
 
 
@@ -136,6 +143,42 @@ def test_errors_of_the_function_are_its_own():
     with pytest.raises(ZeroDivisionError):
         pool.submit(divmod, 1, 0).result(20)
     assert pool.submit(abs, -1).result(20) == 1
+
+
+def test_an_error_about_a_result_costs_no_worker():
+    ray, pool = pool_of(2)
+
+    def unreadable() -> None:
+        raise RaySystemError("cannot be deserialized")
+
+    with pytest.raises(RaySystemError):
+        pool.submit(unreadable).result(20)
+    assert not any(actor.dead for actor in ray.actors)
+
+
+def test_a_piece_that_is_finished_before_its_copy_begins_is_left():
+    _, pool = pool_of(1)
+    assert pool.submit(abs, -1).result(20) == 1
+    with pool._changed:
+        pool._queue.add(Piece((abs, (-1,), {}), done=True))
+        pool._changed.notify()
+    assert pool.submit(abs, -2).result(20) == 2
+
+
+def test_cancelled_work_that_is_dropped_keeps_nobody_waiting():
+    _, pool = pool_of(1)
+    results = [pool.submit(time.sleep, 60), pool.submit(abs, -1)]
+    time.sleep(0.05)
+    assert results[1].cancel()
+    pool.shutdown()
+    assert not wait(results, timeout=5).not_done
+
+
+def test_a_worker_without_a_place_is_given_nothing():
+    ray = FakeRay()
+    ray.places = 1
+    pool = RayPool(ray, 3, 1, False)
+    assert [pool.submit(abs, -number).result(20) for number in range(4)] == [*range(4)]
 
 
 def test_cancelled_work_is_not_begun_and_the_rest_goes_on():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -82,9 +83,13 @@ def test_much_text_is_not_in_memory_at_once(tmp_path, monkeypatch):
 def test_a_run_whose_columns_cannot_be_written_is_finished_all_the_same(federate, tmp_path, monkeypatch, full):
     warnings: list[str] = []
 
+    def part(run: Path, path: Path) -> None:
+        path.write_bytes(b"a part")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     def written(run: Path, warn: Any) -> None:
         if full:
-            (run / f".{COLUMNS_FILE}.tmp").symlink_to("/dev/full")
+            monkeypatch.setattr(event_columns, "_write", part)
         else:
             (run / EVENTS).open("a").write('[1]\n{"event": "last"}\n')
         assert write_event_columns(run, warnings.append, least=1) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -18,6 +19,20 @@ from silotune.errors import InputError, SilotuneError
 
 LOCAL = "local"
 """The address at which there is no cluster: one is started on this machine, and ends with the run."""
+
+_ASKED: tuple[Any, ...] = (int, (), {})
+"""What a worker is called with to learn whether it is there."""
+
+_NO_LOSS = (
+    "RayTaskError",
+    "UnserializableException",
+    "RaySystemError",
+    "ObjectStoreFullError",
+    "OutOfDiskError",
+    "TaskCancelledError",
+    "CrossLanguageError",
+)
+"""Errors of Ray's that are not about a worker."""
 
 _TRIES = 4
 """How many workers a piece of work may be given; one that needs too much memory must not end them all."""
@@ -75,7 +90,7 @@ class RayPool(Executor):
         self.workers = workers
         self._ray = ray
         gpus = ray.cluster_resources().get("GPU", 0)
-        share = 0 if not gpus else gpus // workers or gpus / workers
+        share = gpus // workers or 1 / math.ceil(workers / gpus) if gpus else 0  # one lies on one GPU
         actor = ray.remote(_Worker).options(
             num_cpus=cores,
             num_gpus=share,
@@ -85,9 +100,12 @@ class RayPool(Executor):
         self._queue = WorkQueue(range(workers), copies)
         self._lost: list[int] = []
         """Workers that were lost and are to be ended, in case they are not."""
+        self._reason: BaseException | None = None
+        """Of the last loss."""
         self._ended = False
         self._changed = threading.Condition()
-        threading.Thread(target=self._give, daemon=True).start()
+        self._giving = threading.Thread(target=self._give, daemon=True)
+        self._giving.start()
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Have a worker call a function of an installed module; its errors are those of the function."""
@@ -98,11 +116,13 @@ class RayPool(Executor):
             self._queue.add(piece)
             refused = self._refused()
             self._changed.notify()
-        _refuse(refused)
+        self._refuse(refused)
         return piece.result
 
     def _give(self) -> None:
         """Give work to workers that have none, in a thread of its own: Ray's own threads may not wait for Ray."""
+        for worker in self._queue.doubt_idle():  # one that finds no room on the cluster is given nothing
+            self._call(worker, _ASKED, self._answer)
         while True:
             doubted: list[int] = []
             with self._changed:
@@ -116,16 +136,16 @@ class RayPool(Executor):
             for worker in lost:
                 self._kill(worker)
             for worker in doubted:
-                self._call(worker, (int, (), {}), self._answer)
+                self._call(worker, _ASKED, self._answer)
             if start is not None:
                 self._begin(*start)
 
     def _begin(self, worker: int, piece: Piece) -> None:
-        """Send a piece to a worker, unless whoever submitted it has cancelled it."""
-        if not piece.result.running() and not piece.result.set_running_or_notify_cancel():
-            with self._changed:
+        """Send a piece to a worker, unless it is finished by now or whoever submitted it has cancelled it."""
+        with self._changed:
+            if piece.done or not (piece.result.running() or piece.result.set_running_or_notify_cancel()):
                 self._queue.released(worker)
-            return
+                return
         self._call(worker, piece.call, self._finish)
 
     def _call(self, worker: int, call: tuple[Any, ...], then: Callable[[int, Future[Any]], None]) -> None:
@@ -133,25 +153,29 @@ class RayPool(Executor):
             called = self._actors[worker].call.remote(*call).future()
         except Exception as error:  # what cannot be sent, say; whoever waits is to know
             called = Future()
-            called.set_exception(error)
+            called.set_exception(_NotSent(error))
         called.add_done_callback(partial(then, worker))
 
     def _answer(self, worker: int, called: Future[Any]) -> None:
         """Take the answer of a worker that was asked whether it is there."""
+        error = called.exception()
         with self._changed:
-            self._queue.answered(worker, called.exception() is None)
+            self._queue.answered(worker, error is None)
+            if error is not None:
+                self._lost.append(worker)
+                self._reason = error
             refused = self._refused()
             self._changed.notify()
-        _refuse(refused)
+        self._refuse(refused)
 
     def _finish(self, worker: int, called: Future[Any]) -> None:
         """Take what a worker's call returned or raised; of copies, what the first did."""
         error, hopeless = called.exception(), []
-        errors = self._ray.exceptions
         with self._changed:
-            if isinstance(error, errors.RayError) and not isinstance(error, errors.RayTaskError):
+            if self._is_loss(error):
                 piece, first = self._queue.lost(worker), False
                 self._lost.append(worker)
+                self._reason = error
                 if piece.abandoned and piece.losses < _TRIES:
                     self._queue.add(piece, first=True)
                 elif piece.abandoned:
@@ -165,12 +189,25 @@ class RayPool(Executor):
             _settle(piece, called.result())
         elif first:  # Ray's error has the worker's traceback as its text, the cause is what was raised
             _settle(piece, error=getattr(error, "cause", None) or error)
-        _refuse(hopeless, f"{_TRIES} workers with the same work were")
-        _refuse(refused)
+        self._refuse(hopeless, f"{_TRIES} workers with the same work were")
+        self._refuse(refused)
+
+    def _is_loss(self, error: BaseException | None) -> bool:
+        """Return whether an error says that a worker is lost; others are of the function, its result or its sending."""
+        errors = self._ray.exceptions
+        return isinstance(error, errors.RayError) and not isinstance(
+            error, tuple(getattr(errors, name) for name in _NO_LOSS if hasattr(errors, name))
+        )
 
     def _refused(self) -> list[Piece]:
         """Return the pieces that no worker is left for."""
         return [] if self._queue.workers else self._queue.drop_unfinished(waiting_alone=True)
+
+    def _refuse(self, pieces: list[Piece], lost: str = "all workers of the cluster are") -> None:
+        """Let whoever waits for work know that it will not be done."""
+        reason = f"{type(self._reason).__name__}: {str(self._reason).strip().partition(chr(10))[0][:200]}"
+        for piece in pieces:
+            _settle(piece, error=SilotuneError(f"{lost} lost ({reason}); run again with --resume"))
 
     def _kill(self, worker: int) -> None:
         """End a worker with what it does; one that is gone cannot be."""
@@ -187,10 +224,16 @@ class RayPool(Executor):
             _settle(piece, error=SilotuneError("the workers were ended before they had finished"))
         for worker in range(self.workers):
             self._kill(worker)
+        if threading.current_thread() is not self._giving:
+            self._giving.join(timeout=10)  # it may not call Ray after Ray is shut down
 
 
 def _settle(piece: Piece, value: Any = None, error: BaseException | None = None) -> None:
     """Give a piece's result to whoever waits for it, unless they have cancelled it."""
+    if piece.result.cancelled():
+        with suppress(RuntimeError, InvalidStateError):
+            piece.result.set_running_or_notify_cancel()  # who waits for several is told
+        return
     with suppress(InvalidStateError):
         if error is None:
             piece.result.set_result(value)
@@ -198,10 +241,12 @@ def _settle(piece: Piece, value: Any = None, error: BaseException | None = None)
             piece.result.set_exception(error)
 
 
-def _refuse(pieces: list[Piece], lost: str = "all workers of the cluster are") -> None:
-    """Let whoever waits for work know that it will not be done."""
-    for piece in pieces:
-        _settle(piece, error=SilotuneError(f"{lost} lost (out of memory?); run again with --resume"))
+class _NotSent(Exception):
+    """A call was not sent; the cause says why."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
 
 
 class _Worker:

@@ -104,7 +104,8 @@ class WorkQueue:
 
     def released(self, worker: int) -> None:
         """Note that a worker does not do the piece that it was to begin, because nobody waits for it."""
-        self._leave(worker)[0].done = True
+        piece, _ = self._leave(worker)
+        piece.done = True
         self._idle.append(worker)
 
     def lost(self, worker: int) -> Piece:
@@ -122,9 +123,10 @@ class WorkQueue:
 
     def answered(self, worker: int, alive: bool) -> None:
         """Note that a doubted worker is there, or is lost."""
-        self._doubted.discard(worker)
-        if alive:
-            self._idle.append(worker)
+        if worker in self._doubted:
+            self._doubted.discard(worker)
+            if alive:
+                self._idle.append(worker)
 
     def drop_unfinished(self, waiting_alone: bool = False) -> list[Piece]:
         """Return the pieces that are not finished, or of them those that wait; they are given to no worker any more."""

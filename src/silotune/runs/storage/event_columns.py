@@ -17,8 +17,8 @@ COLUMNS_FILE = "events.parquet"
 LEAST = 100_000
 """Events from which on a run gets the file: about where reading the lines takes seconds."""
 
-_AT_ONCE, _MOST_TEXT = 50_000, 64 * 2**20
-"""Events in memory at a time, a row group of the file, and characters of their text."""
+_AT_ONCE, _MOST_CELLS, _MOST_TEXT = 50_000, 2_000_000, 64 * 2**20
+"""Events in memory at a time, a row group of the file, their fields and characters of their text."""
 
 _INTEGERS = 2**63
 
@@ -42,6 +42,7 @@ def write_event_columns(run: Path, warn: Callable[[str], None] | None = None, le
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         path.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         if not _has_lines(run / EVENTS, least):
             return None
         _write(run, temporary)
@@ -104,7 +105,7 @@ def _batches(rows: Iterable[dict[str, Any]], types: dict[str, type]) -> Iterator
     for row in rows:
         batch.append([_cell(row.get(name), kind) for name, kind in types.items()])
         text += sum(len(cell) for cell in batch[-1] if isinstance(cell, str))
-        if len(batch) >= _AT_ONCE or text > _MOST_TEXT:
+        if len(batch) >= _AT_ONCE or len(batch) * len(types) >= _MOST_CELLS or text > _MOST_TEXT:
             yield batch
             batch, text = [], 0
     if batch:
