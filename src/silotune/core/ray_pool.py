@@ -121,7 +121,9 @@ class RayPool(Executor):
 
     def _give(self) -> None:
         """Give work to workers that have none, in a thread of its own: Ray's own threads may not wait for Ray."""
-        for worker in self._queue.doubt_idle():  # one that finds no room on the cluster is given nothing
+        with self._changed:
+            begun = self._queue.doubt_idle()  # one that finds no room on the cluster is given nothing
+        for worker in begun:
             self._call(worker, _ASKED, self._answer)
         while True:
             doubted: list[int] = []
