@@ -30,6 +30,17 @@ def queue_of(workers: int, names: str, copies: bool = True) -> tuple[WorkQueue, 
     return queue, clock
 
 
+def copied() -> tuple[WorkQueue, Clock]:
+    """Worker 0 took 4 s for its piece, and at 8 s is given a copy of worker 1's."""
+    queue, clock = queue_of(2, "ab")
+    given(queue)
+    clock.now = 4.0
+    queue.finished(0)
+    clock.now = 8.0
+    assert given(queue) == [(0, "b")]
+    return queue, clock
+
+
 def test_workers_take_pieces_in_order_one_each():
     queue, _ = queue_of(2, "abc")
     assert given(queue) == [(0, "a"), (1, "b")]
@@ -67,12 +78,7 @@ def test_short_pieces_are_not_overdue_within_a_second():
 
 
 def test_what_a_copy_took_does_not_move_the_bound():
-    queue, clock = queue_of(2, "ab")
-    given(queue)
-    clock.now = 4.0
-    queue.finished(0)
-    clock.now = 8.0
-    assert given(queue) == [(0, "b")]
+    queue, clock = copied()
     clock.now = 9.0
     queue.finished(0)
     clock.now = 100.0
@@ -83,12 +89,7 @@ def test_what_a_copy_took_does_not_move_the_bound():
 
 
 def test_a_piece_that_took_long_with_its_first_worker_is_known_to_take_long():
-    queue, clock = queue_of(2, "ab")
-    given(queue)
-    clock.now = 4.0
-    queue.finished(0)
-    clock.now = 8.0
-    assert given(queue) == [(0, "b")]
+    queue, clock = copied()
     clock.now = 30.0
     queue.finished(1)  # the first worker is done before its copy
     queue.add(Piece(("c",)))
