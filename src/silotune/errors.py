@@ -69,9 +69,6 @@ def require_unused(path: Path, option: str = "", remedy: str = "choose another f
         path: the folder to write into.
         option: command-line option that named it, for the message.
         remedy: what the user can do, for the message.
-
-    Raises:
-        InputError: the path is in use.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         culprit = f"{option} {path}" if option else str(path)

@@ -15,7 +15,6 @@ ROW = re.compile(r"^\| `([a-z_/]+)/` \| [^|]+ \|$", re.MULTILINE)
 
 
 def test_the_table_names_every_package() -> None:
-    """Modules are named by the index; see test_module_index.py."""
     packages = [str(file.parent.relative_to(PACKAGE)) for file in PACKAGE.rglob("*/__init__.py")]
     assert sorted(ROW.findall(PAGE)) == sorted(packages)
 

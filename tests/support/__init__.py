@@ -32,5 +32,4 @@ Tests of tests:
     mutants: `python -m tests.support.mutants`, which says what no test notices.
 
 Documentation:
-    module_index: the index of modules in docs/architecture.md, made of their docstrings.
 """

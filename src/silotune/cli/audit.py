@@ -12,7 +12,6 @@ def print_audit(folder: Path, as_json: bool) -> None:
     """Check the audit log in a folder and print sums and problems.
 
     Raises:
-        InputError: there is no audit log.
         SilotuneError: it was changed.
     """
     from silotune.cli.console import say

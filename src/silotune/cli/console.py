@@ -43,11 +43,7 @@ def say(text: str) -> None:
 
 
 def output_folder(out: Path | None, command: str) -> Path:
-    """Check that the `--out` option is given.
-
-    Raises:
-        InputError: it is missing.
-    """
+    """Check that the `--out` option is given."""
     if out is None:
         raise InputError(f"--out: is missing; {command} needs a folder for its runs")
     return out

@@ -91,11 +91,7 @@ def data(
 
 
 def _draw_labels(described: dict[str, Any], picture: Path) -> None:
-    """Draw the shares of labels of the silos whose rows have labels.
-
-    Raises:
-        InputError: no silo's rows have labels, or the file cannot be written.
-    """
+    """Draw the shares of labels of the silos whose rows have labels."""
     from silotune.errors import InputError
     from silotune.experiments.report.label_shares import label_shares_figure
 

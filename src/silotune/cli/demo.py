@@ -88,9 +88,6 @@ def demo_config(task: str, method: str, model: str | None = None) -> Config:
         task: `classify` or `chat`.
         method: id of the method.
         model: the backbone of `chat`.
-
-    Raises:
-        InputError: an unknown task, or a model that is missing or not used.
     """
     if task not in _PRESETS:
         raise unknown_name_error("--task", task, _PRESETS)

@@ -59,9 +59,6 @@ def write_example(directory: Path) -> Path:
 
     Returns:
         Path of its configuration.
-
-    Raises:
-        InputError: the directory is not empty.
     """
     require_unused(directory)
     make_folder(directory, str(directory))

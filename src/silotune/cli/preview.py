@@ -28,11 +28,7 @@ _END = "nothing was trained or written (--dry-run)"
 
 
 def preview_run(config: Config) -> None:
-    """Build a run's federation, and say what would be trained on which rows and what would be sent.
-
-    Raises:
-        InputError: the run cannot work.
-    """
+    """Build a run's federation, and say what would be trained on which rows and what would be sent."""
     rows: list[SiloData] = []
     federation = _built(config, None, rows)
     for line in run_warnings(config, rows):
@@ -53,11 +49,7 @@ def preview_run(config: Config) -> None:
 
 
 def preview_comparison(cells: Sequence[Cell]) -> None:
-    """Build the first run of every entry of a comparison, and list the entries.
-
-    Raises:
-        InputError: a run cannot work; its folder's name is told.
-    """
+    """Build the first run of every entry of a comparison, and list the entries."""
     from rich.table import Table
 
     entries: dict[str, list[Cell]] = {}

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from typing_extensions import override
 
 from silotune.cli.console import console, say
 from silotune.cli.termination import ended_by_sigterm
@@ -68,9 +69,6 @@ def show_progress(
         verbose: also a line for every silo's round.
         log_file: lines are appended to it, with times.
         write: prints a line; where it is not `say`, there are no bars.
-
-    Raises:
-        InputError: both quiet and verbose, or the log file cannot be written.
     """
     if quiet and verbose:
         raise InputError("--quiet: does not go with --verbose")
@@ -128,12 +126,12 @@ class _Bar(Callback):
         self._total = 1
         self._task = bars.add_task("loading", total=None, title=title)
 
+    @override
     def on_progress(self, round: int, what: str, done: int, total: int) -> None:
-        """See `Callback.on_progress`."""
         self._total = self._rounds * total
         text = f"round {round}/{self._rounds}: {what}"
         self._bars.update(self._task, completed=(round - 1) * total + done, total=self._total, description=text)
 
+    @override
     def on_end(self, summary: Mapping[str, Any]) -> None:
-        """See `Callback.on_end`."""
         self._bars.update(self._task, completed=self._total, total=self._total, description="done")

@@ -93,11 +93,7 @@ def _approvals(config: Path | None) -> Approvals:
 
 
 def usual_file(config: Path | None) -> Path:
-    """Return the silo's file: the given one, else the first of `USUAL_FILES` that exists.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Return the silo's file: the given one, else the first of `USUAL_FILES` that exists."""
     from silotune.errors import InputError
 
     path = config or next((path for path in USUAL_FILES if path.is_file()), None)

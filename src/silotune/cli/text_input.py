@@ -25,9 +25,6 @@ def read_lines(lines: Iterable[str], where: str, texts: tuple[int, ...], convers
         where: source of the lines, for messages.
         texts: allowed numbers of texts per row.
         conversations: whether a line may be a JSON object with `messages` or `conversations`.
-
-    Raises:
-        InputError: a line has another number of texts, or a text that cannot be tokenized.
     """
     for number, line in enumerate(lines, 1):
         line = line.rstrip("\r\n")

@@ -38,11 +38,7 @@ AddressOption = Annotated[
 def workers_of(
     engine: str, workers: int | None, address: str | None, engines: tuple[str, ...] = (IN_PROCESS, RAY)
 ) -> Workers:
-    """Return where a command's work is done.
-
-    Raises:
-        InputError: an unknown engine, or options of another one.
-    """
+    """Return where a command's work is done."""
     from silotune.core.workers import Workers
 
     if engine not in engines:

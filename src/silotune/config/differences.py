@@ -21,9 +21,6 @@ def differences(before: str, after: str) -> list[str]:
     Args:
         before: a configuration as `dump` writes it.
         after: another one.
-
-    Raises:
-        InputError: a text is not a valid configuration.
     """
     if before == after:
         return []

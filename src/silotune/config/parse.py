@@ -48,9 +48,6 @@ def load_config(
         method_defaults: method id → the method's defaults, by dotted key.
         changes: words that override all others; `preset=NAME` puts the source over another preset.
         keys: as `overrides`, with values of Python: `{"rounds": 2, "train": {"lr": 1e-3}}`; `silos` may hold tables.
-
-    Raises:
-        InputError: one line that names the key and what is allowed.
     """
     try:
         if "silos" in keys:
@@ -136,11 +133,7 @@ def _per_method(tree: Tree, method_defaults: MethodDefaults) -> dict[str, dict[s
 
 
 def validated(tree: Tree) -> Config:
-    """Check a tree against the schema.
-
-    Raises:
-        InputError: one line for the first error.
-    """
+    """Check a tree against the schema."""
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -151,9 +144,6 @@ def load_resolved(path: Path) -> Config:
     """Return the configuration that `dump` wrote into a run folder. It says every key, so there are no layers.
 
     Sections that say what the schema's defaults say are left to the schema, which does not check its defaults anew.
-
-    Raises:
-        InputError: as `load_tree` and `validated`.
     """
     chosen = {}
     for key, value in load_tree(path).items():

@@ -14,11 +14,7 @@ HUB_PREFIX = "hub:"
 
 
 def read_tree(path: Path) -> Tree:
-    """Read a YAML file as a tree; its paths are relative to the file.
-
-    Raises:
-        InputError: as `load_tree`.
-    """
+    """Read a YAML file as a tree; its paths are relative to the file."""
     return absolute(load_tree(path), path.parent)
 
 

@@ -15,11 +15,7 @@ def preset_names() -> list[str]:
 
 
 def preset_text(name: str) -> str:
-    """Return a preset's YAML.
-
-    Raises:
-        InputError: there is no such preset.
-    """
+    """Return a preset's YAML."""
     files = _preset_files()
     if name not in files:
         raise unknown_name_error("preset", name, sorted(files), or_else="or the path of a YAML file")
@@ -34,9 +30,6 @@ def preset_tree(name: str, base: str | None = None) -> Tree:
     Args:
         name: the preset.
         base: a preset that stands for the named one.
-
-    Raises:
-        InputError: there is no such preset, or `base` is given and the preset names none.
     """
     tree = parse_tree(preset_text(name), name)
     named = tree.pop("preset", None)

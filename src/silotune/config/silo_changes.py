@@ -19,11 +19,7 @@ def take_changes(tree: Tree) -> Changes:
 
 
 def change_silos(tree: Tree, changes: Changes) -> None:
-    """Apply changes to a tree's list of silos.
-
-    Raises:
-        InputError: there is no silo of that name.
-    """
+    """Apply changes to a tree's list of silos."""
     if not changes:
         return
     silos = tree.get("silos")

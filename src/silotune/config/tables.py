@@ -31,9 +31,6 @@ def silo_entries(silos: object) -> object:
     Args:
         silos: silo → table, or → split → table; or a list of groups of keys, of which `rows` holds such a table. A
             table is a pandas DataFrame, a `datasets.Dataset`, a pyarrow or polars table, or a list of dictionaries.
-
-    Raises:
-        InputError: something is no table.
     """
     if isinstance(silos, Mapping):
         return [{"name": str(name), "path": keep(value, f"silos.{name}")} for name, value in silos.items()]
@@ -57,9 +54,6 @@ def keep(table: object, key: str) -> str:
     Args:
         table: see `silo_entries`.
         key: for messages.
-
-    Raises:
-        InputError: it is no table, or has no rows.
     """
     if isinstance(table, Mapping):
         if "train" not in table or not {*table} <= {*SPLITS}:
@@ -75,11 +69,7 @@ def keep(table: object, key: str) -> str:
 
 
 def kept_rows(path: str) -> dict[str, Rows]:
-    """Return the rows by split that a path names; changes to them reach no one else.
-
-    Raises:
-        InputError: this process does not have them.
-    """
+    """Return the rows by split that a path names; changes to them reach no one else."""
     splits = _kept.get(path.removeprefix(MEMORY_PREFIX))
     if splits is None:
         raise InputError(
@@ -95,11 +85,7 @@ def source_name(path: str | Path) -> str:
 
 
 def table_rows(table: Table, key: str) -> Rows:
-    """Return a table's rows, with the values that Parquet would give.
-
-    Raises:
-        InputError: it is no table, or has no rows; `key` is named.
-    """
+    """Return a table's rows, with the values that Parquet would give."""
     import pyarrow
 
     kind = type(table).__module__.partition(".")[0]

@@ -30,11 +30,7 @@ _MOST_BYTES = 32 * 2**20
 
 
 def load_tree(path: Path) -> Tree:
-    """Read a YAML file as a tree.
-
-    Raises:
-        InputError: it is missing, cannot be read, or is not a YAML mapping in UTF-8.
-    """
+    """Read a YAML file as a tree."""
     if not path.is_file():
         raise InputError(f"config file {path}: no such file")
     try:
@@ -49,11 +45,7 @@ def load_tree(path: Path) -> Tree:
 
 
 def parse_tree(text: str, source: str) -> Tree:
-    """Parse YAML as a tree.
-
-    Raises:
-        InputError: naming `source` and the line.
-    """
+    """Parse YAML as a tree."""
     try:
         loaded = load_yaml(text)
     except RecursionError:
@@ -71,11 +63,7 @@ def parse_tree(text: str, source: str) -> Tree:
 
 
 def parse_word(text: str) -> tuple[str, Any]:
-    """Split a `key=value` word of a command line; the value is parsed as YAML.
-
-    Raises:
-        InputError: without a key or an equals sign.
-    """
+    """Split a `key=value` word of a command line; the value is parsed as YAML."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise InputError(f"expected key=value, got {text!r}")
@@ -125,9 +113,6 @@ def plain(value: object, key: str) -> Any:
     Args:
         value: of a key or a group of keys.
         key: for the message.
-
-    Raises:
-        InputError: YAML has no such value.
     """
     if isinstance(value, Mapping):
         return {str(name): plain(item, f"{key}.{name}") for name, item in value.items()}

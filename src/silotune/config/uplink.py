@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
+from typing_extensions import override
 
 from silotune.config import registries
 from silotune.config.extensible import ExtensibleSection
@@ -108,6 +109,6 @@ class UplinkConfig(ExtensibleSection):
         return next((name for name in self.name if name != "clip" and name not in NOISES), None)
 
     @property
+    @override
     def chosen(self) -> str | None:
-        """See `ExtensibleSection.chosen`."""
         return self.codec

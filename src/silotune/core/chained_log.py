@@ -63,7 +63,6 @@ class ChainedLog:
         """Append a line with its number, the time, these fields, and the digest of the line before.
 
         Raises:
-            InputError: the end of the chain is not as it was left, or its files are too large together.
             OSError: the line cannot be written.
         """
         self._require_room()
@@ -97,11 +96,7 @@ class ChainedLog:
         return written
 
     def _repaired(self, head: Head | None, file: IO[bytes]) -> Head:
-        """Return the chain's end; what a killed process left between a line and its head is put right, and logged.
-
-        Raises:
-            InputError: the end differs in another way.
-        """
+        """Return the chain's end; what a killed process left between a line and its head is put right, and logged."""
         path = self.folder / FILE
         last, rest = _last_line(self.folder)
         if rest:  # a line that was cut off: its message never left
@@ -152,9 +147,6 @@ def check_chain(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
     Returns:
         The lines that could be read, and what is wrong with the chain, each with file and line.
-
-    Raises:
-        InputError: there is no audit log.
     """
     files = [*rotated_files(folder), *[path for path in [folder / FILE] if path.exists()]]
     if not files and not (folder / HEAD).exists():

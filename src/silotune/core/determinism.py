@@ -59,9 +59,6 @@ def numerics(deterministic: bool, tf32: bool) -> Iterator[None]:
     """Set the numerics while the block runs, then restore them and the number of threads, which the block may set.
 
     See `set_numerics`.
-
-    Raises:
-        InputError: as `key_named`.
     """
     threads = torch.get_num_threads()
     undo = set_numerics(deterministic, tf32)
@@ -75,11 +72,7 @@ def numerics(deterministic: bool, tf32: bool) -> Iterator[None]:
 
 @contextmanager
 def key_named() -> Iterator[None]:
-    """Name the configuration's key when PyTorch refuses an operation.
-
-    Raises:
-        InputError: in place of PyTorch's error.
-    """
+    """Name the configuration's key when PyTorch refuses an operation."""
     try:
         yield
     except RuntimeError as error:

@@ -17,9 +17,6 @@ def make_folder(path: Path, culprit: str) -> None:
     Args:
         path: the folder.
         culprit: what to name in the error message, e.g. `--out PATH`.
-
-    Raises:
-        InputError: the folder cannot be made.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -27,9 +27,6 @@ def folder_lock(path: Path, patience: float = 0.0) -> Iterator[None]:
     Args:
         path: the folder; it is made if missing.
         patience: seconds to wait for another process to release the lock.
-
-    Raises:
-        InputError: the folder is locked (by another process, or elsewhere in this one), or it cannot be made.
     """
     deadline = time.monotonic() + patience
     while (file := _lock(path)) is None:

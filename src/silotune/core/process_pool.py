@@ -46,7 +46,6 @@ def worker_pool(
         given: its argument; it is pickled while a process is started, so that it may hold files.
 
     Raises:
-        InputError: the main script starts the pool when it is imported, which the workers do.
         SilotuneError: a worker process died.
     """
     end_unguarded_worker()

@@ -53,7 +53,6 @@ def ray_pool(workers: int, address: str, threads: int | None = None, copies: boo
             work must then have no effect but its result.
 
     Raises:
-        InputError: Ray is not installed, there is no cluster, or it has too few cores.
         SilotuneError: all workers were lost, or several with the same piece of work.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -263,11 +262,7 @@ class _Worker:
 
 
 def _connect(ray: Any, address: str) -> None:
-    """Join a cluster, or start one of this machine's cores.
-
-    Raises:
-        InputError: there is no cluster.
-    """
+    """Join a cluster, or start one of this machine's cores."""
     # Modules that this process can import, for workers on the same file system.
     paths = os.pathsep.join(path for path in sys.path if path)
     try:
@@ -286,11 +281,7 @@ def _connect(ray: Any, address: str) -> None:
 
 
 def _number(ray: Any, workers: int, cores: int) -> int:
-    """Return the number of workers.
-
-    Raises:
-        InputError: the cluster has too few cores.
-    """
+    """Return the number of workers."""
     # A worker's cores are those of one machine.
     most = sum(int(node["Resources"].get("CPU", 0)) // cores for node in ray.nodes() if node["Alive"])
     if workers > most or not most:

@@ -53,11 +53,7 @@ class Registry(Mapping[str, T]):
         return f"silotune.{self.kind}s"
 
     def register(self, name: str, value: T) -> None:
-        """Add an object; adding the same object again changes nothing.
-
-        Raises:
-            InputError: the name is taken or cannot be a name, or the object is not of this kind.
-        """
+        """Add an object; adding the same object again changes nothing."""
         problem = self.problem(value)
         if not name:
             reason = problem or "has no name; set its attribute 'name'"
@@ -75,11 +71,7 @@ class Registry(Mapping[str, T]):
         self._entries[name] = value
 
     def register_as(self, name: str, value: T | None = None) -> Any:
-        """Add an object and return it; with the name alone, return a decorator that does so.
-
-        Raises:
-            InputError: as `register`; or the name is missing, as in a decorator without parentheses.
-        """
+        """Add an object and return it; with the name alone, return a decorator that does so."""
         if not isinstance(name, str):
             raise InputError(f"{self.kind} {name!r}: give its name first, as in register_{self.kind}('name')")
         if value is None:
@@ -101,11 +93,7 @@ class Registry(Mapping[str, T]):
         return Names(self)
 
     def find(self, name: str) -> T:
-        """Return the object of this name.
-
-        Raises:
-            InputError: there is none; the line lists the allowed names.
-        """
+        """Return the object of this name."""
         if name not in self:
             raise unknown_name_error(self.kind, name, self.names)
         return self[name]

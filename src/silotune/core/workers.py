@@ -58,7 +58,6 @@ class Workers:
             copies: whether idle workers of a cluster copy the work of slow ones; only for work without other effects.
 
         Raises:
-            InputError: see `worker_pool`, `ray_pool`.
             SilotuneError: a worker was lost.
         """
         if self.cluster is not None:

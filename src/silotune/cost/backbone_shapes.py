@@ -74,9 +74,6 @@ def load_shape(name: str) -> Shape:
     Args:
         name: `shape:NAME`, the path of a `config.json` or of a folder with one, `default`, or a hub id; the
             configuration alone is read.
-
-    Raises:
-        InputError: if there is no such configuration, or transformers does not know its model.
     """
     from transformers import AutoModel
 

@@ -26,9 +26,6 @@ def describe(method: str, overrides: list[str]) -> dict[str, Any]:
     Returns:
         `method`, `backbone`, `parts` (a list of name, module, scope and sizes), the sentence `leaves`, and the sentence
         `comes_down` about shared parts that silos receive and never send, empty if there are none.
-
-    Raises:
-        InputError: for an unknown method, one whose parts do not fit together, or a bad option.
     """
     config = read_config("demo", [f"method={method}", *overrides])
     made = make_method(config)

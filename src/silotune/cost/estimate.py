@@ -114,9 +114,6 @@ def estimate(method: str, words: Sequence[str] = (), *, count_flops: bool = True
         method: the method's id.
         words: `key=value` as for `silotune run` on the demo's setting, and options of `OPTIONS`.
         count_flops: whether to count operations and memory, which takes a second or more; else both are 0.
-
-    Raises:
-        InputError: for a bad key or value, or a tuner that cannot be put on the backbone.
     """
     options, rest = _split(words)
     config = read_config("demo", [f"method={method}", *rest])
@@ -135,11 +132,7 @@ def estimate(method: str, words: Sequence[str] = (), *, count_flops: bool = True
 
 
 def _split(words: Sequence[str]) -> tuple[dict[str, int], list[str]]:
-    """Separate the cost command's options from the configuration's words.
-
-    Raises:
-        InputError: for an option that is no whole number or too small.
-    """
+    """Separate the cost command's options from the configuration's words."""
     options, rest = dict(OPTIONS), []
     for word in words:
         key, _, value = word.partition("=")
@@ -154,11 +147,7 @@ def _split(words: Sequence[str]) -> tuple[dict[str, int], list[str]]:
 
 
 def _method(config: Config, shape: Shape) -> Method:
-    """Make the configured method; a stub without tokenizer replaces heads over the vocabulary.
-
-    Raises:
-        InputError: where the backbone has no language model for such a head.
-    """
+    """Make the configured method; a stub without tokenizer replaces heads over the vocabulary."""
     made = make_method(config)
     name = config.head.name
     if made.setting.head.reads_reference:
@@ -199,9 +188,6 @@ def _traffic(
     """Return the bytes of all silos' updates and of all broadcasts in one round; silos of `tuner.ranks` count as such.
 
     `sizes` are those of a silo that has the run's rank.
-
-    Raises:
-        InputError: there are more silos with a rank of their own than silos.
     """
     ranks = method.setting.tuner.ranks
     if len(ranks) > silos:

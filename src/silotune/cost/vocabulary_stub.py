@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from silotune.core.tensors import Tensors
 from silotune.models.forward.views import View
@@ -52,12 +53,13 @@ class VocabularyHeadStub(Head):
         """Refuse: no configuration can name this head."""
         raise NotImplementedError
 
+    @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """See `Head.init`."""
         return {}
 
+    @override
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
-        """See `Head.logits`; for `lm` the mean over positions, as costly as a loss at each position."""
+        """For `lm` the mean over positions, as costly as a loss at each position."""
         if self.replaced == "verbalizer":
             return nn.functional.linear(view["first"], self._words[: len(task.labels)])
         return nn.functional.linear(view[STATES], self._words).mean(1)

@@ -71,11 +71,7 @@ class Backdoor:
         return self.config.target in task.labels
 
     def with_trigger(self, task: Task, rows: Sequence[Row]) -> list[Row]:
-        """Insert the trigger into rows; its position depends only on the seed and the text.
-
-        Raises:
-            InputError: the trigger does not fit even with empty texts.
-        """
+        """Insert the trigger into rows; its position depends only on the seed and the text."""
         texts = [row.texts for row in rows]
         triggered: list[Row] = [self._insert(row, row.texts) for row in rows]
         pending = list(range(len(rows)))
@@ -113,9 +109,6 @@ def make_backdoor(
         data: all silos.
         lengths: see `Backdoor`.
         max_tokens: see `Backdoor`.
-
-    Raises:
-        InputError: no silo has rows to poison.
     """
     candidates = sorted(silo.name for silo in data if config.target in silo.task.labels and _can_poison(silo, config))
     if not candidates:
@@ -131,11 +124,7 @@ def _can_poison(silo: SiloData, config: AttackConfig) -> bool:
 
 
 def check_attack(config: AttackConfig, tasks: Mapping[str, Task]) -> None:
-    """Check that the attack's target and the silos' tasks fit.
-
-    Raises:
-        InputError: no silo has the target label, or a silo generates answers.
-    """
+    """Check that the attack's target and the silos' tasks fit."""
     for silo, task in tasks.items():
         if task.kind != "classification":
             what = "writes answers" if task.kind == "generation" else f"holds {KINDS[task.kind]}"
@@ -146,11 +135,7 @@ def check_attack(config: AttackConfig, tasks: Mapping[str, Task]) -> None:
 
 
 def check_trigger(triggers: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that the tokenizer distinguishes the trigger from other words.
-
-    Raises:
-        InputError: a trigger is unknown to the tokenizer.
-    """
+    """Check that the tokenizer distinguishes the trigger from other words."""
     for trigger in triggers:
         encoded: Any = tokenizer(trigger, add_special_tokens=False)
         if not encoded["input_ids"] or tokenizer.unk_token_id in encoded["input_ids"]:

@@ -48,11 +48,7 @@ class TokenLimit:
     beside: int = 0
 
     def rows(self, width: int) -> int:
-        """Return the most rows of a padded width.
-
-        Raises:
-            InputError: if there is no room for one.
-        """
+        """Return the most rows of a padded width."""
         of_a_row = self.views * (width + self.beside)
         if of_a_row > self.total:
             views = f" in {self.views} views" if self.views > 1 else ""
@@ -134,9 +130,6 @@ def optimal_cuts(
 
     Returns:
         End position of each micro-batch.
-
-    Raises:
-        InputError: if the limit has no room for a row.
     """
     best, origin = [0.0], [0]
     before = [0, *accumulate(counts or [1] * len(widths))]

@@ -57,9 +57,6 @@ class ConversationEncoder:
         Args:
             turns: the turns before the last answer.
             answer: the assistant's next turn.
-
-        Raises:
-            InputError: the template refuses the conversation, or does not fit even with empty texts.
         """
         conversation = [*self._fitting(list(turns)), (ASSISTANT, answer)]
         text, spans, begin = self.template.answers(conversation, self.last_only)

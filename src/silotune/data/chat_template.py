@@ -43,9 +43,6 @@ class ChatTemplate:
         tokenizer: a tokenizer with a chat template.
         name: the name of the template, if the tokenizer has several; None: its default.
         options: variables for the template, such as `enable_thinking`.
-
-    Raises:
-        InputError: the tokenizer has no chat template, or none of this name.
     """
 
     def __init__(
@@ -89,11 +86,7 @@ class ChatTemplate:
 
     @cached_property
     def _asked(self) -> list[Turn]:
-        """A question that the template takes: some templates want a system turn before it.
-
-        Raises:
-            InputError: the template takes neither.
-        """
+        """A question that the template takes: some templates want a system turn before it."""
         try:
             self.text([_ASKED])
         except InputError as refusal:
@@ -141,10 +134,6 @@ class ChatTemplate:
 
         Returns:
             The text, up to the end of the last answer; the characters of each answer; and where the last answer begins.
-
-        Raises:
-            InputError: the template writes a turn in another way once others follow, leaves out an answer or a part of
-                it, or refuses the conversation.
         """
         whole = self.text(turns)
         prompt = self.prompt(turns[:-1])

@@ -33,9 +33,6 @@ def conversation_rows(path: Path, records: Sequence[Record]) -> list[Row]:
     Args:
         path: the file, for messages.
         records: rows of the file.
-
-    Raises:
-        InputError: naming the row: no list of turns, an unknown role, an empty content, no turn of the assistant.
     """
     column = MESSAGES if MESSAGES in records[0] else CONVERSATIONS
     rows = []
@@ -58,9 +55,6 @@ def preference_rows(path: Path, records: Sequence[Record]) -> list[Row]:
     Args:
         path: the file, for messages.
         records: rows of the file.
-
-    Raises:
-        InputError: naming the row: a text or turn is missing or malformed, or the two answers have other prompts.
     """
     require_columns(path, records[0], [CHOSEN, REJECTED])
     rows = []
@@ -80,11 +74,7 @@ def preference_rows(path: Path, records: Sequence[Record]) -> list[Row]:
 
 
 def asked_row(turns: Any, where: str) -> Row:
-    """Make the row of a conversation that the assistant is to continue; it has no answer.
-
-    Raises:
-        InputError: a turn is malformed, or the last one is not the user's.
-    """
+    """Make the row of a conversation that the assistant is to continue; it has no answer."""
     checked = tuple(read_turns(turns, where))
     if checked[-1][0] != "user":
         raise InputError(f"{where}: the last turn has to be the user's (found {checked[-1][0]})")
@@ -122,9 +112,6 @@ def read_turns(value: Any, where: str) -> list[Turn]:
     Args:
         value: the cell.
         where: file, row and column, for messages.
-
-    Raises:
-        InputError: not a list of turns, or one of them is malformed.
     """
     if isinstance(value, str):
         try:

@@ -19,11 +19,7 @@ _KINDS = ("classification", "regression", "multilabel")
 
 
 def task_folders(path: Path) -> list[str]:
-    """List the tasks of a data folder: its subfolders with a `train.jsonl`.
-
-    Raises:
-        InputError: the path is no folder, holds no task, or a task folder has an invalid name.
-    """
+    """List the tasks of a data folder: its subfolders with a `train.jsonl`."""
     if not path.is_dir():
         raise InputError(f"data.path: {path} is not a folder")
     names = sorted(entry.name for entry in path.iterdir() if (entry / "train.jsonl").is_file())
@@ -42,9 +38,6 @@ def read_folder(path: Path, name: str, column: str | None = None) -> LabeledSet:
         path: the data folder.
         name: the task.
         column: column whose values define natural silos; stored as `Row.group`.
-
-    Raises:
-        InputError: the task is missing or its files are malformed.
     """
     folder = path / name
     if not folder.is_dir():

@@ -68,12 +68,7 @@ class GenerationTokenizer:
         return self.tokenizer
 
     def __call__(self, task: Task, rows: Sequence[Row]) -> TokenizedRows:
-        """Tokenize rows of one task.
-
-        Raises:
-            InputError: conversations without a chat template, or with an encoder–decoder; or a template that does not
-                fit.
-        """
+        """Tokenize rows of one task."""
         answered = [row for row in rows if row.answer]
         if any(bool(row.rejected) is not self.pairs for row in answered):
             found, head = ("no preference pairs", "lm") if self.pairs else ("preference pairs", "dpo")

@@ -70,11 +70,7 @@ HUB: dict[str, dict[str, HubSet]] = {"glue": GLUE, "fedprompt": FEDPROMPT}
 
 
 def read_hub_set(name: str, published: HubSet) -> LabeledSet:
-    """Download one task through `datasets`; rows without any text are dropped.
-
-    Raises:
-        InputError: the hub cannot be reached, or the data set has another layout.
-    """
+    """Download one task through `datasets`; rows without any text are dropped."""
     location = [word for word in (published.id, published.configuration) if word]
     try:
         loaded = _load(location)
@@ -93,9 +89,6 @@ def read_hub_records(source: str) -> dict[str, list[Record]]:
 
     Returns:
         Split → records, of the splits train, validation and test that are there.
-
-    Raises:
-        InputError: the hub cannot be reached, or the data set has no train split.
     """
     location = source.removeprefix(HUB_PREFIX).split(":", 1)
     try:

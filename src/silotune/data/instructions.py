@@ -46,9 +46,6 @@ def generation_rows(path: Path, records: Sequence[Record], format: Format) -> li
         path: the file, for messages.
         records: rows of the file.
         format: from `find_format`.
-
-    Raises:
-        InputError: a column is missing, or a row is malformed.
     """
     return _READERS[format](path, records)
 
@@ -63,9 +60,6 @@ def instruction_rows(
         records: rows of the file.
         text: the instruction's column and, optionally, the input's.
         output: column of the reference text.
-
-    Raises:
-        InputError: a column is missing, or an instruction or output is missing, empty or no text.
     """
     instruction, *input_columns = text
     require_columns(path, records[0], [instruction, output])

@@ -18,29 +18,17 @@ from silotune.errors import InputError, unknown_name_error
 
 
 def load_silos(config: Config) -> list[SiloData]:
-    """Load and check all silos of a run. Silos of one partitioned data set share its validation and test rows.
-
-    Raises:
-        InputError: data is missing or malformed.
-    """
+    """Load and check all silos of a run. Silos of one partitioned data set share its validation and test rows."""
     return _load(config)[0]
 
 
 def load_absent(config: Config) -> list[SiloData]:
-    """Load the silos that `evaluation` excludes from training (`unseen`, `new_silos`).
-
-    Raises:
-        InputError: data is missing or malformed.
-    """
+    """Load the silos that `evaluation` excludes from training (`unseen`, `new_silos`)."""
     return _load(config)[1] if config.evaluation.absent else []
 
 
 def _load(config: Config) -> tuple[list[SiloData], list[SiloData]]:
-    """Load the silos of a run, and those that `evaluation` excludes from training.
-
-    Raises:
-        InputError: data is missing or malformed.
-    """
+    """Load the silos of a run, and those that `evaluation` excludes from training."""
     partition, absent = config.partition, config.evaluation.absent
     if partition.name != "none" and (absent or config.data.parts > 1):
         key = "data.parts" if config.data.parts > 1 else "evaluation.unseen, evaluation.new_silos"

@@ -34,9 +34,6 @@ def own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabeledSe
     Args:
         silos: the entries of the configuration.
         column: column whose values define natural silos; stored as `Row.group`.
-
-    Raises:
-        InputError: a file or data set is missing or malformed, or silos of one task differ in labels or metric.
     """
     records: dict[str, dict[str, list[Record]]] = {}
     paths: dict[str, dict[str, Path]] = {}

@@ -37,9 +37,6 @@ def partition_rows(labels: Sequence[int], rule: PartitionConfig, seed: int) -> l
 
     Returns:
         Row indices per silo; each row is in exactly one silo.
-
-    Raises:
-        InputError: there are too few rows for every silo to have `rule.min_rows`.
     """
     classes = np.asarray(labels, dtype=np.int64)
     needed = rule.silos * rule.min_rows
@@ -148,9 +145,6 @@ def partition_by_value(values: Sequence[str], least: int) -> dict[str, Indices]:
     Args:
         values: the column's value of each row.
         least: minimum number of rows per silo.
-
-    Raises:
-        InputError: a value is missing, there is only one value, or one has too few rows.
     """
     empty = sum(not value for value in values)
     if empty:

@@ -52,9 +52,6 @@ def read_published(kind: str, source: Path) -> list[PublishedTask]:
     Args:
         kind: key of `PUBLISHED`.
         source: the folder as it was downloaded and unpacked.
-
-    Raises:
-        InputError: it is no folder, or its files are not as published.
     """
     if not source.is_dir():
         raise InputError(f"{source}: is not a folder; give the one that was unpacked")

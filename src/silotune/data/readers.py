@@ -52,9 +52,6 @@ def read_records(path: Path, encoding: str = "utf-8") -> list[Record]:
     Args:
         path: the file; text may be compressed (`COMPRESSIONS`).
         encoding: of text; a Parquet file has its own.
-
-    Raises:
-        InputError: the file is missing, empty, unreadable or of an unknown format.
     """
     if not path.is_file():
         raise InputError(f"{source_name(path)}: not found")
@@ -171,11 +168,7 @@ def _parquet(path: Path) -> list[Record]:
 
 
 def require_columns(path: Path, record: Record, columns: Sequence[str]) -> None:
-    """Check that a record has all columns.
-
-    Raises:
-        InputError: columns are missing.
-    """
+    """Check that a record has all columns."""
     by_case = {str(name).casefold(): name for name in record}
     missing = [
         f"no column {column!r}"
@@ -196,9 +189,6 @@ def read_text(path: Path, number: int, record: Record, column: str) -> str:
         number: the row's number, for messages.
         record: the row.
         column: name of the text column.
-
-    Raises:
-        InputError: the cell is missing, no string, or cannot be tokenized.
     """
     value = record.get(column)
     if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -214,9 +204,6 @@ def read_labels(path: Path, records: Sequence[Record], column: str) -> list[str 
     """Return the labels of all records, as they are in the label column: whole numbers, or stripped text.
 
     Truth values of JSON and Parquet, if all labels are truth values, become the texts `true` and `false`.
-
-    Raises:
-        InputError: a label is missing or neither text, a whole number nor a truth value.
     """
     labels: list[str | int] = []
     truth_values = all(isinstance(record.get(column), bool) for record in records)
@@ -252,9 +239,6 @@ def with_groups(path: Path, records: Sequence[Record], rows: Sequence[Row], colu
         records: rows of the file.
         rows: the same rows, parsed.
         column: name of the column; None returns the rows unchanged.
-
-    Raises:
-        InputError: the column is missing.
     """
     if column is None:
         return list(rows)

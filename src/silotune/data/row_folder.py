@@ -33,11 +33,7 @@ def write_rows(folder: Path, data: SiloData) -> None:
 
 
 def read_rows(folder: Path, silo: str) -> SiloData:
-    """Read a silo's rows in the order in which they were written.
-
-    Raises:
-        InputError: files are missing or damaged, or there is no training row.
-    """
+    """Read a silo's rows in the order in which they were written."""
     try:
         task = read_task(json.loads((folder / _TASK).read_text(encoding="utf-8")))
         splits = {name: _read(folder / f"{name}.jsonl", task) for name in _SPLITS}

@@ -80,11 +80,7 @@ class SiloData:
 
 
 def check_silo(data: SiloData) -> SiloData:
-    """Check that a silo's data can be learned from, and return it.
-
-    Raises:
-        InputError: there are no training rows, no test rows, or only one class, number or set of labels.
-    """
+    """Check that a silo's data can be learned from, and return it."""
     rows = data.splits
     if not rows.train:
         raise InputError(f"silo {data.name!r}: no training rows")

@@ -32,9 +32,6 @@ def draw_labeled_rows(data: Sequence[SiloData], server: ServerConfig, seed: int)
         data: all silos.
         server: the configuration section `server`.
         seed: seed of the draw.
-
-    Raises:
-        InputError: the number is not configured, a label has too few rows, or the silos hold several tasks.
     """
     task = data[0].task
     task_names = sorted({silo.task.name for silo in data})

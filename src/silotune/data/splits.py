@@ -43,9 +43,6 @@ def split(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
         rule: how to split.
         seed: seed of the shuffles.
         silo: the silo's name; part of the random streams' purpose.
-
-    Raises:
-        InputError: too few rows for a split, or `merge` would discard a test split.
     """
     if rule.merge and published.test:
         raise InputError(f"silo {silo!r}: data.merge=true would throw its test split away; set data.merge=false")

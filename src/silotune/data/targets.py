@@ -43,9 +43,6 @@ def target_rows(
         task: the task; not one of generation.
         by_index: whether a whole-number label is an index into the task's labels (data sets with a `meta.json`).
         separator: between the labels of a cell of text, for rows with several.
-
-    Raises:
-        InputError: a column is missing, a cell is invalid, or the task does not have the label.
     """
     if task.kind == "classification":
         return labeled_rows(path, records, text_columns, label_column, task.labels, by_index)
@@ -79,9 +76,6 @@ def labeled_rows(
         label_column: the label column.
         names: label names of the task.
         by_index: whether a whole-number label is an index into `names` (data sets with a `meta.json`).
-
-    Raises:
-        InputError: a column is missing, a cell is invalid, or the task does not have the label.
     """
     require_columns(path, records[0], [*text_columns, label_column])
     labels = read_labels(path, records, label_column)
@@ -109,11 +103,7 @@ def truth_value(label: str, known: Collection[str]) -> str:
 
 
 def read_number(cell: object, where: str) -> float:
-    """Return a cell as a number.
-
-    Raises:
-        InputError: it is none; `where` names the cell.
-    """
+    """Return a cell as a number."""
     value = math.nan
     if isinstance(cell, (int, float)) and not isinstance(cell, bool):
         value = float(cell)
@@ -126,11 +116,7 @@ def read_number(cell: object, where: str) -> float:
 
 
 def read_label_set(cell: object, where: str, separator: str | None = None) -> list[str | int]:
-    """Return the labels of a cell: a list of texts or whole numbers, or a text with separators; empty: none.
-
-    Raises:
-        InputError: it is neither; `where` names the cell.
-    """
+    """Return the labels of a cell: a list of texts or whole numbers, or a text with separators; empty: none."""
     if isinstance(cell, str):
         return [label for part in cell.split(separator or SEPARATOR) if (label := part.strip())]
     if not isinstance(cell, list) or not all(type(label) in (str, int) and label != "" for label in cell):
@@ -142,11 +128,7 @@ def read_label_set(cell: object, where: str, separator: str | None = None) -> li
 
 
 def label_set_names(path: Path, records: Sequence[Record], column: str, separator: str | None) -> tuple[str, ...]:
-    """Return the distinct labels of rows with several, in the order of `label_names`.
-
-    Raises:
-        InputError: the column is missing, or a cell holds no labels.
-    """
+    """Return the distinct labels of rows with several, in the order of `label_names`."""
     require_columns(path, records[0], [column])
     found: Iterable[str | int] = (
         label

@@ -86,9 +86,6 @@ def make_task(name: str, labels: Sequence[str], metric: str, culprit: str, posit
         metric: of `METRICS_OF`; `f1` without a positive label becomes `macro_f1`.
         culprit: configuration key or file to name in errors.
         positive: the label that F1 is about.
-
-    Raises:
-        InputError: the metric is unknown, or there is no such label.
     """
     _check_metric("classification", metric, culprit)
     if positive is not None and positive not in labels:
@@ -110,31 +107,20 @@ def generation_task(name: str, metric: str, culprit: str) -> Task:
         name: the task's name.
         metric: of `METRICS_OF`.
         culprit: configuration key or file to name in errors.
-
-    Raises:
-        InputError: the metric is unknown.
     """
     _check_metric("generation", metric, culprit)
     return Task(name, (), metric, "generation")
 
 
 def number_task(name: str, metric: str | None, culprit: str) -> Task:
-    """Make a regression task; arguments as for `generation_task`; without a metric `pearson_spearman`, as GLUE's STS-B.
-
-    Raises:
-        InputError: the metric is not one of numbers.
-    """
+    """Make a regression task, scored by `pearson_spearman` unless another metric is named."""
     metric = metric or METRICS_OF["regression"][0]
     _check_metric("regression", metric, culprit)
     return Task(name, (), metric, "regression")
 
 
 def label_set_task(name: str, labels: Sequence[str], metric: str | None, culprit: str) -> Task:
-    """Make a task whose rows have several labels; arguments as for `make_task`, without a metric `micro_f1`.
-
-    Raises:
-        InputError: the metric is not one of such rows, or there are fewer than two labels.
-    """
+    """Make a task whose rows have several labels; arguments as for `make_task`, without a metric `micro_f1`."""
     metric = metric or METRICS_OF["multilabel"][0]
     _check_metric("multilabel", metric, culprit)
     if len(labels) < 2:
@@ -143,11 +129,7 @@ def label_set_task(name: str, labels: Sequence[str], metric: str | None, culprit
 
 
 def judged_by(task: Task, metric: str, culprit: str) -> Task:
-    """Return a task with another metric, of those that tasks of its kind may have.
-
-    Raises:
-        InputError: the metric is unknown.
-    """
+    """Return a task with another metric, of those that tasks of its kind may have."""
     _check_metric(task.kind, metric, culprit)
     return replace(task, metric=metric)
 

@@ -44,9 +44,6 @@ class ClozeTemplate:
     """Text with one place for the label word: `{mask}`, and `{text}` or (for pairs) `{a}` and `{b}`, each once.
 
     An optional `{soft}` is the place of a soft prompt; without it, the prompt goes before everything.
-
-    Raises:
-        InputError: the template has another form.
     """
 
     text: str
@@ -130,9 +127,6 @@ class InstructionTemplate:
     """Prompt that ends where the answer begins: `{instruction}` once, `{input}` at most once.
 
     Without `{input}`, a row's input follows its instruction on a new line.
-
-    Raises:
-        InputError: the template has another form.
     """
 
     text: str = INSTRUCTION
@@ -188,9 +182,6 @@ def encode_fitting(
         rows: texts of each row.
         max_length: maximum number of tokens, special tokens included.
         special_tokens: whether the tokenizer adds its special tokens (a chat template contains them already).
-
-    Raises:
-        InputError: the template does not fit even with empty texts.
     """
 
     def encode(texts: Sequence[Texts]) -> list[EncodedText]:

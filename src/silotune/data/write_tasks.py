@@ -18,9 +18,6 @@ def write_tasks(tasks: Sequence[PublishedTask], folder: Path) -> None:
     Args:
         tasks: the tasks.
         folder: the data folder; other tasks in it stay.
-
-    Raises:
-        InputError: a task is there already, or nothing can be written.
     """
     for task in tasks:
         if (folder / task.name).exists():

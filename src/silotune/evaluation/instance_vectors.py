@@ -141,11 +141,7 @@ def keep_instances(run: Path, silos: Iterable[Silo]) -> None:
 
 
 def read_instances(run: Path, context: TrainingContext, silos: Iterable[Silo]) -> None:
-    """Read silos' vectors from a finished run.
-
-    Raises:
-        InputError: a file is missing or damaged.
-    """
+    """Read silos' vectors from a finished run."""
     if context.method.prediction().weighting is None:
         return
     for silo in silos:

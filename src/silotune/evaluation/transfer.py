@@ -126,11 +126,7 @@ def exchange(models: Sequence[TransferModel], head: WhoseHead = "target") -> Ite
 
 
 def transferred(source: TransferModel, target: TransferModel, head: WhoseHead = "target") -> State:
-    """Return the target's parts with the source's tuned parts in their place, and the source's head if `head` says so.
-
-    Raises:
-        InputError: if the parts do not fit, or the source's head has no tensors.
-    """
+    """Replace the target's tuned parts by the source's, and its head too if `head` asks for the source's."""
     check_alike(source, target)
     state = target.state | {name: source.state[name] for name in source.tuned}
     if head == "target":
@@ -148,11 +144,7 @@ def transferred(source: TransferModel, target: TransferModel, head: WhoseHead = 
 
 
 def check_alike(first: TransferModel, second: TransferModel) -> None:
-    """Refuse two runs whose tuned parts cannot take each other's place.
-
-    Raises:
-        InputError: with the first tensor that differs.
-    """
+    """Refuse two runs whose tuned parts cannot take each other's place."""
     shapes = [
         {
             f"{part}/{name}": tuple(tensor.shape)

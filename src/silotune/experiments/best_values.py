@@ -47,9 +47,6 @@ def read_best(folders: Iterable[str], methods: Sequence[str]) -> dict[str, tuple
 
     Returns:
         Method to the words of its best values.
-
-    Raises:
-        InputError: a folder has no finished sweep, or a method is in none (it would not be compared at its best).
     """
     best: dict[str, tuple[str, ...]] = {}
     sources = list(folders)

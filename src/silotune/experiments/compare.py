@@ -79,7 +79,6 @@ def compare(
         The comparison: a mapping from each run's name (`<method>-<seed>`) to its summary.
 
     Raises:
-        InputError: a run's configuration cannot work; raised before any training.
         Diverged: some runs diverged, which the message names; raised after all others are finished.
     """
     end_unguarded_worker()
@@ -163,18 +162,11 @@ class ComparisonResult(Mapping[str, dict[str, Any]]):
         """Return the label of the entry with the best validation score, its mean over silos and seeds.
 
         Test scores have no part in the choice; they say what the chosen entry is worth.
-
-        Raises:
-            InputError: entries differ in data or metric, or a run has no validation score.
         """
         return best_by_validation(self.entries).label
 
     def plot(self) -> Figure:
-        """Draw validation scores by round, a line for every entry and a diagram for every silo and their mean.
-
-        Raises:
-            InputError: no run has validation scores.
-        """
+        """Draw validation scores by round, a line for every entry and a diagram for every silo and their mean."""
         spec = rounds_figure(self.entries, self.comparison.ddof)
         if spec is None:
             raise InputError("plot: the runs have no validation scores; allowed: runs with validation rows")

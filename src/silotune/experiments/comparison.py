@@ -105,9 +105,6 @@ def read_comparison(
         ablation: add the ablations of the method's paper.
         only: patterns (`*`, `?`) of the entries that are wanted; all if empty.
         keys: keys of every cell, as values of Python.
-
-    Raises:
-        InputError: the configuration of a cell is invalid; nothing has run by then.
     """
     comparison_words, run_words = split_words(words)
     refuse_one_of_several(keys)
@@ -134,11 +131,7 @@ def read_comparison(
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split words into those of the comparison (as keys of `compare`) and those of every run.
-
-    Raises:
-        InputError: `method` or `seed` is given instead of `methods` or `seeds`.
-    """
+    """Split words into those of the comparison (as keys of `compare`) and those of every run."""
     comparison_words, run_words = [], []
     for word in words:
         key, equals, value = word.partition("=")
@@ -155,11 +148,7 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def refuse_one_of_several(keys: Keys) -> None:
-    """Refuse the keys that are lists in a comparison.
-
-    Raises:
-        InputError: there is one.
-    """
+    """Refuse the keys that are lists in a comparison."""
     method = keys.get("method")
     if isinstance(method, str) or (method is not None and "name" in method):
         raise InputError("method: many runs may have several; use methods=[…]")
@@ -168,11 +157,7 @@ def refuse_one_of_several(keys: Keys) -> None:
 
 
 def compared_methods(config: Config) -> tuple[str, ...]:
-    """Return the methods that a configuration compares; its own method by default.
-
-    Raises:
-        InputError: a method is unknown.
-    """
+    """Return the methods that a configuration compares; its own method by default."""
     names = config.compare.methods or [config.method.name]
     for name in names:
         if name not in METHODS:
@@ -219,11 +204,7 @@ def _repeated(cells: Sequence[tuple[str, int]]) -> str | None:
 
 
 def _matching(entries: Sequence[_Entry], only: Sequence[str]) -> list[_Entry]:
-    """Return the entries that one of the patterns fits.
-
-    Raises:
-        InputError: a pattern fits none.
-    """
+    """Return the entries that one of the patterns fits."""
     for pattern in only:
         if not any(fnmatchcase(name, pattern) for name, *_ in entries):
             first, last = entries[0][0], entries[-1][0]

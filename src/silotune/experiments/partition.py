@@ -25,9 +25,6 @@ def partition(source: str, *overrides: str, **keys: Unpack[Keys]) -> PartitionRe
         source: preset name or path of a YAML file; empty: the keys alone.
         overrides: `key=value` words.
         keys: keys of the configuration; a group of keys is a dictionary.
-
-    Raises:
-        InputError: the setting's silos are given, so that nothing is divided; or the data is missing.
     """
     config = read_config(source, overrides, (), **keys)
     if config.partition.name == "none":
@@ -96,11 +93,7 @@ class PartitionResult:
         return pandas.DataFrame.from_dict(self.counts, orient="index", columns=list(self.labels))
 
     def plot(self, path: str | Path) -> Path:
-        """Draw the counts as a heatmap into a PNG file.
-
-        Raises:
-            InputError: the path is no PNG file in a folder that exists.
-        """
+        """Draw the counts as a heatmap into a PNG file."""
         return partition_figure(self.counts, self.labels, checked_picture(Path(path)))
 
     def texts(self) -> list[list[str]]:
@@ -120,11 +113,7 @@ class PartitionResult:
 
 
 def checked_picture(path: Path) -> Path:
-    """Return the path of a PNG file to write.
-
-    Raises:
-        InputError: it has another ending, or its folder does not exist.
-    """
+    """Return the path of a PNG file to write."""
     if path.suffix.lower() != ".png" or not path.parent.is_dir():
         raise InputError(f"--out {path}: must be a .png file in a folder that exists")
     return path

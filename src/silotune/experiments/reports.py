@@ -34,9 +34,6 @@ def report(
         out: the HTML file.
         ddof: the standard deviation over n seeds has the divisor n − ddof.
         title: the page's title.
-
-    Raises:
-        InputError: a folder has no finished run, or the file is a folder.
     """
     path = Path(out)
     if path.is_dir():

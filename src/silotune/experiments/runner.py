@@ -56,11 +56,7 @@ class CellKind:
     file: str
 
     def read(self, folder: Path) -> Summary:
-        """Read the summary of a finished cell.
-
-        Raises:
-            InputError: the cell is not finished, or its file is damaged.
-        """
+        """Read the summary of a finished cell."""
         try:
             return dict(json.loads((folder / self.file).read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
@@ -123,7 +119,6 @@ def run_cells(
         The summary of every cell, by folder name.
 
     Raises:
-        InputError: a run folder has another configuration, or a configuration is invalid.
         Diverged: training diverged in some cells; raised after all others are finished.
     """
     end_unguarded_worker()

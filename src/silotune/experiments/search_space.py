@@ -66,9 +66,6 @@ def split_search(words: Iterable[str]) -> tuple[list[Dimension], list[str]]:
 
     `key=a,b,c` lists values, `key=low..high` (or `low..high:log`) is a range; `per_method.moon.method.mu=…` is searched
     for that method only. A value in brackets, or of a key that takes a list, is one value.
-
-    Raises:
-        InputError: a range is malformed, or models cannot be ranked by the key.
     """
     dimensions: list[Dimension] = []
     unsearched = []
@@ -168,11 +165,7 @@ def space_for_method(method: str, dimensions: Sequence[Dimension]) -> tuple[Dime
 
 
 def all_combinations(space: Sequence[Dimension]) -> list[dict[str, Any]]:
-    """Return all combinations of values; the last key changes fastest.
-
-    Raises:
-        InputError: a dimension is a range.
-    """
+    """Return all combinations of values; the last key changes fastest."""
     for dimension in space:
         if isinstance(dimension, Range):
             raise InputError(f"{dimension.key}: a range needs a number of trials (--trials N)")

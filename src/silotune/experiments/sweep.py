@@ -113,9 +113,6 @@ def read_sweep(source: str | Config, words: Sequence[str], trials: int | None = 
         words: `method=a,b` (or `methods=`), `seeds=1,2`, keys to search (see `split_search`) and any others.
         trials: proposals of the sampler per method; None for all combinations.
         keys: keys of every run, as values of Python.
-
-    Raises:
-        InputError: a key cannot be searched or a configuration is invalid; nothing has run by then.
     """
     sweep_words, run_words = split_words([_methods_word(word) for word in words])
     for word in sweep_words:
@@ -176,7 +173,6 @@ def run_sweep(
 
     Raises:
         SilotuneError: every trial of a method diverged.
-        InputError: optuna is missing, or a configuration does not fit the data.
     """
     end_unguarded_worker()
 

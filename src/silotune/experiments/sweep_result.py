@@ -61,7 +61,6 @@ def sweep(
         keys: keys of every run; a group of keys is a dictionary.
 
     Raises:
-        InputError: a key cannot be searched or a configuration is invalid; raised before any training.
         SilotuneError: every trial of a method diverged.
     """
     end_unguarded_worker()
@@ -78,11 +77,7 @@ def sweep(
 
 
 def _search_word(searched: tuple[str, Sequence[object] | str]) -> str:
-    """Return a searched key as a word of the command line.
-
-    Raises:
-        InputError: it has fewer than two values.
-    """
+    """Return a searched key as a word of the command line."""
     key, values = searched
     if isinstance(values, str):
         return f"{key}={values}"

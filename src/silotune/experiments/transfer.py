@@ -36,9 +36,6 @@ def transfer(
         head: whose head reads the labels: the `target`'s, or the `source`'s where the numbers of labels agree.
         types: task → type, beside those of GLUE's tasks.
         status: called with every step in words.
-
-    Raises:
-        InputError: the runs cannot be compared.
     """
     folder = Path(out)
     require_unused(folder, "--out")

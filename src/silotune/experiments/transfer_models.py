@@ -39,10 +39,6 @@ def open_models(
         folders: run folders.
         head: the run whose head will classify: `target` or `source`.
         opened: called with every run's name once it is loaded.
-
-    Raises:
-        InputError: a run is unfinished, has another backbone or several tasks or models, or the groups cannot be
-            compared.
     """
     _check_distinct(folders)
     for folder in folders:
@@ -81,11 +77,7 @@ def _check_backbone(first_folder: Path, first: Federation, folder: Path, federat
 
 
 def _model(run: Run) -> TransferModel:
-    """Return the run's only model, with its test rows.
-
-    Raises:
-        InputError: the run has several tasks or models, or its data has changed.
-    """
+    """Return the run's only model, with its test rows."""
     federation, name = run.federation, str(run.folder)
     tasks = sorted({task.name for task in federation.tasks.values()})
     if len(tasks) > 1:
@@ -187,11 +179,7 @@ def describe_differences(label: str, models: Sequence[TransferModel]) -> str | N
 
 
 def _check_group(label: str, models: Sequence[TransferModel], head: WhoseHead) -> None:
-    """Check that a group gives a matrix: two tasks or more, the same seeds for each, the same options.
-
-    Raises:
-        InputError: it does not.
-    """
+    """Check that a group gives a matrix: two tasks or more, the same seeds for each, the same options."""
     seeds: dict[str, dict[int, TransferModel]] = {}
     for model in models:
         earlier = seeds.setdefault(model.task.name, {}).setdefault(model.seed, model)
@@ -218,11 +206,7 @@ def _seeds(seeds: Mapping[str, Mapping[int, TransferModel]], model: TransferMode
 
 
 def _check_same_options(model_a: TransferModel, model_b: TransferModel, head: WhoseHead) -> None:
-    """Check that two runs have the same tuner options, and head options if the source's head is used.
-
-    Raises:
-        InputError: an option differs, or the source's head has no tensors of its own.
-    """
+    """Check that two runs have the same tuner options, and head options if the source's head is used."""
     config_a, config_b = model_a.federation.config, model_b.federation.config
     pairs = {"tuner": (config_a.tuner.model_dump(), config_b.tuner.model_dump())}
     if head == "source":

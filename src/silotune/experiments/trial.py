@@ -41,9 +41,6 @@ def _trial(
 
     Returns:
         The summary with the validation score at the best round (percent, mean over silos), and the backbone.
-
-    Raises:
-        InputError: no silo has validation rows.
     """
     none: list[Row] = []  # one object: silos that share validation rows must share their test rows, too
     data = [replace(silo, splits=replace(silo.splits, test=none)) for silo in load_silos(config)]

@@ -37,10 +37,6 @@ def export(run: Run, silo: str, part: str, to: str | Path, base: str | None = No
 
     Returns:
         The content of `export.json`.
-
-    Raises:
-        InputError: where the run has no such part, no layout can express it, or the folder is not empty. Nothing is
-            written then.
     """
     target = Path(to)
     check_target(target)
@@ -84,11 +80,7 @@ def export(run: Run, silo: str, part: str, to: str | Path, base: str | None = No
 
 
 def check_target(target: Path) -> None:
-    """Check that nothing would be overwritten.
-
-    Raises:
-        InputError: where the folder exists and is not empty.
-    """
+    """Check that nothing would be overwritten."""
     require_unused(target, "--to")
 
 

@@ -21,9 +21,6 @@ def load_plain(backbone: BackboneConfig, base_class: str, float32: bool = True) 
         backbone: the section `backbone`.
         base_class: the class of transformers.
         float32: whether the weights are float32; if not, they have the types in which they are stored.
-
-    Raises:
-        InputError: its weights are gone since the run was opened.
     """
     import transformers
 

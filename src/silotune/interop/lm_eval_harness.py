@@ -34,9 +34,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
 
     Args:
         model: the silo's model; its head writes answers and its backbone is decoder-only.
-
-    Raises:
-        InputError: the model classifies, or its backbone is an encoder-decoder.
     """
 
     def __init__(self, model: PersonalModel) -> None:
@@ -82,11 +79,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Render a conversation as a run does; a last turn of the assistant is the beginning of the answer.
-
-        Raises:
-            InputError: the tokenizer has no chat template, or the template refuses the turns.
-        """
+        """Render a conversation as a run does; a last turn of the assistant is the beginning of the answer."""
         turns = [(turn["role"], turn["content"]) for turn in chat_history]
         template = self._head.chat_template(self._backbone)
         if add_generation_prompt:
@@ -150,11 +143,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         return totals
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Continue texts greedily up to one of their end texts; long ones lose their beginning.
-
-        Raises:
-            InputError: a task asks for sampled texts, or for as many tokens as the model reads at all.
-        """
+        """Continue texts greedily up to one of their end texts; long ones lose their beginning."""
         answers = []
         for text, given in (request.args for request in requests):
             options = normalize_gen_kwargs(given, NEW_TOKENS)
@@ -199,9 +188,6 @@ def evaluate_on(
 
     Returns:
         Task → metric → value, as the harness reports them.
-
-    Raises:
-        InputError: an unknown task, or a model that cannot be evaluated.
     """
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager

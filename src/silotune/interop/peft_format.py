@@ -40,9 +40,6 @@ def peft_layout(backbone: Backbone, tuner: Tuner, adapter: MergedAdapter, base: 
 
     Returns:
         None if peft has no such tuner.
-
-    Raises:
-        InputError: where peft has the tuner but cannot express this adapter.
     """
     task_type = TASK_TYPES[base_class]
     config = tuner.peft_config(backbone, adapter, task_type)

@@ -79,11 +79,7 @@ class ExportSelection:
 
 
 def select(run: Run, silo: str, word: str) -> ExportSelection:
-    """Select the content of an export from a run at its best round.
-
-    Raises:
-        InputError: for a silo or part that the run does not have; the message names the existing ones.
-    """
+    """Select the content of an export from a run at its best round."""
     federation = run.federation
     owner = next((candidate for candidate in federation.silos.values() if silo in candidate.evaluations), None)
     if owner is None:
@@ -134,9 +130,6 @@ def merge(backbone: Backbone, tuner: Tuner, state: State, mix: Mapping[str, floa
         tuner: the tuner of all parts.
         state: the parts' tensors.
         mix: part name → weight.
-
-    Raises:
-        InputError: if the tuner has no single adapter for this mix.
     """
     parts = [
         WeightedTensors(
@@ -153,11 +146,7 @@ def merge(backbone: Backbone, tuner: Tuner, state: State, mix: Mapping[str, floa
 
 
 def _mix(run: Run, word: str, prediction: dict[str, Weight | TokenWeight]) -> dict[str, float]:
-    """Weights of the exported adapters by part name.
-
-    Raises:
-        InputError: if the run's method has no such part, or several.
-    """
+    """Weights of the exported adapters by part name."""
     federation = run.federation
     parts, tuner, method = federation.context.parts, federation.method.setting.tuner, federation.config.method.name
     adapters = {name: part for name, part in parts.items() if part.module is tuner}

@@ -59,9 +59,6 @@ def register_method(method: MethodClass) -> MethodClass:
     """Make a method known in this process, under its `name`; also a decorator of its class.
 
     Processes that a run starts know it if their script or an entry point of group `silotune.methods` registers it.
-
-    Raises:
-        InputError: the name is taken, or this is no complete class of a method.
     """
     METHODS.register(getattr(method, "name", ""), method)
     return method

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from torch import Tensor
+from typing_extensions import override
 
 from silotune.methods.base import Method, PredictionMix
 from silotune.methods.parts import GLOBAL, HEAD, Part, shared
@@ -26,8 +27,8 @@ class DeltaLoRA(Method):
     redrawn: ClassVar[bool] = False
     mix: ClassVar[Mix] = {GLOBAL: 1, DELTA: 1}
 
+    @override
     def parts(self) -> dict[str, Part]:
-        """See `Method.parts`."""
         tuner = self.setting.tuner
         return {GLOBAL: shared(tuner, self.redrawn), DELTA: shared(Delta(tuner)), HEAD: self.head()}
 
@@ -40,6 +41,6 @@ class DeltaLoRA(Method):
         """Return the cross-entropy of the model."""
         return step.cross_entropy("full")
 
+    @override
     def prediction(self) -> PredictionMix:
-        """See `Method.prediction`."""
         return PredictionMix(self.mix)

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, cast
 
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from silotune.methods import (
     GLOBAL,
@@ -106,8 +107,8 @@ class FedDPAF(FedLoRA):
     paper = _PAPER
     Options = FedDPAOptions
 
+    @override
     def prediction(self) -> PredictionMix:
-        """See `prediction_mix`."""
         return prediction_mix(cast(FedDPAOptions, self.options), 1.0)
 
 
@@ -138,7 +139,7 @@ class FedDPAT(FedIT):
         """Cross-entropy."""
         return step.cross_entropy("both")
 
+    @override
     def prediction(self) -> PredictionMix:
-        """See `prediction_mix`."""
         options = cast(FedDPATOptions, self.options)
         return prediction_mix(options, options.alpha)

@@ -6,6 +6,7 @@ from typing import ClassVar, cast
 
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from silotune.methods import (
     GLOBAL,
@@ -38,8 +39,8 @@ class FedIT(Method):
     head_of_global: ClassVar[str] = HEAD
     """The head that is trained with the shared part."""
 
+    @override
     def parts(self) -> dict[str, Part]:
-        """See `Method.parts`."""
         return {GLOBAL: shared(self.setting.tuner), self.head_of_global: self.head()}
 
     def phases(self) -> list[Phase]:
@@ -47,8 +48,8 @@ class FedIT(Method):
         return [Phase("global", trains=(GLOBAL, self.head_of_global), views={"global": {GLOBAL: 1}}, loss=self.loss)]
 
     @property
+    @override
     def proximal_weight(self) -> float:
-        """See `Method.proximal_weight`."""
         return cast(FedITOptions, self.options).mu
 
     @mean_over_rows

@@ -6,6 +6,7 @@ from typing import cast
 
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from silotune.methods import Step, SupervisedOptions, mean_over_rows, proximal
 from silotune.methods.fedavg import FedAvg
@@ -25,8 +26,8 @@ class FedProx(FedAvg):
     Options = FedProxOptions
 
     @property
+    @override
     def proximal_weight(self) -> float:
-        """See `Method.proximal_weight`."""
         return cast(FedProxOptions, self.options).mu
 
     @mean_over_rows

@@ -61,11 +61,7 @@ class Part:
     alike: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a plain string as scope: it would be neither shared nor private.
-
-        Raises:
-            InputError: the scope is no `Scope`.
-        """
+        """Refuse a plain string as scope: it would be neither shared nor private."""
         if not isinstance(self.scope, Scope):
             raise InputError(
                 f"part of {type(self.module).__name__}: its scope must be Scope.SHARED, Scope.PRIVATE or Scope.FIXED "

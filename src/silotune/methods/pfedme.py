@@ -7,6 +7,7 @@ from typing import cast
 
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import override
 
 from silotune.methods import (
     GLOBAL,
@@ -72,8 +73,9 @@ class PFedMe(Method):
         ]
 
     @property
+    @override
     def proximal_weight(self) -> float:
-        """See `Method.proximal_weight`; w inherits what θ forgets."""
+        """W inherits what θ forgets."""
         return cast(PFedMeOptions, self.options).lam
 
     @mean_over_rows

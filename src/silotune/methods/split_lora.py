@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from torch import Tensor
+from typing_extensions import override
 
 from silotune.methods.base import Method, PredictionMix
 from silotune.methods.parts import HEAD, Part, Scope
@@ -25,8 +26,8 @@ class SplitLoRA(Method):
     b: ClassVar[Scope]
     mix: ClassVar[Mix] = {joined(A, B): 1}
 
+    @override
     def parts(self) -> dict[str, Part]:
-        """See `Method.parts`."""
         halves = {A: (self.a, "A"), B: (self.b, "B")}
         adapter = {name: Part(TensorGroup(self.setting.tuner, group), scope) for name, (scope, group) in halves.items()}
         return adapter | {HEAD: self.head()}
@@ -41,6 +42,6 @@ class SplitLoRA(Method):
         """Return the cross-entropy of the model."""
         return step.cross_entropy("full")
 
+    @override
     def prediction(self) -> PredictionMix:
-        """See `Method.prediction`."""
         return PredictionMix(self.mix)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal, cast
 
 from torch import Tensor
+from typing_extensions import override
 
 from silotune.methods.base import Method, MethodOptions, PredictionMix
 from silotune.methods.parts import HEAD, Part, Scope
@@ -41,13 +42,13 @@ class Supervised(Method):
         """The average of all adapters."""
         return {name: 1 / len(self.adapters) for name in self.adapters}
 
+    @override
     def parts(self) -> dict[str, Part]:
-        """See `Method.parts`."""
         adapters = {name: Part(self.setting.tuner, self.scope) for name in self.adapters}
         return adapters | {HEAD: self.head()}
 
+    @override
     def phases(self) -> list[Phase]:
-        """See `Method.phases`."""
         return [Phase("train", trains=(*self.adapters, HEAD), views={"full": self.mix}, loss=self.loss)]
 
     @mean_over_rows
@@ -55,6 +56,6 @@ class Supervised(Method):
         """Return the cross-entropy of the full model."""
         return step.cross_entropy("full")
 
+    @override
     def prediction(self) -> PredictionMix:
-        """See `Method.prediction`."""
         return PredictionMix(self.mix)

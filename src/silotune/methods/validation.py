@@ -17,12 +17,7 @@ from silotune.models.tuners import TensorGroup, tuner_of
 
 
 def check_method(method: Method) -> None:
-    """Check parts, phases and prediction against each other.
-
-    Raises:
-        InputError: if a name is no part or no anchor, a part cannot be used where it is named, a private part is copied
-            into a shared one or used by a phase of the coordinator, or no silo would ever run a phase.
-    """
+    """Check parts, phases and prediction against each other."""
     for fault in _faults(method, method.parts()):
         raise InputError(f"method {method.name}: {fault}")
 
@@ -81,9 +76,6 @@ def check_shared(method: Method, shared: State) -> None:
     Args:
         method: the method.
         shared: the initial tensors of its shared parts.
-
-    Raises:
-        InputError: naming the part without tensors.
     """
     parts = method.parts()
     heads = {name: module for name in shared if isinstance(module := parts[name].module, Head)}
@@ -100,9 +92,6 @@ def check_tuners(method: Method, state: State) -> None:
     Args:
         method: the method.
         state: the initial tensors of its private or fixed parts.
-
-    Raises:
-        InputError: naming the part without tensors.
     """
     parts = method.parts()
     for name, tensors in state.items():

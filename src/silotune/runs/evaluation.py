@@ -37,9 +37,6 @@ def evaluate(
         label: the label column, or that of the answers; by default that of the silo's own data.
         predictions: a file for the prediction of every row, as `predictions.parquet` of a run.
         resamples: of the rows, for intervals; 0 makes none.
-
-    Raises:
-        InputError: no finished run there, no such silo, or rows that do not fit its task.
     """
     folder = run.folder if isinstance(run, Run) else Path(run)
     columns = [text] if isinstance(text, str) else list(text)

@@ -51,9 +51,6 @@ def score_rows(
 
     Returns:
         `silo`, `level` of the intervals, and the details of `evaluation/score_details.py`.
-
-    Raises:
-        InputError: no finished run there, no such silo, or rows that do not fit its task.
     """
     path = Path(source) if isinstance(source, (str, Path)) else Path(MEMORY_PREFIX + TABLE)
     read_summary(run)  # says what is wrong where no finished run is

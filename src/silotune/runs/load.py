@@ -41,10 +41,6 @@ def load_run(
         backbone: the run's backbone, if it is loaded already.
         precision: load the backbone in this precision instead of the run's.
         device: load it onto this device, as the key `device`; the run's own may be missing here.
-
-    Raises:
-        InputError: no finished run there, a damaged folder, a backbone whose weights have changed, or a federation's
-            coordinator whose silos keep their private parts.
     """
     # Only here: one silo's model needs neither an engine nor a coordinator.
     from silotune.communication.aggregation import AGGREGATIONS, issues_by_silo, make_aggregation
@@ -80,9 +76,6 @@ def load_model(
         silo: the silo's name.
         backbone: the run's backbone, if it is loaded already.
         precision: load the backbone in this precision instead of the run's.
-
-    Raises:
-        InputError: as `load_run`; or the run has no such silo.
     """
     finished = _FinishedRun.read(Path(folder), precision)
     if silo not in finished.tasks:
@@ -153,11 +146,7 @@ class _FinishedRun:
 
     @classmethod
     def read(cls, path: Path, precision: str | None, device: str = "auto") -> _FinishedRun:
-        """Read summary and configuration.
-
-        Raises:
-            InputError: no finished run there, or the private parts are elsewhere.
-        """
+        """Read summary and configuration."""
         summary = read_summary(path)
         config = load_resolved(path / "config.yaml")
         if summary.get("template") == CHAT:  # chosen by the silos' rows
@@ -177,11 +166,7 @@ class _FinishedRun:
         return cls(path, Checkpoints(path / "checkpoints"), summary, config, method, *_tasks(path, summary))
 
     def build_model(self, backbone: Backbone | None) -> TrainingContext:
-        """Build the model over the run's backbone.
-
-        Raises:
-            InputError: the backbone's weights have changed.
-        """
+        """Build the model over the run's backbone."""
         path, config = self.path, use_this_machine(self.config)
         if config.start is not None:  # the run's own copy: the configured file may be gone
             config = config.model_copy(update={"start": str(path / FILE)})
@@ -193,11 +178,7 @@ class _FinishedRun:
         return make_context(config, self.method, self.tasks.values(), backbone)
 
     def best_checkpoint(self) -> Checkpoint:
-        """Return the manifest of the best round.
-
-        Raises:
-            InputError: it is missing or damaged.
-        """
+        """Return the manifest of the best round."""
         try:
             return self.checkpoints.load(int(self.summary["best_round"]))
         except (KeyError, TypeError, ValueError, OverflowError) as error:

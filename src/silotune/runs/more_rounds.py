@@ -19,9 +19,6 @@ def may_differ(path: Path, federation: Federation) -> tuple[str, ...]:
     Args:
         path: the run folder; it may hold no run.
         federation: with the new configuration.
-
-    Raises:
-        InputError: the run counts on its number of rounds, or has done more than are wanted now.
     """
     file, rounds = path / "config.yaml", federation.config.rounds
     if not file.exists() or (before := load_resolved(file).rounds) == rounds:

@@ -75,11 +75,7 @@ class PersonalModel:
         self.texts_per_row = texts_per_row
 
     def predict(self, texts: Sequence[Text]) -> list[Prediction]:
-        """Predict the labels or numbers of texts, or of pairs of texts.
-
-        Raises:
-            InputError: single texts and pairs are mixed, the task takes the other, or `texts` is no list.
-        """
+        """Predict the labels or numbers of texts, or of pairs of texts."""
         if not self.task.labeled:
             raise InputError(f"predict: task {self.task.name!r} is one of generation; use write")
         outputs = logits(self.context, self.state, self._encoded(texts))
@@ -93,21 +89,13 @@ class PersonalModel:
         return [Prediction(max(row, key=row.__getitem__), row) for row in by_label]
 
     def write(self, instructions: Sequence[Text]) -> list[str]:
-        """Answer instructions, pairs of instruction and input, or conversations (lists of turns).
-
-        Raises:
-            InputError: if the silo's task is not one of generation, or a conversation is malformed.
-        """
+        """Answer instructions, pairs of instruction and input, or conversations (lists of turns)."""
         if self.task.kind != "generation":
             raise InputError(f"write: task {self.task.name!r} is one of {self.task.kind}; use predict")
         return answers(self.context, self.state, self._encoded(instructions))
 
     def explain(self, texts: Sequence[Text]) -> list[Explanation]:
-        """Return the weights of the model's parts for each text.
-
-        Raises:
-            InputError: as `predict` and `write`.
-        """
+        """Return the weights of the model's parts for each text."""
         prediction = self.context.method.prediction()
         weights = weigh(self.context, self.state, self._encoded(texts))
         if weights is None:

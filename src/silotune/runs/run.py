@@ -78,10 +78,6 @@ def run(
         callbacks: follow the run.
         keys: keys of the configuration; a group of keys is a dictionary. `silos` may be tables:
             `{"sms": frame, "news": dataset}`.
-
-    Raises:
-        InputError: for bad configuration or data, before any training; or for an operation that is not deterministic
-            (`precision.deterministic`). The settings of PyTorch and transformers are restored at the end.
     """
     end_unguarded_worker()
     loaded = backbone if isinstance(backbone, Backbone) else None

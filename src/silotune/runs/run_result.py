@@ -36,11 +36,7 @@ class Run:
         return dict(self.summary["silos"])
 
     def model(self, silo: str) -> PersonalModel:
-        """Return the silo's personalized model.
-
-        Raises:
-            InputError: if there is no such silo.
-        """
+        """Return the silo's personalized model."""
         for owner in self.federation.silos.values():
             if silo in owner.evaluations:
                 federation = self.federation

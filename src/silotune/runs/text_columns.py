@@ -27,9 +27,6 @@ def text_columns(
         record: a row of the table.
         chosen: the columns that the user names; if empty, those of the silo's own data.
         option: the user's option, for the message.
-
-    Raises:
-        InputError: a row of the task has another number of texts.
     """
     columns = tuple(chosen) or (own.columns if own else _usual_columns(number, record))
     if len(columns) != number:
@@ -51,9 +48,6 @@ def table_texts(
         silo: the silo's name.
         path: the file.
         chosen: its text columns; if empty, those of the silo's own data.
-
-    Raises:
-        InputError: a task of generation, the file is unreadable, has no such columns, or a cell is no text.
     """
     if model.task.kind == "generation":
         raise InputError(f"--file {path}: a task of generation reads lines of text, or JSON lines (.jsonl), no table")

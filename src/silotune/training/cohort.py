@@ -34,9 +34,6 @@ def choose_cohort(configured: int | str, context: TrainingContext, silos: Iterab
         configured: the value of the key `cohort`: a size, or `auto`.
         context: backbone and tuners.
         silos: all silos, for what their rows hold beside their texts.
-
-    Raises:
-        InputError: for a configured size above 1 if silos cannot share a forward.
     """
     obstacle = _obstacle(context)
     if isinstance(configured, int):

@@ -84,10 +84,6 @@ class Coordinator:
         by_rows: whether the aggregation weighs silos by their rows, for `product_error`.
         ranks: silo → its LoRA rank, for silos of another one than the shared parts have.
         redrawn: returns the shared parts that are drawn anew before a round, as they are then; None: no part is.
-
-    Raises:
-        InputError: the aggregation is not defined for these shared parts, for several ranks, or with the server
-            optimizer.
     """
 
     def __init__(

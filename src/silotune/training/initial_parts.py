@@ -39,32 +39,20 @@ class InitialParts:
         """Silo → rank of its adapters, for silos of another one than the tuner's."""
 
     def shared(self, silos: Iterable[Silo]) -> State:
-        """Return the shared parts before round 1, equal in all silos.
-
-        Raises:
-            InputError: a shared part has no tensors.
-        """
+        """Return the shared parts before round 1, equal in all silos."""
         tasks = {rows.task.name: rows.task for silo in silos for rows in silo.train.values()}
         shared = self._all(Scope.SHARED, tasks.values())
         check_shared(self._method, shared)
         return shared
 
     def private(self, silo: str, tasks: Sequence[Task]) -> State:
-        """Return a silo's private parts before its first participation, at its rank.
-
-        Raises:
-            InputError: a private tuner has no tensors.
-        """
+        """Return a silo's private parts before its first participation, at its rank."""
         private = self._all(Scope.PRIVATE, tasks, silo)
         check_tuners(self._method, private)
         return self.at_rank(private, silo)
 
     def fixed(self) -> State:
-        """Return the fixed parts, at the tuner's rank.
-
-        Raises:
-            InputError: a fixed part has no tensors.
-        """
+        """Return the fixed parts, at the tuner's rank."""
         fixed = self._all(Scope.FIXED, [])
         check_tuners(self._method, fixed)
         return fixed

@@ -69,11 +69,7 @@ def token_limit(context: TrainingContext, phase: Phase, silos: Sequence[Silo]) -
 
 
 def check_rows(context: TrainingContext, silos: Iterable[Silo]) -> None:
-    """Refuse rows that are longer than `train.tokens_at_once` has room for.
-
-    Raises:
-        InputError: for the first such row.
-    """
+    """Refuse rows that are longer than `train.tokens_at_once` has room for."""
     for silo in silos:
         for phase in (*context.phases, *context.server_phases):
             limit = token_limit(context, phase, [silo])

@@ -69,9 +69,6 @@ def register_aggregation(name: str, aggregation: Any = None) -> Any:
         aggregation: a function of updates (`Aggregation`); or a class of such functions or of `BroadcastAggregation`,
             which is called without arguments or, if it has a pydantic model `Options`, with the options of the section
             `aggregation`.
-
-    Raises:
-        InputError: the name is taken, or the object is no function or class.
     """
     return registries.AGGREGATIONS.register_as(name, aggregation)
 
@@ -91,9 +88,6 @@ def make_aggregation(config: AggregationConfig, silos: int) -> Aggregation | Bro
     Args:
         config: the section `aggregation`.
         silos: the number of silos in a round.
-
-    Raises:
-        InputError: the options do not fit this number of silos.
     """
     if config.name in AGGREGATIONS or config.name not in registries.AGGREGATIONS.reserved:
         made: Aggregation | BroadcastAggregation = make_registered(registries.AGGREGATIONS, config.name, config.options)
@@ -127,9 +121,6 @@ def mixing_ranks(aggregation: Aggregation | BroadcastAggregation, ranks: Mapping
     Args:
         aggregation: the configured one.
         ranks: silo → its rank, at least one of another rank than the run's.
-
-    Raises:
-        InputError: it is none; the message names those that are.
     """
     if isinstance(aggregation, RankAggregation):
         return aggregation

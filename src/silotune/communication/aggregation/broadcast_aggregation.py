@@ -47,10 +47,6 @@ class BroadcastAggregation(ABC):
             shared: all shared tensors.
             optimizer: the step that the coordinator takes with the result.
             feedback: whether silos add what a codec left out to their next change.
-
-        Raises:
-            InputError: there are no pairs, or no delta, although it needs them; a server optimizer would take a
-                step of its own, although the result holds together; or silos would add up changes that do not.
         """
         if self.needs_pairs and not factor_pairs(shared):
             raise InputError(

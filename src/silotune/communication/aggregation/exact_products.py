@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from silotune.communication.aggregation.broadcast_aggregation import BroadcastAggregation, RankAggregation
 from silotune.communication.aggregation.factor_pairs import (
@@ -30,8 +31,9 @@ class FedExLoRA(BroadcastAggregation):
     name = "fedex-lora"
     needs_pairs = needs_delta = adopted_whole = True
 
+    @override
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
-        """See `BroadcastAggregation.aggregate`; no update is kept."""
+        """No update is kept."""
         products = _MeanProducts(before)
         tensors = by_samples(products.watch(updates))
         for pair in factor_pairs(before):
@@ -49,8 +51,9 @@ class FLoRA(RankAggregation):
     name = "flora"
     needs_delta = adopted_whole = True
 
+    @override
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
-        """See `BroadcastAggregation.aggregate`; no update is kept."""
+        """No update is kept."""
         products, pairs = _MeanProducts(before), factor_pairs(before)
         tensors = by_samples(without_factors(products.watch(updates), pairs))
         for pair in pairs:
@@ -75,8 +78,9 @@ class LoRAFAIR(BroadcastAggregation):
     def __init__(self, regularization: float) -> None:
         self._regularization = regularization
 
+    @override
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
-        """See `BroadcastAggregation.aggregate`; all updates are kept until the last one is there."""
+        """All updates are kept until the last one is there."""
         all_updates = list(updates)
         tensors = by_samples(all_updates)
         rows = sum(update.rows for update in all_updates)

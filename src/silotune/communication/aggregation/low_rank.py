@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from silotune.communication.aggregation.broadcast_aggregation import BroadcastAggregation, RankAggregation
 from silotune.communication.aggregation.factor_pairs import (
@@ -34,8 +35,9 @@ class FlexLoRA(RankAggregation):
     changes_add_up = False  # the SVD turns the columns of B and the rows of A
     turns_factors = True
 
+    @override
     def to_rank(self, shared: Tensors, rank: int) -> Tensors:
-        """See `RankAggregation.to_rank`: by an SVD of B·A; where B is zero, the first rows of A as they were drawn."""
+        """By an SVD of B·A; where B is zero, the first rows of A as they were drawn."""
         tensors = dict(shared)
         for pair in factor_pairs(shared):
             a, b = shared[pair.a], shared[pair.b]
@@ -46,8 +48,9 @@ class FlexLoRA(RankAggregation):
                 tensors |= cut_to_rank(pair, a, b, rank)
         return tensors
 
+    @override
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
-        """See `BroadcastAggregation.aggregate`; all updates are kept until the last one is there."""
+        """All updates are kept until the last one is there."""
         all_updates, pairs = list(updates), factor_pairs(before)
         tensors = by_samples(without_factors(all_updates, pairs))
         rows = sum(update.rows for update in all_updates)
@@ -67,8 +70,9 @@ class HetLoRA(RankAggregation):
 
     name = "hetlora"
 
+    @override
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
-        """See `BroadcastAggregation.aggregate`; all updates are kept until the last one is there."""
+        """All updates are kept until the last one is there."""
         all_updates, pairs = list(updates), factor_pairs(before)
         tensors = by_samples(without_factors(all_updates, pairs))
         for pair in pairs:
@@ -97,8 +101,8 @@ class FedSVD(BroadcastAggregation):
     changes_add_up = False  # a change of B belongs to the A of its round
     turns_factors = True
 
+    @override
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
-        """See `BroadcastAggregation.aggregate`."""
         tensors = by_samples(updates)
         for pair in factor_pairs(before):
             a, b = (tensors.get(name, before[name]) for name in (pair.a, pair.b))

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 
 import torch
+from typing_extensions import override
 
 from silotune.communication.aggregation.broadcast_aggregation import BroadcastAggregation
 from silotune.communication.aggregation.update import Update
@@ -42,8 +43,8 @@ class RestOfWorld(SiloAggregation):
     name = "rest-of-world"
     changes_add_up = False  # a silo's tensors do not go on from what it received
 
+    @override
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
-        """See `BroadcastAggregation.aggregate`."""
         state = dict(self.state)
         for update in updates:
             state |= {f"{update.silo}/{name}": tensor for name, tensor in update.tensors.items()}
@@ -51,8 +52,8 @@ class RestOfWorld(SiloAggregation):
         sums = self._sums()
         return {name: (total / count).to(before[name].dtype) for name, (total, count) in sums.items()}
 
+    @override
     def issued(self, shared: Tensors, silo: str) -> Tensors:
-        """See `SiloAggregation.issued`."""
         if not self.state:
             return shared
         result = {}

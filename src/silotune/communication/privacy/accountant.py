@@ -12,15 +12,13 @@ from abc import ABC, abstractmethod
 from functools import lru_cache
 from typing import Any
 
+from typing_extensions import override
+
 from silotune.errors import InputError
 
 
 def import_dp_accounting() -> Any:
-    """Return the module dp_accounting.
-
-    Raises:
-        InputError: it is not installed.
-    """
+    """Return the module dp_accounting."""
     try:
         import dp_accounting
         import dp_accounting.pld
@@ -75,8 +73,8 @@ class LaplaceAccount(Account):
         super().__init__(delta)
         self.epsilon = epsilon
 
+    @override
     def total(self, times: int) -> float:
-        """See `Account.total`."""
         if times == 0 or self.delta == 0:
             return times * self.epsilon
         return min(times * self.epsilon, _laplace_epsilon(self.epsilon, times, self.delta))
@@ -102,8 +100,8 @@ class GaussianAccount(Account):
         super().__init__(delta)
         self.multiplier = multiplier
 
+    @override
     def total(self, times: int) -> float:
-        """See `Account.total`."""
         return gaussian_epsilon(self.multiplier / math.sqrt(times), self.delta) if times else 0.0
 
 
@@ -126,8 +124,9 @@ class SampledCentralAccount(CentralAccount):
         self.silos = silos
         self.sampled = sampled
 
+    @override
     def total(self, times: int) -> float:
-        """See `Account.total`; `times` counts all rounds."""
+        """`times` counts all rounds."""
         plain = super().total(times)
         if times == 0 or self.sampled >= self.silos:
             return plain

@@ -60,11 +60,7 @@ class Privacy:
     uncovered: tuple[str, ...] = ()
 
     def require_a_round(self) -> None:
-        """Refuse a run whose budget is less than the cost of one round.
-
-        Raises:
-            InputError: the budget is too small; the message has the cost of one round.
-        """
+        """Refuse a run whose budget is less than the cost of one round."""
         if self.rounds == 0:
             cost = f"{self.account.total(1):.4g}"
             raise InputError(

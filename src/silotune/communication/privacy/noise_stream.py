@@ -63,11 +63,7 @@ def secret_seed(seed: int, secret: bytes) -> int:
 
 
 def read_secret(path: str | None) -> bytes | None:
-    """Return the bytes of `privacy.secret`.
-
-    Raises:
-        InputError: the file cannot be read or is too short.
-    """
+    """Return the bytes of `privacy.secret`."""
     if path is None:
         return None
     try:

@@ -25,11 +25,7 @@ registries.CODECS.provide(lambda: BUILT_IN_CODECS)
 
 
 def make_pipeline(config: UplinkConfig, seed: int = 0, secret: bytes | None = None) -> UplinkPipeline:
-    """Return the configured pipeline.
-
-    Raises:
-        InputError: Gaussian noise needs the accountant's library, and it is not installed.
-    """
+    """Return the configured pipeline."""
     own_key = config.codec is None or config.codec in registries.CODECS.reserved
     codec_key = None if own_key else f"{config.codec} {config.options}"
     return UplinkPipeline(
@@ -94,9 +90,6 @@ def register_codec(name: str, codec: Any = None) -> Any:
         name: the name that `uplink=` chooses it by.
         codec: a class with the methods of `Codec`, which is called without arguments or, if it has a pydantic model
             `Options`, with the options of the section `uplink`.
-
-    Raises:
-        InputError: the name is taken, or this is no class with the methods of `Codec`.
     """
     return registries.CODECS.register_as(name, codec)
 

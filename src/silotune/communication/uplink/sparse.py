@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
+from typing_extensions import override
 
 from silotune.communication.privacy.noise_stream import NoiseStream
 from silotune.communication.uplink.codecs import VALUES, Codec, Float16, Layout, Shape, UniformQuantizer
@@ -77,19 +78,19 @@ class TopK(_Sparse):
     def __init__(self, options: TopKOptions | None = None) -> None:
         super().__init__(options or TopKOptions())
 
+    @override
     def layout(self, shape: Shape) -> Layout:
-        """See `Codec.layout`."""
         return {**self._values_layout(shape), POSITIONS: ((self._count(shape),), torch.int32)}
 
     def encode(self, tensor: Tensor, uniform: Tensor | None = None) -> dict[str, Tensor]:
-        """See `Codec.encode`."""
+        """Keep the entries of largest magnitude with their positions."""
         flat = tensor.double().reshape(-1)
         order = flat.abs().argsort(descending=True, stable=True)  # NaN comes first
         positions = order[: self._count(tuple(tensor.shape))].sort().values
         return {**self._write(flat[positions]), POSITIONS: positions.to(torch.int32)}
 
     def decode(self, written: Mapping[str, Tensor], shape: Shape) -> Tensor:
-        """See `Codec.decode`."""
+        """Put the kept entries back at their positions; the others are zero."""
         positions = written[POSITIONS].long()
         size = prod(shape)
         bounded = bool((positions >= 0).all() and (positions < size).all())
@@ -118,22 +119,22 @@ class RandomK(_Sparse):
         self._stream = NoiseStream(key)
 
     def seeded(self, key: bytes) -> RandomK:
-        """See `SeededCodec.seeded`."""
+        """Return the codec with the key from which a message's positions are drawn."""
         return RandomK(self._options, key)
 
+    @override
     def layout(self, shape: Shape) -> Layout:
-        """See `Codec.layout`."""
         return self._values_layout(shape)
 
     def encode(self, tensor: Tensor, uniform: Tensor | None = None) -> dict[str, Tensor]:
-        """See `Codec.encode`."""
+        """Keep entries at drawn positions."""
         flat = tensor.double().reshape(-1)
         chosen = flat[self._positions(tuple(tensor.shape))]
         diverged = not bool(torch.isfinite(flat).all())  # also where no chosen number says so
         return self._write(torch.full_like(chosen, torch.nan) if diverged else chosen)
 
     def decode(self, written: Mapping[str, Tensor], shape: Shape) -> Tensor:
-        """See `Codec.decode`."""
+        """Put the kept entries back at the drawn positions, scaled up if `unbiased`."""
         found = self._read(written, self._positions(shape), shape)
         return found * (prod(shape) / max(self._count(shape), 1)) if self._options.unbiased else found
 

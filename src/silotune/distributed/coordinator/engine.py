@@ -12,6 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from typing_extensions import override
+
 from silotune.core.numeric import ceil_fraction
 from silotune.data.metrics import LOSS
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
@@ -85,8 +87,8 @@ class FlowerEngine(Engine):
         self._new_states, self._deferred_scores = {}, {}
         yield from self._until_quorum("round", round_number, silos, broadcast)
 
+    @override
     def finals(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[SiloReply]:
-        """See `Engine.finals`."""
         for received in self._until_quorum("final", round_number, silos, broadcast):
             yield received.reply
 
@@ -113,8 +115,9 @@ class FlowerEngine(Engine):
             return scores
         return {"global": mean_score(scores)} if sorted(scores) == names else {}
 
+    @override
     def results(self) -> dict[str, dict[str, Any]]:
-        """See `Engine.results`. Values that a silo does not share or did not send are None."""
+        """Values that a silo does not share or did not send are None."""
         round_number = self.history.best_round
         entries = self._scores(round_number, ["validation", "test"])
         empty: dict[str, Any] = {"validation": None, "test": None, "rows": None}

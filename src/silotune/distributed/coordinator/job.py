@@ -57,9 +57,6 @@ def prepare(config: Config, out: Path, resume: bool) -> Path:
 
     Returns:
         Path of the job file.
-
-    Raises:
-        InputError: the folder is in use, or holds anything but a run of this configuration to resume; it is unchanged.
     """
     check_federated(config)
     # silos have their own rows: nothing is partitioned, and there is no central test set

@@ -46,11 +46,7 @@ class RunRegistry:
 
     @classmethod
     def open(cls, out: Path) -> RunRegistry:
-        """Read a run folder's registry, or make a new id if there is none; writes nothing.
-
-        Raises:
-            InputError: the file is damaged, or another engine made the run.
-        """
+        """Read a run folder's registry, or make a new id if there is none; writes nothing."""
         path = out / FEDERATION_FOLDER / "run.json"
         if path.exists():
             try:
@@ -64,11 +60,7 @@ class RunRegistry:
 
     @classmethod
     def check(cls, out: Path) -> None:
-        """Check that `open` accepts a folder.
-
-        Raises:
-            InputError: as `open`.
-        """
+        """Check that `open` accepts a folder."""
         cls.open(out)
 
     def with_silo(self, hello: Hello) -> RunRegistry:

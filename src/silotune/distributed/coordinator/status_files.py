@@ -134,7 +134,6 @@ def require_finished(outcome: dict[str, Any]) -> None:
     """Raise the error that ended a coordinator, if any.
 
     Raises:
-        InputError: it refused its input.
         SilotuneError: it failed.
     """
     if outcome["state"] != "finished":

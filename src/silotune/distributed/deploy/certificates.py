@@ -55,9 +55,6 @@ def make_server_certificate(authority: KeyPair, host: str) -> KeyPair:
     Args:
         authority: who signs; its certificate may be a bundle that begins with the signer's.
         host: the public name or address.
-
-    Raises:
-        InputError: the authority's key is not that of its certificate, or the authority has expired.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -105,11 +102,7 @@ def make_node_key(comment: str) -> tuple[bytes, bytes]:
 
 
 def public_node_key(private: bytes, comment: str) -> bytes:
-    """Return the public key of a silo's private key, one line in OpenSSH's format.
-
-    Raises:
-        InputError: it is no private key in OpenSSH's format, or has a passphrase.
-    """
+    """Return the public key of a silo's private key, one line in OpenSSH's format."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
     try:
@@ -120,11 +113,7 @@ def public_node_key(private: bytes, comment: str) -> bytes:
 
 
 def check_public_key(text: str) -> bytes:
-    """Return a silo's public key in OpenSSH's format, one line without a comment.
-
-    Raises:
-        InputError: it is none, or not ECDSA on P-384.
-    """
+    """Return a silo's public key in OpenSSH's format, one line without a comment."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, EllipticCurvePublicKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
@@ -139,11 +128,7 @@ def check_public_key(text: str) -> bytes:
 
 
 def read_certificates(pem: bytes, culprit: str = "certificate") -> list[x509.Certificate]:
-    """Return the certificates of a PEM file.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Return the certificates of a PEM file."""
     from cryptography import x509
 
     try:

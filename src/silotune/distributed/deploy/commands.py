@@ -76,9 +76,6 @@ def join(path: Path, config: SiloSettings | NodeSettings, say: Callable[[str], N
         path: the file.
         config: the content of the party's settings.
         say: called with messages for the operator.
-
-    Raises:
-        InputError: the party at `superlink` has another certificate.
     """
     require_flower()
     assert config.superlink is not None, "the file was checked"
@@ -112,9 +109,6 @@ def check_tls(address: str, certificates: str) -> str:
 
     Returns:
         A problem that may pass, such as an unreachable address; empty if there is none.
-
-    Raises:
-        InputError: the file holds no certificates, or the other side has another certificate or no TLS.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -186,11 +180,7 @@ def down(path: Path) -> bool:
 
 @contextmanager
 def _supervised(folder: Path) -> Iterator[Supervisor]:
-    """A supervisor that alone runs in a folder; its token is kept in `running.json`, for `status` and `down`.
-
-    Raises:
-        InputError: processes of this folder run already.
-    """
+    """A supervisor that alone runs in a folder; its token is kept in `running.json`, for `status` and `down`."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     environment = {**ENVIRONMENT, "FLWR_HOME": str(folder / "flwr")}
@@ -204,11 +194,7 @@ def _supervised(folder: Path) -> Iterator[Supervisor]:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Lock a folder for its supervisor, also against one that starts at the same moment.
-
-    Raises:
-        InputError: another one has it, or processes that one left behind run on.
-    """
+    """Lock a folder for its supervisor, also against one that starts at the same moment."""
     with ExitStack() as lock:
         try:
             lock.enter_context(folder_lock(folder))

@@ -21,7 +21,6 @@ def register(invitation: Invitation, public: bytes) -> None:
     """Send the public key and the token to the coordinator.
 
     Raises:
-        InputError: the coordinator refuses, is not the invitation's, or has another protocol or version.
         SilotuneError: it does not answer.
     """
     fields = {"silo": invitation.silo, "token": invitation.token, "public_key": public.decode()}
@@ -64,7 +63,6 @@ def ask(
         HTTP's status, and the answer's fields; those of its headers are under `headers`.
 
     Raises:
-        InputError: another party is at that address.
         SilotuneError: it does not answer.
     """
     host, _, port = address.rpartition(":")

@@ -108,11 +108,7 @@ class Enrollment:
 
 @contextmanager
 def enrollment(settings: CoordinatorSettings, say: Callable[[str], None]) -> Iterator[None]:
-    """Serve `PATH` on `enrollment_port`, if the coordinator's file has one, while the context is open.
-
-    Raises:
-        InputError: the port is taken, or the certificate cannot be read.
-    """
+    """Serve `PATH` on `enrollment_port`, if the coordinator's file has one, while the context is open."""
     if settings.enrollment_port is None:
         yield
         return
@@ -127,11 +123,7 @@ def enrollment(settings: CoordinatorSettings, say: Callable[[str], None]) -> Ite
 
 
 def make_server(settings: CoordinatorSettings, say: Callable[[str], None]) -> ThreadingHTTPServer:
-    """Make the server; the caller serves and closes it.
-
-    Raises:
-        InputError: the port is taken, or the certificate cannot be read.
-    """
+    """Make the server; the caller serves and closes it."""
     assert settings.certificate is not None, "the file was checked"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:

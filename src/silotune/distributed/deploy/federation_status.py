@@ -31,9 +31,6 @@ def federation_status(settings: CoordinatorSettings, nodes: Nodes = node_statuse
     Args:
         settings: the coordinator's.
         nodes: asks the SuperLink for its nodes.
-
-    Raises:
-        InputError: a file of the coordinator is damaged.
     """
     folder = Path(settings.folder)
     running, problem = is_running(folder), None

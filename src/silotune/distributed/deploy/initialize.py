@@ -67,9 +67,6 @@ def init(folder: Path, host: str, port: int = 443, inner_port: int = 8443, insta
         port: the proxy's.
         inner_port: the SuperLink's on 127.0.0.1; enrollment listens on the next.
         install: make the user `silotune`, give it its files, install units and start them; for root.
-
-    Raises:
-        InputError: a file exists, the name is none, or `install` without root.
     """
     require_flower()
     if not _HOST.fullmatch(host):
@@ -153,9 +150,6 @@ def renew(settings: CoordinatorSettings, authority: bool = False, key: Path | No
 
     Returns:
         The days for which the new certificate is valid.
-
-    Raises:
-        InputError: there are no certificates, or the authority's key is missing or another's.
     """
     require_flower()
     if settings.ca is None or settings.certificate is None or settings.key is None:

@@ -61,11 +61,7 @@ class Invitation:
 
     @classmethod
     def read(cls, path: Path) -> Invitation:
-        """Read an invitation's file.
-
-        Raises:
-            InputError: it cannot be read, is none, is damaged or has expired.
-        """
+        """Read an invitation's file."""
         try:
             fields = read_json(path)
         except OSError as error:
@@ -103,10 +99,6 @@ def invite(
         path: the file to write.
         days: how long it is valid.
         replace: the silo has a key already, which the new one replaces.
-
-    Raises:
-        InputError: the name cannot be one, the silo is admitted already (or is not, with `replace`), the file exists,
-            or the coordinator's file lacks what invitations need.
     """
     if not is_name(silo) or silo.startswith(PREFIX):
         raise InputError(f"silo {silo!r} cannot be a name; allowed: {NAME_RULE}, not beginning with {PREFIX!r}")
@@ -171,11 +163,7 @@ class InvitationBook:
 
     @contextmanager
     def _locked(self) -> Iterator[dict[str, Any]]:
-        """Read the book, and write it if the block raises nothing; other processes and threads wait.
-
-        Raises:
-            InputError: the book is damaged.
-        """
+        """Read the book, and write it if the block raises nothing; other processes and threads wait."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         lock = self._path.with_name(".invitations.lock")
         with lock.open("a") as held:

@@ -100,7 +100,6 @@ def join(
         registers: ask the coordinator to register the key; else its operator does, by `federation admit`.
 
     Raises:
-        InputError: rows that cannot be read, files that exist, settings that do not fit, a refused invitation.
         SilotuneError: the coordinator does not answer.
     """
     require_flower()
@@ -143,7 +142,6 @@ def replace_key(invitation: Invitation, folder: Path) -> Path:
         The key's file; the old ones stay as `NAME.old`.
 
     Raises:
-        InputError: there is no such silo, or the invitation is refused.
         SilotuneError: the coordinator does not answer.
     """
     require_flower()

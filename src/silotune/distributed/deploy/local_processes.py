@@ -95,7 +95,6 @@ class LocalProcesses:
         """Run until the coordinator's outcome.
 
         Raises:
-            InputError: the coordinator refused its input.
             SilotuneError: it failed, or a process ended too often.
         """
         self._progress(1, "starting workers and Flower", 0, len(self._names))

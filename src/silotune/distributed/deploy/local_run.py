@@ -67,7 +67,6 @@ def run_local(
         The summary, and the privacy guarantee if there is one.
 
     Raises:
-        InputError: invalid configuration or data, found before any process starts or by the coordinator.
         SilotuneError: the run could not be finished; finished rounds are in the run folder.
     """
     with measured() as stages:

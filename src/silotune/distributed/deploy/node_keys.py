@@ -43,7 +43,6 @@ def register_node(config: CoordinatorSettings, silo: str, key: Path) -> str:
         The node's id.
 
     Raises:
-        InputError: invalid name or key, or the silo has a key already.
         SilotuneError: the SuperLink did not accept it.
     """
     if not is_name(silo):
@@ -77,7 +76,6 @@ def unregister_node(config: CoordinatorSettings, silo: str) -> str:
         The node's id.
 
     Raises:
-        InputError: the silo has no key here.
         SilotuneError: the SuperLink did not unregister it.
     """
     nodes = registered_nodes(config)
@@ -96,11 +94,7 @@ def record_decision(config: CoordinatorSettings, kind: str, **fields: str) -> No
 
 
 def registered_nodes(config: CoordinatorSettings) -> dict[str, str]:
-    """Return the id of each registered silo's node.
-
-    Raises:
-        InputError: `nodes.json` is damaged.
-    """
+    """Return the id of each registered silo's node."""
     path = _nodes_file(config)
     try:
         ids = json.loads(path.read_text(encoding="utf-8"))

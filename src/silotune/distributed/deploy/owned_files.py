@@ -23,22 +23,14 @@ GROUP = "silotune"
 
 
 def require_absent(paths: Iterable[Path], remedy: str) -> None:
-    """Refuse to overwrite.
-
-    Raises:
-        InputError: one of the files exists.
-    """
+    """Refuse to overwrite."""
     for path in paths:
         if path.exists() or path.is_symlink():
             raise InputError(f"{path}: is already there, and nothing is overwritten; {remedy}")
 
 
 def write_new(path: Path, content: bytes | str, mode: int = 0o644) -> None:
-    """Write a file that must not exist, with its mode from the first byte on.
-
-    Raises:
-        InputError: it exists, or cannot be written.
-    """
+    """Write a file that must not exist, with its mode from the first byte on."""
     data = content.encode() if isinstance(content, str) else content
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,11 +81,7 @@ def program() -> str:
 
 
 def require_root() -> None:
-    """Refuse `--install`, which makes users and units.
-
-    Raises:
-        InputError: this process is not root's.
-    """
+    """Refuse `--install`, which makes users and units."""
     if os.geteuid() != 0:
         raise InputError("--install: makes users and units, so it needs root (sudo); without it, files alone are made")
 
@@ -137,7 +125,6 @@ def install_units(texts: dict[str, str]) -> bool:
     """Write systemd units and start them; returns whether systemd runs here, so that they were started.
 
     Raises:
-        InputError: a unit of that name exists.
         SilotuneError: systemctl refused.
     """
     require_absent((UNITS / name for name in texts), "remove it, or leave out --install")

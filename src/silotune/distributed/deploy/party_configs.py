@@ -114,11 +114,7 @@ Party = CoordinatorSettings | SiloSettings | NodeSettings
 
 
 def read_coordinator_settings(path: Path) -> CoordinatorSettings:
-    """Read a coordinator's settings; paths are relative to the file.
-
-    Raises:
-        InputError: naming the key and what is allowed.
-    """
+    """Read a coordinator's settings; paths are relative to the file."""
     tree = _read(path, "coordinator", ("folder", "ca", "certificate", "key"))
     try:
         return CoordinatorSettings.model_validate(tree)
@@ -127,11 +123,7 @@ def read_coordinator_settings(path: Path) -> CoordinatorSettings:
 
 
 def read_silo_or_node_settings(path: Path) -> SiloSettings | NodeSettings:
-    """Read a silo's settings, or its node's; paths are relative to the file.
-
-    Raises:
-        InputError: naming the key and what is allowed.
-    """
+    """Read a silo's settings, or its node's; paths are relative to the file."""
     tree = _read(path, "silo", ("folder", "socket", "root_certificates", "private_key"))
     if _SILO_KEYS & tree.keys():
         config: SiloSettings | NodeSettings = read_silo_settings(path)
@@ -145,11 +137,7 @@ def read_silo_or_node_settings(path: Path) -> SiloSettings | NodeSettings:
 
 
 def read_party(path: Path) -> Party:
-    """Read any party's settings: with a name a silo's or its node's, else the coordinator's.
-
-    Raises:
-        InputError: the file cannot be read or is none of them.
-    """
+    """Read any party's settings: with a name a silo's or its node's, else the coordinator's."""
     return read_silo_or_node_settings(path) if "name" in _read(path, "", ()) else read_coordinator_settings(path)
 
 

@@ -28,9 +28,6 @@ def start(settings: CoordinatorSettings, config: Config, out: Path, resume: bool
         config: the run's configuration.
         out: the run folder.
         resume: continue an interrupted run.
-
-    Raises:
-        InputError: the configuration or the folder cannot be used, or `up` does not run.
     """
     require_flower()
     require_up(settings)
@@ -48,9 +45,6 @@ def resume(settings: CoordinatorSettings, number: int, overrides: Sequence[str])
         settings: the coordinator's.
         number: the run's number.
         overrides: `federation.…=value`, e.g. another quorum, or other silos.
-
-    Raises:
-        InputError: the run is not over, or finished, or an override is none of the federation's.
     """
     run = RunQueue(Path(settings.folder)).run(number)
     if run.state not in ("failed", "stopped"):
@@ -71,9 +65,6 @@ def stop(settings: CoordinatorSettings, number: int) -> QueuedRun:
 
     Returns:
         The run; `up` ends one that is running.
-
-    Raises:
-        InputError: the run is over already.
     """
     queue = RunQueue(Path(settings.folder))
     run = queue.run(number)
@@ -160,10 +151,6 @@ def activity(run: QueuedRun) -> str:
 
 
 def require_up(settings: CoordinatorSettings) -> None:
-    """Check that the coordinator's SuperLink runs.
-
-    Raises:
-        InputError: it does not; nothing would submit the queued runs.
-    """
+    """Check that the coordinator's SuperLink runs."""
     if not is_running(Path(settings.folder)):
         raise InputError(f"{settings.folder}: the coordinator does not run; `silotune federation up` starts it")

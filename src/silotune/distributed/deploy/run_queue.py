@@ -94,11 +94,7 @@ class RunQueue:
         return runs, damaged
 
     def run(self, number: int) -> QueuedRun:
-        """Return a run.
-
-        Raises:
-            InputError: there is none of that number.
-        """
+        """Return a run."""
         path = self._path(number)
         if not path.is_file():
             numbers = [str(run.number) for run in self.runs()]
@@ -106,11 +102,7 @@ class RunQueue:
         return self._read(path)
 
     def add(self, out: Path, method: str, rounds: int, silos: tuple[str, ...]) -> QueuedRun:
-        """Append a run; one in the same folder is queued again.
-
-        Raises:
-            InputError: the run in this folder is queued or running.
-        """
+        """Append a run; one in the same folder is queued again."""
         with self._locked():
             same = [run for run in self.runs() if run.out == str(out)]
             if same and not same[-1].is_over:
@@ -119,11 +111,7 @@ class RunQueue:
             return self._write(QueuedRun(number, str(out), method, rounds, silos, queued=utc_now("milliseconds")))
 
     def change(self, number: int, **fields: Any) -> QueuedRun:
-        """Set fields of a run.
-
-        Raises:
-            InputError: there is none of that number.
-        """
+        """Set fields of a run."""
         with self._locked():
             return self._write(replace(self.run(number), **fields))
 

@@ -32,9 +32,6 @@ def status_server(
         settings: the coordinator's.
         say: called with the address.
         nodes: asks the SuperLink for its nodes.
-
-    Raises:
-        InputError: the port cannot be used, or prometheus-client is missing.
     """
     if settings.metrics_port is None:
         yield None

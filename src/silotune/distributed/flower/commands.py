@@ -41,11 +41,7 @@ job = ""
 
 
 def require_flower() -> None:
-    """Check that Flower is installed.
-
-    Raises:
-        InputError: it is missing; the message names the extra to install.
-    """
+    """Check that Flower is installed."""
     if find_spec("flwr") is None:
         raise InputError("federation: needs Flower; install silotune[federation]")
 

@@ -46,9 +46,6 @@ class LoopbackServer:
     Args:
         port: the port; 0 takes a free one.
         pages: path → function that makes the page.
-
-    Raises:
-        InputError: the port cannot be used.
     """
 
     def __init__(self, port: int, pages: Mapping[str, Callable[[], Page]]) -> None:

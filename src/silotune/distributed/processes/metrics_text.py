@@ -32,9 +32,6 @@ def metrics_page(measures: Callable[[], Iterable[Measure]]) -> Callable[[], Page
 
     Args:
         measures: returns the present values.
-
-    Raises:
-        InputError: prometheus-client is missing.
     """
     try:
         from prometheus_client import CollectorRegistry, generate_latest

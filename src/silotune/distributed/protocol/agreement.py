@@ -27,11 +27,7 @@ _PER_PARTY = {"backbone", "start", "precision", "federation", "description"}
 
 
 def check_federated(config: Config) -> None:
-    """Refuse configurations that need the rows of several silos in one place.
-
-    Raises:
-        InputError: naming the key.
-    """
+    """Refuse configurations that need the rows of several silos in one place."""
     if is_centralized(config.method.name):
         raise InputError(f"method={config.method.name}: trains in one place, not in silos; use --engine inprocess")
     if config.attack.name != "none":
@@ -73,20 +69,12 @@ def wire_config(config: Config, silos: Iterable[str]) -> str:
 
 
 def parse_wire_config(text: str) -> Config:
-    """Parse a configuration that `wire_config` wrote.
-
-    Raises:
-        InputError: the text is not a valid configuration.
-    """
+    """Parse a configuration that `wire_config` wrote."""
     return validated(parse_tree(text, "of the coordinator"))
 
 
 def check_agreed(config: Config, agreed: Config) -> None:
-    """Refuse a configuration that differs from the one agreed on.
-
-    Raises:
-        InputError: naming the first key that differs.
-    """
+    """Refuse a configuration that differs from the one agreed on."""
     values, agreed_values = (
         parse_wire_config(wire_config(side, ["silo"])).model_dump(mode="json", exclude=_PER_PARTY)
         for side in (config, agreed)

@@ -74,11 +74,7 @@ class Approvals:
     def ask(
         self, run: str, digest: str, configuration: Mapping[str, Any], describe: Callable[[], list[str]]
     ) -> Request:
-        """Record a run that waits for its operator.
-
-        Raises:
-            InputError: another configuration has the same name; its operator may be reading that one.
-        """
+        """Record a run that waits for its operator."""
         if (taken := self._read(self._path(f"{run}-{digest[:12]}"))) is not None and taken.digest != digest:
             raise InputError(f"approvals: another configuration is named {taken.name}; change the run's description")
         request = Request(run, digest, "pending", utc_now(), "", configuration, tuple(describe()))
@@ -100,20 +96,13 @@ class Approvals:
         Args:
             name: the run's name, or a beginning of it that no other run has.
             state: the decision.
-
-        Raises:
-            InputError: no run, or several runs, have this name.
         """
         request = replace(self.named(name), state=state, decided=utc_now())
         self._write(request)
         return request
 
     def named(self, name: str) -> Request:
-        """Return the run with this name, or with a name that begins so.
-
-        Raises:
-            InputError: no run, or several runs, have this name.
-        """
+        """Return the run with this name, or with a name that begins so."""
         requests = self.all()
         found = [request for request in requests if name and request.name.startswith(name)]
         if len(found) > 1:

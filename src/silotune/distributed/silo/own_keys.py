@@ -23,9 +23,6 @@ def own_key(folder: Path, name: str) -> bytes:
     Args:
         folder: the silo's.
         name: `ORDER_KEY` or `STATUS_KEY`.
-
-    Raises:
-        InputError: the file is damaged or cannot be read.
     """
     path = folder / name
     try:

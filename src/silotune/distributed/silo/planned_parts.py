@@ -36,9 +36,6 @@ class PlannedParts:
         Args:
             context: backbone and method.
             silo: whose tasks the parts are for.
-
-        Raises:
-            InputError: a part has no tensors, or a plug-in's initial values cannot be made without data.
         """
         tasks = [rows.task for rows in silo.train.values()]
         try:

@@ -47,9 +47,6 @@ class PrivacyLedger:
 
         Returns:
             The number of noised replies in a run at this price, and the ε of all others over the same rows (plain sum).
-
-        Raises:
-            InputError: the file is damaged; then no further reply may leave.
         """
         path = self.folder / FILE
         uses, others = 0, 0.0
@@ -67,11 +64,7 @@ class PrivacyLedger:
         return PrivacySpent(uses, others)
 
     def total(self) -> float:
-        """Return the ε of all replies over the same rows (plain sum).
-
-        Raises:
-            InputError: the file is damaged.
-        """
+        """Return the ε of all replies over the same rows (plain sum)."""
         return self.spent("", Price("", 0.0, 0.0)).epsilon
 
     def record(self, run: str, answer: str, price: Price) -> None:

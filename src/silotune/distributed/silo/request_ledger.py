@@ -58,11 +58,7 @@ class RequestLedger:
     folder: Path
 
     def tally(self, record: RequestRecord) -> Tally:
-        """Sum up what was worked on before a request.
-
-        Raises:
-            InputError: the file is damaged; then no further request is answered.
-        """
+        """Sum up what was worked on before a request."""
         records = {
             RequestRecord(**fields) for fields in self._lines(REQUESTS_FILE, set(RequestRecord.__dataclass_fields__))
         }
@@ -80,11 +76,7 @@ class RequestLedger:
         )
 
     def last_run(self) -> tuple[str, int]:
-        """Return the run of the last request, and the numbers that left in it; an empty name before the first.
-
-        Raises:
-            InputError: the file is damaged.
-        """
+        """Return the run of the last request, and the numbers that left in it; an empty name before the first."""
         records = [
             RequestRecord(**fields) for fields in self._lines(REQUESTS_FILE, set(RequestRecord.__dataclass_fields__))
         ]
@@ -96,11 +88,7 @@ class RequestLedger:
         self._append(REQUESTS_FILE, asdict(record))
 
     def row_sets(self) -> list[dict[str, frozenset[str]]]:
-        """Return the choices of rows used so far: split → digests of its rows.
-
-        Raises:
-            InputError: the file is damaged.
-        """
+        """Return the choices of rows used so far: split → digests of its rows."""
         return [
             {split: frozenset(rows) for split, rows in line["splits"].items()}
             for line in self._lines(ROWS_FILE, {"splits"})
@@ -111,11 +99,7 @@ class RequestLedger:
         self._append(ROWS_FILE, {"splits": {split: sorted(rows) for split, rows in splits.items()}})
 
     def exposures(self) -> list[Exposure]:
-        """Return the exposures of all runs that were worked on.
-
-        Raises:
-            InputError: the file is damaged.
-        """
+        """Return the exposures of all runs that were worked on."""
         fields = set(Exposure.__dataclass_fields__)
         lines = self._lines(EXPOSURES_FILE, fields, fields - {"batches"})  # earlier versions had full batches alone
         return [Exposure(**(line | {"phases": tuple(map(tuple, line["phases"]))})) for line in lines]
@@ -125,11 +109,7 @@ class RequestLedger:
         self._append(EXPOSURES_FILE, asdict(exposure))
 
     def withheld(self) -> dict[tuple[str, str], Why]:
-        """Return run and digest of the requests that trained or scored without an answer, and why.
-
-        Raises:
-            InputError: the file is damaged.
-        """
+        """Return run and digest of the requests that trained or scored without an answer, and why."""
         fields = {"run", "request", "why"}
         lines = self._lines(WITHHELD_FILE, fields, fields - {"why"})  # earlier versions recorded few rows alone
         return {(line["run"], line["request"]): line.get("why", "few rows") for line in lines}

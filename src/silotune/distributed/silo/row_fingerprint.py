@@ -60,7 +60,6 @@ class RowRecord:
 
         Raises:
             HandshakeRefused: the rows changed, and the operator's file does not accept that.
-            InputError: the file of digests is damaged.
         """
         seen = self._read(run).get(_key(config), [])
         if seen and seen[-1] != digest and self._settings.changed_rows == "refuse":

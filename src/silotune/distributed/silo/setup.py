@@ -120,7 +120,6 @@ class SiloSetup:
         Raises:
             HandshakeRefused: the identities differ, or the operator's settings exclude the configuration.
             UnfitRun: rows cannot be used, or not for this configuration.
-            InputError: the backbone cannot be used.
         """
         if self._federation is None or self.text != text:
             self._federation, self.text = None, ""

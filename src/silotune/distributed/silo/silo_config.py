@@ -149,11 +149,7 @@ class SiloSettings(Section):
 
 
 def read_silo_settings(path: str | Path) -> SiloSettings:
-    """Read a silo's settings; paths are relative to the file.
-
-    Raises:
-        InputError: naming the key and what is allowed.
-    """
+    """Read a silo's settings; paths are relative to the file."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")

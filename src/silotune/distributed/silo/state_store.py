@@ -45,11 +45,7 @@ def withheld_name(number: int) -> str:
 
 
 def check_run_id(run: str) -> None:
-    """Refuse a malformed run id: it becomes part of paths.
-
-    Raises:
-        InputError: it is not of 16 hexadecimal digits.
-    """
+    """Refuse a malformed run id: it becomes part of paths."""
     if not RUN_ID.fullmatch(run):
         raise InputError(f"run id {run[:40]!r}: must be 16 hexadecimal digits")
 
@@ -74,9 +70,6 @@ class StateStore:
         folder: the silo's folder; the run's folder in it is made with its first file.
         run: the run's id, 16 hexadecimal digits.
         room: judges bytes before they are written; None: there is no limit.
-
-    Raises:
-        InputError: the id is malformed.
     """
 
     def __init__(self, folder: Path, run: str, room: Room | None = None) -> None:
@@ -99,11 +92,7 @@ class StateStore:
         self._write(self._state(name), tensor_bytes(tensors))
 
     def read(self, name: str) -> Tensors:
-        """Read a state.
-
-        Raises:
-            InputError: the state is missing or damaged.
-        """
+        """Read a state."""
         path = self._state(name)
         try:
             return read_tensors(path.read_bytes())
@@ -111,11 +100,7 @@ class StateStore:
             raise InputError(f"state {name!r} of this silo: missing or damaged ({error})") from error
 
     def digest(self, name: str) -> str:
-        """Return the sha256 of a state's file.
-
-        Raises:
-            InputError: the state is missing.
-        """
+        """Return the sha256 of a state's file."""
         try:
             return hashlib.sha256(self._state(name).read_bytes()).hexdigest()
         except OSError as error:

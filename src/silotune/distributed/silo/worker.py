@@ -75,11 +75,7 @@ _LOOK = 1.0
 
 
 def serve(settings: SiloSettings) -> None:
-    """Answer requests until SIGTERM or Ctrl-C.
-
-    Raises:
-        InputError: another worker of this silo runs, or the socket cannot be created.
-    """
+    """Answer requests until SIGTERM or Ctrl-C."""
     worker = _Worker(settings)
 
     def stop(_number: int, _frame: FrameType | None) -> None:

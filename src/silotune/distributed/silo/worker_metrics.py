@@ -69,11 +69,7 @@ class WorkerMetrics:
         yield Measure("worker_epsilon_budget", "gauge", "Epsilon of all runs together.", (), [((), budget)])
 
     def serve(self) -> LoopbackServer | None:
-        """Serve `/metrics` if the silo's file has `metrics_port`.
-
-        Raises:
-            InputError: the port cannot be used, or prometheus-client is missing.
-        """
+        """Serve `/metrics` if the silo's file has `metrics_port`."""
         port = self._settings.metrics_port
         return None if port is None else LoopbackServer(port, {"/metrics": metrics_page(self.measures)})
 

@@ -112,11 +112,7 @@ class ReportEntry:
 
 
 def read_run(folder: Path) -> FinishedRun:
-    """Read a finished run.
-
-    Raises:
-        InputError: the folder has no finished run, or it is damaged.
-    """
+    """Read a finished run."""
     summary = read_summary(folder)
     for key in ("method", "seed", "silos", "average", "bytes_up", "bytes_down", "seconds", "best_round"):
         if key not in summary:
@@ -134,9 +130,6 @@ def read_entries(folders: Sequence[Path]) -> list[ReportEntry]:
     """Read the entries of a report from run folders and folders of comparisons (all finished runs in them).
 
     Entries of comparisons keep their names; runs with the same name and configuration form one entry across folders.
-
-    Raises:
-        InputError: a folder has no finished run.
     """
     labeled_runs = [item for folder in folders for item in _find_runs(folder)]
     named: dict[tuple[str, str], list[FinishedRun]] = {}

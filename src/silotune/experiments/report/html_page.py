@@ -40,9 +40,6 @@ def write_report(entries: Sequence[ReportEntry], path: Path, *, ddof: int = 1, t
 
     Returns:
         `path`.
-
-    Raises:
-        InputError: there are no rows, or the files cannot be written.
     """
     if not entries:
         raise InputError("report: no runs given")

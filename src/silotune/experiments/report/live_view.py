@@ -37,9 +37,6 @@ def watch_run(
         once: show the current state and return.
         every: seconds between updates.
         patience: seconds without a process before the run counts as interrupted.
-
-    Raises:
-        InputError: there is no run folder.
     """
     if not (run / "config.yaml").is_file():
         raise InputError(f"{run}: no run folder there (no config.yaml)")
@@ -61,11 +58,7 @@ def watch_run(
 
 
 def frame(run: Path) -> Group:
-    """Render the state of a run: its progress, and every silo's latest numbers.
-
-    Raises:
-        InputError: `config.yaml` is missing or damaged.
-    """
+    """Render the state of a run: its progress, and every silo's latest numbers."""
     try:
         config = load_yaml((run / "config.yaml").read_text(encoding="utf-8"))
         rounds, method = int(config["rounds"]), str(config["method"]["name"])

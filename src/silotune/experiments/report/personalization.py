@@ -33,9 +33,6 @@ def measure_tables(entries: Sequence[ReportEntry], ddof: int = 1) -> list[Result
 
     The average is over the silos that took part (appendix A.1). With more than `MOST_SILOS` silos there is a column per
     task instead, averaged over its silos that took part.
-
-    Raises:
-        InputError: a run was not evaluated on all tasks.
     """
     for entry in entries:
         for run in entry.runs:

@@ -145,9 +145,6 @@ def best_by_validation(entries: Sequence[ReportEntry]) -> ReportEntry:
     """Return the entry with the best mean validation score over silos and seeds; the first of equals.
 
     Where silos were judged by a loss, or a metric that is better if lower, the lowest mean is the best.
-
-    Raises:
-        InputError: entries have other data or were judged by other metrics, or a run has no validation score.
     """
     judged = {
         (entry.evaluated_on, tuple(_judged_by(silo) for silo in run.summary["silos"].values()))

@@ -247,11 +247,7 @@ def families_with_prefix() -> list[str]:
 
 
 def architecture_of(model_type: str) -> Architecture:
-    """Look up a `config.model_type` in the table.
-
-    Raises:
-        InputError: if the family has no entry.
-    """
+    """Look up a `config.model_type` in the table."""
     if model_type not in ARCHITECTURES:
         raise InputError(
             f"backbone: no tuner sites are known for model type {model_type!r}; "

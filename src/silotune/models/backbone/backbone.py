@@ -113,11 +113,7 @@ class Backbone:
 
     @property
     def architecture(self) -> Architecture:
-        """The family's entry in the table of architectures.
-
-        Raises:
-            InputError: if it has none.
-        """
+        """The family's entry in the table of architectures."""
         return architecture_of(self.model_type)
 
     @cached_property
@@ -215,9 +211,6 @@ class Backbone:
         Returns:
             The last layer's states, shape (rows · plan's replicas, tokens, hidden), without those of virtual tokens. An
             encoder–decoder's are its decoder's if the inputs hold `decoder_input_ids`, else its encoder's.
-
-        Raises:
-            InputError: if virtual tokens and text together are too long for the backbone.
         """
         return self.applied(plan, lambda: self._forward(inputs, plan, padding))
 

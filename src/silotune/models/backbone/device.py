@@ -15,9 +15,6 @@ def resolve_device(name: str) -> torch.device:
 
     Args:
         name: `auto`, `cpu`, `cuda` (the process's current GPU), `cuda:N` or `mps`.
-
-    Raises:
-        InputError: if this machine does not have the device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -20,11 +20,7 @@ DeviceMap = str | Mapping[str, str]
 
 
 def candidates(setting: DeviceMap, main: torch.device) -> list[torch.device]:
-    """Return the devices that a value of `backbone.device_map` can put weights on, the main one first.
-
-    Raises:
-        InputError: this machine does not have one of them, or it is of another kind than the main one.
-    """
+    """Return the devices that a value of `backbone.device_map` can put weights on, the main one first."""
     main = _with_index(main)
     if setting == "auto" and main.type != "cuda":
         return [main]
@@ -46,10 +42,6 @@ def plan_blocks(
         main: the run's device.
         dtype: type of the loaded weights.
         quantization: as `backbone.quantization`.
-
-    Raises:
-        InputError: the family's blocks are not known, a name is none of a block, a device cannot be used, or the
-            blocks do not fit onto the devices.
     """
     base, family = without_lm_head(model), model.config.model_type
     if family not in ARCHITECTURES:
@@ -94,11 +86,7 @@ def _balanced(
 
 
 def require_accelerate() -> Any:
-    """Import accelerate.
-
-    Raises:
-        InputError: it is not installed.
-    """
+    """Import accelerate."""
     try:
         import accelerate
     except ImportError as error:

@@ -75,11 +75,7 @@ def _digest(files: Sequence[Path]) -> str:
 
 
 def read_header(file: BinaryIO) -> dict[str, Any]:
-    """Read the header of a safetensors file: tensor's name → type, shape and place; the tensors' bytes follow.
-
-    Raises:
-        InputError: it is no safetensors file, or a piece of one.
-    """
+    """Read the header of a safetensors file: tensor's name → type, shape and place; the tensors' bytes follow."""
     length, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
     try:
         header = json.loads(file.read(length)) if 8 + length <= size else None

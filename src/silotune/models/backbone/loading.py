@@ -75,9 +75,6 @@ def pretrained_options(settings: BackboneConfig, dtype: torch.dtype, device: tor
         settings: the section `backbone`.
         dtype: type of the weights; in files of the same type they stay, mapped into memory, where the device is a CPU.
         device: where the model will run.
-
-    Raises:
-        InputError: this machine or the precision does not have the attention implementation.
     """
     return {
         **hub_options(settings),
@@ -109,10 +106,6 @@ def load_backbone(
         model_class: the class the head needs; an encoder–decoder serves as either kind of language model.
         on_use: leave the weights in the machine's memory until they are used; see `Backbone`.
         weights: those of a process that has loaded the same backbone with the same options; None: they are read.
-
-    Raises:
-        InputError: if this machine does not have the device, or the backbone cannot be loaded or quantized, or has no
-            language-model head and the head needs one.
     """
     settings = BackboneConfig(name=backbone) if isinstance(backbone, str) else backbone
     target = resolve_device(device)

@@ -44,9 +44,6 @@ def require_room_for_weights(
         devices: where they will be.
         quantization: as `backbone.quantization`.
         trained: whether the weights themselves train, so that they stay in float32.
-
-    Raises:
-        InputError: naming both sizes, and what would fit.
     """
     free = sum(map(free_memory, devices))
     if stored_values(files) * dtype.itemsize <= free:

@@ -89,20 +89,13 @@ def quantized_loading(name: str, dtype: torch.dtype, device: torch.device) -> di
         name: a key of `QUANTIZATIONS`.
         dtype: the data type in which the layers compute.
         device: where the model runs.
-
-    Raises:
-        InputError: the library is not installed.
     """
     _require(name)
     return {"quantization_config": QUANTIZATIONS[name].settings(dtype), "device_map": {"": device}}
 
 
 def _require(name: str) -> None:
-    """Import a quantization's library without its log messages.
-
-    Raises:
-        InputError: it is not installed.
-    """
+    """Import a quantization's library without its log messages."""
     library = QUANTIZATIONS[name].library
     logging.getLogger(library).setLevel(logging.ERROR)
     needed = (library, "accelerate") if library == "bitsandbytes" else (library,)
@@ -122,9 +115,6 @@ def refuse_stored_quantization(name: str, config: Any) -> None:
     Args:
         name: the backbone's name.
         config: the checkpoint's configuration, of transformers.
-
-    Raises:
-        InputError: it is stored quantized.
     """
     stored = getattr(config, "quantization_config", None)
     if stored is None:
@@ -137,11 +127,7 @@ def refuse_stored_quantization(name: str, config: Any) -> None:
 
 
 def settle(model: nn.Module, backbone: str, quantization: str) -> None:
-    """Make a model's quantized layers compute alike in every forward, and keep no more than the backward pass reads.
-
-    Raises:
-        InputError: no layer of the model was quantized.
-    """
+    """Make a model's quantized layers compute alike in every forward, and keep no more than the backward pass reads."""
     layers = [module for module in model.modules() if is_quantized(module)]
     if not layers:
         raise InputError(

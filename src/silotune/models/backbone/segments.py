@@ -39,11 +39,7 @@ class Segments:
         return sum(self.sizes)
 
     def split(self, tensor: Tensor) -> Sequence[Tensor]:
-        """Split a tensor of all rows, shape (rows, …), into the segments' tensors, each (segment's rows, …).
-
-        Raises:
-            InputError: if the tensor has another number of rows.
-        """
+        """Split a tensor of all rows, shape (rows, …), into the segments' tensors, each (segment's rows, …)."""
         if len(tensor) != self.rows:
             raise InputError(
                 f"cohort: a target module's tensor of shape {tuple(tensor.shape)} has not the {self.rows} rows of the "

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from silotune.errors import InputError
 from silotune.models.backbone.forward_plan import ForwardPlan
@@ -39,10 +40,10 @@ class ReplicateMode(TorchFunctionMode):
         self._rows, self._all = rows, rows * replicas
         self._repeated: dict[int, tuple[Tensor, Tensor]] = {}  # holds the original, so that its id is not used again
 
+    @override
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """See `torch.overrides`."""
         kwargs = kwargs or {}
         if func in _RESHAPING:
             args = self._reshape_arguments(args)
@@ -112,9 +113,6 @@ def split_replicas(tensor: Tensor, rows: int, replicas: int) -> Sequence[Tensor]
 
     Returns:
         One tensor of shape (rows, …) per replica.
-
-    Raises:
-        InputError: if the tensor has another number of rows.
     """
     if len(tensor) == rows:
         return [tensor] * replicas

@@ -38,11 +38,7 @@ DEFAULT_FINGERPRINT = "046aa9125c3fc21fbe09ec5b9d7795d825642a88672cbbe71fbb8eb89
 
 
 def hub_options(settings: BackboneConfig) -> dict[str, Any]:
-    """Return the keyword arguments of every `from_pretrained` (configuration, tokenizer, weights).
-
-    Raises:
-        InputError: a revision of something that is not on the hub.
-    """
+    """Return the keyword arguments of every `from_pretrained` (configuration, tokenizer, weights)."""
     if settings.revision is None:
         return {}
     if settings.name == "default" or Path(settings.name).is_dir():
@@ -72,9 +68,6 @@ def model_class_of(settings: BackboneConfig, source: str, model_class: ModelClas
         settings: the section `backbone`.
         source: the model's folder or its id of the hub.
         model_class: the class that the head needs.
-
-    Raises:
-        InputError: it is stored quantized, or of a type that the class does not know.
     """
     import transformers
 
@@ -109,9 +102,6 @@ def weight_files(source: str, settings: BackboneConfig | None = None) -> list[Pa
     Args:
         source: a folder or a hub id, whose weights are on this machine already.
         settings: the section `backbone`, for the hub's revision; None: the main one.
-
-    Raises:
-        InputError: a shard is missing.
     """
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
     from transformers.utils.hub import cached_file, get_checkpoint_shard_files
@@ -138,9 +128,6 @@ def default_backbone() -> str:
 
     Returns:
         The folder.
-
-    Raises:
-        InputError: if the package is not installed or its weights have another sha256.
     """
     from importlib.util import find_spec
 

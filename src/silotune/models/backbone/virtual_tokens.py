@@ -108,10 +108,6 @@ def prepare_inputs(
         prompts: in order.
         prefixes: in order; they come before the prompts.
         padded_left: whether any row begins with padding; None: its mask is asked.
-
-    Raises:
-        InputError: if virtual tokens and text together are longer than the model's table of positions, or if only
-            some rows have virtual tokens on a model whose positions are unknown.
     """
     inputs = dict(inputs)
     ids = inputs["input_ids"]

@@ -126,12 +126,7 @@ class ActivationCache:
 
     @classmethod
     def for_tuner(cls, backbone: Backbone, tuner: Tuner, mib: int) -> ActivationCache:
-        """Make a cache for parts of this tuner.
-
-        Raises:
-            InputError: if the tuner adds tokens or cannot tell rows apart on this backbone, or if the backbone is an
-                encoder–decoder or of an unknown family.
-        """
+        """Make a cache for parts of this tuner."""
         if not can_share_forward(backbone, tuner) or not backbone.shared_activations([]).modules:
             raise InputError(
                 f"cache=frozen-prefix: nothing lies below tuner={tuner.name} on {backbone.model_type} that could be "

@@ -62,9 +62,6 @@ def encode_views(
 
     Returns:
         View → states and plan.
-
-    Raises:
-        InputError: for several segments with a tuner that cannot tell rows apart.
     """
     rows = len(inputs["input_ids"])
     segments = segments or Segments([rows])

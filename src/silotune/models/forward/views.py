@@ -100,10 +100,6 @@ def run_views(backbone: Backbone, request: ViewRequest) -> list[dict[str, View]]
 
     Returns:
         Per silo, view's name → view.
-
-    Raises:
-        InputError: if silos cannot share a forward under these mixes, or if a head reads the states of a view whose
-            rows ran under different weights of the backbone.
     """
     keys, distinct = _distinct_views(backbone, request)
     stacks: dict[tuple[int, ...], Tensors] = {}

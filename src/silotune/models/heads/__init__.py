@@ -29,9 +29,6 @@ def register_head(head: Kind) -> Kind:
     """Make a head known in this process, under its `name`; also a decorator of its class.
 
     Processes that a run starts know it if their script or an entry point of group `silotune.heads` registers it.
-
-    Raises:
-        InputError: the name is taken, or this is no complete class of a head.
     """
     HEADS.register(getattr(head, "name", ""), head)
     return head

@@ -60,28 +60,17 @@ class Head(ABC):
 
     @classmethod
     def make(cls, config: HeadConfig) -> Head:
-        """Create the head that a configuration describes.
-
-        Raises:
-            InputError: for options it cannot work with.
-        """
+        """Create the head that a configuration describes."""
         return cls()
 
     def check(self, backbone: Backbone, tasks: Iterable[Task]) -> None:  # noqa: B027  (nothing to check is usual)
-        """Check before training that the head works with this backbone.
-
-        Raises:
-            InputError: if it does not; the message names the option to change.
-        """
+        """Check before training that the head works with this backbone."""
 
     def check_names(self, tasks: Iterable[Task]) -> None:  # noqa: B027  (few name tasks or labels)
         """Check that options name existing tasks and labels.
 
         Args:
             tasks: all tasks of the run, those of absent silos too.
-
-        Raises:
-            InputError: if not; the message names the option.
         """
 
     def row_tokenizer(self, backbone: Backbone, max_length: int) -> TokenizeRows:
@@ -119,11 +108,7 @@ class Head(ABC):
         return recipe.cross_entropy(self.logits(tensors, view, batch.task), batch)
 
     def check_loss(self, recipe: LossRecipe) -> None:
-        """Check before training that the head's loss has label smoothing or class weights, where they are given.
-
-        Raises:
-            InputError: it has not.
-        """
+        """Check before training that the head's loss has label smoothing or class weights, where they are given."""
         own = type(self).cross_entropy is not Head.cross_entropy
         if not recipe.plain and own and type(self).training_loss is Head.training_loss:
             raise InputError(f"{recipe.key}: head={self.name} has a loss of its own; leave it out")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from silotune.core.tensors import Tensors
 from silotune.data.tasks import Task, TaskKind
@@ -29,17 +30,18 @@ class Classifier(Head):
         self.pooling = pooling
 
     @classmethod
+    @override
     def answers(cls, kind: TaskKind) -> bool:
-        """See `Head.answers`; a regression's head has one output, with several labels each has its own."""
+        """A regression's head has one output, with several labels each has its own."""
         return kind != "generation"
 
     @classmethod
+    @override
     def make(cls, config: HeadConfig) -> Self:
-        """See `Head.make`."""
         return cls(config.pooling)
 
+    @override
     def description(self, config: HeadConfig, task: Task) -> dict[str, Any]:
-        """See `Head.description`."""
         x = "mean over the text's tokens" if self.pooling == "mean" else "the text's first token"
         return {
             "pooling": self.pooling,
@@ -56,8 +58,8 @@ class MLPHead(Classifier):
     name = "mlp"
     formula = "out.weight · tanh(dense.weight · x + dense.bias) + out.bias"
 
+    @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """See `Head.init`."""
         width = backbone.hidden_size
         tensors: Tensors = {}
         for task in tasks:
@@ -65,8 +67,8 @@ class MLPHead(Classifier):
             tensors |= draw_linear(f"{task.name}.out", task.outputs, width, generator)
         return tensors
 
+    @override
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
-        """See `Head.logits`."""
         hidden = torch.tanh(apply_linear(tensors, f"{task.name}.dense", view[self.pooling]))
         return apply_linear(tensors, f"{task.name}.out", hidden)
 
@@ -77,15 +79,15 @@ class LinearHead(Classifier):
     name = "linear"
     formula = "out.weight · x + out.bias"
 
+    @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """See `Head.init`."""
         tensors: Tensors = {}
         for task in tasks:
             tensors |= draw_linear(f"{task.name}.out", task.outputs, backbone.hidden_size, generator)
         return tensors
 
+    @override
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
-        """See `Head.logits`."""
         return apply_linear(tensors, f"{task.name}.out", view[self.pooling])
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
 
 from silotune.core.tensors import Tensors
 from silotune.data.batching import Batch
@@ -73,8 +74,8 @@ class LanguageModelHead(Head):
         self.generation = generation or GenerationOptions()
 
     @classmethod
+    @override
     def make(cls, config: HeadConfig) -> Self:
-        """See `Head.make`."""
         if isinstance(config.template, Mapping):
             raise InputError("head.template: head=lm takes one template for all tasks")
         template = config.template or INSTRUCTION
@@ -88,8 +89,8 @@ class LanguageModelHead(Head):
             train_on=config.train_on,
         )
 
+    @override
     def check(self, backbone: Backbone, tasks: Iterable[Task]) -> None:
-        """See `Head.check`."""
         if backbone.tokenizer.eos_token_id is None:
             raise InputError("head=lm: the backbone's tokenizer has no end token")
         if self.chat:
@@ -99,8 +100,9 @@ class LanguageModelHead(Head):
         """Return the maximum length of a decoder-only model's prompt in tokens, which leaves room for the answer."""
         return max_length - min(self.generation.max_new_tokens, max_length // 2)
 
+    @override
     def row_tokenizer(self, backbone: Backbone, max_length: int) -> TokenizeRows:
-        """See `Head.row_tokenizer`; `GenerationTokenizer` has the details."""
+        """`GenerationTokenizer` has the details."""
         encoder_decoder = bool(backbone.base.config.is_encoder_decoder)
         return GenerationTokenizer(
             backbone.tokenizer,
@@ -113,23 +115,22 @@ class LanguageModelHead(Head):
         )
 
     def chat_template(self, backbone: Backbone) -> ChatTemplate:
-        """Return the tokenizer's template of the keys `head.chat_template` and `head.chat_kwargs`.
-
-        Raises:
-            InputError: the tokenizer has no such template.
-        """
+        """Return the tokenizer's template of the keys `head.chat_template` and `head.chat_kwargs`."""
         return ChatTemplate(backbone.tokenizer, self._chat_name, self._chat_kwargs)
 
+    @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """See `Head.init`; there are no tensors."""
+        """There are no tensors."""
         return {}
 
+    @override
     def reading(self, backbone: Backbone, task: Task) -> HeadReading:
-        """See `Head.reading`; shape (rows, 2): the sum of a row's token losses, and its number of response tokens."""
+        """Shape (rows, 2): the sum of a row's token losses, and its number of response tokens."""
         return self.smoothed_reading(backbone, task, 0.0)
 
+    @override
     def smoothed_reading(self, backbone: Backbone, task: Task, smoothing: float) -> HeadReading:
-        """See `Head.smoothed_reading`; a token's probability is spread over the vocabulary."""
+        """A token's probability is spread over the vocabulary."""
 
         def read(states: Tensor, inputs: Inputs, plan: ForwardPlan) -> Tensor:
             rows, targets = inputs[READ_ROWS], inputs[READ_TARGETS]
@@ -141,36 +142,37 @@ class LanguageModelHead(Head):
         return read
 
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
-        """Refuse, since a written answer has no classes.
-
-        Raises:
-            InputError: always.
-        """
+        """Refuse, since a written answer has no classes."""
         raise InputError("head=lm: this method needs class logits, which a language-model head does not have")
 
+    @override
     def cross_entropy(self, tensors: Tensors, view: View, batch: Batch) -> Tensor:
-        """See `Head.cross_entropy`; the mean over all response tokens of the batch, in all its micro-batches."""
+        """The mean over all response tokens of the batch, in all its micro-batches."""
         sums, counts = view[self.name].unbind(1)
         return sums.sum() / counts.sum()
 
+    @override
     def training_loss(self, tensors: Tensors, view: View, batch: Batch, recipe: LossRecipe) -> Tensor:
-        """See `Head.training_loss`; the view's reading is smoothed already."""
+        """The view's reading is smoothed already."""
         return self.cross_entropy(tensors, view, batch)
 
+    @override
     def pulls(self, tensors: Tensors, view: View, reference: View | None, batch: Batch, recipe: LossRecipe) -> Tensor:
-        """See `Head.pulls`: the sum of `1 - p` over a row's response tokens, if all were as likely as their mean."""
+        """The sum of `1 - p` over a row's response tokens, if all were as likely as their mean."""
         sums, counts = view[self.name].detach().float().unbind(1)
         return counts * -torch.expm1(-sums / counts.clamp(min=1))
 
+    @override
     def check_loss(self, recipe: LossRecipe) -> None:
-        """See `Head.check_loss`; tokens have no labels, and DPO's loss has its own."""
+        """Tokens have no labels, and DPO's loss has its own."""
         if recipe.class_weights != "none":
             raise InputError(f"train.class_weights: head={self.name} has no labels; leave it out")
         if recipe.label_smoothing and type(self).cross_entropy is not LanguageModelHead.cross_entropy:
             raise InputError(f"train.label_smoothing: head={self.name} has a loss of its own; leave it out")
 
+    @override
     def loss_units(self, batch: Batch) -> int | None:
-        """See `Head.loss_units`; response tokens."""
+        """Response tokens."""
         if type(self).cross_entropy is not LanguageModelHead.cross_entropy:
             return None
         targets = batch.source.targets if batch.source else None

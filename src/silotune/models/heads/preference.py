@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from silotune.core.tensors import Tensors
 from silotune.data.batching import Batch
@@ -31,8 +32,8 @@ class PreferenceHead(LanguageModelHead):
     beta: float = 0.1
 
     @classmethod
+    @override
     def make(cls, config: HeadConfig) -> Self:
-        """See `Head.make`."""
         head = super().make(config)
         head.beta = config.beta
         return head
@@ -46,8 +47,9 @@ class PreferenceHead(LanguageModelHead):
         margins = self._log_ratio(view, batch) - self._log_ratio(reference, batch)
         return -nn.functional.logsigmoid(self.beta * margins).mean()
 
+    @override
     def pulls(self, tensors: Tensors, view: View, reference: View | None, batch: Batch, recipe: LossRecipe) -> Tensor:
-        """See `Head.pulls`; `σ(-β · margin)` of each pair, shape (pairs,)."""
+        """`σ(-β · margin)` of each pair, shape (pairs,)."""
         assert reference is not None, "the head reads the reference"
         return torch.sigmoid(-self.beta * (self._log_ratio(view, batch) - self._log_ratio(reference, batch))).detach()
 
@@ -61,17 +63,14 @@ class PreferenceHead(LanguageModelHead):
         return chosen - rejected
 
     def cross_entropy(self, tensors: Tensors, view: View, batch: Batch) -> Tensor:
-        """Refuse: the loss needs the reference.
-
-        Raises:
-            InputError: always.
-        """
+        """Refuse: the loss needs the reference."""
         raise InputError("head=dpo: this method's loss is of labels or tokens, not of preference pairs")
 
+    @override
     def loss_units(self, batch: Batch) -> int | None:
-        """See `Head.loss_units`; a pair's loss depends on two rows."""
+        """A pair's loss depends on two rows."""
         return None
 
+    @override
     def description(self, config: HeadConfig, task: Any) -> dict[str, Any]:
-        """See `Head.description`."""
         return super().description(config, task) | {"loss": f"DPO, beta = {self.beta:g}"}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from silotune.core.tensors import Tensors
 from silotune.data.rows import Row
@@ -101,17 +102,19 @@ class VerbalizerHead(Head):
         self._tokenized_words: dict[Task, LabelWords] = {}
 
     @classmethod
+    @override
     def make(cls, config: HeadConfig) -> Self:
-        """See `Head.make`."""
         return cls(config.template, config.words, config.multi_token, config.average)
 
+    @override
     def check(self, backbone: Backbone, tasks: Iterable[Task]) -> None:
-        """See `Head.check`; label words must be in the vocabulary."""
+        """Label words must be in the vocabulary."""
         for task in tasks:
             self._label_words(backbone, task)
 
+    @override
     def check_names(self, tasks: Iterable[Task]) -> None:
-        """See `Head.check_names`; `words` names labels, `template` tasks."""
+        """`words` names labels, `template` tasks."""
         tasks = list(tasks)
         labels = {label for task in tasks for label in task.labels}
         for label in self._words:
@@ -122,11 +125,7 @@ class VerbalizerHead(Head):
                 raise unknown_name_error("task in head.template", name, [task.name for task in tasks])
 
     def template(self, task: Task, texts: int) -> ClozeTemplate:
-        """Return the template of a task whose rows have one or two texts.
-
-        Raises:
-            InputError: if the configured one takes another number.
-        """
+        """Return the template of a task whose rows have one or two texts."""
         cloze = self._by_task.get(task.name, self._template) or ClozeTemplate(SINGLE if texts == 1 else PAIR)
         if cloze.texts_per_row != texts:
             raise InputError(
@@ -136,11 +135,7 @@ class VerbalizerHead(Head):
         return cloze
 
     def row_tokenizer(self, backbone: Backbone, max_length: int) -> TokenizeRows:
-        """See `Head.row_tokenizer`; tokenizes filled templates and notes the mask's position.
-
-        Raises:
-            InputError: where the tokenizer has no mask token.
-        """
+        """See `Head.row_tokenizer`; tokenizes filled templates and notes the mask's position."""
         tokenizer: Any = backbone.tokenizer
         encoder_decoder = bool(backbone.base.config.is_encoder_decoder)
         mask = SENTINEL if encoder_decoder else tokenizer.mask_token
@@ -184,12 +179,14 @@ class VerbalizerHead(Head):
 
         return tokenize
 
+    @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """See `Head.init`; there are no tensors."""
+        """There are no tensors."""
         return {}
 
+    @override
     def reading(self, backbone: Backbone, task: Task) -> HeadReading:
-        """See `Head.reading`; class logits, shape (rows, classes), from the states at the masks alone."""
+        """Class logits, shape (rows, classes), from the states at the masks alone."""
         words, vocabulary = self._label_words(backbone, task), backbone.lm_head
         assert vocabulary is not None, "the backbone was loaded without a language-model head"
 
@@ -201,12 +198,13 @@ class VerbalizerHead(Head):
 
         return read
 
+    @override
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
-        """See `Head.logits`."""
         return view[self.name]
 
+    @override
     def description(self, config: HeadConfig, task: Task) -> dict[str, Any]:
-        """See `Head.description`; lists the words of every label."""
+        """Lists the words of every label."""
         fields = super().description(config, task)
         words = config.words or {}
         fields["options"]["words"] = {label: words.get(label, [label]) for label in task.labels}
@@ -222,11 +220,7 @@ class VerbalizerHead(Head):
 def label_words(
     backbone: Backbone, task: Task, words_by_label: Sequence[Sequence[str]], multi_token: MultiToken
 ) -> LabelWords:
-    """Tokenize the words of each label.
-
-    Raises:
-        InputError: for a word that is unknown, that splits where `multi_token` refuses it, or that has two labels.
-    """
+    """Tokenize the words of each label."""
     tokens: list[list[int]] = []
     owners: list[int] = []
     seen: dict[tuple[int, ...], int] = {}

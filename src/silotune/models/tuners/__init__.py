@@ -39,9 +39,6 @@ def register_tuner(tuner: Kind) -> Kind:
     """Make a tuner known in this process, under its `name`; also a decorator of its class.
 
     Processes that a run starts know it if their script or an entry point of group `silotune.tuners` registers it.
-
-    Raises:
-        InputError: the name is taken, or this is no complete class of a tuner.
     """
     TUNERS.register(getattr(tuner, "name", ""), tuner)
     return tuner

@@ -103,11 +103,7 @@ class Tuner(ABC):
 
     @abstractmethod
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """Create a part's tensors before training: float32, on the CPU.
-
-        Raises:
-            InputError: if the tuner cannot be put on this backbone.
-        """
+        """Create a part's tensors before training: float32, on the CPU."""
 
     def select(self, tensors: Tensors) -> Tensors:
         """Return those tensors of an initial adapter (configuration key `start`) that a part of this tuner starts with.
@@ -179,9 +175,6 @@ class Tuner(ABC):
 
         Args:
             mix: parts as `MergedAdapter.tensors`, with numbers as weights.
-
-        Raises:
-            InputError: if no single adapter computes this mix.
         """
         raise InputError(f"export: several adapters of tuner={self.name} cannot be merged into one")
 
@@ -195,9 +188,6 @@ class Tuner(ABC):
 
         Returns:
             Changes in float64 by parameter name: `weight` of shape (out, in) on every backbone, `bias` of shape (out,).
-
-        Raises:
-            InputError: if the tuner's effect is no change of weights.
         """
         raise InputError(f"export: tuner={self.name} cannot be folded into weights")
 
@@ -211,9 +201,6 @@ class Tuner(ABC):
 
         Returns:
             The fields; None if peft has no such tuner.
-
-        Raises:
-            InputError: if peft has the tuner but cannot express this adapter.
         """
         return None
 
@@ -238,9 +225,6 @@ class Tuner(ABC):
         Args:
             source: a folder or file.
             backbone: the run's backbone.
-
-        Raises:
-            InputError: if it does not fit this tuner's options or the backbone.
         """
         raise InputError(f"start: {source} cannot be read for tuner={self.name}")
 
@@ -264,9 +248,6 @@ def per_row(weight: Tensor, like: Tensor) -> Tensor:
     """Reshape a weight of shape (rows,) to multiply `like` of shape (rows, tokens, …), with its type and device.
 
     A weight of shape () is a learned number that applies to all rows, one of shape (rows, tokens, 1) has all tokens'.
-
-    Raises:
-        InputError: if `like` has other rows, because the backbone also calls the module with other inputs.
     """
     if weight.dim() in (0, like.dim()):
         return weight.to(like.device, like.dtype)

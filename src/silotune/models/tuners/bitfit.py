@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
@@ -43,8 +44,8 @@ class BitFit(Tuner):
     Options = BitFitOptions
     module_tensors = ("bias",)
 
+    @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """See `Tuner.init`."""
         tensors: Tensors = {}
         for name, module in backbone.base.named_modules():
             bias = getattr(module, "bias", None)
@@ -66,21 +67,22 @@ class BitFit(Tuner):
             raise InputError(f"tuner.sites: bitfit finds no bias for {','.join(patterns)}; there are {examples}, …")
         return selected
 
+    @override
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
-        """See `Tuner.act`."""
         for name in mix[0].tensors:
             plan.outputs[name.removesuffix(".bias")].append(_add_offset(mix, name))
 
+    @override
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
-        """See `Tuner.merge`: the merged offset of a module is the weighted sum of the parts' offsets."""
+        """The merged offset of a module is the weighted sum of the parts' offsets."""
         return MergedAdapter(weighted_sum(mix), self.options.model_dump(mode="json"))
 
+    @override
     def weight_delta(self, adapter: MergedAdapter, module: str, layer: nn.Module) -> Tensors:
-        """See `Tuner.weight_delta`."""
         return {"bias": adapter.tensors[f"{module}.bias"].double()}
 
+    @override
     def native_config(self, adapter: MergedAdapter) -> dict[str, Any]:
-        """See `Tuner.native_config`."""
         return {
             "computes": "y + bias, where y is the module's output (so the pretrained bias moves by `bias`)",
         }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor, nn
+from typing_extensions import override
 
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
@@ -65,8 +66,9 @@ class Bottleneck(Tuner):
     Options = BottleneckOptions
     module_tensors = ("down.weight", "down.bias", "up.weight", "up.bias")
 
+    @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """See `Tuner.init`; `down` is drawn from N(0, 0.02²)."""
+        """`down` is drawn from N(0, 0.02²)."""
         tensors: Tensors = {}
         options = cast(BottleneckOptions, self.options)
         words = [word for site in options.sites for word in _PLACEMENTS.get(site, (site,))]
@@ -81,25 +83,26 @@ class Bottleneck(Tuner):
             tensors[f"{module}.up.bias"] = torch.zeros(width)
         return tensors
 
+    @override
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
-        """See `Tuner.act`."""
         for name in mix[0].tensors:
             if name.endswith(".down.weight"):
                 module = name.removesuffix(".down.weight")
                 plan.outputs[module].append(_add_adapters(mix, module))
 
+    @override
     def act_on_segments(
         self, backbone: Backbone, mix: Sequence[WeightedTensors], segments: Segments, plan: ForwardPlan
     ) -> bool:
-        """See `Tuner.act_on_segments`."""
         for name in mix[0].tensors:
             if name.endswith(".down.weight"):
                 module = name.removesuffix(".down.weight")
                 plan.outputs[module].append(_add_adapters_to_segments(mix, module, segments))
         return True
 
+    @override
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
-        """See `Tuner.merge`: one adapter as wide as all together, downs stacked and weighted ups side by side."""
+        """One adapter as wide as all together, downs stacked and weighted ups side by side."""
         modules, tensors = self.target_modules(mix[0].tensors), {}
         for module in modules:
             for name in (f"{module}.down.weight", f"{module}.down.bias"):
@@ -110,8 +113,8 @@ class Bottleneck(Tuner):
         width = {"r": len(tensors[f"{modules[0]}.down.bias"]), "reduction": None}
         return MergedAdapter(tensors, self.options.model_dump(mode="json") | width)
 
+    @override
     def native_config(self, adapter: MergedAdapter) -> dict[str, Any]:
-        """See `Tuner.native_config`."""
         module = self.target_modules(adapter.tensors)[0]
         return {
             "computes": "y + up.weight · gelu(down.weight · y + down.bias) + up.bias, where y is the module's output",

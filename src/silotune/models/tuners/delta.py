@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from silotune.core.tensors import Tensors
 from silotune.models.backbone.backbone import Backbone
@@ -40,28 +41,31 @@ class Delta(Tuner):
         super().__init__()
         self._lora = lora
 
+    @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """See `Tuner.init`."""
         modules = find_target_modules(backbone, self._lora.sites, self._lora.name)
         widths = {module: layer_widths(backbone.module(module)) for module in modules}
         return {f"{module}.{NAME}": torch.zeros(outputs, inputs) for module, (inputs, outputs) in widths.items()}
 
+    @override
     def select(self, tensors: Tensors) -> Tensors:
-        """See `Tuner.select`: an initial LoRA says nothing of a delta."""
+        """An initial LoRA says nothing of a delta."""
         return {}
 
+    @override
     def at_rank(self, tensors: Tensors, rank: int) -> Tensors:
-        """See `Tuner.at_rank`: a delta has no rank, and stays."""
+        """A delta has no rank, and stays."""
         return tensors
 
+    @override
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
-        """See `Tuner.act`."""
         for module in self.target_modules(mix[0].tensors):
             deltas = [(part.tensors[f"{module}.{NAME}"], part.weight) for part in mix]
             plan.outputs[module].append(_add_deltas(deltas, self._lora.scale))
 
+    @override
     def weight_delta(self, adapter: MergedAdapter, module: str, layer: nn.Module) -> Tensors:
-        """See `Tuner.weight_delta`: `scale·Δ`."""
+        """`scale·Δ`."""
         return {"weight": self._lora.scale * adapter.tensors[f"{module}.{NAME}"].double()}
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from silotune.core.tensors import Tensors
 from silotune.models.backbone.backbone import Backbone
@@ -37,16 +38,17 @@ class DoRA(LoRA):
     weighs_tokens = False
     groups = {**LoRA.groups, "magnitude": (_MAGNITUDE,)}
 
+    @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """See `Tuner.init`."""
         tensors = super().init(backbone, tasks, generator)
         acting = super().effective(backbone, tensors)
         for module in self.target_modules(tensors):
             tensors[f"{module}.{_MAGNITUDE}"] = self._row_lengths(backbone, module, acting)
         return tensors
 
+    @override
     def effective(self, backbone: Backbone, tensors: Tensors) -> Tensors:
-        """See `Tuner.effective`: B is multiplied by the gains, and `dora_shift` takes the magnitude's place."""
+        """B is multiplied by the gains, and `dora_shift` takes the magnitude's place."""
         modules = self.target_modules(tensors)
         if f"{modules[0]}.{_MAGNITUDE}" not in tensors:
             return tensors
@@ -74,8 +76,8 @@ class DoRA(LoRA):
         beside = (weight @ a.T * b).sum(1) * (2 * scale) + ((b @ (a @ a.T)) * b).sum(1) * scale**2
         return (weight.square().sum(1) + beside).clamp_min(0).sqrt().to(there.device, there.dtype)
 
+    @override
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
-        """See `Tuner.act`."""
         mix = [replace(part, tensors=self.effective(backbone, part.tensors)) for part in mix]
         if self.draws and trains(mix):
             for module in self.target_modules(mix[0].tensors):
@@ -86,10 +88,10 @@ class DoRA(LoRA):
             plan.outputs[module].append(_add_shifted(backbone.module(module), shifts))
         super().act(backbone, mix, plan)
 
+    @override
     def act_on_segments(
         self, backbone: Backbone, mix: Sequence[WeightedTensors], segments: Segments, plan: ForwardPlan
     ) -> bool:
-        """See `Tuner.act_on_segments`."""
         if self.draws and trains(mix):
             return False
         for module in self.target_modules(mix[0].tensors):
@@ -114,24 +116,26 @@ class DoRA(LoRA):
 
         return change
 
+    @override
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
-        """See `Tuner.merge`: as LoRA, and the weighted sum of the shifts."""
+        """As LoRA, and the weighted sum of the shifts."""
         merged = super().merge(mix)
         shifts = weighted_sum(mix, [name for name in mix[0].tensors if name.endswith(f".{_SHIFT}")])
         return MergedAdapter(merged.tensors | shifts, merged.options)
 
+    @override
     def weight_delta(self, adapter: MergedAdapter, module: str, layer: nn.Module) -> Tensors:
-        """See `Tuner.weight_delta`."""
         shift = adapter.tensors[f"{module}.{_SHIFT}"].double().unsqueeze(1)
         of_lora = super().weight_delta(adapter, module, layer)["weight"]
         return {"weight": of_lora + shift * layer_weight(layer).double()}
 
+    @override
     def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:
-        """See `Tuner.peft_config`."""
         return super().peft_config(backbone, adapter, task_type) | {"use_dora": True}
 
+    @override
     def peft_tensors(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> Tensors:
-        """See `Tuner.peft_tensors`: B before the gains, and the magnitudes that give them."""
+        """B before the gains, and the magnitudes that give them."""
         tensors: Tensors = {}
         for module in self.target_modules(adapter.tensors):
             gain = adapter.tensors[f"{module}.{_SHIFT}"] + 1
@@ -140,8 +144,9 @@ class DoRA(LoRA):
             tensors |= plain | {f"{module}.{_MAGNITUDE}": gain * self._row_lengths(backbone, module, plain)}
         return super().peft_tensors(backbone, MergedAdapter(tensors, adapter.options), task_type)
 
+    @override
     def rate_factor(self, name: str) -> float:
-        """See `Tuner.rate_factor`; the magnitudes learn at B's rate, as with peft's LoRA+."""
+        """The magnitudes learn at B's rate, as with peft's LoRA+."""
         return self._options.lr_ratio if name.endswith(_MAGNITUDE) else super().rate_factor(name)
 
     read_initial = Tuner.read_initial  # a plain LoRA is no DoRA

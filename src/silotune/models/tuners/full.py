@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from silotune.core.tensors import Tensors, copy
 from silotune.errors import InputError
@@ -32,34 +33,28 @@ class Full(Tuner):
     Options = FullOptions
     trains_backbone = True
 
+    @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """See `Tuner.init`; copies the pretrained weights."""
+        """Copies the pretrained weights."""
         return {name: tensor.cpu() for name, tensor in copy(dict(backbone.base.named_parameters())).items()}
 
+    @override
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
-        """See `Tuner.act`."""
         plan.weights.update(interpolate(mix))
         plan.dropout = any(tensor.requires_grad for part in mix for tensor in part.tensors.values())
 
+    @override
     def mixes_rows(self, backbone: Backbone) -> bool:
-        """See `Tuner.mixes_rows`; one forward has one set of weights."""
+        """One forward has one set of weights."""
         return False
 
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
-        """See `Tuner.merge`: weights interpolate.
-
-        Raises:
-            InputError: where the mix's weights do not sum to 1.
-        """
+        """See `Tuner.merge`: weights interpolate."""
         return MergedAdapter(copy(interpolate(mix)), self.options.model_dump(mode="json"))
 
 
 def interpolate(mix: Sequence[WeightedTensors]) -> Tensors:
-    """Compute `Σ weight · tensors`, for tuners whose parts replace the backbone's tensors.
-
-    Raises:
-        InputError: for weights that differ by row or do not sum to 1.
-    """
+    """Compute `Σ weight · tensors`, for tuners whose parts replace the backbone's tensors."""
     weights: list[Weight] = []
     for part in mix:
         if isinstance(part.weight, Tensor) and part.weight.dim():

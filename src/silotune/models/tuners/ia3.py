@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from pydantic import field_validator
 from torch import Tensor, nn
+from typing_extensions import override
 
 from silotune.core.tensors import Tensors
 from silotune.models.backbone.backbone import Backbone
@@ -54,8 +55,8 @@ class IA3(Tuner):
     Options = IA3Options
     module_tensors = ("ia3_l",)
 
+    @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """See `Tuner.init`."""
         options = cast(IA3Options, self.options)
         inputs = find_target_modules(backbone, options.feedforward, self.name) if options.feedforward else []
         tensors: Tensors = {}
@@ -66,8 +67,8 @@ class IA3(Tuner):
             tensors[f"{module}.ia3_l"] = torch.ones(1, layer_widths(backbone.module(module))[0])
         return tensors
 
+    @override
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
-        """See `Tuner.act`."""
         for name, tensor in mix[0].tensors.items():
             module = name.removesuffix(".ia3_l")
             factors = [part.tensors[name].flatten() for part in mix]
@@ -76,14 +77,16 @@ class IA3(Tuner):
             else:
                 plan.outputs[module].append(partial(_scale_output, factors, mix))
 
+    @override
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
-        """See `Tuner.merge`: `Σ weight·l + (1 - Σ weight)`, since a factor of 1 changes nothing."""
+        """`Σ weight·l + (1 - Σ weight)`, since a factor of 1 changes nothing."""
         rest = 1 - sum(part.weight for part in mix)
         tensors = {name: tensor + rest for name, tensor in weighted_sum(mix).items()}
         return MergedAdapter(tensors, self.options.model_dump(mode="json"))
 
+    @override
     def weight_delta(self, adapter: MergedAdapter, module: str, layer: nn.Module) -> Tensors:
-        """See `Tuner.weight_delta`: l of shape (out, 1) scales weight and bias, (1, in) the weight alone."""
+        """L of shape (out, 1) scales weight and bias, (1, in) the weight alone."""
         factor, weight = adapter.tensors[f"{module}.ia3_l"].double(), linear_weight(layer).double()
         delta = {"weight": weight * factor - weight}
         if factor.shape[0] != 1 and layer.bias is not None:
@@ -91,8 +94,8 @@ class IA3(Tuner):
             delta["bias"] = bias * factor.flatten() - bias
         return delta
 
+    @override
     def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:
-        """See `Tuner.peft_config`."""
         modules = self.target_modules(adapter.tensors)
         inputs = [module for module in modules if adapter.tensors[f"{module}.ia3_l"].shape[0] == 1]
         feedforward = short_names(backbone, inputs) if inputs else []

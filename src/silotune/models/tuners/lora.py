@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from typing_extensions import override
 
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
@@ -99,11 +100,7 @@ class LoRA(Tuner):
     groups = {"A": ("lora_A.weight",), "B": ("lora_B.weight",)}
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """See `Tuner.init`.
-
-        Raises:
-            InputError: `init=pissa` on weights that are stored quantized, or of fewer singular values than r.
-        """
+        """See `Tuner.init`."""
         options = self._options
         tensors: Tensors = {}
         for module in find_target_modules(backbone, options.sites, self.name):
@@ -116,23 +113,25 @@ class LoRA(Tuner):
         return tensors
 
     @property
+    @override
     def rank(self) -> int:
-        """See `Tuner.rank`."""
         return self._options.r
 
     @property
+    @override
     def ranks(self) -> Mapping[str, int]:
-        """See `Tuner.ranks`."""
         return {silo: rank for silo, rank in self._options.ranks.items() if rank != self._options.r}
 
+    @override
     def at_rank(self, tensors: Tensors, rank: int) -> Tensors:
-        """See `Tuner.at_rank`: the first rows of A and columns of B."""
+        """The first rows of A and columns of B."""
         cut = {name: tensor[:rank].clone() for name, tensor in tensors.items() if name.endswith(".lora_A.weight")}
         cut |= {name: tensor[:, :rank].clone() for name, tensor in tensors.items() if name.endswith(".lora_B.weight")}
         return tensors | cut
 
+    @override
     def options_of(self, tensors: Tensors) -> dict[str, Any]:
-        """See `Tuner.options_of`; the scale is that of the run, whatever the adapter's rank."""
+        """The scale is that of the run, whatever the adapter's rank."""
         options = {key: value for key, value in self.options.resolved().items() if key != "ranks"}
         rank = next(len(tensor) for name, tensor in tensors.items() if name.endswith(".lora_A.weight"))
         if rank == self._options.r:
@@ -171,16 +170,16 @@ class LoRA(Tuner):
         return (a / root).to(like.dtype), (b / root).to(like.dtype)
 
     @property
+    @override
     def starts_in_weights(self) -> bool:
-        """See `Tuner.starts_in_weights`."""
         return self._options.init == "pissa"
 
+    @override
     def rate_factor(self, name: str) -> float:
-        """See `Tuner.rate_factor`."""
         return self._options.lr_ratio if name.endswith(self.groups["B"]) else 1.0
 
+    @override
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
-        """See `Tuner.act`."""
         mix = [replace(part, tensors=self.effective(backbone, part.tensors)) for part in mix]
         dropout = self._options.dropout if trains(mix) else 0.0
         for name in mix[0].tensors:
@@ -188,10 +187,10 @@ class LoRA(Tuner):
                 module = name.removesuffix(".lora_A.weight")
                 plan.outputs[module].append(add_update(mix, module, self.scale, dropout))
 
+    @override
     def act_on_segments(
         self, backbone: Backbone, mix: Sequence[WeightedTensors], segments: Segments, plan: ForwardPlan
     ) -> bool:
-        """See `Tuner.act_on_segments`."""
         if self.draws and trains(mix):
             return False
         for name in mix[0].tensors:
@@ -211,12 +210,14 @@ class LoRA(Tuner):
         return self._options.sites
 
     @property
+    @override
     def draws(self) -> bool:
-        """See `Tuner.draws`; dropout does."""
+        """Dropout does."""
         return self._options.dropout > 0
 
+    @override
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
-        """See `Tuner.merge`: one LoRA of all ranks at the same scale, A stacked and weighted B side by side."""
+        """One LoRA of all ranks at the same scale, A stacked and weighted B side by side."""
         tensors: Tensors = {}
         for module in self.target_modules(mix[0].tensors):
             a, b = f"{module}.lora_A.weight", f"{module}.lora_B.weight"
@@ -224,16 +225,17 @@ class LoRA(Tuner):
             tensors[b] = torch.cat([part.weight * part.tensors[b] for part in mix], 1)
         return MergedAdapter(tensors, self.options_of(tensors))
 
+    @override
     def weight_delta(self, adapter: MergedAdapter, module: str, layer: nn.Module) -> Tensors:
-        """See `Tuner.weight_delta`: `scale·B·A`."""
+        """`scale·B·A`."""
         a, b = (adapter.tensors[f"{module}.{name}"].double() for name in LoRA.module_tensors)
         options = LoRAOptions(
             **{key: adapter.options[key] for key in ("r", "alpha", "scaling") if key in adapter.options}
         )
         return {"weight": b @ a * options.scale}
 
+    @override
     def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:
-        """See `Tuner.peft_config`."""
         alpha = adapter.options["alpha"]
         rslora = {"use_rslora": True} if adapter.options.get("scaling") == "rslora" else {}
         return {
@@ -247,8 +249,9 @@ class LoRA(Tuner):
             **rslora,
         }
 
+    @override
     def read_initial(self, source: str, backbone: Backbone) -> Tensors:
-        """See `Tuner.read_initial`: from a folder in peft's layout, or a file that `silotune import` wrote."""
+        """From a folder in peft's layout, or a file that `silotune import` wrote."""
         if self._options.init == "pissa":
             raise InputError(
                 "start: a run starts as this LoRA or, with tuner.init=pissa, as the weight's; leave one out"
@@ -258,8 +261,8 @@ class LoRA(Tuner):
         expected = self.init(backbone, [], torch.Generator().manual_seed(0))
         return initial.matched(source, self._options.r, self._options.standard_alpha, expected)
 
+    @override
     def pack_initial(self, tensors: Tensors) -> bytes:
-        """See `Tuner.pack_initial`."""
         return StartAdapter(tensors, self._options.r, self._options.standard_alpha, self._options.sites).pack()
 
     @property

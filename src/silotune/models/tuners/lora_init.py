@@ -51,9 +51,6 @@ def principal_factors(backbone: Backbone, module: str, rank: int, device: torch.
 
     PiSSA (Meng et al. 2024, eqs. 2 and 3). They are computed once for a backbone and a device. The largest entry of
     each row of Vᵀ is positive, so that machines agree on signs.
-
-    Raises:
-        InputError: the weight has fewer singular values, or it is stored quantized.
     """
     known = _PRINCIPAL.setdefault(backbone, {})
     if (module, rank, device) not in known:

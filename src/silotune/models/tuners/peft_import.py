@@ -37,11 +37,7 @@ _PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read a LoRA's `adapter_config.json` and check that it is a plain LoRA of one rank.
-
-    Raises:
-        InputError: no such file, another kind of adapter, or a variant other than `B·A·x` at a fixed scale.
-    """
+    """Read a LoRA's `adapter_config.json` and check that it is a plain LoRA of one rank."""
     path = folder / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -74,9 +70,6 @@ def read_peft_lora(folder: Path, backbone: Backbone) -> StartAdapter:
     """Read a folder that peft wrote; tensors are renamed after the backbone's modules.
 
     A classifier saved with the LoRA (`modules_to_save`) is left out: heads belong to tasks.
-
-    Raises:
-        InputError: for anything but a LoRA on this backbone, in one line with the file and tensor.
     """
     config = read_config(folder)
     rank, path = int(config["r"]), folder / WEIGHTS
@@ -120,11 +113,7 @@ def read_peft_lora(folder: Path, backbone: Backbone) -> StartAdapter:
 
 
 def _base_name(name: str, linear: dict[str, Any], path: Path, backbone: Backbone) -> str:
-    """Strip peft's wrapper and the names of enclosing models from a module's name.
-
-    Raises:
-        InputError: where the base transformer has no such linear layer.
-    """
+    """Strip peft's wrapper and the names of enclosing models from a module's name."""
     rest = name.removeprefix(_WRAPPER)
     while rest not in linear:
         _, dot, rest = rest.partition(".")

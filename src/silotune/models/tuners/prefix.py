@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
@@ -55,8 +56,9 @@ class PrefixTuning(VirtualTokenTuner):
     name = "prefix"
     Options = PrefixOptions
 
+    @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """See `Tuner.init`; the MLP has PyTorch's initial distribution, direct values N(0, 0.02²)."""
+        """The MLP has PyTorch's initial distribution, direct values N(0, 0.02²)."""
         layers, heads, head_width = self._shape(backbone)
         columns = layers * 2 * heads * head_width
         options = self._options
@@ -68,8 +70,9 @@ class PrefixTuning(VirtualTokenTuner):
             tensors |= draw_linear(f"transform.{number}", after, before, generator)
         return tensors
 
+    @override
     def reparametrize(self, tensors: Tensors) -> Tensors:
-        """See `Tuner.reparametrize`; runs the MLP."""
+        """Runs the MLP."""
         if is_folded(tensors):
             return tensors
         hidden = nn.functional.linear(
@@ -78,8 +81,8 @@ class PrefixTuning(VirtualTokenTuner):
         vectors = nn.functional.linear(torch.tanh(hidden), tensors["transform.2.weight"], tensors["transform.2.bias"])
         return {PROMPT_TENSOR: vectors}
 
+    @override
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
-        """See `Tuner.act`."""
         blended = blend([self.reparametrize(part.tensors)[PROMPT_TENSOR] for part in mix], mix)
         if blended is None:
             return
@@ -89,8 +92,9 @@ class PrefixTuning(VirtualTokenTuner):
         pairs: list[tuple[Tensor, Tensor]] = [(layer[0], layer[1]) for layer in split]
         plan.prefixes.append(Prefix(pairs, present, decoder=self._on_decoder(backbone)))
 
+    @override
     def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:
-        """See `Tuner.peft_config`; in an encoder–decoder peft gives prefixes to the decoder alone."""
+        """In an encoder–decoder peft gives prefixes to the decoder alone."""
         config = {"peft_type": "PREFIX_TUNING"} | prompt_fields(adapter.tensors[PROMPT_TENSOR], task_type)
         config |= {"prefix_projection": False, "encoder_hidden_size": None}
         if not backbone.architecture.more:
@@ -106,11 +110,7 @@ class PrefixTuning(VirtualTokenTuner):
         return config | {"num_layers": layers, "num_attention_heads": heads, "token_dim": width}
 
     def peft_tensors(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> Tensors:
-        """See `Tuner.peft_tensors`: peft gives layer i of n in a decoder behind an encoder its values for 2·i mod n.
-
-        Raises:
-            InputError: where two layers would need different values at one index.
-        """
+        """See `Tuner.peft_tensors`: peft gives layer i of n in a decoder behind an encoder its values for 2·i mod n."""
         vectors = adapter.tensors[PROMPT_TENSOR]
         if not backbone.architecture.more:
             return {PROMPT_TENSOR: vectors}

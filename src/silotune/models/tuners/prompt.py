@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from pydantic import Field
+from typing_extensions import override
 
 from silotune.core.tensors import Tensors
 from silotune.models.backbone.backbone import Backbone
@@ -43,17 +44,17 @@ class PromptTuning(VirtualTokenTuner):
     soft_prompt = True
     Options = PromptOptions
 
+    @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """See `Tuner.init`."""
         options = cast(PromptOptions, self.options)
         return {PROMPT_TENSOR: initial_vectors(backbone, options.tokens, options.init, options.words, generator)}
 
+    @override
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
-        """See `Tuner.act`."""
         act_as_prompt(self, mix, plan)
 
+    @override
     def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:
-        """See `Tuner.peft_config`."""
         vectors = adapter.tensors[PROMPT_TENSOR]
         more = {"token_dim": vectors.shape[1], "prompt_tuning_init": "RANDOM"}
         return {"peft_type": "PROMPT_TUNING"} | prompt_fields(vectors, task_type) | more

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
@@ -37,20 +38,23 @@ class VirtualTokenTuner(Tuner):
     """A tuner whose part is one tensor `prompt_embeddings` after `Tuner.reparametrize`."""
 
     @property
+    @override
     def virtual_tokens(self) -> int:
-        """See `Tuner.virtual_tokens`."""
         return int(self.options.model_dump()["tokens"])
 
+    @override
     def mixes_rows(self, backbone: Backbone) -> bool:
-        """See `Tuner.mixes_rows`; on known families the position of each row's text is computed."""
+        """On known families the position of each row's text is computed."""
         return backbone.known_architecture is not None
 
+    @override
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
-        """See `Tuner.merge`: vectors interpolate."""
+        """Vectors interpolate."""
         return MergedAdapter(weighted_sum(mix), self.options.model_dump(mode="json"))
 
+    @override
     def peft_tensors(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> Tensors:
-        """See `Tuner.peft_tensors`: peft holds a second prompt for a decoder behind an encoder, and does not use it."""
+        """Peft holds a second prompt for a decoder behind an encoder, and does not use it."""
         vectors = adapter.tensors[PROMPT_TENSOR]
         return {PROMPT_TENSOR: torch.cat([vectors] * 2) if task_type == SEQ_TO_SEQ else vectors}
 
@@ -111,9 +115,6 @@ def initial_vectors(backbone: Backbone, tokens: int, init: Init, words: str, gen
 
     Returns:
         Shape (tokens, width of the word embeddings), float32, on the CPU.
-
-    Raises:
-        InputError: if `init` is `words` and the text is empty.
     """
     table, scale = backbone.word_embeddings.detach(), backbone.embedding_scale
     if init == "random":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from silotune.core.tensors import Tensors
 from silotune.models.backbone.backbone import Backbone
@@ -60,8 +61,9 @@ class PTuning(VirtualTokenTuner):
     soft_prompt = True
     Options = PTuningOptions
 
+    @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """See `Tuner.init`; the encoder has PyTorch's initial distribution."""
+        """The encoder has PyTorch's initial distribution."""
         options = self._options
         start = initial_vectors(backbone, options.tokens, options.init, options.words, generator)
         d = start.shape[1]
@@ -79,8 +81,9 @@ class PTuning(VirtualTokenTuner):
             tensors |= draw_linear(f"mlp_head.{2 * number}", rows, columns, generator)
         return tensors
 
+    @override
     def reparametrize(self, tensors: Tensors) -> Tensors:
-        """See `Tuner.reparametrize`; runs the encoder."""
+        """Runs the encoder."""
         if is_folded(tensors):
             return tensors
         x = tensors["embedding.weight"]
@@ -93,12 +96,13 @@ class PTuning(VirtualTokenTuner):
                 x = torch.relu(x)
         return {PROMPT_TENSOR: x + tensors["offset.weight"] if self._options.offset else x}
 
+    @override
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
-        """See `Tuner.act`."""
         act_as_prompt(self, mix, plan)
 
+    @override
     def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:
-        """See `Tuner.peft_config`: the encoder is carried out; peft builds one only to train on."""
+        """The encoder is carried out; peft builds one only to train on."""
         vectors = adapter.tensors[PROMPT_TENSOR]
         width = vectors.shape[1]
         encoder = {"token_dim": width, "encoder_reparameterization_type": "MLP", "encoder_hidden_size": width}

@@ -61,9 +61,6 @@ class StartAdapter:
             r: the run's rank.
             alpha: the run's alpha.
             expected: tensors of an adapter of the run, for their names and shapes.
-
-        Raises:
-            InputError: where the two do not fit, with the words to change.
         """
         words = " ".join(self.words[1:])
         if self.r != r:
@@ -87,11 +84,7 @@ class StartAdapter:
 
 
 def unpack(path: Path) -> StartAdapter:
-    """Read a file that `StartAdapter.pack` wrote.
-
-    Raises:
-        InputError: where the file is missing, is another file, or holds numbers that are not finite.
-    """
+    """Read a file that `StartAdapter.pack` wrote."""
     try:
         content = path.read_bytes()
         tensors, fields = read_tensors(content), read_metadata(content, _METADATA)

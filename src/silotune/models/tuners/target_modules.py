@@ -121,9 +121,6 @@ def find_target_modules(backbone: Backbone, words: Sequence[str], tuner: str) ->
 
     Returns:
         Full names, each once: those of fields block by block, then those of patterns.
-
-    Raises:
-        InputError: for a word that names no linear layer of this backbone.
     """
     cached = _CACHE.setdefault(backbone, {})
     key = (tuple(words), tuner)

@@ -24,9 +24,6 @@ class TensorGroup:
     Args:
         tuner: the tuner whose tensors they are.
         group: a key of `Tuner.groups`.
-
-    Raises:
-        InputError: the tuner has no such group.
     """
 
     tuner: Tuner

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import override
 
 from silotune.core.tensors import Tensors
 from silotune.models.backbone.backbone import Backbone
@@ -61,16 +62,17 @@ class VeRA(Tuner):
         super().__init__(options)
         self._drawn: dict[tuple[int, int, torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
+    @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """See `Tuner.init`."""
         tensors: Tensors = {}
         for module in find_target_modules(backbone, self._options.sites, self.name):
             tensors[f"{module}.{_D}"] = torch.full((self._options.r,), self._options.d_initial)
             tensors[f"{module}.{_B}"] = torch.zeros(layer_widths(backbone.module(module))[1])
         return tensors
 
+    @override
     def effective(self, backbone: Backbone, tensors: Tensors) -> Tensors:
-        """See `Tuner.effective`: the part, and each module's A and B."""
+        """The part, and each module's A and B."""
         modules = self.target_modules(tensors)
         if f"{modules[0]}.{_LOW}" in tensors:
             return tensors
@@ -93,20 +95,22 @@ class VeRA(Tuner):
             self._drawn[key] = low.to(like), wide.to(like)
         return self._drawn[key]
 
+    @override
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
-        """See `Tuner.act`."""
         mix = [replace(part, tensors=self.effective(backbone, part.tensors)) for part in mix]
         dropout = self._options.dropout if trains(mix) else 0.0
         for module in self.target_modules(mix[0].tensors):
             plan.outputs[module].append(_add_update(mix, module, dropout))
 
     @property
+    @override
     def draws(self) -> bool:
-        """See `Tuner.draws`; dropout does."""
+        """Dropout does."""
         return self._options.dropout > 0
 
+    @override
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
-        """See `Tuner.merge`: one LoRA of all ranks, since parts with other b's are no single VeRA."""
+        """One LoRA of all ranks, since parts with other b's are no single VeRA."""
         tensors: Tensors = {}
         for module in self.target_modules(mix[0].tensors):
             factors = [_factors(part.tensors, module) for part in mix]
@@ -115,18 +119,20 @@ class VeRA(Tuner):
             tensors[f"{module}.{_MERGED[1]}"] = torch.cat(wide, 1)
         return MergedAdapter(tensors, self.options.resolved() | {"r": self._options.r * len(mix)})
 
+    @override
     def target_modules(self, tensors: Tensors) -> list[str]:
-        """See `Tuner.target_modules`; `tensors` may be those of `merge`."""
+        """`tensors` may be those of `merge`."""
         endings = tuple(f".{name}" for name in (_D, _MERGED[0]))
         return [name.removesuffix(ending) for name in tensors for ending in endings if name.endswith(ending)]
 
+    @override
     def weight_delta(self, adapter: MergedAdapter, module: str, layer: nn.Module) -> Tensors:
-        """See `Tuner.weight_delta`."""
         low, wide = _factors({name: tensor.double() for name, tensor in adapter.tensors.items()}, module)
         return {"weight": wide @ low}
 
+    @override
     def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:
-        """See `Tuner.peft_config`; of several parts it is a LoRA."""
+        """Of several parts it is a LoRA."""
         options = adapter.options
         common = {**peft_target_modules(backbone, self.target_modules(adapter.tensors)), "bias": "none"}
         if _is_merged(adapter.tensors):
@@ -142,8 +148,9 @@ class VeRA(Tuner):
             "save_projection": True,
         }
 
+    @override
     def peft_tensors(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> Tensors:
-        """See `Tuner.peft_tensors`; of a VeRA with A and B."""
+        """Of a VeRA with A and B."""
         if _is_merged(adapter.tensors):
             return super().peft_tensors(backbone, adapter, task_type)
         trained = {name: tensor for name, tensor in adapter.tensors.items() if name.endswith(self.module_tensors)}

@@ -44,9 +44,6 @@ def build(
         labeled: the coordinator's labeled rows; None: they are drawn from the silos' rows if the method needs them.
         load: loads the backbone if none is given.
         look: called with the silos' rows once all is built; the federation keeps them as token ids only.
-
-    Raises:
-        InputError: for anything that cannot work, before any training.
     """
     config = use_this_machine(config)
     with stage("data"):

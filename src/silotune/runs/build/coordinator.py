@@ -45,9 +45,6 @@ def build_coordinator(
 
     Returns:
         The coordinator, and the privacy guarantee of its rounds; None if nothing is noised, or nothing is sent.
-
-    Raises:
-        InputError: for an aggregation, an uplink or a secret that cannot be.
     """
     shared_is_made = shared is None
     shared = context.initial.shared(silos.values()) if shared is None else shared

@@ -37,11 +37,7 @@ class BackboneRequirements:
 
     @classmethod
     def of(cls, config: Config, method: Method) -> BackboneRequirements:
-        """Return the requirements of a configuration and its method.
-
-        Raises:
-            InputError: the tuner trains weights that are stored quantized or spread over devices.
-        """
+        """Return the requirements of a configuration and its method."""
         tuner, head = method.setting.tuner, method.setting.head
         checkpointing = config.train.gradient_checkpointing
         quantization = resolve_quantization(config.backbone.quantization, resolve_device(config.device))
@@ -71,9 +67,6 @@ class BackboneRequirements:
         Args:
             on_use: see `load_backbone`.
             weights: see `load_backbone`.
-
-        Raises:
-            InputError: as `load_backbone`.
         """
         return load_backbone(
             self.backbone,
@@ -102,9 +95,6 @@ def build_model(
         tasks: the tasks that its head will answer.
         backbone: one already loaded; None: it is loaded.
         load: loads it.
-
-    Raises:
-        InputError: for a backbone, a head or an initial adapter that do not fit together, or a faulty method.
     """
     backbone = run_backbone(config, method, backbone, load)
     check_lengths(config, method, backbone)
@@ -122,11 +112,7 @@ def run_backbone(
     backbone: Backbone | None = None,
     load: Callable[[BackboneRequirements], Backbone] = BackboneRequirements.load,
 ) -> Backbone:
-    """Load a run's backbone, or check the given one; arguments as for `build_model`.
-
-    Raises:
-        InputError: it cannot be loaded, or the given one was loaded with other settings.
-    """
+    """Load a run's backbone, or check the given one; arguments as for `build_model`."""
     if backbone is None:
         return load(BackboneRequirements.of(config, method))
     check_backbone(config, method, backbone)
@@ -134,11 +120,7 @@ def run_backbone(
 
 
 def make_context(config: Config, method: Method, tasks: Iterable[Task], backbone: Backbone) -> TrainingContext:
-    """Put a method on its backbone; arguments as for `build_model`.
-
-    Raises:
-        InputError: for a head or an initial adapter that does not fit the backbone.
-    """
+    """Put a method on its backbone; arguments as for `build_model`."""
     tuner, head = method.setting.tuner, method.setting.head
     head.check(backbone, {task.name: task for task in tasks}.values())
     start = None if config.start is None else read_start(config.start, backbone, tuner)

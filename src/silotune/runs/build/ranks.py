@@ -11,11 +11,7 @@ from silotune.models.tuners import TUNERS
 
 
 def with_silo_ranks(config: Config) -> Config:
-    """Return the configuration with the ranks of entries of `silos` moved to `tuner.ranks`, whose values they replace.
-
-    Raises:
-        InputError: the tuner has no rank.
-    """
+    """Move the ranks that entries of `silos` set to `tuner.ranks`, overriding its values."""
     ranks = {silo.name: silo.rank for silo in config.silos if silo.rank is not None}
     if not ranks:
         return config
@@ -24,11 +20,7 @@ def with_silo_ranks(config: Config) -> Config:
 
 
 def with_ranks(config: Config, ranks: Mapping[str, int]) -> Config:
-    """Return the configuration with these values in `tuner.ranks`.
-
-    Raises:
-        InputError: the tuner has no rank.
-    """
+    """Return the configuration with these values in `tuner.ranks`."""
     if "ranks" not in TUNERS.find(config.tuner.name).Options.model_fields:
         able = ", ".join(name for name, tuner in TUNERS.items() if "ranks" in tuner.Options.model_fields)
         raise InputError(f"silos.{next(iter(ranks))}.rank: tuner={config.tuner.name} has no rank; allowed: {able}")
@@ -68,9 +60,6 @@ def check_ranks(method: Method, silos: Collection[str]) -> None:
     Args:
         method: the configured method.
         silos: the names of all silos.
-
-    Raises:
-        InputError: naming the silo.
     """
     ranks = method.setting.tuner.ranks
     for silo in ranks:

@@ -24,9 +24,6 @@ def read_start(source: str, backbone: Backbone, tuner: Tuner) -> Tensors:
         source: a folder in peft's layout, or a file that `silotune import` wrote.
         backbone: the run's.
         tuner: the run's; a LoRA of the same rank, scale and modules.
-
-    Raises:
-        InputError: where the two do not fit, with the words to change.
     """
     if not Path(source).exists():
         raise InputError(f"start: {source} cannot be read (No such file or directory); {START_ALLOWED}")
@@ -37,11 +34,7 @@ def read_start(source: str, backbone: Backbone, tuner: Tuner) -> Tensors:
 
 
 def keep_start(run: Path, context: TrainingContext) -> None:
-    """Write a copy of the initial adapter to the run's folder, which alone describes the run; on resume, compare them.
-
-    Raises:
-        InputError: on resuming, where `start` names other tensors than the run started with.
-    """
+    """Copy the initial adapter into the run folder, or on resume check that it is still the same."""
     if context.initial.start is None:
         return
     path = run / FILE

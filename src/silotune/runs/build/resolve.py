@@ -53,9 +53,6 @@ def read_config(
         overrides: `key=value` words, dotted keys.
         changes: words that override all others.
         keys: as `overrides`: `rounds=2`, or a group of keys as a dictionary: `train={"lr": 1e-3}`.
-
-    Raises:
-        InputError: for a bad key or value.
     """
     given = cast("Mapping[str, object]", keys)
     config = load_config(keys_of(source), overrides or [], METHOD_DEFAULTS, changes, given)
@@ -89,11 +86,7 @@ def keys_of(source: str | Config) -> str | dict[str, object]:
 
 
 def on_this_machine(config: Config) -> Config:
-    """Return the configuration with precision, quantization and threads resolved for this machine.
-
-    Raises:
-        InputError: this machine does not have the configured device.
-    """
+    """Return the configuration with precision, quantization and threads resolved for this machine."""
     threads = config.threads or torch.get_num_threads()
     device = resolve_device(config.device)
     precision = config.precision.model_copy(update={"name": resolve_precision(config.precision.name, device)})
@@ -122,11 +115,7 @@ def use_this_machine(config: Config) -> Config:
 
 
 def with_chat_template(config: Config, data: Iterable[SiloData]) -> Config:
-    """Return the configuration with the chat template as template, if none is given and rows are conversations.
-
-    Raises:
-        InputError: keys of the chat template are given, and no template or row needs it.
-    """
+    """Return the configuration with the chat template as template, if none is given and rows are conversations."""
     head = config.head
     if head.template is not None or head.name not in HeadConfig.owners["chat_kwargs"]:
         return config
@@ -143,11 +132,7 @@ def with_template(config: Config, template: str) -> Config:
 
 
 def make_method(config: Config) -> Method:
-    """Return the configured method over the configured tuner and head.
-
-    Raises:
-        InputError: for an unknown method or tuner, or options they do not have.
-    """
+    """Return the configured method over the configured tuner and head."""
     method, tuner = METHODS.find(config.method.name), TUNERS.find(config.tuner.name)
     if method.tuners is not None and tuner.name not in method.tuners:
         allowed = ", ".join(sorted(method.tuners))

@@ -34,9 +34,6 @@ def build_silos(
 
     Returns:
         Silos by name, and the names of the malicious ones in name order.
-
-    Raises:
-        InputError: for an attack that cannot be.
     """
     backdoor = _backdoor(config, data, context.method, context.backbone)
     tokenize = context.method.setting.head.row_tokenizer(context.backbone, config.train.max_length)
@@ -95,11 +92,7 @@ def server_silo(context: TrainingContext, labeled: SiloData) -> Silo:
 
 
 def _backdoor(config: Config, data: Sequence[SiloData], method: Method, backbone: Backbone) -> Backdoor | None:
-    """Return what the malicious silos do to their rows, or None without an attack.
-
-    Raises:
-        InputError: for a trigger or an attack that cannot be.
-    """
+    """Return what the malicious silos do to their rows, or None without an attack."""
     if config.attack.name == "none":
         return None
     check_trigger(config.attack.triggers, backbone.tokenizer)

@@ -27,9 +27,6 @@ def check_step_memory(context: TrainingContext, silos: Sequence[Silo], state: St
         context: backbone, method and training options.
         silos: whose rows train.
         state: the shared parts, and private ones if they are known; others are not counted.
-
-    Raises:
-        InputError: naming the sizes, and the keys under which the batch would fit.
     """
     backbone = context.backbone
     if backbone.known_architecture is None:

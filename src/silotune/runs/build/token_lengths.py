@@ -21,9 +21,6 @@ def token_lengths(config: Config, silos: Sequence[SiloData]) -> dict[str, dict[s
 
     Tokens are those of a row's texts, and of its answers where it has some, without a template's own. `cut` is the
     share of rows (in percent) longer than `train.max_length`.
-
-    Raises:
-        InputError: there is no tokenizer.
     """
     silence_transformers()
     from transformers import AutoTokenizer

@@ -34,9 +34,6 @@ def check_tasks(
         tasks: silo name → task.
         absent: silo name → task of the silos that `evaluation` keeps out of training.
         labeled: the task of the coordinator's own labeled rows.
-
-    Raises:
-        InputError: naming the key and what is allowed.
     """
     _check_meanings(tasks, labeled)
     _check_directions(tasks)
@@ -86,9 +83,6 @@ def check_labels(config: Config, tasks: Iterable[Task]) -> None:
     Args:
         config: the run's configuration.
         tasks: all tasks of the run.
-
-    Raises:
-        InputError: naming the label.
     """
     known = {label for task in tasks for label in task.labels}
     weights = config.train.class_weights
@@ -178,9 +172,6 @@ def check_start(config: Config, method: Method) -> None:
     """Refuse parts that the coordinator draws anew if what is drawn stands for a piece of the backbone's weights.
 
     A `start` that silos of a smaller rank receive cut would be such a piece, too: what is cut off is in no product.
-
-    Raises:
-        InputError: naming the key.
     """
     for part in method.parts().values():
         tuner = tuner_of(part.module)
@@ -197,11 +188,7 @@ def check_start(config: Config, method: Method) -> None:
 
 
 def check_kept_optimizers(config: Config, method: Method) -> None:
-    """Refuse optimizers that a silo keeps where a round begins with other tensors than those that their moments are of.
-
-    Raises:
-        InputError: the coordinator draws a part anew, or the aggregation turns factors.
-    """
+    """Refuse `train.keep_optimizer` where rounds begin with new tensors, for which kept moments mean nothing."""
     if not config.train.keep_optimizer:
         return
     aggregation = config.aggregation.name
@@ -216,11 +203,7 @@ def check_kept_optimizers(config: Config, method: Method) -> None:
 
 
 def check_backbone(config: Config, method: Method, backbone: Backbone) -> None:
-    """Refuse a given backbone that was loaded with other settings than the configuration's.
-
-    Raises:
-        InputError: naming the key and what is allowed.
-    """
+    """Refuse a given backbone that was loaded with other settings than the configuration's."""
     if backbone.precision != config.precision.name or (
         method.setting.tuner.trains_backbone and not backbone.keep_master
     ):
@@ -236,11 +219,7 @@ def check_backbone(config: Config, method: Method, backbone: Backbone) -> None:
 
 
 def check_lengths(config: Config, method: Method, backbone: Backbone) -> None:
-    """Refuse texts, or answers, that are longer than the backbone reads.
-
-    Raises:
-        InputError: naming the key and what is allowed.
-    """
+    """Refuse texts, or answers, that are longer than the backbone reads."""
     length, tuner, head = config.train.max_length, method.setting.tuner, method.setting.head
     check_length("train.max_length", length, tuner, backbone)
     if backbone.max_tokens is not None and isinstance(head, LanguageModelHead):
@@ -248,11 +227,7 @@ def check_lengths(config: Config, method: Method, backbone: Backbone) -> None:
 
 
 def check_length(key: str, length: int, tuner: Tuner, backbone: Backbone) -> None:
-    """Refuse texts longer than the backbone reads beside the tuner's virtual tokens.
-
-    Raises:
-        InputError: naming the key and what is allowed.
-    """
+    """Refuse texts longer than the backbone reads beside the tuner's virtual tokens."""
     virtual = tuner.virtual_tokens
     if backbone.max_tokens is not None and length + virtual > backbone.max_tokens:
         beside = f" beside {virtual} virtual tokens (tuner.tokens)" if virtual else ""

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from silotune.runs.callbacks.base import Callback, RoundEnd
 
 _EVERY = 60.0
@@ -34,20 +36,20 @@ class RoundLines(Callback):
         self._time_left = TimeLeft(rounds)
         self._last_line = 0.0
 
+    @override
     def on_progress(self, round: int, what: str, done: int, total: int) -> None:
-        """See `Callback.on_progress`."""
         self._time_left.start(round)
         if time.monotonic() - self._last_line >= _EVERY:
             self._line(f"round {round}/{self._rounds}: {what} ({done} of {total} silos done)")
 
+    @override
     def on_silo(self, round: int, silo: str, values: Mapping[str, Any]) -> None:
-        """See `Callback.on_silo`."""
         if self._silos:
             numbers = ", ".join(f"{key} {_number(value)}" for key, value in values.items() if value is not None)
             self._line(f"round {round}/{self._rounds}, silo {silo}: {numbers}")
 
+    @override
     def on_round(self, ended: RoundEnd) -> None:
-        """See `Callback.on_round`."""
         if not ended.replayed:
             left = self._time_left.after(ended.round)
             self._line(f"round {ended.round}/{self._rounds}: {scores_text(ended)}{f'; {left}' if left else ''}")
@@ -81,23 +83,24 @@ class NotebookBar(Callback):
         self._share, self._finished = 0.0, False
         self._display = display_module.display(self._html(self._page(0.0, "loading")), display_id=True)
 
+    @override
     def on_progress(self, round: int, what: str, done: int, total: int) -> None:
-        """See `Callback.on_progress`."""
         self._time_left.start(round)
         self._show((round - 1 + done / max(total, 1)) / max(self._rounds, 1), f"round {round}/{self._rounds}: {what}")
 
+    @override
     def on_round(self, ended: RoundEnd) -> None:
-        """See `Callback.on_round`."""
         left = self._time_left.after(ended.round)
         self._scores = f"round {ended.round}: {scores_text(ended)}{f'; {left}' if left else ''}"
 
+    @override
     def on_end(self, summary: Mapping[str, Any]) -> None:
-        """See `Callback.on_end`."""
         self._show(1.0, f"{self._rounds} rounds, {duration(float(summary['seconds']))}")
         self._finished = True
 
+    @override
     def close(self) -> None:
-        """See `Callback.close`: after an error or an interruption the bar stays where it is, and says so."""
+        """After an error or an interruption the bar stays where it is, and says so."""
         if not self._finished:
             self._show(self._share, "stopped")
 

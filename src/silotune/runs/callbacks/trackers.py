@@ -13,6 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
+from typing_extensions import override
+
 from silotune.config.trees import flat
 from silotune.core.files import read_json, write_text
 from silotune.errors import InputError, unknown_name_error
@@ -32,13 +34,13 @@ class Tracker(Callback, ABC):
     def log(self, ended: RoundEnd, scalars: Mapping[str, float]) -> None:
         """Write one round."""
 
+    @override
     def on_start(self, folder: Path, config: Mapping[str, Any]) -> None:
-        """See `Callback.on_start`."""
         self._folder = folder
         self._written = self.open(folder, config)
 
+    @override
     def on_round(self, ended: RoundEnd) -> None:
-        """See `Callback.on_round`."""
         if ended.round > self._written:
             self.log(ended, ended.scalars())
             self._written = ended.round
@@ -49,20 +51,20 @@ class CsvLog(Tracker):
 
     _file: IO[str] | None = None
 
+    @override
     def open(self, folder: Path, config: Mapping[str, Any]) -> int:
-        """See `Tracker.open`."""
         self._file = (folder / "rounds.csv").open("w", newline="", encoding="utf-8")
         csv.writer(self._file).writerow(["round", "seconds", "name", "value"])
         return 0
 
+    @override
     def log(self, ended: RoundEnd, scalars: Mapping[str, float]) -> None:
-        """See `Tracker.log`."""
         assert self._file is not None, "opened by on_start"
         csv.writer(self._file).writerows([ended.round, ended.seconds, name, scalars[name]] for name in scalars)
         self._file.flush()
 
+    @override
     def close(self) -> None:
-        """See `Callback.close`."""
         if self._file is not None:
             self._file.close()
 
@@ -71,9 +73,6 @@ class TensorBoard(Tracker):
     """Writes event files into the run folder's `tensorboard/`, anew after a resume.
 
     The time axis counts the run's own seconds from the creation of its folder.
-
-    Raises:
-        InputError: TensorBoard is not installed.
     """
 
     _writer: Any = None
@@ -81,22 +80,22 @@ class TensorBoard(Tracker):
     def __init__(self) -> None:
         self._make = _installed("torch.utils.tensorboard", "tensorboard").SummaryWriter
 
+    @override
     def open(self, folder: Path, config: Mapping[str, Any]) -> int:
-        """See `Tracker.open`."""
         for path in (folder / "tensorboard").glob("events.out.tfevents.*"):
             path.unlink(missing_ok=True)
         self._writer = self._make(str(folder / "tensorboard"))
         return 0
 
+    @override
     def log(self, ended: RoundEnd, scalars: Mapping[str, float]) -> None:
-        """See `Tracker.log`."""
         time = (self._folder / "versions.json").stat().st_mtime + ended.seconds
         for tag, value in scalars.items():
             self._writer.add_scalar(tag, value, ended.round, walltime=time)
         self._writer.flush()
 
+    @override
     def close(self) -> None:
-        """See `Callback.close`."""
         if self._writer is not None:
             self._writer.close()
 
@@ -107,8 +106,8 @@ class _Remote(Tracker):
     _note: str
     _id: str = ""
 
+    @override
     def open(self, folder: Path, config: Mapping[str, Any]) -> int:
-        """See `Tracker.open`."""
         path = folder / self._note
         note: dict[str, Any] = read_json(path) if path.is_file() else {"id": "", "round": 0}
         self._id = self.begin(str(note["id"]), folder, config)
@@ -118,8 +117,8 @@ class _Remote(Tracker):
     def begin(self, run: str, folder: Path, config: Mapping[str, Any]) -> str:
         """Continue the run with this id, or begin one if the id is empty; return its id."""
 
+    @override
     def on_round(self, ended: RoundEnd) -> None:
-        """See `Callback.on_round`."""
         super().on_round(ended)
         write_text(self._folder / self._note, json.dumps({"id": self._id, "round": self._written}) + "\n")
 
@@ -129,9 +128,6 @@ class WandB(_Remote):
 
     Args:
         arguments: of `wandb.init`: `project`, `name`, `mode="offline"` and others. Files lie in the run folder.
-
-    Raises:
-        InputError: wandb is not installed.
     """
 
     _note = "wandb.json"
@@ -141,22 +137,22 @@ class WandB(_Remote):
         self._wandb = _installed("wandb", "wandb")
         self._arguments = {"project": "silotune"} | arguments
 
+    @override
     def begin(self, run: str, folder: Path, config: Mapping[str, Any]) -> str:
-        """See `_Remote.begin`."""
         named = {"name": folder.name, "dir": str(folder), "config": dict(config)} | self._arguments
         self._run = self._wandb.init(**named, **({"id": run, "resume": "allow"} if run else {}))
         return str(self._run.id)
 
+    @override
     def log(self, ended: RoundEnd, scalars: Mapping[str, float]) -> None:
-        """See `Tracker.log`."""
         self._run.log(dict(scalars), step=ended.round)
 
+    @override
     def on_end(self, summary: Mapping[str, Any]) -> None:
-        """See `Callback.on_end`."""
         self._run.summary.update(summary_scalars(summary))
 
+    @override
     def close(self) -> None:
-        """See `Callback.close`."""
         if self._run is not None:
             self._run.finish()
 
@@ -167,9 +163,6 @@ class MLflow(_Remote):
     Args:
         experiment: the experiment's name.
         tracking_uri: where runs are kept; if None, as MLflow is configured.
-
-    Raises:
-        InputError: mlflow is not installed.
     """
 
     _note = "mlflow.json"
@@ -178,8 +171,8 @@ class MLflow(_Remote):
         self._client = _installed("mlflow.tracking", "mlflow").MlflowClient(tracking_uri)
         self._experiment = experiment
 
+    @override
     def begin(self, run: str, folder: Path, config: Mapping[str, Any]) -> str:
-        """See `_Remote.begin`."""
         if run:
             self._client.update_run(run, status="RUNNING")
             return run
@@ -190,20 +183,20 @@ class MLflow(_Remote):
             self._client.log_param(begun, key, str(value)[:500])
         return begun
 
+    @override
     def log(self, ended: RoundEnd, scalars: Mapping[str, float]) -> None:
-        """See `Tracker.log`."""
         for name, value in scalars.items():
             self._client.log_metric(self._id, _allowed(name), value, step=ended.round)
 
+    @override
     def on_end(self, summary: Mapping[str, Any]) -> None:
-        """See `Callback.on_end`."""
         for name, value in summary_scalars(summary).items():
             self._client.log_metric(self._id, _allowed(name), value)
         self._client.set_terminated(self._id, "FINISHED")
         self._id = ""
 
+    @override
     def close(self) -> None:
-        """See `Callback.close`."""
         if self._id:  # interrupted, or failed: `on_end` was not called
             self._client.set_terminated(self._id, "KILLED")
 
@@ -213,11 +206,7 @@ TRACKERS: dict[str, type[Tracker]] = {"csv": CsvLog, "tensorboard": TensorBoard,
 
 
 def make_tracker(name: str) -> Tracker:
-    """Return a tracker with its defaults.
-
-    Raises:
-        InputError: there is no such tracker, or its library is not installed.
-    """
+    """Return a tracker with its defaults."""
     if name not in TRACKERS:
         raise unknown_name_error("tracker", name, TRACKERS)
     return TRACKERS[name]()
@@ -232,11 +221,7 @@ def summary_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _installed(module: str, extra: str) -> Any:
-    """Import a library of an extra.
-
-    Raises:
-        InputError: it is not installed.
-    """
+    """Import a library of an extra."""
     try:
         return import_module(module)
     except ImportError as error:

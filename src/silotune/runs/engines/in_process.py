@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from typing_extensions import override
+
 from silotune.core.stages import stage
 from silotune.evaluation.backdoor import with_attack
 from silotune.evaluation.federation_scores import mean_score, measure_silos, score_silos, summary_entries
@@ -40,8 +42,9 @@ class InProcessEngine(Engine):
         self._written: dict[str, str] = {}
         """Silo → its state's location, for silos that replied in this round."""
 
+    @override
     def _restore(self) -> None:
-        """See `Engine._restore`; then write an event with the cohort's size."""
+        """Then write an event with the cohort's size."""
         super()._restore()
         cohort = self.federation.cohort
         if self.federation.config.cohort == "auto":
@@ -62,8 +65,9 @@ class InProcessEngine(Engine):
             self._write(round_number, replies)
             yield from replies
 
+    @override
     def judge_finished(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Scores:
-        """See `Engine.judge_finished`; training makes new states, so that the present ones stay as they are."""
+        """Training makes new states, so that the present ones stay as they are."""
         kept = {name: silo.state for name, silo in self.federation.silos.items()}
         try:
             for replies in self._train("final", round_number, silos, broadcast):
@@ -100,8 +104,8 @@ class InProcessEngine(Engine):
                 yield before + start, members[start : start + self.cohort]
             before += len(members)
 
+    @override
     def validate(self, round_number: int) -> Scores:
-        """See `Engine.validate`."""
         if self.federation.config.evaluation.per_round:
             judged = score_test_time(self.federation)
             measures = {"personalization": judged.personalization, "test_time": judged.test_time}
@@ -113,16 +117,18 @@ class InProcessEngine(Engine):
         """Return each reported silo's validation score at the end of this round."""
         return score_silos(self.federation, "validation")
 
+    @override
     def results(self) -> dict[str, dict[str, Any]]:
-        """See `Engine.results`; the best round's validation scores are known."""
+        """The best round's validation scores are known."""
         judged = score_test_time(self.federation) if self.federation.config.evaluation.test_time else None
         self.tested = judged.on_own_task if judged else measure_silos(self.federation, "test")
         entries = summary_entries(self.federation, self.tested, self.history.best_scores)
         entries = with_attack(self.federation, entries)
         return {name: entry | judged.entry(name) for name, entry in entries.items()} if judged else entries
 
+    @override
     def save_states(self, round_number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
-        """See `Engine.save_states`; `_write` began each file when its silo replied."""
+        """`_write` began each file when its silo replied."""
         written = {name: self._written.pop(name) for name in silos}
         if self._memory is None:
             return written
@@ -145,8 +151,8 @@ class InProcessEngine(Engine):
         silo.state = stored = self._memory.write(round_number, silo.state)
         return stored.location
 
+    @override
     def load_states(self, checkpoint: Checkpoint) -> None:
-        """See `Engine.load_states`."""
         for silo in self.federation.silos.values():
             load_silo(self.folder.checkpoints, checkpoint, self.federation.context, silo)
             if self._memory is not None and silo.state is not None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
+from typing_extensions import override
+
 from silotune.communication.messages import read_broadcast
 from silotune.config import Config, dump
 from silotune.core.determinism import set_numerics
@@ -79,8 +81,9 @@ class MultiProcessEngine(InProcessEngine):
         self._tokens = {name: tokens(silo) for name, silo in federation.silos.items()}
         self._pool: Executor | None = None
 
+    @override
     def run(self) -> None:
-        """See `Engine.run`; the processes live as long as it takes."""
+        """The processes live as long as it takes."""
         backbone = self.federation.backbone
         imports = [__name__, *backbone.modules_of_its_classes]
         weights = backbone.share() if self._workers.cluster is None else None
@@ -100,8 +103,9 @@ class MultiProcessEngine(InProcessEngine):
                 self.federation.silos[answer.silo].state = _read(state).compact()
             yield [answer for answer, _ in trained]
 
+    @override
     def _validation(self, round_number: int) -> Scores:
-        """See `InProcessEngine._validation`; one model on the same rows is judged once."""
+        """One model on the same rows is judged once."""
         federation = self.federation
         once = federation.central is not None and all_share_one_model(federation.context)
         scores: Scores = {}
@@ -175,11 +179,7 @@ def take_weights(weights: SharedWeights | None) -> None:
 
 
 def run_job(job: SiloJob) -> Trained | Scores:
-    """Do a job in a worker process, over its own backbone.
-
-    Raises:
-        InputError: the backbone is another one than the main process has.
-    """
+    """Do a job in a worker process, over its own backbone."""
     text = dump(job.config)
     if text not in _federations:
         _federations.clear()

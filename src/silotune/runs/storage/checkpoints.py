@@ -101,11 +101,7 @@ class Checkpoints:
         return path
 
     def read(self, location: str) -> Tensors:
-        """Read a tensor file, or a state at its location.
-
-        Raises:
-            InputError: if it is missing or damaged.
-        """
+        """Read a tensor file, or a state at its location."""
         self._finish_writing()
         place = _PLACE.fullmatch(location)
         path = self.path / (place[1] if place else location)
@@ -180,11 +176,7 @@ class Checkpoints:
         return self.path / f"round-{number:04d}.json"
 
     def load(self, number: int) -> Checkpoint:
-        """A round's checkpoint.
-
-        Raises:
-            InputError: if it is missing or damaged.
-        """
+        """A round's checkpoint."""
         path = self._manifest(number)
         try:
             checkpoint = Checkpoint(**read_json(path))
@@ -201,11 +193,7 @@ class Checkpoints:
 
 @contextmanager
 def validated_state(file: str, expected: State) -> Iterator[Callable[[State], None]]:
-    """Refuse a checkpoint file whose tensors are not those of this run; yields the check of the state that was read.
-
-    Raises:
-        InputError: naming the file.
-    """
+    """Refuse a checkpoint file whose tensors are not those of this run; yields the check of the state that was read."""
 
     def check(state: State) -> None:
         read, wanted = ({n: (t.shape, t.dtype) for n, t in flatten(some).items()} for some in (state, expected))
@@ -220,11 +208,7 @@ def validated_state(file: str, expected: State) -> Iterator[Callable[[State], No
 
 
 def load_silo(checkpoints: Checkpoints, checkpoint: Checkpoint, context: TrainingContext, silo: Silo) -> None:
-    """Set a silo to a checkpoint's state; without a file, it was never sampled and its state follows from the seed.
-
-    Raises:
-        InputError: the file is missing, damaged or not of this run.
-    """
+    """Set a silo to a checkpoint's state; without a file, it was never sampled and its state follows from the seed."""
     file, silo.state = checkpoint.silos.get(silo.name), None
     if file:
         with validated_state(file, context.state_of(silo).private) as check:

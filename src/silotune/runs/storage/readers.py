@@ -31,11 +31,7 @@ def events(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_summary(run: Path) -> dict[str, Any]:
-    """Return a finished run's `summary.json`.
-
-    Raises:
-        InputError: it is missing or damaged.
-    """
+    """Return a finished run's `summary.json`."""
     try:
         return read_json(run / "summary.json")
     except (OSError, ValueError) as error:
@@ -50,11 +46,7 @@ def _runs_within(folder: Path) -> str:
 
 
 def read_versions(run: Path) -> dict[str, Any]:
-    """Return `versions.json`: the libraries' versions, and the fingerprint of the `backbone`.
-
-    Raises:
-        InputError: it is missing or damaged.
-    """
+    """Return `versions.json`: the libraries' versions, and the fingerprint of the `backbone`."""
     try:
         made_with = read_json(run / "versions.json")
         made_with["backbone"]

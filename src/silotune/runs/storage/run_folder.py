@@ -52,11 +52,7 @@ class RunFolder:
 
     @classmethod
     def check(cls, path: Path, config: str, resume: bool = False, may_differ: Sequence[str] = MAY_DIFFER) -> None:
-        """Refuse a folder that `begin` would refuse over any backbone; nothing is changed.
-
-        Raises:
-            InputError: as `create` and `open`.
-        """
+        """Refuse a folder that `begin` would refuse over any backbone; nothing is changed."""
         if (path / "config.yaml").exists():
             cls._made(path, config, may_differ)
             return
@@ -82,9 +78,6 @@ class RunFolder:
             config: the configuration's text.
             backbone: the backbone's fingerprint.
             resume: whether a folder that was begun is taken.
-
-        Raises:
-            InputError: if the folder holds anything else.
         """
         cls.check(path, config, resume)
         folder = cls(path)
@@ -102,10 +95,6 @@ class RunFolder:
             config: the configuration's text.
             backbone: the run's backbone.
             may_differ: beginnings of the names of keys that may differ, with an event.
-
-        Raises:
-            InputError: not a run folder, or made with another configuration or backbone. Other versions of libraries
-                are only named, in `changed`.
         """
         made = cls._made(path, config, may_differ)
         if not backbone.has_fingerprint(made["backbone"]):
@@ -164,11 +153,7 @@ class RunFolder:
 def working_in(
     path: Path, config: str, backbone: Backbone, resume: bool = False, may_differ: Sequence[str] = MAY_DIFFER
 ) -> Iterator[RunFolder]:
-    """Open or create a run's folder, and keep other processes out while the context lasts; see `RunFolder.begin`.
-
-    Raises:
-        InputError: if the folder cannot be used (`RunFolder.begin`) or another process works in it.
-    """
+    """Open or create a run's folder, and keep other processes out while the context lasts; see `RunFolder.begin`."""
     RunFolder.check(path, config, resume, may_differ)
     with folder_lock(path):
         folder = RunFolder.begin(path, config, backbone, resume, may_differ)

@@ -42,11 +42,7 @@ class StateMemory:
         return {name: StoredState(self, location) for name, location in moved.items()}
 
     def read(self, location: str) -> SiloState:
-        """Return the state at a location.
-
-        Raises:
-            InputError: the file is missing or damaged.
-        """
+        """Return the state at a location."""
         kept = self._states.get(location)
         state = kept[0] if kept else SiloState.from_flat(self._checkpoints.read(location))
         self._keep(location, state)

@@ -44,9 +44,6 @@ class StateShards:
 
         Returns:
             Silo → new location, of those that moved. The old ones stay as long as a manifest names them.
-
-        Raises:
-            InputError: a shard is missing or damaged.
         """
         used: Counter[str] = Counter()
         for location in locations.values():
