@@ -14,7 +14,7 @@ from silotune.version import __version__
 let_idle_threads_sleep()
 
 if TYPE_CHECKING:
-    from silotune.communication.aggregation import register_aggregation
+    from silotune.aggregation import register_aggregation
     from silotune.communication.uplink import register_codec
     from silotune.config import Config
     from silotune.core.workers import Workers
@@ -122,7 +122,7 @@ _MODULES = {
     "load_model": "silotune.runs.load",
     "load_run": "silotune.runs.load",
     "read_config": "silotune.runs.build.resolve",
-    "register_aggregation": "silotune.communication.aggregation",
+    "register_aggregation": "silotune.aggregation",
     "register_codec": "silotune.communication.uplink",
     "run": "silotune.runs.run",
 }

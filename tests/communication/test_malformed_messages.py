@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from silotune.communication.aggregation import Update
+from silotune.aggregation import Update
 from silotune.communication.messages import MessageRefused, read_broadcast
 from tests.support.method_cases import read_message
 from tests.support.small_messages import (

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from silotune.communication.aggregation import Update
-from silotune.communication.aggregation.rest_of_world import RestOfWorld
+from silotune.aggregation import Update
+from silotune.aggregation.rest_of_world import RestOfWorld
 from silotune.errors import InputError
 from silotune.training.coordinator import Coordinator
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from silotune.communication.aggregation import Update
+from silotune.aggregation import Update
 from silotune.core.tensors import flatten
 from silotune.distributed.coordinator import coordinate as coordinate_module
 from silotune.distributed.coordinator.coordinate import coordinate

@@ -70,10 +70,10 @@ CASES = [  # a module, the line added to it, the contract that it breaks, and ho
     ),
     ("models/loose.py", "import silotune.errors", "models", "- silotune.models.loose"),
     (
-        "communication/aggregation/mean.py",
+        "communication/messages.py",
         "import silotune.communication.privacy.budget",
         "communication",
-        "aggregation.mean -> silotune.communication.privacy.budget",
+        "communication.messages -> silotune.communication.privacy.budget",
     ),
     (
         "runs/storage/run_folder.py",

@@ -21,7 +21,7 @@ from silotune import frozen, previous, received, register_aggregation, register_
 from silotune import evaluate, partition, report, sweep, transfer
 from silotune.config import SiloConfig, TrainConfig
 from silotune.methods import GLOBAL, HEAD, PredictionMix, Tensors
-from silotune.communication.aggregation import Update
+from silotune.aggregation import Update
 from collections.abc import Iterable
 
 

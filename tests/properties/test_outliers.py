@@ -8,8 +8,8 @@ import re
 import pytest
 import torch
 
-from silotune.communication.aggregation import Update, change_norm
-from silotune.communication.aggregation.outliers import OutlierFilter, check_aggregate
+from silotune.aggregation import Update, change_norm
+from silotune.aggregation.outliers import OutlierFilter, check_aggregate
 from silotune.core.tensors import flatten
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import Frame, decode

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from silotune.communication.aggregation import AGGREGATIONS, Update, by_samples, in_name_order, uniform
+from silotune.aggregation import AGGREGATIONS, Update, by_samples, in_name_order, uniform
 from silotune.communication.messages import update_message
 from silotune.core.tensors import digest, flatten, unflatten
 from silotune.training.coordinator import Coordinator

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from silotune.communication.aggregation import Update
-from silotune.communication.aggregation.exact_products import FedExLoRA, FLoRA, LoRAFAIR
-from silotune.communication.aggregation.product_error import ProductError
+from silotune.aggregation import Update
+from silotune.aggregation.exact_products import FedExLoRA, FLoRA, LoRAFAIR
+from silotune.aggregation.product_error import ProductError
 from silotune.communication.messages import read_broadcast
 from silotune.core.tensors import flatten, unflatten
 from silotune.errors import InputError

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from silotune.communication.aggregation import Update, by_samples, uniform
-from silotune.communication.aggregation.factor_pairs import DELTA, Pair, factor_pairs
-from silotune.communication.aggregation.low_rank import FedSVD, FlexLoRA, truncated
-from silotune.communication.aggregation.product_error import ProductError
+from silotune.aggregation import Update, by_samples, uniform
+from silotune.aggregation.factor_pairs import DELTA, Pair, factor_pairs
+from silotune.aggregation.low_rank import FedSVD, FlexLoRA, truncated
+from silotune.aggregation.product_error import ProductError
 from silotune.core.tensors import unflatten
 from silotune.errors import InputError
 from silotune.training.coordinator import Coordinator
@@ -143,7 +143,7 @@ def test_the_product_error_is_zero_where_one_factor_is_common_and_none_where_not
 
 
 def test_many_updates_have_no_product_error(monkeypatch):
-    monkeypatch.setattr("silotune.communication.aggregation.product_error.MOST_UPDATES", 3)
+    monkeypatch.setattr("silotune.aggregation.product_error.MOST_UPDATES", 3)
     updates = made_updates()
     error = ProductError(updates[0].tensors, True)
     assert len(list(error.watch(updates))) == 4
@@ -152,7 +152,7 @@ def test_many_updates_have_no_product_error(monkeypatch):
 
 @pytest.mark.parametrize(("chosen", "kept"), [(4, True), (5, False)])
 def test_a_round_of_many_chosen_silos_keeps_no_update(monkeypatch, chosen, kept):
-    monkeypatch.setattr("silotune.communication.aggregation.product_error.MOST_UPDATES", 4)
+    monkeypatch.setattr("silotune.aggregation.product_error.MOST_UPDATES", 4)
     updates, factors = made_updates(silos=4), []
 
     def noted(arriving):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from silotune.communication.aggregation import Update
-from silotune.communication.aggregation.low_rank import FlexLoRA, HetLoRA
+from silotune.aggregation import Update
+from silotune.aggregation.low_rank import FlexLoRA, HetLoRA
 from silotune.core.tensors import flatten
 from silotune.methods import GLOBAL, HEAD
 from tests.support import silos_by_hand

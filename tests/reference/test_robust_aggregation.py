@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silotune.communication.aggregation import AGGREGATIONS, Update, clipped, make_aggregation
-from silotune.communication.aggregation.robust import most_byzantine
+from silotune.aggregation import AGGREGATIONS, Update, clipped, make_aggregation
+from silotune.aggregation.robust import most_byzantine
 from silotune.config.aggregation import AggregationConfig
 from silotune.core.tensors import digest, flatten, unflatten
 from silotune.errors import InputError

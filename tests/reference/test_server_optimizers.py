@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from silotune.communication.aggregation import AGGREGATIONS, Update
-from silotune.communication.aggregation.server_optimizer import ServerOptimizer
+from silotune.aggregation import AGGREGATIONS, Update
+from silotune.aggregation.server_optimizer import ServerOptimizer
 from silotune.training.coordinator import Coordinator
 
 X = np.array([0.5, -1.0, 2.0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from silotune.communication.aggregation import RankAggregation
+from silotune.aggregation import RankAggregation
 from silotune.config import registries
 from silotune.errors import InputError
 from silotune.methods import HEAD, METHODS, TensorGroup, joined, private, shared

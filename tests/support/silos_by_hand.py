@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from silotune.communication.aggregation import Update
+from silotune.aggregation import Update
 from silotune.core.tensors import copy, flatten
 from silotune.methods.parts import Scope, names_with
 from silotune.training.silo import SiloState

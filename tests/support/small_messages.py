@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from silotune.communication.aggregation import by_samples
+from silotune.aggregation import by_samples
 from silotune.communication.messages import MessageRefused
 from silotune.training.coordinator import Coordinator
 

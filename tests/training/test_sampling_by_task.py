@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from silotune.communication.aggregation import uniform
+from silotune.aggregation import uniform
 from silotune.data.loading import load_silos
 from silotune.errors import InputError
 from silotune.experiments import read_comparison

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silotune.communication.aggregation import uniform
+from silotune.aggregation import uniform
 from silotune.config import dump
 from silotune.core.tensors import digest
 from silotune.runs.build.builder import build

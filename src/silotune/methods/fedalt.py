@@ -34,7 +34,7 @@ def mixed(own: str, others: str) -> Mix:
 class FedALT(Method):
     """The individual LoRA is trained and sent but not replaced; what comes down is constant and different in each silo.
 
-    `aggregation=rest-of-world` (`communication/aggregation/rest_of_world.py`) makes the mean of the others.
+    `aggregation=rest-of-world` (`aggregation/rest_of_world.py`) makes the mean of the others.
     """
 
     name = "fedalt"

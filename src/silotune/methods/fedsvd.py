@@ -7,7 +7,7 @@ from silotune.methods.split_lora import B, SplitLoRA
 
 
 class FedSVD(SplitLoRA):
-    """B alone is trained, with `aggregation=fedsvd` (`communication/aggregation/low_rank.py`). Silos never send A."""
+    """B alone is trained, with `aggregation=fedsvd` (`aggregation/low_rank.py`). Silos never send A."""
 
     name = "fedsvd"
     paper = "Lee et al. 2025, FedSVD: Adaptive Orthogonalization for Private Federated Learning with LoRA"

@@ -6,7 +6,7 @@ from silotune.methods import GLOBAL, Scope, Supervised
 
 
 class FlexLoRA(Supervised):
-    """FedAvg of one LoRA with `aggregation=flexlora` (`communication/aggregation/low_rank.py`); ranks may differ."""
+    """FedAvg of one LoRA with `aggregation=flexlora` (`aggregation/low_rank.py`); ranks may differ."""
 
     name = "flexlora"
     paper = "Bai et al. 2024, Federated Fine-tuning of LLMs under Heterogeneous Tasks and Client Resources"

@@ -32,7 +32,7 @@ class HetLoRAOptions(SupervisedOptions):
 
 
 class HetLoRA(Supervised):
-    """FedAvg of one LoRA with `aggregation=hetlora` (`communication/aggregation/low_rank.py`).
+    """FedAvg of one LoRA with `aggregation=hetlora` (`aggregation/low_rank.py`).
 
     With `prune=γ` a silo's rank r, a number that it keeps, falls to γ·r when its last ranks, from γ·r on, are smaller
     after training than they came. Rows of A and columns of B above r are zero.

@@ -43,7 +43,7 @@ def load_run(
         device: load it onto this device, as the key `device`; the run's own may be missing here.
     """
     # Only here: one silo's model needs neither an engine nor a coordinator.
-    from silotune.communication.aggregation import AGGREGATIONS, issues_by_silo, make_aggregation
+    from silotune.aggregation import AGGREGATIONS, issues_by_silo, make_aggregation
     from silotune.runs.engines.in_process import InProcessEngine
     from silotune.runs.run_result import Run
     from silotune.runs.storage.run_folder import RunFolder
@@ -89,7 +89,7 @@ def load_model(
     best = finished.best_checkpoint()
     shared, kept = _read_shared(finished.checkpoints, best, context.initial.shared([owner]))
     if kept:
-        from silotune.communication.aggregation import SiloAggregation, make_aggregation
+        from silotune.aggregation import SiloAggregation, make_aggregation
         from silotune.training.broadcasts import Broadcasts
 
         made = make_aggregation(finished.config.aggregation, len(finished.tasks))
@@ -97,7 +97,7 @@ def load_model(
         made.state = kept
         shared = Broadcasts(shared, aggregation=made).state(silo)
     if silo in context.initial.ranks and any(shared.values()):
-        from silotune.communication.aggregation import make_aggregation, mixing_ranks
+        from silotune.aggregation import make_aggregation, mixing_ranks
         from silotune.training.broadcasts import Broadcasts
 
         aggregation = mixing_ranks(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from silotune.communication.aggregation import RankAggregation, SiloAggregation
+from silotune.aggregation import RankAggregation, SiloAggregation
 from silotune.communication.messages import broadcast_message
 from silotune.core.tensors import State, Tensors, flatten, unflatten
 

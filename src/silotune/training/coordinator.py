@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from silotune.communication.aggregation import (
+from silotune.aggregation import (
     Aggregation,
     BroadcastAggregation,
     SiloAggregation,
@@ -16,9 +16,9 @@ from silotune.communication.aggregation import (
     clipped,
     mixing_ranks,
 )
-from silotune.communication.aggregation.outliers import OutlierFilter, Refuse, check_aggregate
-from silotune.communication.aggregation.product_error import ProductError
-from silotune.communication.aggregation.server_optimizer import ServerOptimizer
+from silotune.aggregation.outliers import OutlierFilter, Refuse, check_aggregate
+from silotune.aggregation.product_error import ProductError
+from silotune.aggregation.server_optimizer import ServerOptimizer
 from silotune.communication.messages import (
     CHANGE_FIELDS,
     UPDATE_FIELDS,

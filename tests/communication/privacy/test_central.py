@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from silotune.communication.aggregation import Update, uniform
+from silotune.aggregation import Update, uniform
 from silotune.communication.privacy.central_noise import CentralNoise
 from silotune.runs.build.builder import build
 from silotune.training.coordinator import Coordinator

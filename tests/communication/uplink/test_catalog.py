@@ -54,7 +54,7 @@ import sys
 from silotune.config.registries import AGGREGATIONS, CODECS, HEADS
 
 assert "int8" in CODECS.names and "krum" in AGGREGATIONS.names and "mlp" in HEADS.names
-rooms = {"silotune.communication.uplink", "silotune.communication.aggregation", "silotune.models.heads"}
+rooms = {"silotune.communication.uplink", "silotune.aggregation", "silotune.models.heads"}
 assert not rooms & sys.modules.keys()
 assert {"fp16", "int8", "int4"} <= set(CODECS)
 assert {"uniform", "samples", "median"} <= set(AGGREGATIONS)

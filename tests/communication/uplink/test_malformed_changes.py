@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
 
-from silotune.communication.aggregation import by_samples
+from silotune.aggregation import by_samples
 from silotune.communication.messages import MessageRefused, change_message
 from silotune.communication.uplink import BUILT_IN_CODECS
 from silotune.training.coordinator import Coordinator

@@ -15,7 +15,7 @@ import pytest
 import torch
 from scipy import stats
 
-from silotune.communication.aggregation import AGGREGATIONS, BroadcastAggregation
+from silotune.aggregation import AGGREGATIONS, BroadcastAggregation
 from silotune.communication.uplink import BUILT_IN_CODECS
 from silotune.core.tensors import digest, flatten
 from silotune.methods import METHODS

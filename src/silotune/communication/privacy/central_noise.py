@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from silotune.communication.aggregation.update import Update
+from silotune.aggregation.update import Update
 from silotune.communication.privacy.gaussian import Gaussian
 from silotune.communication.privacy.noise_stream import noise_stream_for
 from silotune.core.norms import change_of, clip_to_norm

@@ -1,6 +1,6 @@
 """`Clip`, a step of the uplink: a silo clips its own change, to bound what noise must hide.
 
-The coordinator clips updates itself: `aggregation.clip` by `clipped` in `communication/aggregation/update.py`, and
+The coordinator clips updates itself: `aggregation.clip` by `clipped` in `aggregation/update.py`, and
 `central_noise.py`. The factor is `clipping_factor` of `core/norms.py`.
 """
 

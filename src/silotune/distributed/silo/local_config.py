@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from silotune.communication.aggregation import BY_ROWS
+from silotune.aggregation import BY_ROWS
 from silotune.communication.privacy.budget import DELTA
 from silotune.config import BackboneConfig, Config
 from silotune.config.aggregation import AggregationConfig

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from silotune.communication.aggregation import AGGREGATIONS, BY_ROWS, SiloAggregation, make_aggregation
-from silotune.communication.aggregation.server_optimizer import ServerOptimizer
+from silotune.aggregation import AGGREGATIONS, BY_ROWS, SiloAggregation, make_aggregation
+from silotune.aggregation.server_optimizer import ServerOptimizer
 from silotune.communication.privacy.budget import Privacy, make_privacy
 from silotune.communication.privacy.central_noise import CentralNoise
 from silotune.communication.privacy.noise_stream import read_secret, secret_seed

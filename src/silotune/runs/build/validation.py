@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from silotune.communication.aggregation import AGGREGATIONS
+from silotune.aggregation import AGGREGATIONS
 from silotune.config import Config
 from silotune.data.backdoor import check_attack
 from silotune.data.metrics import lower_is_better

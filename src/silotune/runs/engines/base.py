@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from silotune.communication.aggregation import Update, in_name_order
+from silotune.aggregation import Update, in_name_order
 from silotune.core.numeric import mean_ignoring_none
 from silotune.core.stages import stage, waiting_for
 from silotune.errors import InputError

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from silotune.communication.aggregation.broadcast_aggregation import BroadcastAggregation, RankAggregation
-from silotune.communication.aggregation.factor_pairs import (
+from silotune.aggregation.broadcast_aggregation import BroadcastAggregation, RankAggregation
+from silotune.aggregation.factor_pairs import (
     deltas,
     factor_pairs,
     factors_of,
     stacked,
     without_factors,
 )
-from silotune.communication.aggregation.mean import by_samples
-from silotune.communication.aggregation.update import Update
+from silotune.aggregation.mean import by_samples
+from silotune.aggregation.update import Update
 from silotune.core.tensors import Tensors
 
 

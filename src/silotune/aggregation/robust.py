@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from silotune.communication.aggregation.mean import uniform
-from silotune.communication.aggregation.update import Update
+from silotune.aggregation.mean import uniform
+from silotune.aggregation.update import Update
 from silotune.core.numeric import ceil_fraction
 from silotune.core.tensors import Tensors
 

@@ -17,7 +17,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from silotune.communication.aggregation.update import Update
+from silotune.aggregation.update import Update
 from silotune.core.norms import total_norm
 from silotune.core.tensors import JoinedLayout, Tensors
 from silotune.errors import SilotuneError

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from silotune.communication.aggregation.update import Update
+from silotune.aggregation.update import Update
 from silotune.core.tensors import Tensors
 
 A, B, DELTA = ".lora_A.weight", ".lora_B.weight", ".delta.weight"

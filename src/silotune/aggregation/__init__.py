@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from silotune.communication.aggregation.broadcast_aggregation import BroadcastAggregation, RankAggregation
-from silotune.communication.aggregation.exact_products import FedExLoRA, FLoRA, LoRAFAIR
-from silotune.communication.aggregation.low_rank import FedSVD, FlexLoRA, HetLoRA
-from silotune.communication.aggregation.mean import by_samples, uniform, weighted_mean
-from silotune.communication.aggregation.rest_of_world import RestOfWorld, SiloAggregation
-from silotune.communication.aggregation.robust import krum, median, most_byzantine, multi_krum, trimmed_mean
-from silotune.communication.aggregation.update import Aggregation, Update, change_norm, clipped, in_name_order
+from silotune.aggregation.broadcast_aggregation import BroadcastAggregation, RankAggregation
+from silotune.aggregation.exact_products import FedExLoRA, FLoRA, LoRAFAIR
+from silotune.aggregation.low_rank import FedSVD, FlexLoRA, HetLoRA
+from silotune.aggregation.mean import by_samples, uniform, weighted_mean
+from silotune.aggregation.rest_of_world import RestOfWorld, SiloAggregation
+from silotune.aggregation.robust import krum, median, most_byzantine, multi_krum, trimmed_mean
+from silotune.aggregation.update import Aggregation, Update, change_norm, clipped, in_name_order
 from silotune.config import registries
 from silotune.config.extensible import make_registered
 from silotune.core.numeric import ceil_fraction

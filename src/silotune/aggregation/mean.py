@@ -1,7 +1,7 @@
 """`by_samples` and `uniform`: weighted means of updates in float64; each update is added to a sum, then released.
 
 Float sums depend on the order, so the updates must come in silo-name order: `runs/engines/base.py` passes them through
-`in_name_order` (`communication/aggregation/update.py`), which holds back those that arrive early.
+`in_name_order` (`aggregation/update.py`), which holds back those that arrive early.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from silotune.communication.aggregation.update import Update
+from silotune.aggregation.update import Update
 from silotune.core.tensors import Tensors
 
 

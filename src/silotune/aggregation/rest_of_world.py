@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import torch
 from typing_extensions import override
 
-from silotune.communication.aggregation.broadcast_aggregation import BroadcastAggregation
-from silotune.communication.aggregation.update import Update
+from silotune.aggregation.broadcast_aggregation import BroadcastAggregation
+from silotune.aggregation.update import Update
 from silotune.core.tensors import Tensors
 
 

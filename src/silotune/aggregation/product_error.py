@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from silotune.communication.aggregation.factor_pairs import deltas, factor_pairs, factors_of, product_norm, stacked
-from silotune.communication.aggregation.update import Update
+from silotune.aggregation.factor_pairs import deltas, factor_pairs, factors_of, product_norm, stacked
+from silotune.aggregation.update import Update
 from silotune.core.tensors import Tensors
 
 MOST_UPDATES = 64

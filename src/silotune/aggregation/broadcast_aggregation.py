@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import ClassVar
 
-from silotune.communication.aggregation.factor_pairs import cut_to_rank, deltas, factor_pairs
-from silotune.communication.aggregation.server_optimizer import ServerOptimizer
-from silotune.communication.aggregation.update import Update
+from silotune.aggregation.factor_pairs import cut_to_rank, deltas, factor_pairs
+from silotune.aggregation.server_optimizer import ServerOptimizer
+from silotune.aggregation.update import Update
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
 
