@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from silotune.distributed.deploy import commands, node_keys
-from silotune.distributed.deploy.party_configs import (
+from silotune.deploy import node_keys
+from silotune.deploy import party_processes as commands
+from silotune.deploy.party_configs import (
     CoordinatorSettings,
     NodeSettings,
     read_coordinator_settings,

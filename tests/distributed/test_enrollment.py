@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from silotune.distributed.deploy import coordinator_client, enrollment, initialize, invitations, joining
-from silotune.distributed.deploy.certificates import check_public_key, fingerprint, make_node_key, names_in
-from silotune.distributed.deploy.checks import check_proxy, check_secret
-from silotune.distributed.deploy.invitations import Invitation, InvitationBook, InvitationRefused
-from silotune.distributed.deploy.joining import Answers
-from silotune.distributed.deploy.owned_files import TEMPLATES, filled
-from silotune.distributed.deploy.party_configs import read_coordinator_settings, read_silo_or_node_settings
+from silotune.deploy import coordinator_client, enrollment, initialize, invitations, joining
+from silotune.deploy.certificates import check_public_key, fingerprint, make_node_key, names_in
+from silotune.deploy.checks import check_proxy, check_secret
+from silotune.deploy.invitations import Invitation, InvitationBook, InvitationRefused
+from silotune.deploy.joining import Answers
+from silotune.deploy.owned_files import TEMPLATES, filled
+from silotune.deploy.party_configs import read_coordinator_settings, read_silo_or_node_settings
 from silotune.distributed.processes.ports import free_ports
 from silotune.errors import InputError, SilotuneError
 

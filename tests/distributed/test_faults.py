@@ -16,8 +16,8 @@ import pytest
 
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.engine import FlowerEngine
-from silotune.distributed.deploy.local_processes import STARTS
 from silotune.distributed.flower.link import ConnectionLost
+from silotune.distributed.local.local_processes import STARTS
 from silotune.distributed.protocol.frames import decode
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary

@@ -12,8 +12,8 @@ from flwr.common.config import parse_config_args
 
 from silotune.config import dump
 from silotune.core.locking import folder_lock
-from silotune.distributed.deploy.local_run import run_local
 from silotune.distributed.flower.commands import supernode_command
+from silotune.distributed.local.run_local import run_local
 from silotune.distributed.processes.restart_policy import RestartPolicy
 from silotune.errors import InputError
 from silotune.runs.build.resolve import on_this_machine

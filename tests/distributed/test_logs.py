@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from silotune.distributed.deploy import commands
+from silotune.deploy import party_processes as commands
 from silotune.distributed.processes import rotating_log, supervisor
 from silotune.distributed.processes.rotating_log import RotatingLog
 from silotune.distributed.processes.supervisor import Supervisor

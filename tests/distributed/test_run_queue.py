@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from silotune.core.locking import folder_lock
+from silotune.deploy import run_commands
+from silotune.deploy.party_configs import CoordinatorSettings
+from silotune.deploy.run_queue import RunQueue
+from silotune.deploy.scheduler import FAILURES, Scheduler
 from silotune.distributed.coordinator import status_files
-from silotune.distributed.deploy import run_commands
-from silotune.distributed.deploy.party_configs import CoordinatorSettings
-from silotune.distributed.deploy.run_queue import RunQueue
-from silotune.distributed.deploy.scheduler import FAILURES, Scheduler
 from silotune.errors import InputError, SilotuneError
 
 DEAD = 2**22 + 1

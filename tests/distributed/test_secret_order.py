@@ -10,7 +10,7 @@ import torch
 
 from silotune.core.randomness import generator
 from silotune.core.serialization import read_tensors
-from silotune.distributed.deploy.doctor import _order_key
+from silotune.deploy.doctor import _order_key
 from silotune.distributed.silo.own_keys import ORDER_KEY, own_key
 from silotune.errors import InputError
 from silotune.training.row_draws import RowDraws

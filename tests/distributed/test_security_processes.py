@@ -24,7 +24,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from silotune.config import dump
-from silotune.distributed.deploy import commands
+from silotune.deploy import party_processes as commands
 from silotune.distributed.processes.ports import free_ports
 from silotune.errors import InputError
 from silotune.runs.run import run

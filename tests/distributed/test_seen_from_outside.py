@@ -11,17 +11,14 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from typer.testing import CliRunner
 
-from silotune.cli import federation as _commands  # noqa: F401 (adds them)
-from silotune.cli.app import app
+from silotune.deploy import federation_status as observed
+from silotune.deploy.curves import curve_chart
+from silotune.deploy.party_configs import CoordinatorSettings
+from silotune.deploy.run_queue import RunQueue
+from silotune.deploy.status_server import status_server
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.silo_board import SiloBoard, read_board
-from silotune.distributed.deploy import federation_status as observed
-from silotune.distributed.deploy.curves import curve_chart
-from silotune.distributed.deploy.party_configs import CoordinatorSettings
-from silotune.distributed.deploy.run_queue import RunQueue
-from silotune.distributed.deploy.status_server import status_server
 from silotune.distributed.processes.loopback_server import LoopbackServer, Page
 from silotune.distributed.processes.ports import free_ports
 from silotune.distributed.protocol.frames import Frame
@@ -121,18 +118,16 @@ def test_nothing_is_invented_where_nothing_runs(running, monkeypatch):
     assert {(silo["online"], silo["busy"]) for silo in state["silos"]} == {(None, None)}
 
 
-def test_status_as_json_and_as_a_table(tmp_path):
+def test_status_as_json_and_as_a_table(silotune, tmp_path):
     file = tmp_path / "coordinator.yaml"
     file.write_text("folder: link\ninsecure: true\n")
     RunQueue(tmp_path / "link").add(tmp_path / "one", "fedmcp", 3, ("north",))
-    printed = CliRunner().invoke(app, ["federation", "status", str(file), "--json"])
-    state = json.loads(printed.stdout)
+    state = json.loads(silotune("federation", "status", str(file), "--json").out)
     assert (state["coordinator"]["running"], state["coordinator"]["queue"]) == (False, [1])
     assert [(silo["silo"], silo["online"]) for silo in state["silos"]] == [("north", None)]
-    table = CliRunner().invoke(app, ["federation", "status", str(file)])
-    assert table.exit_code == 0
-    assert "coordinator: not running" in table.stdout
-    assert "not known" in table.stdout
+    table = silotune("federation", "status", str(file)).out
+    assert "coordinator: not running" in table
+    assert "not known" in table
 
 
 def test_metrics_of_a_coordinator(running):

@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import click
 import pytest
 import typer
 
-from silotune.cli.app import app
-from silotune.cli.main import _COMMAND_MODULES
+from silotune.cli.app import add_commands, app
 from tests.support.chats import chat_model, conversations, write_lines
 from tests.support.command_line import Silotune, command
 from tests.support.tiny import save_backbone
@@ -66,8 +64,7 @@ def words_of(lines: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_and_options_exist(page: Path) -> None:
-    for name in _COMMAND_MODULES:
-        import_module(f"silotune.cli.{name}")
+    add_commands()
     root = typer.main.get_command(app)
     for words in commands(page):
         known: click.Command = root

@@ -1,7 +1,9 @@
-"""`app`, the typer application in which other modules register commands; suggests names for unknown ones."""
+"""The typer application of `silotune`, and how it finds its commands; suggests names for unknown ones."""
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated
 
 import click
@@ -15,6 +17,31 @@ BEFORE = "Before a run"
 RESULTS = "Results and models"
 FEDERATION = "A federation on several machines"
 """The groups of commands in the help."""
+
+_MODULES = (
+    "run",
+    "demo",
+    "compare",
+    "sweep",
+    "catalog",
+    "data",
+    "partition",
+    "config",
+    "cost",
+    "report",
+    "evaluate",
+    "transfer",
+    "export_predict",
+    "import_data",
+)
+"""Modules of `silotune.cli` that register commands with `app` when they are imported, in the order of the help. All
+are imported at every start, so each imports torch and other slow libraries inside its commands only."""
+
+_GROUP = "silotune.commands"
+"""The entry point group of further commands; each entry is a function that adds its commands to `app`."""
+
+_OWN = {"deploy": "silotune.deploy.commands:add_commands"}
+"""Entries of this package: they are found without an installation, too."""
 
 
 class _Commands(TyperGroup):
@@ -45,3 +72,12 @@ def _root(version: Annotated[bool, typer.Option("--version", "-V", help="Print t
 
         typer.echo(__version__)
         raise typer.Exit
+
+
+def add_commands() -> None:
+    """Import the modules of all commands, those of plug-ins too."""
+    for name in _MODULES:
+        import_module(f"silotune.cli.{name}")
+    entries = _OWN | {entry.name: entry.value for entry in entry_points(group=_GROUP)}
+    for name, value in entries.items():
+        EntryPoint(name, value, _GROUP).load()(app)

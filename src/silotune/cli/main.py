@@ -12,28 +12,6 @@ if TYPE_CHECKING:
 
 _INTERRUPTED, _TERMINATED = 130, 143
 
-_COMMAND_MODULES = (
-    "run",
-    "demo",
-    "compare",
-    "sweep",
-    "catalog",
-    "data",
-    "partition",
-    "config",
-    "cost",
-    "report",
-    "evaluate",
-    "transfer",
-    "export_predict",
-    "import_data",
-    "federation",
-    "silo",
-    "enrollment",
-)
-"""Modules of `silotune.cli` that register commands with `app` when they are imported, in the order of the help. All
-are imported at every start, so each imports torch and other slow libraries inside its commands only."""
-
 _GC_THRESHOLD = 100_000
 """New objects between two runs of the garbage collector. Importing torch and transformers and reading rows makes
 millions of objects that stay; with Python's default of 700, collections took a fifth of the start."""
@@ -65,13 +43,11 @@ def main() -> None:
 def _run_command() -> int:
     """Run the command that `sys.argv` names, and return its exit code; typer returns 130 for a Ctrl-C inside it."""
     import gc
-    from importlib import import_module
 
     gc.set_threshold(_GC_THRESHOLD, 50, 100)
-    from silotune.cli.app import app
+    from silotune.cli.app import add_commands, app
 
-    for name in _COMMAND_MODULES:
-        import_module(f"silotune.cli.{name}")
+    add_commands()
     code = app(standalone_mode=False, prog_name="silotune")
     return code if isinstance(code, int) else 0
 

@@ -64,7 +64,7 @@ def run_command(
     with show_progress(quiet, verbose, log_file, write=tell) as followers:
         callbacks = [*trackers, *followers(config.method.name, config.rounds)]
         if engine == FLOWER:
-            from silotune.distributed.deploy.local_run import run_local
+            from silotune.distributed.local.run_local import run_local
 
             with EventFeed(folder, config.rounds, callbacks) as feed:
                 summary, privacy = run_local(config, folder, resume=resume, progress=feed, announce=tell)

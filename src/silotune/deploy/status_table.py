@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from silotune.cli.console import console, say
-from silotune.distributed.deploy.status_words import busy, short_time, size
+from silotune.deploy.status_words import busy, short_time, size
 
 
 def show_status(state: Mapping[str, Any]) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from silotune.core.number_text import clock_text
-from silotune.distributed.deploy.curves import COLORS, curve_chart
-from silotune.distributed.deploy.federation_metrics import FAILURE_EVENTS
-from silotune.distributed.deploy.run_queue import QueuedRun
-from silotune.distributed.deploy.status_words import busy, short_time, size
+from silotune.deploy.curves import COLORS, curve_chart
+from silotune.deploy.federation_metrics import FAILURE_EVENTS
+from silotune.deploy.run_queue import QueuedRun
+from silotune.deploy.status_words import busy, short_time, size
 from silotune.runs.storage.readers import events
 
 REFRESH = 10

@@ -1,4 +1,4 @@
-"""The commands `silotune worker` and `silotune federation …`; those that set one up are in `cli/enrollment.py`."""
+"""The commands `silotune worker` and `silotune federation …`; those that set one up are in `setup_commands.py`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from silotune.cli.app import FEDERATION, app
 from silotune.cli.console import JsonOption, Overrides, console, say
 from silotune.core.clock import log_line
 
 if TYPE_CHECKING:
-    from silotune.distributed.deploy.party_configs import CoordinatorSettings
-    from silotune.distributed.deploy.run_queue import QueuedRun
+    from silotune.deploy.party_configs import CoordinatorSettings
+    from silotune.deploy.run_queue import QueuedRun
 
 WorkerFile = Annotated[Path, typer.Argument(help="The silo's own configuration (YAML).", metavar="SILO_YAML")]
 
 
-@app.command(rich_help_panel=FEDERATION)
 def worker(silo: WorkerFile) -> None:
     """Serve one silo: load its backbone and rows, and train for the SuperNode on the same machine."""
     from silotune.distributed.silo.silo_config import read_silo_settings
@@ -29,8 +27,6 @@ def worker(silo: WorkerFile) -> None:
 
 
 federation = typer.Typer(help="A federation on several machines.", no_args_is_help=True)
-
-app.add_typer(federation, name="federation", rich_help_panel=FEDERATION)
 
 SiloFile = Annotated[Path, typer.Argument(help="The silo's own file, or its node's (YAML).", metavar="SILO_YAML")]
 
@@ -46,10 +42,10 @@ PartyFile = Annotated[Path, typer.Argument(help="The coordinator's or a silo's f
 @federation.command()
 def up(coordinator: CoordinatorFile) -> None:
     """Run the coordinator's SuperLink, in the foreground."""
-    from silotune.distributed.deploy import commands
-    from silotune.distributed.deploy.enrollment import enrollment
-    from silotune.distributed.deploy.party_configs import read_coordinator_settings
-    from silotune.distributed.deploy.status_server import status_server
+    from silotune.deploy import party_processes as commands
+    from silotune.deploy.enrollment import enrollment
+    from silotune.deploy.party_configs import read_coordinator_settings
+    from silotune.deploy.status_server import status_server
 
     settings = read_coordinator_settings(coordinator)
     with enrollment(settings, _log), status_server(settings, _log):
@@ -61,8 +57,8 @@ def admit(
     coordinator: CoordinatorFile, silo: SiloName, key: Annotated[Path, typer.Argument(help="Its public key (….pub).")]
 ) -> None:
     """Register a silo's public key."""
-    from silotune.distributed.deploy import node_keys
-    from silotune.distributed.deploy.party_configs import read_coordinator_settings
+    from silotune.deploy import node_keys
+    from silotune.deploy.party_configs import read_coordinator_settings
 
     node = node_keys.register_node(read_coordinator_settings(coordinator), silo, key)
     say(f"silo {silo!r} is node {node}")
@@ -71,8 +67,8 @@ def admit(
 @federation.command()
 def expel(coordinator: CoordinatorFile, silo: SiloName) -> None:
     """Remove a silo's public key: the silo left, or its key was lost and will be replaced."""
-    from silotune.distributed.deploy import node_keys
-    from silotune.distributed.deploy.party_configs import read_coordinator_settings
+    from silotune.deploy import node_keys
+    from silotune.deploy.party_configs import read_coordinator_settings
 
     node = node_keys.unregister_node(read_coordinator_settings(coordinator), silo)
     say(f"silo {silo!r} was node {node}; its key is removed")
@@ -81,8 +77,8 @@ def expel(coordinator: CoordinatorFile, silo: SiloName) -> None:
 @federation.command()
 def join(silo: SiloFile) -> None:
     """Run a silo's worker and SuperNode, in the foreground."""
-    from silotune.distributed.deploy import commands
-    from silotune.distributed.deploy.party_configs import read_silo_or_node_settings
+    from silotune.deploy import party_processes as commands
+    from silotune.deploy.party_configs import read_silo_or_node_settings
 
     commands.join(silo, read_silo_or_node_settings(silo), _log)
 
@@ -97,8 +93,8 @@ def start(
     wait: Annotated[bool, typer.Option(help="Follow the run until it ends.")] = True,
 ) -> None:
     """Start a run with the silos that `federation.silos` names, after those that were started before it."""
-    from silotune.distributed.deploy import run_commands
-    from silotune.distributed.deploy.party_configs import read_coordinator_settings
+    from silotune.deploy import run_commands
+    from silotune.deploy.party_configs import read_coordinator_settings
     from silotune.runs.build.resolve import read_config
     from silotune.runs.run import default_folder
 
@@ -119,8 +115,8 @@ def runs(coordinator: CoordinatorFile, as_json: JsonOption = False) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from silotune.distributed.deploy import run_commands
-    from silotune.distributed.deploy.party_configs import read_coordinator_settings
+    from silotune.deploy import run_commands
+    from silotune.deploy.party_configs import read_coordinator_settings
 
     settings = read_coordinator_settings(coordinator)
     listed = run_commands.listed(settings)
@@ -141,8 +137,8 @@ def runs(coordinator: CoordinatorFile, as_json: JsonOption = False) -> None:
 @federation.command()
 def stop(coordinator: CoordinatorFile, run: RunNumber) -> None:
     """Stop a run, or take it out of the queue; its finished rounds are kept."""
-    from silotune.distributed.deploy import run_commands
-    from silotune.distributed.deploy.party_configs import read_coordinator_settings
+    from silotune.deploy import run_commands
+    from silotune.deploy.party_configs import read_coordinator_settings
 
     stopped = run_commands.stop(read_coordinator_settings(coordinator), run)
     say(f"run {run}: {'is being stopped' if stopped.stop else 'stopped'}")
@@ -158,8 +154,8 @@ def resume(
     wait: Annotated[bool, typer.Option(help="Follow the run until it ends.")] = True,
 ) -> None:
     """Continue a run that failed or was stopped, also with another quorum, other deadlines or other silos."""
-    from silotune.distributed.deploy import run_commands
-    from silotune.distributed.deploy.party_configs import read_coordinator_settings
+    from silotune.deploy import run_commands
+    from silotune.deploy.party_configs import read_coordinator_settings
 
     settings = read_coordinator_settings(coordinator)
     resumed = run_commands.resume(settings, run, overrides or [])
@@ -171,7 +167,7 @@ def resume(
 def _follow(settings: CoordinatorSettings, run: QueuedRun) -> None:
     """Show a run's progress until it is over, then its results."""
     from silotune.cli.progress import show_progress
-    from silotune.distributed.deploy import run_commands
+    from silotune.deploy import run_commands
     from silotune.experiments.report.result_table import result_table
     from silotune.runs.callbacks.feed import EventFeed
     from silotune.runs.storage.readers import read_summary
@@ -189,10 +185,10 @@ def status(file: PartyFile, as_json: JsonOption = False) -> None:
     """Show the state of a coordinator and its silos, or whether a silo's processes run."""
     import json
 
-    from silotune.cli.federation_status import show_status
-    from silotune.distributed.deploy import commands
-    from silotune.distributed.deploy.federation_status import federation_status
-    from silotune.distributed.deploy.party_configs import CoordinatorSettings, read_party
+    from silotune.deploy import party_processes as commands
+    from silotune.deploy.federation_status import federation_status
+    from silotune.deploy.party_configs import CoordinatorSettings, read_party
+    from silotune.deploy.status_table import show_status
 
     settings = read_party(file)
     if isinstance(settings, CoordinatorSettings):
@@ -211,7 +207,7 @@ def status(file: PartyFile, as_json: JsonOption = False) -> None:
 @federation.command()
 def down(file: PartyFile) -> None:
     """Stop the processes that `up` or `join` started."""
-    from silotune.distributed.deploy import commands
+    from silotune.deploy import party_processes as commands
 
     say("ended" if commands.down(file) else "nothing was running")
 
@@ -222,7 +218,7 @@ def audit(
     as_json: JsonOption = False,
 ) -> None:
     """Check the coordinator's audit log of messages and decisions, and sum it up; exit code 1 if it was changed."""
-    from silotune.cli.audit import print_audit
+    from silotune.deploy.print_audit import print_audit
     from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
 
     print_audit(folder / FEDERATION_FOLDER if (folder / FEDERATION_FOLDER).is_dir() else folder, as_json)

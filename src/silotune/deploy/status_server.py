@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from silotune.distributed.deploy.federation_metrics import current_run, federation_measures
-from silotune.distributed.deploy.federation_status import Nodes, federation_status
-from silotune.distributed.deploy.node_keys import node_statuses
-from silotune.distributed.deploy.party_configs import CoordinatorSettings
-from silotune.distributed.deploy.run_queue import RunQueue
-from silotune.distributed.deploy.status_page import status_page
+from silotune.deploy.federation_metrics import current_run, federation_measures
+from silotune.deploy.federation_status import Nodes, federation_status
+from silotune.deploy.node_keys import node_statuses
+from silotune.deploy.party_configs import CoordinatorSettings
+from silotune.deploy.run_queue import RunQueue
+from silotune.deploy.status_page import status_page
 from silotune.distributed.processes.loopback_server import HOST, LoopbackServer, Page
 from silotune.distributed.processes.metrics_text import metrics_page
 from silotune.errors import SilotuneError

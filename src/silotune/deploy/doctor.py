@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config import BackboneConfig
-from silotune.distributed.deploy.certificates import names_in
-from silotune.distributed.deploy.checks import (
+from silotune.deploy.certificates import names_in
+from silotune.deploy.checks import (
     Finding,
     attempt,
     check_certificate,
@@ -17,8 +17,8 @@ from silotune.distributed.deploy.checks import (
     check_proxy,
     check_secret,
 )
-from silotune.distributed.deploy.joining import config_of_one
-from silotune.distributed.deploy.party_configs import CoordinatorSettings, NodeSettings
+from silotune.deploy.joining import config_of_one
+from silotune.deploy.party_configs import CoordinatorSettings, NodeSettings
 from silotune.distributed.silo.own_keys import ORDER_KEY
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import InputError

@@ -20,15 +20,15 @@ from typing import Any
 
 from silotune.core.files import write_text
 from silotune.core.locking import folder_lock, is_locked
-from silotune.distributed.coordinator.status_files import STARTUP_TIMEOUT, read_json
-from silotune.distributed.deploy.node_keys import record_decision
-from silotune.distributed.deploy.party_configs import (
+from silotune.deploy.node_keys import record_decision
+from silotune.deploy.party_configs import (
     CoordinatorSettings,
     NodeSettings,
     read_party,
     read_silo_or_node_settings,
 )
-from silotune.distributed.deploy.scheduler import Scheduler
+from silotune.deploy.scheduler import Scheduler
+from silotune.distributed.coordinator.status_files import STARTUP_TIMEOUT, read_json
 from silotune.distributed.flower.commands import ENVIRONMENT, require_flower, superlink_command, supernode_command
 from silotune.distributed.processes.ports import wait_for_port
 from silotune.distributed.processes.supervisor import ManagedProcess, Supervisor

@@ -14,10 +14,10 @@ from typing import Any
 
 from silotune.config import Config
 from silotune.core.yaml_text import dump_yaml
-from silotune.distributed.deploy.certificates import check_public_key, make_node_key, public_node_key
-from silotune.distributed.deploy.coordinator_client import register
-from silotune.distributed.deploy.invitations import Invitation
-from silotune.distributed.deploy.owned_files import (
+from silotune.deploy.certificates import check_public_key, make_node_key, public_node_key
+from silotune.deploy.coordinator_client import register
+from silotune.deploy.invitations import Invitation
+from silotune.deploy.owned_files import (
     filled,
     install_units,
     make_user,

@@ -17,10 +17,10 @@ from typing import Any
 
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.core.files import read_json, write_text
-from silotune.distributed.deploy.certificates import fingerprint
-from silotune.distributed.deploy.node_keys import PREFIX, registered_nodes
-from silotune.distributed.deploy.owned_files import like, require_absent, write_new
-from silotune.distributed.deploy.party_configs import CoordinatorSettings
+from silotune.deploy.certificates import fingerprint
+from silotune.deploy.node_keys import PREFIX, registered_nodes
+from silotune.deploy.owned_files import like, require_absent, write_new
+from silotune.deploy.party_configs import CoordinatorSettings
 from silotune.errors import InputError
 
 DAYS = 7.0

@@ -28,8 +28,8 @@ from silotune.data.targets import target_tensor
 from silotune.distributed.coordinator.coordinate import PREDECESSOR_TIMEOUT
 from silotune.distributed.coordinator.job import Job
 from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER, RunRegistry
-from silotune.distributed.deploy.local_processes import LocalProcesses
 from silotune.distributed.flower.commands import ENVIRONMENT, require_flower
+from silotune.distributed.local.local_processes import LocalProcesses
 from silotune.distributed.processes.supervisor import Supervisor
 from silotune.distributed.protocol.agreement import check_federated, wire_config
 from silotune.errors import OR_RESUME, InputError, require_unused

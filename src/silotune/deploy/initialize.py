@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from silotune.core.yaml_text import dump_yaml
-from silotune.distributed.deploy.certificates import (
+from silotune.deploy.certificates import (
     KeyPair,
     days_left,
     fingerprint,
@@ -15,7 +15,7 @@ from silotune.distributed.deploy.certificates import (
     make_server_certificate,
     names_in,
 )
-from silotune.distributed.deploy.owned_files import (
+from silotune.deploy.owned_files import (
     filled,
     install_units,
     like,
@@ -28,7 +28,7 @@ from silotune.distributed.deploy.owned_files import (
     state_folder,
     write_new,
 )
-from silotune.distributed.deploy.party_configs import CoordinatorSettings
+from silotune.deploy.party_configs import CoordinatorSettings
 from silotune.distributed.flower.commands import require_flower
 from silotune.errors import InputError
 

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from silotune.deploy.party_configs import CoordinatorSettings
+from silotune.deploy.run_queue import QueuedRun, RunQueue, RunState
 from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
 from silotune.distributed.coordinator.silo_board import read_board
-from silotune.distributed.deploy.party_configs import CoordinatorSettings
-from silotune.distributed.deploy.run_queue import QueuedRun, RunQueue, RunState
 from silotune.distributed.processes.metrics_text import Measure
 from silotune.runs.storage.readers import events
 

@@ -21,10 +21,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from silotune.config.validators import is_name
-from silotune.distributed.deploy.certificates import check_public_key
-from silotune.distributed.deploy.invitations import InvitationBook, InvitationRefused
-from silotune.distributed.deploy.node_keys import register_node, registered_nodes, unregister_node
-from silotune.distributed.deploy.party_configs import CoordinatorSettings
+from silotune.deploy.certificates import check_public_key
+from silotune.deploy.invitations import InvitationBook, InvitationRefused
+from silotune.deploy.node_keys import register_node, registered_nodes, unregister_node
+from silotune.deploy.party_configs import CoordinatorSettings
 from silotune.distributed.protocol.frames import PROTOCOL
 from silotune.errors import InputError, SilotuneError
 from silotune.version import __version__

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config import Config
+from silotune.deploy.node_keys import record_decision
+from silotune.deploy.party_configs import CoordinatorSettings
+from silotune.deploy.party_processes import CHECK_INTERVAL, is_running
+from silotune.deploy.run_queue import QueuedRun, RunQueue
 from silotune.distributed.coordinator.job import prepare
 from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
 from silotune.distributed.coordinator.status_files import CoordinatorMonitor, read_progress, require_finished
-from silotune.distributed.deploy.commands import CHECK_INTERVAL, is_running
-from silotune.distributed.deploy.node_keys import record_decision
-from silotune.distributed.deploy.party_configs import CoordinatorSettings
-from silotune.distributed.deploy.run_queue import QueuedRun, RunQueue
 from silotune.distributed.flower.commands import require_flower
 from silotune.errors import InputError, SilotuneError
 from silotune.runs.build.resolve import read_config

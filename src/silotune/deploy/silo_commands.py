@@ -1,6 +1,6 @@
 """The commands `silotune silo pending`, `show`, `approve`, `reject`, `audit`, of a silo's operator; `usual_file`.
 
-`join` and `doctor` are in `cli/enrollment.py`.
+`join` and `doctor` are in `setup_commands.py`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from silotune.cli.app import FEDERATION, app
 from silotune.cli.console import JsonOption, say
 
 if TYPE_CHECKING:
     from silotune.distributed.silo.approvals import Approvals, State
 
 silo = typer.Typer(help="A silo's own decisions: which runs it takes part in.", no_args_is_help=True)
-
-app.add_typer(silo, name="silo", rich_help_panel=FEDERATION)
 
 USUAL_FILES = (Path("silo.yaml"), Path("/etc/silotune/silo.yaml"))
 
@@ -73,7 +70,7 @@ def reject(run: RunName, config: SiloFile = None) -> None:
 @silo.command()
 def audit(config: SiloFile = None, as_json: JsonOption = False) -> None:
     """Check the audit log of all messages that left this silo, and sum it up per run; exit code 1 if it was changed."""
-    from silotune.cli.audit import print_audit
+    from silotune.deploy.print_audit import print_audit
     from silotune.distributed.silo.silo_config import read_silo_settings
 
     print_audit(Path(read_silo_settings(usual_file(config)).folder), as_json)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from silotune.core.clock import utc_now
+from silotune.deploy.node_keys import node_statuses, registered_nodes
+from silotune.deploy.party_configs import CoordinatorSettings
+from silotune.deploy.party_processes import is_running
+from silotune.deploy.run_commands import activity, finished_rounds
+from silotune.deploy.run_queue import QueuedRun, RunQueue
 from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
 from silotune.distributed.coordinator.silo_board import read_board
-from silotune.distributed.deploy.commands import is_running
-from silotune.distributed.deploy.node_keys import node_statuses, registered_nodes
-from silotune.distributed.deploy.party_configs import CoordinatorSettings
-from silotune.distributed.deploy.run_commands import activity, finished_rounds
-from silotune.distributed.deploy.run_queue import QueuedRun, RunQueue
 from silotune.distributed.silo.operation_status import free_bytes
 from silotune.errors import SilotuneError
 from silotune.version import __version__

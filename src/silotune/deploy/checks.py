@@ -12,9 +12,9 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from silotune.distributed.deploy.certificates import days_left, fingerprint
-from silotune.distributed.deploy.coordinator_client import ask
-from silotune.distributed.deploy.enrollment import PATH
+from silotune.deploy.certificates import days_left, fingerprint
+from silotune.deploy.coordinator_client import ask
+from silotune.deploy.enrollment import PATH
 from silotune.distributed.protocol.frames import PROTOCOL
 from silotune.errors import SilotuneError
 from silotune.version import __version__

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from silotune.cli.console import JsonOption
-from silotune.cli.federation import CoordinatorFile, SiloName, federation
-from silotune.cli.silo import SiloFile, silo, usual_file
+from silotune.deploy.federation_commands import CoordinatorFile, SiloName, federation
+from silotune.deploy.silo_commands import SiloFile, silo, usual_file
 
 if TYPE_CHECKING:
-    from silotune.distributed.deploy.checks import Finding
+    from silotune.deploy.checks import Finding
 
 InvitationFile = Annotated[Path, typer.Argument(help="The invitation from the coordinator.", metavar="FILE")]
 
@@ -33,7 +33,7 @@ def init(
 ) -> None:
     """Make a coordinator's certificates, its file, nginx's file and systemd units."""
     from silotune.cli.console import say
-    from silotune.distributed.deploy import initialize
+    from silotune.deploy import initialize
 
     made = initialize.init(folder, host, port, inner_port, install)
     say(f"coordinator: {made.coordinator}")
@@ -54,8 +54,8 @@ def invite(
 ) -> None:
     """Write an invitation: address, authority, and a token that registers one key, once. Keep it secret."""
     from silotune.cli.console import say
-    from silotune.distributed.deploy import invitations
-    from silotune.distributed.deploy.party_configs import read_coordinator_settings
+    from silotune.deploy import invitations
+    from silotune.deploy.party_configs import read_coordinator_settings
 
     path = out or Path(f"{name}.invite")
     made = invitations.invite(read_coordinator_settings(coordinator), name, path, days, replace)
@@ -72,8 +72,8 @@ def renew(
 ) -> None:
     """Make a new server certificate from the same authority; then restart coordinator and proxy."""
     from silotune.cli.console import say
-    from silotune.distributed.deploy import initialize
-    from silotune.distributed.deploy.party_configs import read_coordinator_settings
+    from silotune.deploy import initialize
+    from silotune.deploy.party_configs import read_coordinator_settings
 
     days = initialize.renew(read_coordinator_settings(coordinator), authority, key)
     if authority:
@@ -89,8 +89,8 @@ def federation_doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Check certificates, modes, ports, the proxy, versions, disk and backbone; exit code 1 for a problem."""
-    from silotune.distributed.deploy.doctor import examine_coordinator
-    from silotune.distributed.deploy.party_configs import read_coordinator_settings
+    from silotune.deploy.doctor import examine_coordinator
+    from silotune.deploy.party_configs import read_coordinator_settings
 
     _report(examine_coordinator(read_coordinator_settings(coordinator), backbone), as_json)
 
@@ -118,8 +118,8 @@ def silo_join(
 ) -> None:
     """Make this silo's key and settings from an invitation, and register the key."""
     from silotune.cli.console import say
-    from silotune.distributed.deploy import joining
-    from silotune.distributed.deploy.invitations import Invitation
+    from silotune.deploy import joining
+    from silotune.deploy.invitations import Invitation
     from silotune.errors import InputError
 
     found = Invitation.read(invitation)
@@ -152,8 +152,8 @@ def silo_doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Check key, connection, clock, versions, disk and backbone, and train one step; exit code 1 for a problem."""
-    from silotune.distributed.deploy.doctor import examine_silo
-    from silotune.distributed.deploy.party_configs import read_silo_or_node_settings
+    from silotune.deploy.doctor import examine_silo
+    from silotune.deploy.party_configs import read_silo_or_node_settings
 
     _report(examine_silo(read_silo_or_node_settings(usual_file(config)), train), as_json)
 
@@ -161,7 +161,7 @@ def silo_doctor(
 def _report(findings: list[Finding], as_json: bool) -> None:
     """Print findings, and end with code 1 if there is a problem."""
     from silotune.cli.console import say
-    from silotune.distributed.deploy.checks import as_fields
+    from silotune.deploy.checks import as_fields
 
     failed = any(finding.state == "problem" for finding in findings)
     if as_json:

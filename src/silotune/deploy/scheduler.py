@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 
 from silotune.core.locking import is_locked
+from silotune.deploy.node_keys import flwr_environment
+from silotune.deploy.party_configs import CoordinatorSettings
+from silotune.deploy.run_queue import QueuedRun, RunQueue
 from silotune.distributed.coordinator import status_files
 from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
 from silotune.distributed.coordinator.status_files import CoordinatorMonitor, read_json, read_progress
-from silotune.distributed.deploy.node_keys import flwr_environment
-from silotune.distributed.deploy.party_configs import CoordinatorSettings
-from silotune.distributed.deploy.run_queue import QueuedRun, RunQueue
 from silotune.distributed.flower.commands import run_flwr, submit_job, write_app
 from silotune.distributed.processes.restart_policy import RestartPolicy
 from silotune.errors import SilotuneError

@@ -15,7 +15,7 @@ from silotune.config.validators import NAME_RULE, is_name
 from silotune.core.chained_log import ChainedLog
 from silotune.core.clock import current_user
 from silotune.core.files import write_text
-from silotune.distributed.deploy.party_configs import CoordinatorSettings
+from silotune.deploy.party_configs import CoordinatorSettings
 from silotune.distributed.flower.commands import ENVIRONMENT, run_flwr, write_home
 from silotune.errors import InputError, SilotuneError
 

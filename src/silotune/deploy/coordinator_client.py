@@ -7,8 +7,8 @@ import json
 import ssl
 from typing import Any
 
-from silotune.distributed.deploy.enrollment import PATH
-from silotune.distributed.deploy.invitations import Invitation
+from silotune.deploy.enrollment import PATH
+from silotune.deploy.invitations import Invitation
 from silotune.distributed.protocol.frames import PROTOCOL
 from silotune.errors import InputError, SilotuneError
 from silotune.version import __version__

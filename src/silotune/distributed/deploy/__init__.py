@@ -1,1 +1,0 @@
-"""The commands of a deployment (`silotune federation`, `silo join`), and `--engine flower-local`."""

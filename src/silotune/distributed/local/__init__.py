@@ -1,0 +1,1 @@
+"""`--engine flower-local`: all parties of a federation as processes on this machine."""
