@@ -20,12 +20,12 @@ from silotune.runs.build.resolve import read_config
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.run import run
 from silotune.runs.storage.run_folder import RunFolder
-from silotune.training import cohort, token_memory
+from silotune.training import at_once, cohort
 from silotune.training.cohort import ON_A_CPU, ON_A_GPU
 from silotune.training.local_trainer import LocalTrainer
 from tests.support.method_cases import assert_as_if_never_interrupted, logged, tapped
 from tests.support.numeric_rig import doubled, parts_in_double
-from tests.support.tiny import ATTENTION_HEADS, METHODS, ONE_TASK, UNPARTITIONED, tiny_overrides, write_data
+from tests.support.tiny import METHODS, ONE_TASK, UNPARTITIONED, tiny_overrides, write_data
 
 UNLIKE = {"alpha": 10, "beta": 21, "gamma": 14}
 """Rows: 2, 3 and 2 steps of 8 rows, the last ones ragged; two or three labels."""
@@ -461,12 +461,11 @@ def test_auto_says_why_silos_train_one_by_one(words, tmp_path):
 def test_auto_is_what_pays_where_memory_has_room(device, most, words, monkeypatch):
     federation = build(read_config("demo", words("fedmcp")))
     monkeypatch.setattr(federation.backbone, "device", torch.device(device))
-    # 8 rows of 32 tokens, three trained views, two blocks: float32 numbers for the hidden width, attention's and the
-    # feed-forward's, and two for each of the heads and of 32 tokens
-    inner = federation.backbone.base.config.intermediate_size
-    of_a_silo = 8 * 32 * 3 * 2 * (32 * (26 + 8) + inner * 7 + 2 * ATTENTION_HEADS * 32) * 4
-    for memory, size in ((2 * most * of_a_silo, most), (2 * 7 * of_a_silo, 7), (of_a_silo, 1), (2**40, most)):
-        monkeypatch.setattr(token_memory, "total_memory", lambda _, memory=memory: memory)
+    weights = sum(tensor.nbytes for tensor in federation.backbone.model.parameters())
+    monkeypatch.setattr(cohort, "kept_of_a_token", lambda *_: 1000)
+    of_a_silo = 8 * 32 * 3 * 1000  # rows, tokens, trained views
+    for room, size in ((2 * most * of_a_silo, most), (2 * 7 * of_a_silo, 7), (of_a_silo, 1), (2**40, most)):
+        monkeypatch.setattr(at_once, "total_memory", lambda _, room=room: room + weights)
         found = cohort.choose_cohort("auto", federation.context, federation.silos.values())
         assert found.size == size
         assert ("memory" in found.reason) == (size < most)

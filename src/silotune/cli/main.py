@@ -83,7 +83,8 @@ def _report(error: Exception) -> int:
         return 1
     reason = str(error)
     if isinstance(error, RuntimeError) and ("out of memory" in reason or "allocate memory" in reason):  # from PyTorch
-        _complain(f"out of memory; a lower train.batch_size needs less ({reason.splitlines()[0]})")
+        remedy = "train.tokens_at_once=auto, or a lower train.batch_size, needs less"
+        _complain(f"out of memory; {remedy} ({reason.splitlines()[0]})")
         return 1
     raise error
 

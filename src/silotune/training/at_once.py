@@ -1,51 +1,98 @@
-"""`tokens_at_once`, `rows_scored`, `rows_written`: what goes through the backbone at once; `auto` goes by memory."""
+"""Choose how much goes through the backbone at once where a key says `auto`, by the memory of the device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
 from silotune.config import Config, TrainConfig
+from silotune.core.randomness import Stream
+from silotune.methods.base import Method
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.device import total_memory
+from silotune.models.forward.mixing import MixEntry, make_plan, parts_in
 from silotune.models.heads import Head, LanguageModelHead
-from silotune.training.token_memory import device_rooms, passing
 
 ON_A_CPU, ON_A_GPU = 64, 512
 """The most rows that `auto` chooses; more do not make a CPU faster, and the second number is chosen, not measured."""
 
 _FOR_GRAPHS = 0.7
-"""`auto` gives this part of the memory beside the weights to graphs."""
+"""The share of the memory beside the weights that `train.tokens_at_once=auto` gives to the graph of a step."""
 
 _FOR_ROWS = 4
-"""`auto` takes this part of the device's memory: weights and parts need theirs."""
-
-_WORD_SCORES = 3
-"""Values per word and answer that a search holds."""
+"""`auto` gives one part in so many of the memory to rows that are scored or answered."""
 
 
-def tokens_at_once(train: TrainConfig, backbone: Backbone) -> int | None:
-    """Return the most tokens of a step's graph; None: any number.
+def tokens_at_once(train: TrainConfig, backbone: Backbone, method: Method) -> int | None:
+    """Return the most tokens that a step's graph may hold; None: any number.
 
-    `auto` goes by the whole memory of each device that has blocks, without the weights there: what is free right now
-    could differ on resume, and lead to other bits.
+    `auto` goes by the whole memory of the device rather than by what is free at the moment.
     """
     if train.tokens_at_once != "auto":
         return train.tokens_at_once
-    rooms = device_rooms(backbone, train)
-    return max(1, min(int(_FOR_GRAPHS * room.beside_weights) // room.kept for room in rooms))
+    return max(1, int(_FOR_GRAPHS * room_for_graphs(backbone) / kept_of_a_token(train, backbone, method)))
+
+
+def room_for_graphs(backbone: Backbone) -> int:
+    """Return the bytes that the backbone's devices have beside its weights; several devices share the work alike."""
+    devices = backbone.block_devices.all
+    weights: int = sum(tensor.nbytes for tensor in backbone.model.parameters())
+    return max(0, min(map(total_memory, devices)) * len(devices) - weights)
+
+
+def kept_of_a_token(train: TrainConfig, backbone: Backbone, method: Method) -> float:
+    """Measure the bytes that a graph keeps per token: what a second row of full length adds to a forward of one."""
+    tuner = method.setting.tuner
+    adapters = max((len(parts_in(mix)) for phase in method.phases() for mix in phase.views.values()), default=1)
+    draws = torch.Generator().manual_seed(0)
+    parts = [backbone.place(tuner.init(backbone, [], draws)) for _ in range(max(1, adapters))]
+    mix = [MixEntry(tuner, {name: t.requires_grad_() for name, t in part.items()}, 1.0) for part in parts]
+    plan = make_plan(backbone, mix).with_dropout(train.dropout)
+    columns = min(train.max_length, (backbone.max_tokens or train.max_length) - len(mix) * tuner.virtual_tokens)
+    decodes = backbone.lm_head is not None and bool(backbone.base.config.is_encoder_decoder)
+
+    def kept(rows: int) -> int:
+        found: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        ids = torch.ones(rows, columns, dtype=torch.int64)
+        inputs = {"input_ids": ids, "attention_mask": ids} | ({"decoder_input_ids": ids} if decodes else {})
+        with Stream(0, "tokens_at_once"), saved_tensors_hooks(pack, lambda tensor: tensor), backbone.keeping_all():
+            states = backbone.encode(backbone.place(inputs), plan)
+        assert states.requires_grad
+        return sum(found.values())
+
+    of_a_token = (kept(2) - kept(1)) / (columns * (2 if decodes else 1))
+    backbone.rest()
+    if not train.gradient_checkpointing:
+        return of_a_token
+    blocks = sum(len(backbone.base.get_submodule(stack.blocks)) for stack in backbone.architecture.stacks)
+    return of_a_token / blocks + 4 * blocks * backbone.hidden_size  # the inside of one block, and every block's input
 
 
 def rows_scored(config: Config, backbone: Backbone) -> int:
     """Return how many rows are classified or embedded at once."""
-    return _chosen(config.evaluation.rows_at_once, backbone, lambda: _bytes_of_a_row(config, backbone))
+    return _rows(config.evaluation.rows_at_once, backbone, lambda: _bytes_of_a_row(config, backbone))
 
 
 def rows_written(config: Config, backbone: Backbone, head: Head) -> int:
     """Return how many prompts are answered at once."""
-    return _chosen(config.generation.rows_at_once, backbone, lambda: _bytes_of_a_prompt(config, backbone, head))
+    if not isinstance(head, LanguageModelHead):
+        return ON_A_CPU  # nothing is written
+    options, width = head.generation, 2 * backbone.hidden_size * int(backbone.base.config.num_hidden_layers)
+    cache = width * (config.train.max_length + options.max_new_tokens) * backbone.word_embeddings.element_size()
+    scores = 12 * len(backbone.word_embeddings)
+    of_a_prompt = options.beams * (cache + scores)
+    return _rows(config.generation.rows_at_once, backbone, lambda: of_a_prompt + _bytes_of_a_row(config, backbone))
 
 
-def _chosen(configured: int | str, backbone: Backbone, bytes_of_one: Callable[[], int]) -> int:
+def _rows(configured: int | str, backbone: Backbone, bytes_of_one: Callable[[], int]) -> int:
     if isinstance(configured, int):
         return configured
     most = ON_A_CPU if backbone.device.type == "cpu" else ON_A_GPU
@@ -54,19 +101,6 @@ def _chosen(configured: int | str, backbone: Backbone, bytes_of_one: Callable[[]
 
 
 def _bytes_of_a_row(config: Config, backbone: Backbone) -> int:
-    """Activations of one block over a row of full length."""
-    return config.train.max_length * passing(backbone, config.train.max_length)
-
-
-def _bytes_of_a_prompt(config: Config, backbone: Backbone, head: Head) -> int:
-    """Keys, values and word scores of a prompt's beams, and the activations of its prompt."""
-    if not isinstance(head, LanguageModelHead):
-        return 1  # nothing is written
-    beams, new, settings = head.generation.beams, head.generation.max_new_tokens, backbone.base.config
-    heads = int(getattr(settings, "num_attention_heads", 1))
-    key_heads = int(getattr(settings, "num_key_value_heads", None) or heads)
-    width = key_heads * int(getattr(settings, "head_dim", None) or backbone.hidden_size // heads)
-    layers = int(getattr(settings, "num_hidden_layers", 1))
-    kept = 2 * layers * width * (config.train.max_length + new) * backbone.word_embeddings.element_size()
-    words = len(backbone.word_embeddings) * _WORD_SCORES * 4
-    return beams * (kept + words) + _bytes_of_a_row(config, backbone)
+    """What one block holds at a time of a row of full length: wide layers, and attention's scores."""
+    length, heads = config.train.max_length, int(getattr(backbone.base.config, "num_attention_heads", 1))
+    return length * (16 * backbone.hidden_size + 3 * heads * length) * backbone.word_embeddings.element_size()

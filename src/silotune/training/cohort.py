@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.models.forward.mixing import can_share_forward
+from silotune.training.at_once import kept_of_a_token, room_for_graphs
 from silotune.training.context import TrainingContext
 from silotune.training.silo import Silo
-from silotune.training.token_memory import device_rooms
 
 ON_A_CPU, ON_A_GPU = 8, 32
 """The largest cohort of `cohort=auto`; the second number is chosen, not measured."""
@@ -44,19 +44,14 @@ def choose_cohort(configured: int | str, context: TrainingContext, silos: Iterab
 
 
 def _fitting(context: TrainingContext, silos: Iterable[Silo]) -> Cohort:
-    """Return the largest cohort whose activations of full-length rows fit into half of each device's memory."""
+    """Return the largest cohort whose activations of full-length rows fit into half of the memory that is left."""
     backbone, settings = context.backbone, context.train
     of_a_view = settings.batch_size * max(
         (_of_a_row(context, rows) for silo in silos for rows in silo.train.values()), default=settings.max_length
     )  # tokens of a silo's batch
     replicas = max(context.replicas(phase) for phase in context.phases)
-    room, reason = (
-        min(
-            min(device.total // 2, device.beside_weights) // (of_a_view * replicas * device.kept)
-            for device in device_rooms(backbone, settings)
-        ),
-        "half the memory",
-    )
+    of_a_token = kept_of_a_token(settings, backbone, context.method)
+    room, reason = int(room_for_graphs(backbone) / 2 / (of_a_view * replicas * of_a_token)), "half the memory"
     bound = context.tokens_at_once
     if bound is not None:
         views = max(phase.views_with_gradient for phase in context.phases)

@@ -92,7 +92,7 @@ class TestRest:
         noted: list[str] = []
         monkeypatch.setattr("transformers.PreTrainedModel.to", lambda self, device: noted.append(str(device)))
         monkeypatch.setattr("silotune.models.backbone.loading.resolve_device", lambda _: CUDA)
-        monkeypatch.setattr("silotune.models.backbone.memory.free_memory", lambda _: 2**40)
+        monkeypatch.setattr("silotune.models.backbone.loading.free_memory", lambda _: 2**40)
         monkeypatch.setattr("silotune.models.backbone.backbone.on_device", lambda tensors, _: tensors)
         return noted
 

@@ -32,7 +32,6 @@ from silotune.runs.build.model import BackboneRequirements, build_model
 from silotune.runs.build.ranks import for_silo, rank_of
 from silotune.runs.build.resolve import make_method, read_config, use_this_machine
 from silotune.runs.build.silos import build_silos
-from silotune.runs.build.step_memory import check_step_memory
 from silotune.runs.build.validation import check_tasks
 from silotune.training.federation import Federation
 from silotune.training.phase_batches import check_rows
@@ -202,7 +201,6 @@ class SiloSetup:
         (silo,) = silos.values()
         parts = PlannedParts.of(context, silo)
         coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled=False, shared=parts.shared)
-        check_step_memory(context, [silo], parts.shared | parts.private)
         return Federation(config, context, silos, coordinator, tasks, texts, privacy=privacy), parts
 
     def _split_seed(self, config: Config) -> int | None:

@@ -186,11 +186,6 @@ class Backbone:
         """Free the device's memory until the next use; nothing happens to a backbone that is not loaded `on_use`."""
         self._placement.rest()
 
-    @property
-    def resting_bytes(self) -> int:
-        """The bytes that the weights will take on the device, and do not take yet."""
-        return self._placement.resting_bytes
-
     def share(self) -> SharedWeights | None:
         """Put the weights where other processes of this machine can use them; see `WeightPlacement.share`."""
         return self._placement.share()
@@ -229,6 +224,10 @@ class Backbone:
                 return run()
             replaced = {f"base.{name}": tensor for name, tensor in plan.weights.items()}
             return cast(Result, torch.func.functional_call(FunctionalWrapper(self.base), replaced, (run,)))
+
+    def keeping_all(self) -> AbstractContextManager[None]:
+        """Return a context in which blocks keep all activations, whatever `checkpointing` says."""
+        return self._hooks.keeping_all()
 
     def prepare_inputs(self, inputs: Inputs, plan: ForwardPlan, padded_left: bool | None = None) -> PreparedInputs:
         """Put the plan's virtual tokens into a batch; in an encoder–decoder only those of the encoder.

@@ -185,11 +185,6 @@ class WeightPlacement:
                 tensor.data = host
             self._resting, self._host = True, None
 
-    @property
-    def resting_bytes(self) -> int:
-        """The bytes that the weights will take on the device, and do not take yet."""
-        return sum(tensor.nbytes for tensor in self._tensors()) if self._resting else 0
-
     def share(self) -> SharedWeights | None:
         """Put the weights where other processes of this machine can use them.
 

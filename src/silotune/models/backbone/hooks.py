@@ -48,6 +48,7 @@ class HookManager:
         self._plan: ForwardPlan | None = None
         self._hooked: set[str] = set()
         self._with_shared_output: set[str] = set()
+        self._checkpoints = True
 
     @contextlib.contextmanager
     def applied(self, plan: ForwardPlan) -> Iterator[None]:
@@ -64,6 +65,15 @@ class HookManager:
             if plan.shared is not None:
                 plan.shared.complete = True
 
+    @contextlib.contextmanager
+    def keeping_all(self) -> Iterator[None]:
+        """Keep all activations while the context lasts, also of blocks under gradient checkpointing."""
+        self._checkpoints = False
+        try:
+            yield
+        finally:
+            self._checkpoints = True
+
     def register(self, names: Iterable[str]) -> None:
         """Hook these modules, so that plans can change their inputs and outputs."""
         for name in names:
@@ -76,7 +86,7 @@ class HookManager:
 
         def run(*args: Any, **kwargs: Any) -> Any:
             plan = self._plan
-            if plan is None or not torch.is_grad_enabled():
+            if plan is None or not torch.is_grad_enabled() or not self._checkpoints:
                 return forward(*args, **kwargs)
             weights = {
                 f"base.{key.removeprefix(f'{name}.')}": tensor

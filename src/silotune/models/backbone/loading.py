@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -16,15 +17,15 @@ from silotune.core.stages import stage
 from silotune.errors import InputError
 from silotune.models.backbone.allocator import keep_freed_memory
 from silotune.models.backbone.backbone import WEIGHT_TYPES, Backbone
-from silotune.models.backbone.device import resolve_device, resolve_precision
+from silotune.models.backbone.device import GIB, free_memory, resolve_device, resolve_precision
 from silotune.models.backbone.device_map import candidates, plan_blocks, release, require_accelerate
 from silotune.models.backbone.fingerprint import stored_fingerprint
-from silotune.models.backbone.memory import require_room_for_weights
 from silotune.models.backbone.quantization import (
     NONE,
     quantized_loading,
     resolve_quantization,
     settle,
+    weight_bytes,
 )
 from silotune.models.backbone.shared_weights import SharedWeights
 from silotune.models.backbone.stored_model import (
@@ -130,8 +131,8 @@ def load_backbone(
         files = weight_files(source, settings)
     read = partial(_read, settings.name, source, model_class, config, auto)
     shapes = partial(without_data, settings, source, model_class)
-    if weights is None and files:
-        require_room_for_weights(settings.name, files, shapes, dtype, possible, quantization, keep_master)
+    if weights is None and quantization == NONE:
+        _require_room(settings.name, shapes, files, dtype, possible)
     block_devices = None
     device_map = None if settings.device_map == "auto" and len(possible) == 1 else settings.device_map
     if device_map is not None:
@@ -163,6 +164,22 @@ def load_backbone(
     _check_tokenizer(loaded)
     _check_lm_head(loaded)
     return loaded
+
+
+def _require_room(
+    name: str, shapes: Callable[[], Any], files: Sequence[Path], dtype: torch.dtype, devices: Sequence[torch.device]
+) -> None:
+    """Refuse weights that are larger than the free memory: without it, the system ends the process without a word."""
+    free = sum(map(free_memory, devices))
+    if sum(file.stat().st_size for file in files) * 4 <= free:  # no type is stored smaller than a byte a number
+        return
+    needed = weight_bytes(shapes(), NONE, dtype.itemsize)
+    if needed > free:
+        raise InputError(
+            f"backbone: the weights of {name!r} take {needed / GIB:.1f} GiB, and {' and '.join(map(str, devices))} "
+            f"{'has' if len(devices) == 1 else 'have'} {free / GIB:.1f} GiB free; precision=bf16, "
+            "backbone.quantization and a smaller backbone need less"
+        )
 
 
 def _check_tokenizer(backbone: Backbone) -> None:

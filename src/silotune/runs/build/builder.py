@@ -19,7 +19,6 @@ from silotune.runs.build.resolve import (
     with_chat_template,
 )
 from silotune.runs.build.silos import absent_silo, build_silos, server_silo
-from silotune.runs.build.step_memory import check_step_memory
 from silotune.runs.build.validation import check_labels, check_tasks
 from silotune.training.cohort import choose_cohort
 from silotune.training.federation import Federation
@@ -59,6 +58,8 @@ def build(
     check_tasks(config, method, tasks, absent_tasks, None if labeled is None else labeled.task)
     with stage("backbone"):
         context = build_model(config, method, [*tasks.values(), *absent_tasks.values()], backbone, load)
+    train = config.train.model_copy(update={"tokens_at_once": context.tokens_at_once})
+    config = config.model_copy(update={"train": train})  # the run folder says what `auto` came to
     if labeled is None and method.needs_labeled_rows:
         labeled = draw_labeled_rows(rows, config.server, config.data_seed)
     with stage("tokenization"):
@@ -67,7 +68,6 @@ def build(
         outside = {silo.name: absent_silo(context, silo) for silo in absent}
     check_rows(context, [*silos.values(), *([server] if server else [])])
     coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled is not None)
-    check_step_memory(context, [*silos.values()], coordinator.shared)
     if look is not None:
         look(rows)
     return Federation(

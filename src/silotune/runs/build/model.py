@@ -132,7 +132,7 @@ def make_context(config: Config, method: Method, tasks: Iterable[Task], backbone
         config.seed,
         start,
         cache,
-        tokens_at_once=tokens_at_once(config.train, backbone),
+        tokens_at_once=tokens_at_once(config.train, backbone, method),
         rows_scored=rows_scored(config, backbone),
         rows_written=rows_written(config, backbone, head),
         rounds=config.rounds,

@@ -176,7 +176,7 @@ def continued(config: Config, path: Path) -> Config:
     """Return the configuration with which to go on with a run: what it does not say is as the run began.
 
     A run that is older than the key `evaluation.validation` validates by the metric, in whatever round it was
-    interrupted. The number of threads, which bits depend on, stays that of the run.
+    interrupted. The number of threads and what `train.tokens_at_once=auto` came to stay, as bits depend on both.
     """
     file = path / "config.yaml"
     tree = load_yaml(file.read_text(encoding="utf-8")) if file.is_file() else None
@@ -184,6 +184,9 @@ def continued(config: Config, path: Path) -> Config:
         return config
     if config.threads is None and isinstance(tree.get("threads"), int):
         config = config.model_copy(update={"threads": tree["threads"]})
+    chosen = (tree.get("train") or {}).get("tokens_at_once")
+    if config.train.tokens_at_once == "auto" and isinstance(chosen, int):
+        config = config.model_copy(update={"train": config.train.model_copy(update={"tokens_at_once": chosen})})
     if config.evaluation.validation is not None or "validation" in (tree.get("evaluation") or {}):
         return config
     return config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"validation": "metric"})})
