@@ -178,7 +178,6 @@ FILES: dict[str, tuple[bytes, list[str]]] = {
     "value-and-group": (b"rounds: 2\nrounds.x: 3\n", ["rounds.x", "plain value"]),
     "silo-is-text": (b"silos: [north.csv]\n", ["silos.0", "name", "path"]),
     "silo-without-path": (b"silos: [{name: a}]\n", ["silos.a.path", "missing"]),
-    "itself": (b"train: &t {lr: *t}\n", ["bad.yaml", "deep"]),
 }
 
 

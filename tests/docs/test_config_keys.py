@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.support.config_keys import MODULE, module
+from scripts.config_keys import MODULE, module
 
 
 def test_the_types_are_those_of_the_schema() -> None:
-    assert MODULE.read_text(encoding="utf-8") == module(), "run `python -m tests.support.config_keys`"
+    assert MODULE.read_text(encoding="utf-8") == module(), "run `python -m scripts.config_keys`"

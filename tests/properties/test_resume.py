@@ -107,7 +107,7 @@ def test_a_finished_run_is_summarized_again_and_not_trained_again(federate, tmp_
     assert snapshot(tmp_path / "run" / "checkpoints") == before
     (tmp_path / "run" / "summary.json").write_text("{", encoding="utf-8")  # damaged: it is written anew
     anew = federate.run("fedmcp", tmp_path / "run", resume=True).summary
-    assert anew | {"stages": None} == whole.summary | {"stages": None}
+    assert anew == whole.summary
 
 
 def test_resume_without_a_run_starts_one(federate, reference, tmp_path):

@@ -54,9 +54,6 @@ def test_all_keys_of_the_contract(reference, case):
     ]
     assert summary["seconds"] > 0
     assert summary["samples_per_second"] > 0
-    stages = summary["stages"]
-    assert stages.keys() >= {"data", "tokenization", "training", "scoring", "writing"}
-    assert sum(value for name, value in stages.items() if name != "total") == pytest.approx(stages["total"], abs=0.01)
     rows = ONE_TASK_ROWS if CASES[case].one_task else TRAIN_ROWS
     if METHODS[CASES[case].method].labeled_only:
         rows = dict.fromkeys(rows, 8)  # four of each label

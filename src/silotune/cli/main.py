@@ -19,9 +19,6 @@ millions of objects that stay; with Python's default of 700, collections took a 
 
 def main() -> None:
     """Entry point of `silotune`."""
-    from silotune.core.stages import note_command_start
-
-    note_command_start()
     before, sys.unraisablehook = sys.unraisablehook, _repeat_ctrl_c
     try:
         code = _run_command()

@@ -46,7 +46,6 @@ def run_command(
     where = workers_of(engine, workers, address, (IN_PROCESS, FLOWER, RAY))
     from silotune.cli.preview import preview_run
     from silotune.cli.progress import show_progress
-    from silotune.core.stages import described
     from silotune.experiments.report.result_table import result_table
     from silotune.runs.build.resolve import read_config
     from silotune.runs.callbacks.feed import EventFeed
@@ -88,7 +87,6 @@ def run_command(
     say(_describe_uploads(config, summary))
     if privacy is not None and privacy.stops:
         say(privacy.stops)
-    say(f"time: {described(summary['stages'])}")
     say(f"run folder: {folder}")
 
 

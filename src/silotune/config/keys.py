@@ -1,6 +1,6 @@
 """Types of the keys of `run`, `compare` and others in Python, for editors and type checkers: `Keys`.
 
-Made of the schema by `python -m tests.support.config_keys`.
+Made of the schema by `python -m scripts.config_keys`.
 """
 
 from __future__ import annotations

@@ -49,20 +49,17 @@ def load_config(
         changes: words that override all others; `preset=NAME` puts the source over another preset.
         keys: as `overrides`, with values of Python: `{"rounds": 2, "train": {"lr": 1e-3}}`; `silos` may hold tables.
     """
-    try:
-        if "silos" in keys:
-            keys = {**keys, "silos": silo_entries(keys["silos"])}
-        pairs = (*map(parse_word, overrides), *((key, plain(value, key)) for key, value in keys.items()))
-        words, last = (absolute(nested(pairs), Path()) for pairs in (pairs, map(parse_word, changes)))
-        base = last.pop("preset", None)
-        if isinstance(source, str):
-            preset, file = _source(source, base) if source else ({}, {})
-        else:
-            given = absolute(nested((key, plain(value, key)) for key, value in source.items()), Path())
-            preset, file = (given, {}) if _of_another(given, words | last) else ({}, given)
-        return validated(_layered(preset, file, words, last, method_defaults))
-    except RecursionError:
-        raise InputError(f"config {source if isinstance(source, str) else ''}: nested too deeply") from None
+    if "silos" in keys:
+        keys = {**keys, "silos": silo_entries(keys["silos"])}
+    pairs = (*map(parse_word, overrides), *((key, plain(value, key)) for key, value in keys.items()))
+    words, last = (absolute(nested(pairs), Path()) for pairs in (pairs, map(parse_word, changes)))
+    base = last.pop("preset", None)
+    if isinstance(source, str):
+        preset, file = _source(source, base) if source else ({}, {})
+    else:
+        given = absolute(nested((key, plain(value, key)) for key, value in source.items()), Path())
+        preset, file = (given, {}) if _of_another(given, words | last) else ({}, given)
+    return validated(_layered(preset, file, words, last, method_defaults))
 
 
 def _of_another(given: Tree, chosen: Tree) -> bool:

@@ -1,4 +1,4 @@
-"""`ceil_fraction`, a share of a number rounded up; `mean_ignoring_none`, the mean of the scores that exist."""
+"""Small sums that several rooms share, and how tables write scores and seconds."""
 
 from __future__ import annotations
 
@@ -18,3 +18,14 @@ def mean_ignoring_none(values: Iterable[float | None]) -> float | None:
     """
     present = [value for value in values if value is not None]
     return math.fsum(present) / len(present) if present else None
+
+
+def score_text(value: float | None) -> str:
+    """Return a score with two digits; a dash if there is none."""
+    return "–" if value is None else f"{value:.2f}"
+
+
+def clock_text(seconds: float) -> str:
+    """Return seconds as `h:mm:ss`, below an hour as `m:ss`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

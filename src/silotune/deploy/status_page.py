@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from silotune.core.number_text import clock_text
+from silotune.core.numeric import clock_text
 from silotune.deploy.curves import COLORS, curve_chart
 from silotune.deploy.federation_metrics import FAILURE_EVENTS
 from silotune.deploy.run_queue import QueuedRun

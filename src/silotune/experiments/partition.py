@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from silotune.config.keys import Keys
-from silotune.core.html_table import html_table
+from silotune.core.notebook import html_table
 from silotune.data.loading import load_silos
 from silotune.errors import InputError
 from silotune.experiments.report.partition_heatmap import label_counts, partition_figure

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from silotune.config import Config
 from silotune.config.keys import Keys
 from silotune.core.files import make_folder
-from silotune.core.html_table import html_table
+from silotune.core.notebook import html_table
 from silotune.core.process_pool import end_unguarded_worker
 from silotune.core.workers import Workers
 from silotune.errors import OR_RESUME, InputError, require_unused

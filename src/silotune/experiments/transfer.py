@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from silotune.core.files import make_folder
-from silotune.core.html_table import html_table
+from silotune.core.notebook import html_table
 from silotune.errors import InputError, require_unused
 from silotune.evaluation.transfer import TASK_TYPES, Matrix, TransferModel, TransferScore, WhoseHead, exchange, matrix
 from silotune.experiments.report.transfer_matrices import RunFacts, transfer_figure, write_transfer_csv

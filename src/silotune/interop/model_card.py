@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from silotune.core.number_text import score_text
+from silotune.core.numeric import score_text
 from silotune.core.yaml_text import dump_yaml
 from silotune.data.metrics import lower_is_better
 

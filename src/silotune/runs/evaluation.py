@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silotune.config.tables import Table
-from silotune.core.html_table import html_table
-from silotune.core.number_text import score_text
+from silotune.core.notebook import html_table
+from silotune.core.numeric import score_text
 from silotune.data.metrics import metric_title
 from silotune.runs.labeled_file import TABLE, score_rows
 from silotune.runs.run_result import Run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,7 +13,6 @@ from silotune.config.keys import BackboneKeys, Keys, RunKeys
 from silotune.core.determinism import numerics
 from silotune.core.files import write_text
 from silotune.core.process_pool import end_unguarded_worker
-from silotune.core.stages import measured, seconds_so_far, stage
 from silotune.core.tensors import digest, flatten
 from silotune.core.workers import Workers
 from silotune.data.rows import SiloData
@@ -37,7 +35,7 @@ from silotune.runs.engines.multi_process import MultiProcessEngine, RayEngine
 from silotune.runs.more_rounds import may_differ
 from silotune.runs.run_result import Run
 from silotune.runs.storage.event_columns import write_event_columns
-from silotune.runs.storage.readers import events, read_summary
+from silotune.runs.storage.readers import events
 from silotune.runs.storage.run_folder import continued, working_in
 from silotune.runs.storage.scored_rows import write_test_scores
 from silotune.runs.summary import intervals, state_digest, summarize
@@ -94,7 +92,6 @@ def run(
     if warn is None and shown:
         warn = warn_on_stderr
     with (
-        measured(),
         numerics(config.precision.deterministic, config.precision.tf32),
         transformers_messages_kept(),
         EventFeed(path, config.rounds, [*callbacks, *shown], called) as feed,
@@ -146,23 +143,11 @@ def _run(
             warn(refusals)
         shared, whole = digest(flatten(federation.coordinator.shared)), state_digest(federation)
         best = engine.load_best()
-        with stage("scoring"):
-            summary = summarize(engine) | {"best_round": best, "shared_sha256": shared, "state_sha256": whole}
-            if kept:  # after training: importing scikit-learn takes longer than a short round
-                summary["baselines"] = baselines(kept, config.partition.name != "none")
-            summary["intervals"] = intervals(write_test_scores(path, federation, engine.tested))
+        summary = summarize(engine) | {"best_round": best, "shared_sha256": shared, "state_sha256": whole}
+        if kept:  # after training: importing scikit-learn takes longer than a short round
+            summary["baselines"] = baselines(kept, config.partition.name != "none")
+        summary["intervals"] = intervals(write_test_scores(path, federation, engine.tested))
         keep_instances(path, federation.silos.values())
-        with stage("writing"):
-            write_event_columns(path, warn)
-        summary["stages"] = _stages(path)
+        write_event_columns(path, warn)
         write_text(path / "summary.json", json.dumps(summary, indent=1) + "\n")
     return Run(path, summary, federation)
-
-
-def _stages(path: Path) -> dict[str, float]:
-    """Return the seconds by stage; those of the training process where a finished run is only summarized again."""
-    stages = seconds_so_far()
-    if "training" not in stages:
-        with contextlib.suppress(InputError):  # none yet, or a damaged one, which is written anew
-            stages = read_summary(path).get("stages", stages)
-    return stages

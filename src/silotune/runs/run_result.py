@@ -7,9 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from silotune.core.html_table import html_table
-from silotune.core.notebook_figure import notebook_figure
-from silotune.core.number_text import score_text
+from silotune.core.notebook import html_table, notebook_figure
+from silotune.core.numeric import score_text
 from silotune.data.metrics import lower_is_better, metric_title
 from silotune.errors import unknown_name_error
 from silotune.runs.callbacks import RoundEnd

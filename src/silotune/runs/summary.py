@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from silotune.core.numeric import mean_ignoring_none
-from silotune.core.stages import seconds_so_far
 from silotune.core.tensors import count_parameters, digest_of_sorted
 from silotune.data.judging import constant_score
 from silotune.data.metrics import LOSS_METRICS
@@ -64,7 +63,6 @@ def summarize(engine: Engine) -> dict[str, Any]:
         "workers": engine.workers,
         "seconds": round(history.seconds, 3),
         "samples_per_second": history.samples_per_second,
-        "stages": seconds_so_far(),
         **parameters(federation),
         "bytes_up": history.bytes_up,
         "bytes_down": history.bytes_down,

@@ -17,7 +17,6 @@ from silotune.core.clock import current_user, log_line
 from silotune.core.determinism import set_numerics
 from silotune.core.files import write_text
 from silotune.core.locking import folder_lock
-from silotune.core.stages import measured, seconds_so_far, stage
 from silotune.core.tensors import digest, flatten
 from silotune.data.row_folder import read_rows
 from silotune.data.rows import SiloData
@@ -74,8 +73,7 @@ def _coordinate(job: Job, link: Link, status_folder: Path) -> None:
     record = ChainedLog(status_folder)
     record.append({"kind": "started", "user": current_user(), "process": os.getpid()})
     try:
-        with measured():
-            _run(job, link, record)
+        _run(job, link, record)
     except Exception as error:  # not KeyboardInterrupt: a run that is interrupted has no outcome
         status_files.write_outcome(status_folder, error, resumable=isinstance(error, ConnectionLost))
         record.append({"kind": "ended", "reason": f"{type(error).__name__}: {error}"[:500]})
@@ -88,8 +86,7 @@ def _run(job: Job, link: Link, record: ChainedLog) -> None:
     out = Path(job.out)
     config, names = _checked(job)
     method = make_method(config)
-    with stage("backbone"):
-        backbone = BackboneRequirements.of(config, method).load()
+    backbone = BackboneRequirements.of(config, method).load()
     text = wire_config(config, names)
     admission = AdmissionPolicy(Identity.of(config, text, backbone), _registry(config, out, names), record)
     admission.registry.write(out)  # a start that nobody approved in time goes on under the same id
@@ -101,8 +98,7 @@ def _run(job: Job, link: Link, record: ChainedLog) -> None:
     link = AuditedLink(link, record, admission.registry.run)
     dispatcher = SiloDispatcher(link, names, Frame("hello", run).encode(), admission, failures, patience, board=board)
     progress(0, "waiting for silos to join", 0, len(names))
-    with stage("start"):
-        wait_for_silos(dispatcher, admission, failures, config.federation)
+    wait_for_silos(dispatcher, admission, failures, config.federation)
     registry = admission.registry
     labeled = _labeled(job, config, bool(method.server_phases()))
     # also of silos that have left the run: its configuration stays
@@ -212,7 +208,5 @@ def _finish(engine: FlowerEngine, out: Path, local: bool) -> None:
         for silo in federation.silos.values():
             silo.state = None
     best = engine.load_best()
-    with stage("scoring"):
-        summary = summarize(engine) | {"engine": engine.label, "best_round": best} | final
-    summary["stages"] = seconds_so_far()
+    summary = summarize(engine) | {"engine": engine.label, "best_round": best} | final
     write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")

@@ -17,7 +17,6 @@ from silotune.communication.privacy.budget import Privacy
 from silotune.config import Config, dump
 from silotune.core.files import write_text
 from silotune.core.locking import folder_lock
-from silotune.core.stages import Stages, measured, stage
 from silotune.data.judging import constant_score
 from silotune.data.loading import load_silos
 from silotune.data.metrics import LOSS_METRICS
@@ -69,24 +68,11 @@ def run_local(
     Raises:
         SilotuneError: the run could not be finished; finished rounds are in the run folder.
     """
-    with measured() as stages:
-        return _run(config, out, resume, progress, announce, stages)
-
-
-def _run(
-    config: Config,
-    out: Path,
-    resume: bool,
-    progress: Progress | None,
-    announce: Callable[[str], None] | None,
-    stages: Stages,
-) -> tuple[dict[str, Any], Privacy | None]:
     require_flower()
     if not resume:
         require_unused(out, "--out", OR_RESUME)
     check_federated(config)
-    with stage("data"):
-        data = load_silos(config)
+    data = load_silos(config)
     config = on_this_machine(with_threads_for(continued(config, out) if resume else config, len(data)))
     config = with_chat_template(config, data)
     method = make_method(config)
@@ -112,10 +98,9 @@ def _run(
         with tempfile.TemporaryDirectory(prefix="silotune-") as scratch:  # sockets need short paths
             environment = {**ENVIRONMENT, "FLWR_HOME": str(Path(scratch) / "flwr")}
             logs = out / FEDERATION_FOLDER / "logs"
-            # all is `start` until `_finished` counts the coordinator's own stages
-            with stage("start"), Supervisor(logs, environment, fork_server=True) as supervisor:
+            with Supervisor(logs, environment, fork_server=True) as supervisor:
                 LocalProcesses(config, out, names, job, Path(scratch), supervisor, progress).run()
-        return _finished(out, config, data, stages), privacy
+        return _finished(out, config, data), privacy
 
 
 def _prepare(config: Config, out: Path, method: Method, data: list[SiloData]) -> Path:
@@ -140,7 +125,7 @@ def _prepare(config: Config, out: Path, method: Method, data: list[SiloData]) ->
     return folder / "job.json"
 
 
-def _finished(out: Path, config: Config, data: list[SiloData], stages: Stages) -> dict[str, Any]:
+def _finished(out: Path, config: Config, data: list[SiloData]) -> dict[str, Any]:
     """Complete a finished run folder and return its summary.
 
     Adds the majority score on central test rows, the baselines and the intervals to the summary, and copies what only
@@ -148,20 +133,14 @@ def _finished(out: Path, config: Config, data: list[SiloData], stages: Stages) -
     rows (FedDPA), which `load_run` reads.
     """
     summary, names = read_summary(out), [silo.name for silo in data]
-    of_coordinator = dict(summary["stages"])
-    stages.add("start", -of_coordinator.pop("total"))
-    for name, seconds in of_coordinator.items():
-        stages.add(name, seconds)
     if config.partition.name != "none" and summary["global"]:
         test, task = data[0].splits.test, data[0].task
         if task.labeled and task.metric not in LOSS_METRICS and test:
             summary["global"]["majority"] = constant_score(task, target_tensor(task, test))
-    with stage("scoring"):
-        scores = collect_test_scores(out, [_silo_folder(out, name) for name in names])
-        summary["intervals"] = intervals(scores)
-        if config.evaluation.baselines:
-            summary["baselines"] = baselines(data, config.partition.name != "none")
-    summary["stages"] = stages.seconds()
+    scores = collect_test_scores(out, [_silo_folder(out, name) for name in names])
+    summary["intervals"] = intervals(scores)
+    if config.evaluation.baselines:
+        summary["baselines"] = baselines(data, config.partition.name != "none")
     write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")
     for path in _instance_files(out, names):
         (out / INSTANCES_FOLDER).mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from silotune.core.locking import is_locked
-from silotune.core.number_text import clock_text
+from silotune.core.numeric import clock_text
 from silotune.core.yaml_text import load_yaml
 from silotune.errors import InputError
 from silotune.experiments.report.result_table import mebibytes

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from silotune.core.number_text import score_text
+from silotune.core.numeric import score_text
 from silotune.data.metrics import lower_is_better, metric_title
 from silotune.data.tasks import METRICS_OF
 from silotune.errors import InputError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from silotune.core.html_table import html_table
+from silotune.core.notebook import html_table
 from silotune.experiments.report.baseline_rows import beaten_by_words
 from silotune.experiments.report.entries import ReportEntry
 from silotune.experiments.report.tables_by_method import as_text, score_table

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from silotune.core.number_text import score_text
+from silotune.core.numeric import score_text
 from silotune.data.metrics import NUMBER_METRICS, metric_title
 from silotune.evaluation.baselines import MEAN
 from silotune.experiments.report.baseline_rows import TITLES, baseline_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from silotune.core.notebook_figure import notebook_figure
+from silotune.core.notebook import notebook_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

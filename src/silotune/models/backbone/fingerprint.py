@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from silotune.core.files import write_text
-from silotune.core.kept_answers import cache_folder
 from silotune.errors import InputError
 from silotune.models.backbone.lm_head import LMHead, without_lm_head
 from silotune.models.backbone.quantization import NONE
@@ -118,9 +117,10 @@ def _places(folder: Path) -> list[Path]:
     folder = folder.resolve()
     beside = folder / CACHE_FILE
     ours = os.access(folder, os.W_OK) and "site-packages" not in folder.parts
-    root = cache_folder()
-    if root is None:
+    chosen = os.environ.get("SILOTUNE_CACHE")
+    if chosen == "off":
         return [beside] if ours else []
+    root = Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "silotune")
     by_path = root / "fingerprints" / f"{hashlib.sha256(str(folder).encode()).hexdigest()[:32]}.json"
     return [beside, by_path] if ours else [by_path, beside]
 

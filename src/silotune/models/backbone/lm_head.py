@@ -10,12 +10,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -90,15 +90,23 @@ class _StateSource(nn.Module):
         except AttributeError:
             return getattr(self.__dict__["_base"], name)
 
-    def forward(self, *_: Any, **__: Any) -> _States:
-        return _States(last_hidden_state=cast(Any, self.states))
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return _output_class()(last_hidden_state=self.states)
 
 
-@dataclass
-class _States(BaseModelOutputWithPastAndCrossAttentions):
-    """The fields of a base transformer's output that models with a head read; mixtures of experts have the last."""
+@cache
+def _output_class() -> type[Any]:
+    """Return a class with the fields of a base transformer's output that models with a head read.
 
-    router_logits: Any = None
+    It is made on first use: importing transformers takes a second, which `silotune methods` does without.
+    """
+    from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+    @dataclass
+    class Output(BaseModelOutputWithPastAndCrossAttentions):
+        router_logits: Any = None  # mixtures of experts have it
+
+    return Output
 
 
 class _Projection(nn.Module):

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from silotune.config.backbone import BackboneConfig
-from silotune.core.stages import stage
 from silotune.errors import InputError
 from silotune.models.backbone.allocator import keep_freed_memory
 from silotune.models.backbone.backbone import WEIGHT_TYPES, Backbone
@@ -114,9 +113,8 @@ def load_backbone(
     dtype = torch.float32 if keep_master else WEIGHT_TYPES.get(precision, torch.float32)
     keep_freed_memory()
     silence_transformers()
-    with stage("import"):
-        import_module("transformers.modeling_utils")
-        from transformers import AutoTokenizer
+    import_module("transformers.modeling_utils")
+    from transformers import AutoTokenizer
 
     source = default_backbone() if settings.name == "default" else settings.name
     quantization = resolve_quantization(settings.quantization, target)

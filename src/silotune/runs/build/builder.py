@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from silotune.config import Config
-from silotune.core.stages import stage
 from silotune.data.loading import load_absent, load_silos
 from silotune.data.rows import SiloData
 from silotune.data.server_rows import draw_labeled_rows
@@ -45,9 +44,8 @@ def build(
         look: called with the silos' rows once all is built; the federation keeps them as token ids only.
     """
     config = use_this_machine(config)
-    with stage("data"):
-        absent = load_absent(config) if data is None else []
-        rows = load_silos(config) if data is None else data
+    absent = load_absent(config) if data is None else []
+    rows = load_silos(config) if data is None else data
     method = make_method(with_chat_template(config, rows))
     if data is None:
         method.setting.head.check_names(silo.task for silo in [*rows, *absent])
@@ -56,16 +54,14 @@ def build(
     absent_tasks = {silo.name: silo.task for silo in absent}
     check_ranks(method, [*tasks, *absent_tasks])
     check_tasks(config, method, tasks, absent_tasks, None if labeled is None else labeled.task)
-    with stage("backbone"):
-        context = build_model(config, method, [*tasks.values(), *absent_tasks.values()], backbone, load)
+    context = build_model(config, method, [*tasks.values(), *absent_tasks.values()], backbone, load)
     train = config.train.model_copy(update={"tokens_at_once": context.tokens_at_once})
     config = config.model_copy(update={"train": train})  # the run folder says what `auto` came to
     if labeled is None and method.needs_labeled_rows:
         labeled = draw_labeled_rows(rows, config.server, config.data_seed)
-    with stage("tokenization"):
-        silos, malicious = build_silos(config, context, rows, labeled if method.labeled_only else None)
-        server = server_silo(context, labeled) if labeled is not None and method.server_phases() else None
-        outside = {silo.name: absent_silo(context, silo) for silo in absent}
+    silos, malicious = build_silos(config, context, rows, labeled if method.labeled_only else None)
+    server = server_silo(context, labeled) if labeled is not None and method.server_phases() else None
+    outside = {silo.name: absent_silo(context, silo) for silo in absent}
     check_rows(context, [*silos.values(), *([server] if server else [])])
     coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled is not None)
     if look is not None:

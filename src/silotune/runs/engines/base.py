@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 from silotune.aggregation import Update, in_name_order
 from silotune.core.numeric import mean_ignoring_none
-from silotune.core.stages import stage, waiting_for
 from silotune.errors import InputError
 from silotune.evaluation.predict import Measured
 from silotune.runs.engines.history import History, Scores, is_better
@@ -211,8 +210,7 @@ class Engine(ABC):
             self._checkpoint(round_number, touched, better=False)
             return
         self.progress(round_number, "validation", len(chosen), len(chosen))
-        with stage("scoring"):
-            scores = self.validate(round_number) if judged else self._scores_if_finished(round_number)
+        scores = self.validate(round_number) if judged else self._scores_if_finished(round_number)
         history.seconds += time.perf_counter() - started
         better = self._judge(round_number, scores, contributed, judged)
         self._checkpoint(round_number, touched, better)
@@ -222,8 +220,7 @@ class Engine(ABC):
         round_number, contributed = self.history.pending, self.history.pending_silos
         if not round_number:
             return
-        with stage("scoring"):
-            scores = self.validate(round_number)
+        scores = self.validate(round_number)
         if self._judge(round_number, scores, contributed):
             self._best = self._last
 
@@ -250,7 +247,7 @@ class Engine(ABC):
         The silos that answered are added to `answered`, those whose update was refused to `refused`, too.
         """
         coordinator, history = self.federation.coordinator, self.history
-        for received in waiting_for(self.rounds(round_number, chosen, broadcast), "training"):
+        for received in self.rounds(round_number, chosen, broadcast):
             answer = received.reply
             answered.add(answer.silo)
             history.count_training(answer.metrics)
@@ -272,8 +269,7 @@ class Engine(ABC):
         federation, history = self.federation, self.history
         if federation.server is None:
             return
-        with stage("training"):
-            result = federation.trainer.server_step(federation.server, federation.coordinator.shared, round_number)
+        result = federation.trainer.server_step(federation.server, federation.coordinator.shared, round_number)
         federation.coordinator.adopt(result.state)
         history.count_training(result.metrics)
         self.folder.event("server", round=round_number, **result.metrics)
@@ -295,7 +291,7 @@ class Engine(ABC):
         coordinator, history = self.federation.coordinator, self.history
         broadcast = partial(coordinator.broadcast, round_number)
         answered: set[str] = set()
-        for answer in waiting_for(self.finals(round_number, self._finishing(), broadcast), "training"):
+        for answer in self.finals(round_number, self._finishing(), broadcast):
             answered.add(answer.silo)
             size = len(broadcast(answer.silo)) if coordinator.communicates else 0
             history.bytes_down += size
@@ -303,8 +299,7 @@ class Engine(ABC):
         return answered
 
     def _checkpoint(self, round_number: int, touched: set[str], better: bool) -> None:
-        with stage("writing"):
-            self._write_checkpoint(round_number, touched, better)
+        self._write_checkpoint(round_number, touched, better)
 
     def _write_checkpoint(self, round_number: int, touched: set[str], better: bool) -> None:
         shared = self.folder.checkpoints.write(f"shared-{round_number:04d}", self.federation.coordinator.flat())

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
-from silotune.core.stages import stage
 from silotune.evaluation.backdoor import with_attack
 from silotune.evaluation.federation_scores import mean_score, measure_silos, score_silos, summary_entries
 from silotune.evaluation.personalization import score_test_time
@@ -139,8 +138,7 @@ class InProcessEngine(Engine):
 
     def _write(self, round_number: int, replies: Replies) -> None:
         """Write the states of the silos that replied while others train."""
-        with stage("writing"):
-            self._written |= {reply.silo: self._put_away(round_number, reply.silo) for reply in replies}
+        self._written |= {reply.silo: self._put_away(round_number, reply.silo) for reply in replies}
 
     def _put_away(self, round_number: int, name: str) -> str:
         """Write a silo's state, with `state.memory_mib` out of memory; returns its location."""

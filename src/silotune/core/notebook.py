@@ -1,9 +1,14 @@
-"""`html_table`: rows of text as the HTML table that a notebook shows."""
+"""What a notebook shows of results: tables as HTML, and figures."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -23,3 +28,16 @@ def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]
 
 def _row(cells: Sequence[str], tag: str) -> str:
     return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+
+def notebook_figure(width: float, height: float) -> Figure:
+    """Return an empty figure that notebooks show without pyplot, of a size in inches."""
+    from matplotlib.figure import Figure
+
+    class Shown(Figure):  # a notebook draws other figures only if pyplot is loaded
+        def _repr_png_(self) -> bytes:
+            content = BytesIO()
+            self.savefig(content, format="png")
+            return content.getvalue()
+
+    return Shown(figsize=(width, height), layout="constrained")

@@ -1,6 +1,6 @@
 """The page docs/configuration.md: every key with type, default and meaning, made of the schema and its docstrings.
 
-In the root of the repository, `python -m tests.support.configuration_page` writes it anew.
+In the root of the repository, `python -m scripts.configuration_page` writes it anew.
 tests/docs/test_configuration_page.py compares it with the schema.
 """
 
@@ -13,7 +13,7 @@ import silotune.methods
 import silotune.models.tuners  # noqa: F401 (both fill the registries)
 from silotune.config.reference import Key, keys_of, options_by_owner, sections
 
-PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 
 INTRODUCTION = """# Configuration
 
@@ -26,7 +26,7 @@ refused. `silotune config KEY` says the same on the command line, and editors co
 Methods and presets change some of these defaults: `fedprompt`, for example, has `tuner=prompt` and `head=verbalizer`.
 Plug-ins have keys of their own; see [CONTRIBUTING.md](../CONTRIBUTING.md).
 
-This page is written by `python -m tests.support.configuration_page`.
+This page is written by `python -m scripts.configuration_page`.
 """
 
 

@@ -1,6 +1,6 @@
 """The module src/silotune/config/keys.py: a TypedDict for every section, made of the schema.
 
-In the root of the repository, `python -m tests.support.config_keys` writes it anew. tests/docs/test_config_keys.py
+In the root of the repository, `python -m scripts.config_keys` writes it anew. tests/docs/test_config_keys.py
 compares it with the schema.
 """
 
@@ -20,11 +20,11 @@ from silotune.config.section import Choice, Section
 from silotune.config.silos import SiloConfig
 from silotune.config.trees import NAMED
 
-MODULE = Path(__file__).parents[2] / "src" / "silotune" / "config" / "keys.py"
+MODULE = Path(__file__).parents[1] / "src" / "silotune" / "config" / "keys.py"
 
 HEAD = '''"""Types of the keys of `run`, `compare` and others in Python, for editors and type checkers: `Keys`.
 
-Made of the schema by `python -m tests.support.config_keys`.
+Made of the schema by `python -m scripts.config_keys`.
 """
 
 from __future__ import annotations

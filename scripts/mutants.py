@@ -1,4 +1,4 @@
-"""`python -m tests.support.mutants --modules FILE … --tests PATH …`: which small changes of modules no test notices.
+"""`python -m scripts.mutants --modules FILE … --tests PATH …`: which small changes of modules no test notices.
 
 Tests are collected and modules imported once. A fork runs all tests and notes which lines each of them runs; then every
 mutant has a fork of its own, in which the tests run that reach its line, the quickest first, and then the others of
@@ -27,7 +27,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.mutations import Mutant, functions_of, mutants_of, patch
+from scripts.mutations import Mutant, functions_of, mutants_of, patch
 
 
 def forked(action: Callable[[], Any], wall: float, cpu: float = 0) -> Any:
