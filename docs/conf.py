@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from silotune.version import __version__
@@ -46,11 +44,10 @@ def _write_commands(app: Sphinx) -> None:
     import typer
     from typer.cli import get_docs_for_click
 
-    import silotune.cli
+    from silotune.cli.app import add_commands
     from silotune.cli.app import app as commands
 
-    for module in iter_modules(silotune.cli.__path__):  # each registers its commands
-        import_module(f"silotune.cli.{module.name}")
+    add_commands()
     group = typer.main.get_command(commands)
     _keep_first_sentences_whole(group)
     context = typer.Context(group, info_name="silotune")

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from silotune.communication.uplink import register_codec
     from silotune.config import Config
     from silotune.core.workers import Workers
-    from silotune.experiments.compare import ComparisonResult, compare
-    from silotune.experiments.partition import PartitionResult, partition
-    from silotune.experiments.reports import Report, report
-    from silotune.experiments.sweep_result import SweepResult, sweep
-    from silotune.experiments.transfer import TransferResult, transfer
+    from silotune.lab.compare import ComparisonResult, compare
+    from silotune.lab.partition import PartitionResult, partition
+    from silotune.lab.reports import Report, report
+    from silotune.lab.sweep_result import SweepResult, sweep
+    from silotune.lab.transfer import TransferResult, transfer
     from silotune.methods import (
         Method,
         MethodOptions,
@@ -117,12 +117,12 @@ _MODULES = {
     **dict.fromkeys(("CsvLog", "MLflow", "TensorBoard", "WandB"), "silotune.runs.callbacks.trackers"),
     "Config": "silotune.config",
     "Run": "silotune.runs.run_result",
-    **dict.fromkeys(("ComparisonResult", "compare"), "silotune.experiments.compare"),
+    **dict.fromkeys(("ComparisonResult", "compare"), "silotune.lab.compare"),
     **dict.fromkeys(("Evaluation", "evaluate"), "silotune.runs.evaluation"),
-    **dict.fromkeys(("PartitionResult", "partition"), "silotune.experiments.partition"),
-    **dict.fromkeys(("Report", "report"), "silotune.experiments.reports"),
-    **dict.fromkeys(("SweepResult", "sweep"), "silotune.experiments.sweep_result"),
-    **dict.fromkeys(("TransferResult", "transfer"), "silotune.experiments.transfer"),
+    **dict.fromkeys(("PartitionResult", "partition"), "silotune.lab.partition"),
+    **dict.fromkeys(("Report", "report"), "silotune.lab.reports"),
+    **dict.fromkeys(("SweepResult", "sweep"), "silotune.lab.sweep_result"),
+    **dict.fromkeys(("TransferResult", "transfer"), "silotune.lab.transfer"),
     "Workers": "silotune.core.workers",
     "load_model": "silotune.runs.load",
     "load_run": "silotune.runs.load",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from silotune.cli.demo import demo_config
 from silotune.config import preset_tree
+from silotune.lab.commands.demo import demo_config
 from tests.support.command_line import Silotune, command
 from tests.support.language_models import folder_of
 

@@ -24,7 +24,7 @@ def test_the_machine_has_no_more(silotune: Silotune, monkeypatch, error: Excepti
     def failing(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("silotune.experiments.report.live_view.watch_run", failing)
+    monkeypatch.setattr("silotune.cli.live_view.watch_run", failing)
     outcome = silotune("watch", ".")
     assert outcome.code == 1
     assert said in outcome.err
@@ -82,6 +82,6 @@ def test_an_error_that_a_library_made_of_ctrl_c(silotune: Silotune, monkeypatch)
         raise ImportError("numpy.core.multiarray failed to import") from KeyboardInterrupt()
 
     monkeypatch.setattr("silotune.cli.main._ignore_ctrl_c", lambda: None)
-    monkeypatch.setattr("silotune.experiments.report.live_view.watch_run", failing)
+    monkeypatch.setattr("silotune.cli.live_view.watch_run", failing)
     outcome = silotune("watch", ".")
     assert (outcome.code, outcome.err) == (130, f"{INTERRUPTED}\n")

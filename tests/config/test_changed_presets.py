@@ -11,7 +11,7 @@ import yaml
 
 from silotune.config import preset_names, presets
 from tests.config import test_preset_table as values
-from tests.experiments import test_comparison_presets as comparisons
+from tests.lab import test_comparison_presets as comparisons
 
 UNTESTED = ("description",)
 """Top keys that only people read."""

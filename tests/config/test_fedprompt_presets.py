@@ -13,7 +13,7 @@ from silotune import InputError, read_config
 from silotune.config import preset_names
 from silotune.data.loading import load_silos
 from silotune.distributed.protocol.agreement import check_federated
-from silotune.experiments.comparison import read_comparison
+from silotune.lab.comparison import read_comparison
 from silotune.runs.build.resolve import make_method
 
 TASKS = {

@@ -11,7 +11,7 @@ import yaml
 from silotune import InputError, read_config
 from silotune.config import Config, dump, load_config
 from silotune.config.paths import read_tree
-from silotune.experiments.comparison import read_comparison
+from silotune.lab.comparison import read_comparison
 from silotune.runs.build.resolve import METHOD_DEFAULTS
 from tests.support.tiny import METHODS
 

@@ -1,7 +1,7 @@
 """Every value of every preset beside the place in its paper, or the word why it is so.
 
 Whoever changes a value of a preset, adds one or takes one away changes this table as well. Descriptions aside,
-backbones, tasks, label words and comparisons are held elsewhere (`tests/experiments/test_comparison_presets.py`).
+backbones, tasks, label words and comparisons are held elsewhere (`tests/lab/test_comparison_presets.py`).
 """
 
 from __future__ import annotations

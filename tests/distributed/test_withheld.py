@@ -11,8 +11,8 @@ from silotune.distributed.flower.link import ConnectionLost
 from silotune.distributed.protocol.frames import decode
 from silotune.distributed.silo.limits import RequestLimits
 from silotune.distributed.silo.state_store import StateStore
-from silotune.experiments.report.caveats import list_caveats
-from silotune.experiments.report.entries import read_entries
+from silotune.lab.report.caveats import list_caveats
+from silotune.lab.report.entries import read_entries
 from silotune.runs.engines.history import History
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.storage.readers import read_summary

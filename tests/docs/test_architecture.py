@@ -23,6 +23,6 @@ def test_the_picture_shows_every_room_and_layer() -> None:
     (picture,) = re.findall(r"^```mermaid\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     shown = set(re.findall(r"\w+", picture))
     for contract in CONTRACTS:
-        if contract["type"] == "layers" and contract["id"] != "experiments":
+        if contract["type"] == "layers" and contract["id"] != "lab":
             names = {name.strip() for layer in contract["layers"] for name in re.split(r"[|:]", layer)}
             assert names - {"__main__", "errors", "version", "initializers", "summary", "personal_model"} <= shown

@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 
 from silotune import load_run
+from silotune.cli.result_table import result_table
 from silotune.config import preset_names
 from silotune.evaluation import federation_scores
-from silotune.experiments.report.result_table import result_table
 from silotune.methods.parts import Scope
 from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run

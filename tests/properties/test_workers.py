@@ -19,9 +19,9 @@ from silotune.core import process_pool
 from silotune.core.process_pool import worker_pool
 from silotune.core.workers import Workers
 from silotune.errors import Diverged, InputError, SilotuneError
-from silotune.experiments.comparison import Cell
-from silotune.experiments.runner import CellKind, run_cells
-from silotune.experiments.sweep import run_sweep
+from silotune.lab.comparison import Cell
+from silotune.lab.runner import CellKind, run_cells
+from silotune.lab.sweep import run_sweep
 from silotune.runs.engines import multi_process as workers
 from silotune.runs.run import run
 from tests.support.method_cases import every_case, logged, same, snapshot, timeless

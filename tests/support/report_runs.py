@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from silotune.experiments.report import html_page
+from silotune.lab.report import html_page
 
 
 def write_run(

@@ -11,9 +11,9 @@ import pytest
 from silotune.aggregation import uniform
 from silotune.data.loading import load_silos
 from silotune.errors import InputError
-from silotune.experiments import read_comparison
-from silotune.experiments.report.entries import read_entries
-from silotune.experiments.report.personalization import measure_tables
+from silotune.lab.comparison import read_comparison
+from silotune.lab.report.entries import read_entries
+from silotune.lab.report.personalization import measure_tables
 from silotune.runs.build.builder import build
 from silotune.runs.build.coordinator import privacy_guarantee, sampling_groups
 from silotune.runs.build.resolve import read_config

@@ -20,19 +20,12 @@ FEDERATION = "A federation on several machines"
 
 _MODULES = (
     "run",
-    "demo",
-    "compare",
-    "sweep",
     "catalog",
     "data",
-    "partition",
     "config",
     "cost",
-    "report",
     "evaluate",
-    "transfer",
     "export_predict",
-    "import_data",
 )
 """Modules of `silotune.cli` that register commands with `app` when they are imported, in the order of the help. All
 are imported at every start, so each imports torch and other slow libraries inside its commands only."""
@@ -40,7 +33,7 @@ are imported at every start, so each imports torch and other slow libraries insi
 _GROUP = "silotune.commands"
 """The entry point group of further commands; each entry is a function that adds its commands to `app`."""
 
-_OWN = {"deploy": "silotune.deploy.commands:add_commands"}
+_OWN = {"lab": "silotune.lab.commands:add_commands", "deploy": "silotune.deploy.commands:add_commands"}
 """Entries of this package: they are found without an installation, too."""
 
 

@@ -92,8 +92,8 @@ def data(
 
 def _draw_labels(described: dict[str, Any], picture: Path) -> None:
     """Draw the shares of labels of the silos whose rows have labels."""
+    from silotune.cli.label_shares import label_shares_figure
     from silotune.errors import InputError
-    from silotune.experiments.report.label_shares import label_shares_figure
 
     tasks: dict[str, dict[str, dict[str, int]]] = {}
     for name, entry in described.items():

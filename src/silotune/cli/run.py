@@ -1,4 +1,4 @@
-"""The command `silotune run`: trains, and prints the result table."""
+"""The commands `silotune run`, which trains and prints the result table, and `watch`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from silotune.cli.app import TRAIN, app
+from silotune.cli.app import RESULTS, TRAIN, app
 from silotune.cli.console import JsonOption, LogFile, Overrides, Quiet, Source, Verbose, console, say, say_aside
 from silotune.cli.workers import FLOWER, IN_PROCESS, RAY, AddressOption, WorkersOption, workers_of
 
@@ -46,7 +46,7 @@ def run_command(
     where = workers_of(engine, workers, address, (IN_PROCESS, FLOWER, RAY))
     from silotune.cli.preview import preview_run
     from silotune.cli.progress import show_progress
-    from silotune.experiments.report.result_table import result_table
+    from silotune.cli.result_table import result_table
     from silotune.runs.build.resolve import read_config
     from silotune.runs.callbacks.feed import EventFeed
     from silotune.runs.callbacks.trackers import make_tracker
@@ -88,6 +88,18 @@ def run_command(
     if privacy is not None and privacy.stops:
         say(privacy.stops)
     say(f"run folder: {folder}")
+
+
+@app.command(rich_help_panel=RESULTS)
+def watch(
+    run: Annotated[Path, typer.Argument(help="The run folder.", metavar="RUN")],
+    once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
+) -> None:
+    """Show a running run live, until it ends."""
+    from silotune.cli.live_view import watch_run
+
+    watch_run(run, console, once=once, every=every)
 
 
 def _describe_uploads(config: Config, summary: dict[str, Any]) -> str:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Iterable, Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+COLORS = (
+    *("#3d7be0", "#d96a1e", "#2a9d66", "#d1477f", "#8b62d6"),
+    *("#b08a10", "#1496a8", "#d94f45", "#758a2e", "#8a8f98"),
+)
 
 
 def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -41,3 +47,9 @@ def notebook_figure(width: float, height: float) -> Figure:
             return content.getvalue()
 
     return Shown(figsize=(width, height), layout="constrained")
+
+
+def wrap_label(name: str) -> str:
+    """Break a name into at most two lines of 18 characters, for tick labels."""
+    lines = textwrap.wrap(name, 18, max_lines=2, placeholder=" …")
+    return "\n".join(lines) or name

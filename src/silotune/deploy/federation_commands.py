@@ -167,8 +167,8 @@ def resume(
 def _follow(settings: CoordinatorSettings, run: QueuedRun) -> None:
     """Show a run's progress until it is over, then its results."""
     from silotune.cli.progress import show_progress
+    from silotune.cli.result_table import result_table
     from silotune.deploy import run_commands
-    from silotune.experiments.report.result_table import result_table
     from silotune.runs.callbacks.feed import EventFeed
     from silotune.runs.storage.readers import read_summary
 

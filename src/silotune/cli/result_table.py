@@ -1,0 +1,122 @@
+"""`result_table`, printed by `silotune run` and `demo`: a row per silo, a column per method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from silotune.data.metrics import lower_is_better, metric_title
+from silotune.runs.scores import AVERAGE, TITLES, backbones_text, baseline_of, metrics_of, ranks, score_of, silo_metric
+
+_FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "trained parameters": lambda summary: f"{summary['trainable_parameters']:,}",
+    "sent parameters": lambda summary: f"{summary['sent_parameters']:,}",
+    "sent by silos": lambda summary: mebibytes(summary["bytes_up"]),
+    "sent to silos": lambda summary: mebibytes(summary["bytes_down"]),
+}
+
+
+_WIDEST = 32
+"""Characters of a silo's name that a narrow terminal shows."""
+
+_CONSTANTS = {
+    "classification": "the most frequent label",
+    "regression": "the mean number",
+    "multilabel": "the labels of most rows",
+}
+"""What the constant answer to central test rows is, by the task's kind."""
+
+
+def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
+    """Make the table of test scores of runs over the same silos, with the sizes of what each trains and sends.
+
+    It names every silo's metric, in the title where there is one for all, and has the scores of the baselines. A single
+    run has a column of 95 % intervals.
+    """
+    first = summaries[0]
+    silos, metrics = list(first["silos"]), metrics_of(first)
+    lower = all(map(lower_is_better, metrics))
+    titles = {silo_metric(first, silo) for silo in silos}
+    measure = "score" if len(titles) > 1 else titles.pop()
+    what = f"test {measure}{'' if lower else ' (%)'} at the best round by validation"
+    table = Table(title=escape(f"{what}; {backbones_text(summaries)}"))
+    table.add_column("silo", no_wrap=True, min_width=min(_WIDEST, max(map(len, [*silos, *_FACTS]))))
+    if measure == "score":
+        table.add_column("metric")
+    for summary in summaries:
+        table.add_column(summary["method"], justify="right")
+    more = _columns_beside(first) if len(summaries) == 1 else _baseline_columns(first)
+    for title in more:
+        table.add_column(title, justify="right")
+
+    def row(label: str, metric: str, *cells: str) -> None:
+        table.add_row(label, *([escape(metric)] if measure == "score" else []), *cells)
+
+    def add(label: str, metric: str, scores: Sequence[float | None], column: str) -> None:
+        row(label, metric, *_marked_scores(scores, lower), *(read(column) for read in more.values()))
+
+    if any(summary["global"] for summary in summaries):  # all silos share one test set
+        metric = silo_metric(first, silos[0])
+        add(f"{len(silos)} silos, one test set", metric, [summary["average"] for summary in summaries], AVERAGE)
+        majority = [(summary["global"] or {}).get("majority") for summary in summaries]
+        if all(score is not None for score in majority):
+            constant = _CONSTANTS[(first.get("tasks") or {}).get(silos[0], {}).get("kind", "classification")]
+            row(f"always {constant}", metric, *(f"{score:.1f}" for score in majority))
+    else:
+        for name in silos:
+            add(name, silo_metric(first, name), [summary["silos"][name]["test"] for summary in summaries], name)
+        table.add_section()
+        for metric in metrics:
+            column = AVERAGE if len(metrics) == 1 else f"{AVERAGE} {metric}"
+            scores = [score_of(summary, column) for summary in summaries]
+            add("average", metric_title(metric), scores, column)
+    if any(summary.get("attack") for summary in summaries):
+        rates = [(summary.get("attack") or {}).get("asr") for summary in summaries]
+        row("attack success rate", "", *("–" if rate is None else f"{rate:.1f}" for rate in rates))
+    table.add_section()
+    for fact, show in _FACTS.items():
+        row(fact, "", *(show(summary) for summary in summaries))
+    return table
+
+
+def _baseline_columns(summary: Mapping[str, Any]) -> dict[str, Callable[[str], str]]:
+    """Return the columns of the baselines that a run has: title → function from silo or average to cell."""
+    found = summary.get("baselines") or {}
+    keys = {key for scores in [*found.get("silos", {}).values(), found.get("global") or {}] for key in scores}
+    return {title: _baseline_cells(summary, key) for key, title in TITLES.items() if key in keys}
+
+
+def _baseline_cells(summary: Mapping[str, Any], key: str) -> Callable[[str], str]:
+    return lambda column: _cell(baseline_of(summary, column, key), 0)
+
+
+def _columns_beside(summary: Mapping[str, Any]) -> dict[str, Callable[[str], str]]:
+    """Return the columns beside a single run's scores: intervals over test rows, and the baselines."""
+    intervals = summary.get("intervals") or {}
+
+    def interval(column: str) -> str:
+        found = intervals.get("global") if column == AVERAGE else intervals.get("silos", {}).get(column)
+        return "–" if found is None else f"{found[0]:.1f} to {found[1]:.1f}"
+
+    known = any(value is not None for value in [intervals.get("global"), *intervals.get("silos", {}).values()])
+    return ({"95 % interval": interval} if known else {}) | _baseline_columns(summary)
+
+
+def _marked_scores(scores: Sequence[float | None], lower: bool = False) -> list[str]:
+    """Format scores, with best and second marked; a silo may keep its score private (None)."""
+    return [_cell(score, rank) for score, rank in zip(scores, ranks(scores, lower=lower), strict=True)]
+
+
+def _cell(score: float | None, rank: int) -> str:
+    if score is None:
+        return "–"
+    style = {1: "bold", 2: "underline"}.get(rank)
+    return f"[{style}]{score:.1f}[/{style}]" if style else f"{score:.1f}"
+
+
+def mebibytes(size: int) -> str:
+    """Format a size in bytes as MiB."""
+    return f"{size / 2**20:.2f} MiB"

@@ -1,0 +1,170 @@
+"""The command `silotune compare`: progress bars, printed tables, and the list of the papers' items."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from silotune.cli.completion import complete_source
+from silotune.cli.console import JsonOption, LogFile, Quiet, Verbose, console, output_folder, say, say_aside
+from silotune.cli.workers import IN_PROCESS, AddressOption, EngineOption, WorkersOption, workers_of
+from silotune.errors import InputError, unknown_name_error
+
+if TYPE_CHECKING:
+    from silotune.lab.compare import ComparisonResult
+    from silotune.lab.comparison import Cell
+    from silotune.models.backbone.backbone import Backbone
+    from silotune.runs.build.model import BackboneRequirements
+
+
+ComparisonWords = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="methods=a,b seeds=1,2 std.ddof=1 best=FOLDER (of a sweep) and any key=value of a run",
+        metavar="[KEY=VALUE]…",
+    ),
+]
+
+
+def compare(
+    source: Annotated[
+        str | None,
+        typer.Argument(help="A preset or a YAML file.", metavar="PRESET_OR_YAML", autocompletion=complete_source),
+    ] = None,
+    words: ComparisonWords = None,
+    out: Annotated[Path | None, typer.Option(help="Where run folders, tables and the report go.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on; no finished cell is repeated.")] = False,
+    engine: EngineOption = IN_PROCESS,
+    workers: WorkersOption = None,
+    address: AddressOption = None,
+    ablation: Annotated[bool, typer.Option("--ablation", help="Also the ablations of the method's paper.")] = False,
+    variant: Annotated[
+        list[str] | None, typer.Option(help="In place of the file's variants: 'name: key=value …'; repeatable.")
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Entries of these names ('fedavg-rte-*'); repeatable.")] = None,
+    list_items: Annotated[
+        bool, typer.Option("--list", help="The papers' tables and figures, and what makes them.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the first run of every entry, list the entries, and stop.")
+    ] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    log_file: LogFile = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Several methods over several seeds: one table, `table.csv` and `report.html`.
+
+    With --list: every table and figure of the four papers, with the command that makes it.
+    """
+    if list_items:
+        _list_items(source)
+        return
+    if source is None:
+        raise InputError("compare: name a preset or a YAML file (silotune compare --list has the papers' tables)")
+    where = workers_of(engine, workers, address)
+    if dry_run:
+        from silotune.lab.comparison import read_comparison
+
+        _preview(read_comparison(source, words or [], variant or [], ablation, only or []).cells)
+        return
+    from silotune.cli.progress import CellCount, show_progress
+    from silotune.lab.compare import compare as run_all
+    from silotune.runs.scores import average_text
+
+    folder, count = output_folder(out, "compare"), CellCount()
+    tell = say_aside if as_json else say
+    with show_progress(quiet, verbose, log_file, write=tell) as followers:
+
+        def done(cell: Cell, summary: dict[str, Any]) -> None:
+            followers.clear()
+            tell(f"{cell.folder}: test {average_text(summary)} ({summary['seconds']:.0f} s){count.next()}")
+
+        finished = run_all(
+            source,
+            *(words or []),
+            out=folder,
+            resume=resume,
+            workers=where,
+            variants=variant or [],
+            ablation=ablation,
+            only=only or [],
+            callbacks=followers,
+            begin=count.begin,
+            done=done,
+            announce=tell,
+        )
+    if as_json:
+        typer.echo(json.dumps(finished.as_json(), indent=1))
+    else:
+        _show(finished)
+
+
+def _preview(cells: Sequence[Cell]) -> None:
+    """Build the first run of every entry of a comparison, and list the entries."""
+    from rich.table import Table
+
+    from silotune.cli.preview import END, built
+    from silotune.runs.build.model import BackboneRequirements
+    from silotune.runs.build.resolve import make_method
+    from silotune.runs.summary import parameters
+
+    entries: dict[str, list[Cell]] = {}
+    for cell in cells:
+        entries.setdefault(cell.entry, []).append(cell)
+    table = Table("entry", "seeds")
+    for name in ("rounds", "silos", "trained parameters", "sent a round"):
+        table.add_column(name, justify="right")
+    needs: BackboneRequirements | None = None
+    backbone: Backbone | None = None
+    for entry, (first, *others) in entries.items():
+        required = BackboneRequirements.of(first.config, make_method(first.config))
+        try:
+            federation = built(first.config, backbone if required == needs else None, [])
+        except InputError as error:
+            raise InputError(f"{first.folder}: {error}") from error
+        needs, backbone, sizes = required, federation.backbone, parameters(federation)
+        counts = (federation.rounds, len(federation.silos), sizes["trainable_parameters"], sizes["sent_parameters"])
+        seeds = ", ".join(str(cell.seed) for cell in (first, *others))
+        table.add_row(entry, seeds, *(f"{count:,}" for count in counts))
+    console.print(table)
+    say(f"{len(cells)} runs; {END}")
+
+
+def _list_items(paper: str | None) -> None:
+    """Print the papers' items and their commands; `paper` is the id of one paper, or None."""
+    from silotune.lab.paper_items import read_papers
+
+    papers = read_papers()
+    if paper is not None and paper not in papers:
+        raise unknown_name_error("paper", paper, papers)
+    for name, entry in papers.items():
+        if paper in (None, name):
+            say(f"\n{entry.title} ({name})")
+            for item in entry.items:
+                say(f"  {item.name}: {item.shows}")
+                for command in item.commands:
+                    say(f"      {command}")
+
+
+def _show(finished: ComparisonResult) -> None:
+    """Print the tables of a finished comparison, its tests and files."""
+    from silotune.lab.report.baseline_rows import beaten_by_words
+    from silotune.lab.report.significance import NOTE
+    from silotune.lab.report.tables_by_method import as_terminal, cost_table, score_table
+
+    entries = finished.entries
+    console.print(as_terminal(score_table(entries, finished.comparison.ddof), console.width))
+    console.print(as_terminal(cost_table(entries), console.width))
+    for sentence in beaten_by_words(entries):
+        say(sentence)
+    for pair in (pairs := finished.tests):
+        pairs_text = f"{pair.pairs} pairs, {pair.differing} differ"
+        say(f"{pair.best} − {pair.other}: {pair.difference:+.2f} points, p = {pair.p:.3g} ({pairs_text})")
+    if pairs:
+        say(NOTE)
+    say(f"wrote {', '.join(map(str, finished.files))}")

@@ -1,0 +1,215 @@
+"""`compare` runs a whole comparison, for Python and `silotune compare`; `ComparisonResult`: its runs and tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from silotune.config import Config
+from silotune.config.keys import Keys
+from silotune.core.files import make_folder
+from silotune.core.process_pool import end_unguarded_worker
+from silotune.core.workers import Workers
+from silotune.errors import OR_RESUME, InputError, require_unused
+from silotune.lab.comparison import Comparison, read_comparison
+from silotune.lab.report.curve_figures import rounds_figure
+from silotune.lab.report.entries import ReportEntry, read_run
+from silotune.lab.report.html_page import write_report
+from silotune.lab.report.scores import best_by_validation
+from silotune.lab.report.shown_scores import scores_as_html, scores_as_text
+from silotune.lab.report.significance import PairedTest, paired_tests
+from silotune.lab.report.svg import draw_figure
+from silotune.lab.report.table_files import table_csv, write_tables
+from silotune.lab.runner import Announce, CallbackFactory, OnCellDone, OnCellsBegin, run_cells
+from silotune.runs.callbacks.display import default_display
+from silotune.runs.load import load_run
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+    from silotune.runs.run_result import Run
+
+
+def compare(
+    source: str | Config,
+    *overrides: str,
+    methods: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    only: Sequence[str] = (),
+    out: str | Path,
+    resume: bool = False,
+    workers: int | Workers = 1,
+    variants: Sequence[str] = (),
+    ablation: bool = False,
+    progress: bool | None = None,
+    callbacks: CallbackFactory | None = None,
+    begin: OnCellsBegin | None = None,
+    done: OnCellDone | None = None,
+    announce: Announce | None = None,
+    **keys: Unpack[Keys],
+) -> ComparisonResult:
+    """Run several methods over several seeds; write their runs, `table.csv` and `report.html`.
+
+    Args:
+        source: preset name, path of a YAML file, or a `Config`, whose keys are to its own method what a file's are, and
+            to others what a preset's are: a method's own tuner or aggregation comes before them.
+        overrides: `key=value` words of every run, or of the comparison (`std.ddof=0`).
+        methods: ids of the methods; if empty, those of the source.
+        seeds: every method has one run per seed; if empty, the seeds of the source.
+        only: patterns of the rows that are wanted; all if empty.
+        out: the folder for all of it; must be new or empty unless `resume`.
+        resume: continue an interrupted comparison; no finished run is repeated.
+        workers: processes that runs are spread over, or `Workers` on a Ray cluster.
+        variants: further entries, each "name: key=value key=value".
+        ablation: also the ablations of the methods' papers.
+        progress: as of `run`.
+        callbacks: makes what follows a run, from (title, rounds), instead of `progress`; with one worker only.
+        begin: called with the number of runs that are not there yet.
+        done: called after every run that was not there yet, with its cell and summary.
+        announce: called with every line about a run's privacy guarantee.
+        keys: keys of every run; a group of keys is a dictionary.
+
+    Returns:
+        The comparison: a mapping from each run's name (`<method>-<seed>`) to its summary.
+
+    Raises:
+        Diverged: some runs diverged, which the message names; raised after all others are finished.
+    """
+    end_unguarded_worker()
+    folder = Path(out)
+    if not resume:
+        require_unused(folder, "--out", OR_RESUME)
+    words = [f"methods={','.join(methods)}"] if methods else []
+    words += [f"seeds={','.join(map(str, seeds))}"] if seeds else []
+    comparison = read_comparison(source, [*overrides, *words], variants, ablation, only, **keys)
+    make_folder(folder, f"--out {folder}")
+    comparison.write(folder)
+    follow = callbacks or partial(default_display, progress)
+    summaries = run_cells(
+        comparison.cells,
+        folder,
+        workers=workers,
+        callbacks=follow,
+        begin=begin,
+        done=done,
+        announce=announce,
+    )
+    entries = entries_of(comparison, folder)
+    files = [*write_tables(entries, folder, comparison.ddof)]
+    files.append(write_report(entries, folder / "report.html", ddof=comparison.ddof))
+    return ComparisonResult(folder, comparison, entries, summaries, files)
+
+
+class ComparisonResult(Mapping[str, dict[str, Any]]):
+    """A finished comparison: a mapping from each run's name to its summary, with its table, tests and files.
+
+    Attributes:
+        folder: the folder of the runs and files.
+        comparison: what was compared.
+        entries: the rows of its table.
+        files: the written tables and report.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        comparison: Comparison,
+        entries: Sequence[ReportEntry],
+        summaries: Mapping[str, dict[str, Any]],
+        files: Sequence[Path],
+    ) -> None:
+        self.folder = folder
+        self.comparison = comparison
+        self.entries = tuple(entries)
+        self.files = tuple(files)
+        self._summaries = summaries
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        return self._summaries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._summaries)
+
+    def __len__(self) -> int:
+        return len(self._summaries)
+
+    def run(self, name: str) -> Run:
+        """Open one run, with its silos' models.
+
+        Args:
+            name: a key of this mapping.
+        """
+        self[name]
+        return load_run(self.folder / name)
+
+    @property
+    def tests(self) -> list[PairedTest]:
+        """The paired tests of the best entry against the others."""
+        return paired_tests(self.entries)
+
+    @property
+    def report(self) -> Path:
+        """The HTML report."""
+        return self.files[-1]
+
+    def best(self) -> str:
+        """Return the label of the entry with the best validation score, its mean over silos and seeds.
+
+        Test scores have no part in the choice; they say what the chosen entry is worth.
+        """
+        return best_by_validation(self.entries).label
+
+    def plot(self) -> Figure:
+        """Draw validation scores by round, a line for every entry and a diagram for every silo and their mean."""
+        spec = rounds_figure(self.entries, self.comparison.ddof)
+        if spec is None:
+            raise InputError("plot: the runs have no validation scores; allowed: runs with validation rows")
+        return draw_figure(spec)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the table's rows, the tests, all runs' summaries and the paths of the files, as JSON values."""
+        rows = csv.DictReader(io.StringIO(table_csv(self.entries, self.comparison.ddof)))
+        table = [{key: _number(value) for key, value in row.items()} for row in rows]
+        return {
+            "folder": str(self.folder),
+            "table": table,
+            "tests": [asdict(test) for test in self.tests],
+            "runs": {name: dict(summary) for name, summary in self.items()},
+            "files": [str(path) for path in self.files],
+        }
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return `table.csv`: a row for every entry and silo, with mean and standard deviation over seeds."""
+        import pandas
+
+        return pandas.read_csv(io.StringIO(table_csv(self.entries, self.comparison.ddof)))
+
+    def __repr__(self) -> str:
+        return f"ComparisonResult({str(self.folder)!r}): {scores_as_text(self.entries, self.comparison.ddof)}"
+
+    def _repr_html_(self) -> str:
+        """Return the table that a notebook shows, and where a bag of words is better than all methods."""
+        return scores_as_html(self.entries, self.comparison.ddof)
+
+
+def _number(cell: str) -> str | float | None:
+    """Return a cell of a CSV file as a number, if it is one; None if it is empty."""
+    try:
+        return float(cell) if cell else None
+    except ValueError:
+        return cell
+
+
+def entries_of(comparison: Comparison, folder: Path) -> list[ReportEntry]:
+    """Read the finished runs of a comparison, one entry per row of its table."""
+    cells = {entry: [cell for cell in comparison.cells if cell.entry == entry] for entry in comparison.entries}
+    return [
+        ReportEntry(row, tuple(read_run(folder / cell.folder) for cell in row_cells))
+        for row, row_cells in cells.items()
+    ]

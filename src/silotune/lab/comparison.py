@@ -1,0 +1,228 @@
+"""`read_comparison` makes a `Comparison` of `Cell`s: methods, variants, grids, ablations of papers × seeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import chain, product
+from pathlib import Path
+from typing import Unpack, cast
+
+from silotune.config import Config, load_config
+from silotune.config.keys import Keys
+from silotune.config.validators import NAME_RULE, is_name
+from silotune.core.files import write_text
+from silotune.errors import InputError, unknown_name_error
+from silotune.lab.best_values import read_best, to_words
+from silotune.lab.report.entries import COMPARISON_FILE
+from silotune.methods import METHODS
+from silotune.runs.build.resolve import METHOD_DEFAULTS, keys_of, read_config
+
+Variants = Mapping[str, tuple[str, ...]]
+
+_Entry = tuple[str, str, tuple[str, ...]]
+"""(name, method, further words)"""
+
+
+ABLATIONS: Mapping[str, Variants] = {
+    "fedmcp": {
+        "without-contrastive": ("method.mu=0",),  # Table II, w/o CL
+        "without-backbone": ("method.gamma=0",),  # Table II, w/o BL
+        "cosine": ("method.similarity=cosine",),  # Figure 4
+        "first-token": ("method.representation=first",),  # Figure 5
+        "private-view-full": ("method.private_view=full",),  # the other reading of eq. 5
+    }
+}
+"""Method to the ablations of its paper: name of the variant to `key=value` words."""
+
+
+_COMPARISON_WORDS = ("methods", "seeds", "best", "std.ddof")
+"""Words that stand for keys of the section `compare`."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison.
+
+    Args:
+        entry: its name: the method, with its variant if there is one.
+        seed: the run's seed.
+        config: the run's configuration.
+    """
+
+    entry: str
+    seed: int
+    config: Config
+
+    @property
+    def folder(self) -> str:
+        """Name of the run folder."""
+        return f"{self.entry}-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All cells of a comparison.
+
+    Args:
+        source: the preset or YAML file; `Config` for one of Python.
+        entries: their names, each a row of the table.
+        seeds: seeds of every entry.
+        ddof: delta degrees of freedom of the standard deviation over seeds (divisor n − ddof).
+        cells: all cells, in the order of the table.
+    """
+
+    source: str
+    entries: tuple[str, ...]
+    seeds: tuple[int, ...]
+    ddof: int
+    cells: tuple[Cell, ...]
+
+    def write(self, out: Path) -> None:
+        """Write entries, seeds and ddof beside the run folders, for `silotune report`."""
+        plan = {"source": self.source, "rows": self.entries, "seeds": self.seeds, "ddof": self.ddof}
+        write_text(out / COMPARISON_FILE, json.dumps(plan, indent=1) + "\n")
+
+
+def read_comparison(
+    source: str | Config,
+    words: Sequence[str],
+    variants: Sequence[str] = (),
+    ablation: bool = False,
+    only: Sequence[str] = (),
+    **keys: Unpack[Keys],
+) -> Comparison:
+    """Plan the comparison that a command asks for; words take precedence over the source's section `compare`.
+
+    Args:
+        source: a preset, a YAML file or a `Config`.
+        words: `key=value`. `methods=a,b`, `seeds=1,2`, `best=FOLDER` (of a sweep) and `std.ddof=0|1` concern the
+            comparison; the others go to every cell, where they take precedence over a sweep's best values and
+            `per_method`.
+        variants: each "name: key=value key=value"; they replace the source's variants, grid and ablations.
+        ablation: add the ablations of the method's paper.
+        only: patterns (`*`, `?`) of the entries that are wanted; all if empty.
+        keys: keys of every cell, as values of Python.
+    """
+    comparison_words, run_words = split_words(words)
+    refuse_one_of_several(keys)
+    given = cast("dict[str, object]", keys)
+    base = load_config(keys_of(source), [*comparison_words, *run_words], METHOD_DEFAULTS, keys=given)
+    section = base.compare
+    methods = compared_methods(base)
+    seeds = tuple(section.seeds or [base.seed])
+    best = read_best(section.best, methods)
+    chosen_variants = _parse_variants(variants) or _variant_words(section.variants, "compare.variants")
+    combined = {} if variants else _combined(section.grid)
+    chosen = list(_entries(methods, chosen_variants, combined, ablation or (section.ablation and not variants)))
+    cells = []
+    for entry, method, variant_words in _matching(chosen, only):
+        for seed in seeds:
+            cell_words = [*best.get(method, ()), *run_words, f"method={method}", f"seed={seed}"]
+            config = read_config(source, cell_words, variant_words, **keys)
+            cells.append(Cell(entry, seed, config))
+    entries = tuple(dict.fromkeys(cell.entry for cell in cells))
+    if duplicate := _repeated([(cell.entry, cell.seed) for cell in cells]):
+        raise InputError(f"variants: two entries would be called {duplicate!r}; choose another name for the variant")
+    name = source if isinstance(source, str) else "Config"
+    return Comparison(name, entries, seeds, section.std.ddof, tuple(cells))
+
+
+def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split words into those of the comparison (as keys of `compare`) and those of every run."""
+    comparison_words, run_words = [], []
+    for word in words:
+        key, equals, value = word.partition("=")
+        key = key.strip()
+        if key in ("method", "method.name") and equals:
+            raise InputError(f"{key}: a comparison has several; use methods={value or 'a,b'}")
+        if key == "seed":
+            raise InputError(f"seed: a comparison has several; use seeds={value or '1,2'}")
+        if key in _COMPARISON_WORDS and equals:
+            comparison_words.append(f"compare.{key}={value}")
+        else:
+            run_words.append(word)
+    return comparison_words, run_words
+
+
+def refuse_one_of_several(keys: Keys) -> None:
+    """Refuse the keys that are lists in a comparison."""
+    method = keys.get("method")
+    if isinstance(method, str) or (method is not None and "name" in method):
+        raise InputError("method: many runs may have several; use methods=[…]")
+    if "seed" in keys:
+        raise InputError("seed: many runs may have several; use seeds=[…]")
+
+
+def compared_methods(config: Config) -> tuple[str, ...]:
+    """Return the methods that a configuration compares; its own method by default."""
+    names = config.compare.methods or [config.method.name]
+    for name in names:
+        if name not in METHODS:
+            raise unknown_name_error("method", name, METHODS)
+    return tuple(names)
+
+
+def _parse_variants(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    variants: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        name, colon, words = text.partition(":")
+        name = name.strip()
+        if not colon or not words.split() or not is_name(name) or " " in name:
+            raise InputError(
+                f"--variant {text!r}: must be 'name: key=value key=value'; a name is {NAME_RULE} (no spaces)"
+            )
+        if name in variants:
+            raise InputError(f"--variant {name!r} appears twice")
+        variants[name] = tuple(words.split())
+    return variants
+
+
+def _variant_words(variants: Mapping[str, Mapping[str, object]], key: str) -> dict[str, tuple[str, ...]]:
+    for name in variants:
+        if not is_name(name) or " " in name:
+            raise InputError(f"{key}: {name!r} cannot be a name; allowed: {NAME_RULE} (no spaces)")
+    return {name: to_words(keys) for name, keys in variants.items()}
+
+
+def _combined(grid: Mapping[str, Mapping[str, Mapping[str, object]]]) -> dict[str, tuple[str, ...]]:
+    """Return a variant for each choice of one variant from every group; its name has theirs, in the groups' order."""
+    if not grid:
+        return {}
+    groups = [_variant_words(variants, f"compare.grid.{group}") for group, variants in grid.items()]
+    return {
+        "-".join(names): tuple(chain.from_iterable(group[name] for group, name in zip(groups, names, strict=True)))
+        for names in product(*groups)
+    }
+
+
+def _repeated(cells: Sequence[tuple[str, int]]) -> str | None:
+    """Return the name of the first entry that has a seed twice, if there is one."""
+    return next((entry for position, (entry, seed) in enumerate(cells) if (entry, seed) in cells[:position]), None)
+
+
+def _matching(entries: Sequence[_Entry], only: Sequence[str]) -> list[_Entry]:
+    """Return the entries that one of the patterns fits."""
+    for pattern in only:
+        if not any(fnmatchcase(name, pattern) for name, *_ in entries):
+            first, last = entries[0][0], entries[-1][0]
+            raise InputError(f"--only {pattern!r}: fits none of the {len(entries)} entries ({first} … {last})")
+    return [entry for entry in entries if not only or any(fnmatchcase(entry[0], pattern) for pattern in only)]
+
+
+def _entries(methods: Iterable[str], variants: Variants, combined: Variants, ablation: bool) -> Iterable[_Entry]:
+    """Yield every method, or its combined variants if there is a grid, followed by its variants."""
+    for method in methods:
+        for name, words in combined.items():
+            yield f"{method}-{name}", method, words
+        if not combined:
+            yield method, method, ()
+        if ablation and method not in ABLATIONS and not variants:
+            raise unknown_name_error(
+                "ablation of", method, ABLATIONS, or_else="or your own: --variant 'name: key=value'"
+            )
+        method_variants = dict(ABLATIONS.get(method, {}) if ablation else {}) | dict(variants)
+        for name, words in method_variants.items():
+            yield f"{method}-{name}", method, words

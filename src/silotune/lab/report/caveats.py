@@ -1,0 +1,155 @@
+"""`list_caveats`: warnings about a report's numbers; `describe_sent_parts`: which parts left silos."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from silotune.errors import InputError
+from silotune.lab.report.baseline_rows import beaten_by_words
+from silotune.lab.report.cost_shares import message_bytes
+from silotune.lab.report.entries import FinishedRun, ReportEntry, rows_are_fixed, silo_names
+from silotune.lab.report.tables_by_method import MOST_SILOS
+from silotune.methods.parts import Scope, names_with
+from silotune.runs.build.resolve import make_method, read_config
+from silotune.runs.build.run_warnings import refusal_warning
+from silotune.runs.storage.readers import read_versions
+
+_FEW_ROWS = 100
+"""Test rows below which a report warns of a silo."""
+
+_EXPECTED_EVENTS = {
+    *("silo", "round", "final", "refused", "evaluation", "server", "versions", "cohort", "budget", "stopped"),
+    *("aggregation", "withheld"),
+}
+"""Events that need no generic warning (`_warnings_of_run` has specific ones for some)."""
+
+
+def list_caveats(entries: Sequence[ReportEntry]) -> list[str]:
+    """Return the warnings about a report's rows, one sentence each."""
+    runs = [run for entry in entries for run in entry.runs]
+    caveats = _run_warnings(runs) + _differences(runs)
+    for entry in entries:
+        seeds = [run.seed for run in entry.runs]
+        repeated = sorted(seed for seed, number in Counter(seeds).items() if number > 1)
+        if repeated:
+            caveats.append(
+                f"{entry.label}: seed {repeated[0]} appears in several folders; repetitions are not independent"
+            )
+    single = [entry.label for entry in entries if len(entry.runs) == 1]
+    if single and len(single) == len(entries):
+        caveats.append("One seed per row: there is no standard deviation, and small differences mean nothing.")
+    elif single:
+        caveats.append(f"One seed only, so no standard deviation: {', '.join(single)}")
+    if any(len(entry.runs) > 1 and not all(map(rows_are_fixed, entry.runs)) for entry in entries):
+        caveats.append(
+            "Seeds also choose the rows (data.seed is unset): the standard deviation holds the noise of the split and "
+            "that of training together."
+        )
+    caveats += _small_test_sets(entries) + beaten_by_words(entries)
+    if len({tuple(sorted({run.seed for run in entry.runs})) for entry in entries}) > 1:
+        caveats.append("Rows have different seeds: tests pair only those that two rows share.")
+    late = [
+        entry.label for entry in entries if all(r.summary["best_round"] == r.summary["rounds"] > 1 for r in entry.runs)
+    ]
+    if late:
+        caveats.append(f"Best at the last round with every seed, so more rounds may help: {', '.join(late)}")
+    if len(silo_names(entries)) > MOST_SILOS:
+        caveats.append(f"More than {MOST_SILOS} silos: the table has their average; table.csv has every silo.")
+    return caveats
+
+
+def _small_test_sets(entries: Sequence[ReportEntry]) -> list[str]:
+    """Warn of silos that are tested on few rows: one row changes their score by a point or more."""
+    smallest: dict[str, int] = {}
+    for entry in entries:
+        for run in entry.runs:
+            for name, silo in run.summary["silos"].items():
+                rows = (silo.get("rows") or {}).get("test")
+                if rows is not None:
+                    smallest[name] = min(rows, smallest.get(name, rows))
+    few = [f"{name} ({rows})" for name, rows in smallest.items() if rows < _FEW_ROWS]
+    if not few:
+        return []
+    named = ", ".join(few[:6]) + (f" and {len(few) - 6} more" if len(few) > 6 else "")
+    return [f"Fewer than {_FEW_ROWS} test rows, so that one row changes the score by a point or more: {named}"]
+
+
+def _run_warnings(runs: Sequence[FinishedRun]) -> list[str]:
+    """Collect the warnings of single runs; the same warning of several runs becomes one sentence."""
+    runs_by_remark: dict[str, list[str]] = {}
+    for run in runs:
+        for remark in _warnings_of_run(run):
+            runs_by_remark.setdefault(remark, []).append(f"{run.folder.name} (seed {run.seed})")
+    return [
+        f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {remark}"
+        for remark, names in runs_by_remark.items()
+    ]
+
+
+def _warnings_of_run(run: FinishedRun) -> list[str]:
+    refusals = refusal_warning(run.events)
+    remarks = [refusals] if refusals else []
+    for event in run.events_of("withheld"):
+        remarks.append(
+            f"{event.get('silo')} withheld its update of round {event.get('round')} and trained no more: too few of "
+            "its rows were behind it"
+        )
+    for kind, number in Counter(str(event.get("event")) for event in run.events).items():
+        if kind not in _EXPECTED_EVENTS:
+            remarks.append(f"{number} × “{kind}” in events.jsonl")
+    for event in run.events_of("budget"):
+        remarks.append(f"stopped after round {event.get('round')}: {event.get('reason')}")
+    for event in run.events_of("versions"):
+        remarks.append(f"resumed under other versions: {', '.join(map(str, event.get('changed', [])))}")
+    silos = run.summary["silos"]
+    trained = {event["silo"] for event in (*run.events_of("silo"), *run.events_of("final"))}
+    never = sorted({*silos} - trained)
+    if never and run.summary["method"] not in trained:  # the one training silo of a centralized method has its name
+        remarks.append(f"never sampled, so never trained: {', '.join(never)}")
+    unvalidated = sorted(silo for silo, result in silos.items() if result.get("validation") is None)
+    if unvalidated:
+        remarks.append(f"no validation rows in {', '.join(unvalidated)}; the best round does not see them")
+    return remarks
+
+
+def _differences(runs: Sequence[FinishedRun]) -> list[str]:
+    settings: dict[str, Callable[[FinishedRun], object]] = {
+        "precision": lambda run: run.summary.get("precision"),
+        "threads": lambda run: run.summary.get("threads"),
+        "rounds": lambda run: run.summary.get("rounds"),
+        "backbone": lambda run: versions(run).get("backbone", run.summary.get("backbone")),
+        "version of torch": lambda run: versions(run).get("torch"),
+        "version of silotune": lambda run: versions(run).get("silotune"),
+    }
+    remarks = []
+    for setting, read in settings.items():
+        values = sorted({str(read(run))[:16] for run in runs})
+        if len(values) > 1:
+            remarks.append(f"The runs differ in {setting}: {', '.join(values)}")
+    return remarks
+
+
+def versions(run: FinishedRun) -> dict[str, str]:
+    """Read the run's `versions.json`; empty if there is none."""
+    try:
+        return read_versions(run.folder)
+    except InputError:
+        return {}
+
+
+def describe_sent_parts(entry: ReportEntry) -> str:
+    """Describe which parts left a silo and which stayed."""
+    run = entry.first
+    try:
+        method = make_method(read_config(str(run.folder / "config.yaml")))
+    except (InputError, ValueError):  # the run was made by another version of the package
+        return f"{run.summary['sent_parameters']:,} parameters left a silo in every round it took part in."
+    if method.collects_rows:
+        return "All rows were in one place: no federation."
+    leaving, private = ", ".join(method.sends()), ", ".join(names_with(method.parts(), Scope.PRIVATE))
+    if not message_bytes(run):
+        return f"Nothing left a silo. Kept: {private or leaving}."
+    size = message_bytes(run) / 2**20
+    sent = f"Sent: {leaving} ({run.summary['sent_parameters']:,} parameters; {size:.2f} MiB a message, as measured)."
+    return f"{sent} Kept: {private}." if private else sent

@@ -1,0 +1,221 @@
+"""`run_cells`: unfinished cells of a comparison or sweep (`CellKind`), here or in several processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import as_completed
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from silotune.config import Config, differences, dump
+from silotune.core.process_pool import end_unguarded_worker
+from silotune.core.workers import Workers
+from silotune.errors import Diverged, InputError
+from silotune.lab.comparison import Cell
+from silotune.models.backbone.backbone import Backbone
+from silotune.runs.build.model import BackboneRequirements
+from silotune.runs.build.resolve import make_method, on_this_machine
+from silotune.runs.callbacks import Callback
+from silotune.runs.run import run
+from silotune.runs.storage.run_folder import continued
+
+Summary = dict[str, Any]
+
+_Outcome = Summary | Diverged
+
+CallbackFactory = Callable[[str, int], Sequence[Callback]]
+"""From (title, rounds) to what follows one run."""
+
+OnCellDone = Callable[[Cell, Summary], None]
+"""Called with every cell that was run, and its summary."""
+
+OnCellsBegin = Callable[[int], None]
+"""Called with the number of unfinished cells, before the first of them."""
+
+Announce = Callable[[str], None]
+"""Called with the privacy guarantee of a cell before its first round, on a cluster after its last; must be importable
+by name for processes."""
+
+CellFunction = Callable[[Config, Path, Sequence[Callback], Backbone | None, Announce | None], tuple[Summary, Backbone]]
+"""From (configuration, folder, callbacks, a fitting backbone, announce) to the summary and the backbone for the next
+cell."""
+
+
+@dataclass(frozen=True)
+class CellKind:
+    """The work of a cell: a whole run, or a trial of a sweep.
+
+    Args:
+        work: runs the cell, or continues it where it was interrupted.
+        file: name of the file that it writes last.
+    """
+
+    work: CellFunction
+    file: str
+
+    def read(self, folder: Path) -> Summary:
+        """Read the summary of a finished cell."""
+        try:
+            return dict(json.loads((folder / self.file).read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{folder}/{self.file}: missing or damaged") from error
+
+
+def _whole_run(
+    config: Config,
+    folder: Path,
+    callbacks: Sequence[Callback],
+    backbone: Backbone | None,
+    announce: Announce | None,
+) -> tuple[Summary, Backbone]:
+    def announce_cell(line: str) -> None:
+        if announce is not None:
+            announce(f"{folder.name}: {line}")
+
+    finished = run(
+        config,
+        out=folder,
+        resume=True,
+        progress=False,
+        backbone=backbone,
+        announce=announce_cell,
+        callbacks=callbacks,
+    )
+    return finished.summary, finished.federation.backbone
+
+
+RUN = CellKind(_whole_run, "summary.json")
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    out: Path,
+    *,
+    kind: CellKind = RUN,
+    workers: int | Workers = 1,
+    callbacks: CallbackFactory | None = None,
+    begin: OnCellsBegin | None = None,
+    done: OnCellDone | None = None,
+    announce: Announce | None = None,
+) -> dict[str, Summary]:
+    """Run the unfinished cells.
+
+    A cell is finished once its last file exists; it is then never run again. An interrupted cell continues from its
+    last checkpoint.
+
+    Args:
+        cells: the cells of one comparison or sweep.
+        out: parent of the run folders.
+        kind: the function that runs a cell, and the file that it writes last.
+        workers: number of processes, or `Workers` on a Ray cluster; each loads the backbone once.
+        callbacks: makes what follows a run; used with one worker only.
+        begin: called with the number of cells that are run now.
+        done: called after every cell that was run now.
+        announce: called with a cell's privacy guarantee before its first round, on a cluster when it has ended.
+
+    Returns:
+        The summary of every cell, by folder name.
+
+    Raises:
+        Diverged: training diverged in some cells; raised after all others are finished.
+    """
+    end_unguarded_worker()
+    unfinished = [cell for cell in cells if not _finished(cell, out, kind)]
+    done = done or (lambda *_: None)
+    if begin is not None:
+        begin(len(unfinished))
+    spread = Workers.of(workers)
+    spread = replace(spread, number=min(spread.number, len(unfinished) or 1))
+    outcomes = (
+        _run_here(unfinished, out, kind, callbacks, announce)
+        if spread.here or not unfinished
+        else _run_in_processes(unfinished, out, kind, spread, announce)
+    )
+    diverged = {}
+    for cell, outcome in outcomes:
+        if isinstance(outcome, Diverged):
+            diverged[cell.folder] = outcome
+        else:
+            done(cell, outcome)
+    if diverged:
+        details = "; ".join(
+            f"{out / cell.folder}: {diverged[cell.folder]}" for cell in unfinished if cell.folder in diverged
+        )
+        raise Diverged(f"{len(diverged)} of {len(cells)} cells diverged, the others are finished: {details}")
+    return {cell.folder: kind.read(out / cell.folder) for cell in cells}
+
+
+def _finished(cell: Cell, out: Path, kind: CellKind) -> bool:
+    folder = out / cell.folder
+    if not (folder / "config.yaml").is_file():
+        return False
+    config = on_this_machine(continued(cell.config, folder))  # as a run writes it
+    before, now = (folder / "config.yaml").read_text(encoding="utf-8"), dump(config)
+    changed = differences(before, now)
+    if changed:
+        raise InputError(f"{folder}: was made with another configuration ({changed[0]}); choose another --out")
+    return (folder / kind.file).exists()
+
+
+def _run_here(
+    cells: Sequence[Cell],
+    out: Path,
+    kind: CellKind,
+    callbacks: CallbackFactory | None,
+    announce: Announce | None,
+) -> Iterator[tuple[Cell, _Outcome]]:
+    backbones = _Backbones()
+    for cell in cells:
+        followers = callbacks(cell.folder, cell.config.rounds) if callbacks else ()
+        yield cell, backbones.run(kind, cell.config, out / cell.folder, followers, announce)
+
+
+class _Backbones:
+    """Keeps the backbone of the last run for the next one, if it fits."""
+
+    def __init__(self) -> None:
+        self._needs: BackboneRequirements | None = None
+        self._backbone: Backbone | None = None
+
+    def run(
+        self, kind: CellKind, config: Config, folder: Path, callbacks: Sequence[Callback], announce: Announce | None
+    ) -> _Outcome:
+        """Run one cell."""
+        requirements = BackboneRequirements.of(config, make_method(config))
+        if requirements != self._needs:
+            self._backbone = None  # free its memory before another is loaded
+        try:
+            summary, backbone = kind.work(config, folder, callbacks, self._backbone, announce)
+        except Diverged as error:
+            return Diverged(str(error))  # drops the traceback, which would keep the run in memory
+        self._needs, self._backbone = requirements, backbone
+        return summary
+
+
+_WORKER_BACKBONES = _Backbones()  # used in worker processes
+
+
+def _run_in_processes(
+    cells: Sequence[Cell], out: Path, kind: CellKind, workers: Workers, announce: Announce | None
+) -> Iterator[tuple[Cell, _Outcome]]:
+    out = out.absolute()  # the workers of a cluster have other working directories
+    there = announce if workers.cluster is None else None  # what a process of a cluster writes is read by nobody
+    with workers.pool(threads=max(cell.config.threads or 0 for cell in cells) or None) as (pool, _):
+        waiting = {pool.submit(_run_in_worker, kind, cell.config, out / cell.folder, there): cell for cell in cells}
+        for future in as_completed(waiting):
+            outcome, untold = future.result()
+            if announce is not None:
+                for line in untold:
+                    announce(line)
+            yield waiting[future], outcome
+
+
+def _run_in_worker(
+    kind: CellKind, config: Config, folder: Path, announce: Announce | None
+) -> tuple[_Outcome, list[str]]:
+    """Run a cell; return its outcome, and the lines that were not announced here, as there is no `announce`."""
+    untold: list[str] = []
+    outcome = _WORKER_BACKBONES.run(kind, config, folder, (), announce or untold.append)
+    return outcome, untold

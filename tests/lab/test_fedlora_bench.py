@@ -1,0 +1,68 @@
+"""The federated-LoRA benchmark at toy size: every method runs, and silos send the bytes of their ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from silotune.config import preset_tree
+from silotune.lab.compare import compare
+from silotune.lab.comparison import read_comparison
+from silotune.runs.run import run
+from silotune.runs.storage.readers import events
+from tests.support.report_runs import no_figure_files
+from tests.support.tiny import HIDDEN, LAYERS, write_data
+
+__all__ = ["no_figure_files"]
+
+GLUE = {"MRPC": "beta", "RTE": "beta", "SST-2": "alpha", "QNLI": "beta", "QQP": "beta"}
+"""Task of GLUE → the tiny one that stands for it: pairs or single texts, two labels."""
+TOY = ("rounds=1", "train.steps=1", "precision=fp32", "threads=1", "train.max_length=32")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """GLUE's folders with tiny tasks in them."""
+    place = tmp_path_factory.mktemp("glue")
+    for seed, (name, tiny) in enumerate(GLUE.items()):
+        written = write_data(place / f"seed{seed}", [tiny], seed=seed)
+        (written / tiny).rename(place / name)
+    return place
+
+
+@pytest.fixture
+def words(folder, backbone_folder):
+    """What makes a toy of one of the presets."""
+    return [*TOY, f"data.path={folder}", f"backbone={backbone_folder('bert')}"]
+
+
+def only(preset, row, words, out):
+    """Run one row of a comparison, without tables."""
+    (cell,) = [cell for cell in read_comparison(preset, [*words, "seeds=17"]).cells if cell.entry == row]
+    return run(cell.config, out=out)
+
+
+def test_bytes_follow_the_ranks_2_to_64(words, tmp_path):
+    made = only("fedlora-bench-ranks", "hetlora-mixed", words, tmp_path / "run")
+    sent = {event["silo"]: event["bytes_up"] for event in events(made.folder) if event["event"] == "silo"}
+    sizes = [sent[f"silo-{number}"] for number in range(1, 6)]
+    assert sizes == sorted(sizes)
+    numbers = 2 * LAYERS * 2 * HIDDEN  # of one rank: query and value, A and B
+    for size, rank in zip(sizes, (2, 4, 8, 16, 64), strict=True):
+        assert size - sizes[0] == pytest.approx(4 * numbers * (rank - 2), abs=100)  # beside the header's digits
+
+
+def test_every_silo_has_its_task_and_its_head(words, tmp_path):
+    made = only("fedlora-bench-tasks", "fedsa-lora", words, tmp_path / "run")
+    assert {name: task for name, silo in made.federation.silos.items() for task in silo.train} == {n: n for n in GLUE}
+    assert {part for part, tensors in made.federation.coordinator.shared.items() if tensors} == {"lora_A"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("preset", ["fedlora-bench", "fedlora-bench-tasks", "fedlora-bench-ranks"])
+def test_every_method_of_the_benchmark(preset, words, tmp_path):
+    section = preset_tree(preset)["compare"]
+    compare(preset, *words, seeds=[17], out=tmp_path / "out")
+    assert len([*tmp_path.glob("out/*/summary.json")]) == len(section["methods"]) * (
+        1 + len(section.get("variants", {}))
+    )
+    assert (tmp_path / "out" / "table.csv").exists()

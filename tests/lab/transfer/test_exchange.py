@@ -1,0 +1,203 @@
+"""Tuned parts in another run's model: against a plain transformers model with LoRA folded in by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from silotune.lab.transfer_models import alpha_of, describe_differences, open_models
+from silotune.lab.transfer_scores import TransferScore, exchange, matrix
+from silotune.runs.load import load_run
+from tests.support.tiny import LABELS
+
+TASKS = ("alpha", "beta", "gamma")
+
+
+def cells_of(folders, head="target") -> dict[tuple[str, str, int], TransferScore]:
+    cells = [cell for models in open_models(list(folders), head).values() for cell in exchange(models, head)]
+    return {(cell.source, cell.target, cell.seed): cell for cell in cells}
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def shared(folder) -> dict[str, np.ndarray]:
+    """The run's shared tensors at its best round, `part/tensor`."""
+    state = load_run(folder).federation.coordinator.shared
+    return {f"{part}/{name}": tensor.numpy() for part, tensors in state.items() for name, tensor in tensors.items()}
+
+
+def score_by_hand(source, head, task, data, backbone) -> float:
+    """Accuracy (%) of the plain model with the source's LoRA in its weights and one head over [CLS]."""
+    model, tokenizer = AutoModel.from_pretrained(backbone).eval(), AutoTokenizer.from_pretrained(backbone)
+    tensors, options = shared(source), load_run(source).federation.config.tuner.options
+    weights = dict(model.named_parameters())
+    adapters = sorted({key.split("/")[0] for key in tensors if ".lora_" in key})  # averaged
+    assert adapters == ["global", "global_2"]
+    for key in [key for key in tensors if key.endswith(".lora_A.weight")]:
+        part, name = key.removesuffix(".lora_A.weight").split("/")
+        a, b = tensors[key], tensors[f"{part}/{name}.lora_B.weight"]
+        weights[f"{name}.weight"].data += torch.from_numpy(options["alpha"] / options["r"] * b @ a) / len(adapters)
+    out, of = shared(head), next(key for key in LABELS if f"head/{key}.out.weight" in shared(head))
+    rows = [json.loads(line) for line in (data / task / "test.jsonl").read_text().splitlines()]
+    right = 0
+    for row in rows:
+        inputs = tokenizer(*(row[key] for key in ("sentence1", "sentence2") if key in row), return_tensors="pt")
+        with torch.no_grad():
+            state = model(**inputs).last_hidden_state[0, 0].numpy()
+        answer = int(np.argmax(out[f"head/{of}.out.weight"] @ state + out[f"head/{of}.out.bias"]))
+        right += answer == row["label"]
+    return 100 * right / len(rows)
+
+
+def test_own_tasks_give_the_runs_own_scores(made):
+    folders = {task: made("fedavg", task) for task in TASKS}
+    cells = cells_of(folders.values())
+    for task, folder in folders.items():
+        own = cells[task, task, 1]
+        assert own.absolute == summary(folder)["average"]
+        assert own.relative == 100
+    assert len(cells) == 9
+
+
+@pytest.mark.parametrize("head", ["target", "source"])
+def test_every_cell_is_what_a_plain_model_scores(made, data_folder, backbone_folder, head):
+    folders = {task: made("fedavg", task) for task in TASKS}
+    cells = cells_of(folders.values(), head)
+    expected = {}
+    for source in TASKS:
+        for target in TASKS:
+            if head == "source" and len(LABELS[source]) != len(LABELS[target]):
+                continue
+            reader = folders[target if head == "target" else source]
+            hand = score_by_hand(folders[source], reader, target, data_folder, backbone_folder("bert"))
+            expected[source, target, 1] = hand
+    assert {pair: cell.absolute for pair, cell in cells.items()} == pytest.approx(expected)
+    for (source, target, seed), cell in cells.items():
+        assert cell.relative == pytest.approx(100 * expected[source, target, seed] / expected[target, target, seed])
+    others = {score for (source, target, _), score in expected.items() if source != target}
+    assert len(others) > 1  # else nothing would have been told apart
+
+
+def test_the_source_really_acts(made):
+    """Gone from the target's model are its own parts: another source, another state."""
+    (models,) = open_models([made("fedavg", "alpha"), made("fedavg", "beta")]).values()
+    alpha, beta = models
+    from silotune.lab.transfer_scores import transferred
+
+    state = transferred(alpha, beta)
+    assert state["global"] is alpha.state["global"]
+    assert state["head"] is beta.state["head"]
+    assert any(not torch.equal(alpha.state["global"][name], tensor) for name, tensor in beta.state["global"].items())
+    by_source = transferred(alpha, beta, "source")
+    assert torch.equal(by_source["head"]["beta.out.weight"], alpha.state["head"]["alpha.out.weight"])
+    assert beta.judge(beta.state) == beta.reported  # nothing of the target was changed
+
+
+def test_methods_and_tuners_are_groups_of_their_own(made):
+    runs = [made(method, task) for method in ("fedavg", "fedfame", "centralised") for task in ("alpha", "beta")]
+    runs += [made("fedavg", task, "tuner=bitfit") for task in ("alpha", "beta")]
+    groups = open_models(runs)
+    names = ["fedavg, lora", "fedfame, lora", "centralised, lora", "fedavg, bitfit"]
+    assert list(groups) == names
+    for models in groups.values():
+        cells = {(cell.source, cell.target): cell for cell in exchange(models)}
+        for model in models:
+            assert cells[model.task.name, model.task.name].absolute == model.reported
+        assert len(cells) == 4
+
+
+def test_learning_rate_and_alpha_tell_groups_apart_where_tasks_come_twice(made):
+    skewed = ("partition=dirichlet", "partition.alpha=2.0")
+    twice = [made("fedavg", task, *skewed, *more) for more in ((), ("train.lr=0.01",)) for task in ("alpha", "beta")]
+    assert list(open_models(twice)) == ["fedavg, lora, lr 0.03, α 2", "fedavg, lora, lr 0.01, α 2"]
+    apart = [made("fedavg", "alpha"), made("fedavg", "beta", "train.lr=0.01")]  # the best rate of each task
+    ((label, models),) = open_models(apart).items()
+    assert label == "fedavg, lora"
+    assert describe_differences(label, models) == "fedavg, lora: the runs differ in train.lr (alpha 0.03, beta 0.01)"
+
+
+def test_what_one_matrix_mixes_is_told(made):
+    skewed = ("partition=dirichlet", "partition.alpha=2.0")
+    alike = [made("fedavg", task) for task in ("alpha", "beta")]
+    ((label, models),) = open_models(alike).items()
+    assert describe_differences(label, models) is None
+    apart = [made("fedavg", "alpha", *skewed), made("fedavg", "beta", "train.lr=0.01")]
+    ((label, models),) = open_models(apart).items()
+    assert describe_differences(label, models) == (
+        "fedavg, lora: the runs differ in train.lr (alpha 0.03, beta 0.01) and partition.alpha (alpha 2, beta none)"
+    )
+    assert [alpha_of(model.federation.config) for model in models] == [2, None]
+
+
+def test_seeds_are_paired_and_averaged(made):
+    folders = [made("fedavg", task, *more) for more in ((), ("seed=2",)) for task in ("alpha", "beta")]
+    ((label, models),) = open_models(folders).items()
+    cells = list(exchange(models))
+    assert sorted((cell.source, cell.target, cell.seed) for cell in cells) == sorted(
+        (source, target, seed) for source in ("alpha", "beta") for target in ("alpha", "beta") for seed in (1, 2)
+    )
+    transfer_matrix = matrix(label, cells)
+    assert transfer_matrix.seeds == 2
+    one, two = (next(c for c in cells if (c.source, c.target, c.seed) == ("alpha", "beta", seed)) for seed in (1, 2))
+    assert transfer_matrix.absolute["alpha", "beta"] == pytest.approx((one.absolute + two.absolute) / 2)
+    assert transfer_matrix.relative["alpha", "beta"] == pytest.approx((one.relative + two.relative) / 2)
+
+
+def test_a_private_head_in_one_silo_is_one_model(made):
+    """Centralised training keeps its head in its only silo."""
+    folder = made("centralised", "alpha", "head.scope=private")
+    cells = cells_of([folder, made("centralised", "beta", "head.scope=private")])
+    assert cells["alpha", "alpha", 1].absolute == summary(folder)["average"]
+
+
+# -- the numbers that are read off a matrix ----------------------------------------------------------------------------
+
+
+def cell(source: str, target: str, absolute: float, relative: float | None) -> TransferScore:
+    return TransferScore(source, target, 1, "accuracy", absolute, relative)
+
+
+def test_a_matrix_by_hand():
+    cells = [
+        *(cell("SST-2", "SST-2", 80, 100), cell("RTE", "SST-2", 60, 75), cell("QNLI", "SST-2", 40, 50)),
+        *(cell("RTE", "RTE", 50, 100), cell("QNLI", "RTE", 45, 90), cell("SST-2", "RTE", 60, 120)),
+        *(cell("QNLI", "QNLI", 70, 100), cell("RTE", "QNLI", 49, 70), cell("SST-2", "QNLI", 35, 50)),
+    ]
+    transfer_matrix = matrix("fedavg", cells)
+    assert transfer_matrix.tasks == ("SST-2", "RTE", "QNLI")
+    assert transfer_matrix.types == ("sentiment analysis", "natural language inference", "natural language inference")
+    assert transfer_matrix.mean() == pytest.approx((75 + 50 + 90 + 120 + 70 + 50) / 6)
+    assert transfer_matrix.mean(alike=True) == pytest.approx((90 + 70) / 2)
+    assert transfer_matrix.mean(alike=False) == pytest.approx((75 + 50 + 120 + 50) / 4)
+    assert transfer_matrix.asymmetry() == pytest.approx((45 + 0 + 20) / 3)  # RTE–SST-2, QNLI–SST-2, QNLI–RTE
+
+
+def test_tasks_of_unknown_type_are_neither_alike_nor_different():
+    score = {("SST-2", "mine"): 10, ("mine", "SST-2"): 20, ("mine", "yours"): 30, ("yours", "mine"): 40}
+    score |= {("SST-2", "yours"): 50, ("yours", "SST-2"): 60}
+    cells = [cell(s, t, value, value) for (s, t), value in score.items()]
+    transfer_matrix = matrix("fedavg", cells)
+    assert transfer_matrix.types == ("sentiment analysis", "other", "other")
+    assert transfer_matrix.mean() == pytest.approx(35)
+    assert (transfer_matrix.mean(alike=True), transfer_matrix.mean(alike=False)) == (None, None)
+    known = matrix("fedavg", cells, {"SST-2": "a", "mine": "b", "yours": "b"})
+    assert (known.mean(alike=True), known.mean(alike=False)) == (35, 35)
+    half = matrix("fedavg", cells, {"SST-2": "a", "mine": "b"})
+    assert (half.mean(alike=True), half.mean(alike=False)) == (None, 15)
+
+
+def test_types_stand_together_and_an_own_score_of_0_has_no_relative():
+    pairs = [(s, t) for t in ("MRPC", "SST-2", "QQP") for s in ("MRPC", "SST-2", "QQP")]
+    cells = [cell(s, t, 0.0 if t == "MRPC" else 50.0, None if t == "MRPC" else 100.0) for s, t in pairs]
+    transfer_matrix = matrix("fedavg", cells)
+    assert transfer_matrix.tasks == ("SST-2", "MRPC", "QQP")  # in the paper's order, whatever order the runs came in
+    assert {target for _, target in transfer_matrix.relative} == {"QQP", "SST-2"}
+    assert transfer_matrix.absolute["SST-2", "MRPC"] == 0
+    own = matrix("fedavg", cells, {"MRPC": "a", "QQP": "b"})
+    assert (own.tasks, own.types) == (("MRPC", "QQP", "SST-2"), ("a", "b", "other"))

@@ -1,0 +1,219 @@
+"""`silotune transfer`: what it leaves, and what it refuses in one line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import silotune
+from silotune import InputError
+from silotune.lab.report import transfer_matrices as drawing
+from silotune.lab.transfer_scores import Matrix
+from tests.support.command_line import tree
+from tests.support.tiny import UNPARTITIONED, save_backbone
+
+
+@pytest.fixture
+def pair(made) -> tuple[Path, Path]:
+    return made("fedavg", "alpha"), made("fedavg", "beta")
+
+
+def test_table_figure_and_what_is_printed(silotune, made, pair, tmp_path):
+    out = tmp_path / "new" / "transfer"
+    before = [tree(run) for run in pair]
+    outcome = silotune("transfer", *pair, made("fedavg", "gamma"), "--out", out)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert sorted(path.name for path in out.iterdir()) == ["transfer.csv", "transfer.png"]
+    assert (out / "transfer.png").read_bytes().startswith(b"\x89PNG")
+    rows = list(csv.DictReader((out / "transfer.csv").open(encoding="utf-8")))
+    assert {(row["source"], row["target"]) for row in rows} == {
+        (source, target) for source in ("alpha", "beta", "gamma") for target in ("alpha", "beta", "gamma")
+    }
+    scores = {(row["source"], row["target"]): float(row["absolute"]) for row in rows}
+    for row in rows:
+        own = scores[row["target"], row["target"]]
+        assert float(row["relative"]) == pytest.approx(100 * float(row["absolute"]) / own, abs=1e-4)
+        assert (row["method"], row["tuner"], row["setting"], row["seed"]) == ("fedavg", "lora", "fedavg, lora", "1")
+        assert (row["metric"], row["source_type"]) == ("accuracy", "other")
+        assert {row["source_lr"], row["target_lr"]} == {"0.03"}
+        assert {row["source_alpha"], row["target_alpha"]} == {""}
+        assert float(row["majority"]) == pytest.approx(
+            35 if row["target"] == "gamma" else 50
+        )  # 7 of 20, labels go round
+    for task, run in zip(("alpha", "beta"), pair, strict=True):
+        average = json.loads((run / "summary.json").read_text())["average"]
+        assert scores[task, task] == pytest.approx(average, abs=1e-6)
+        assert f"{average:.1f} (100)" in outcome.out
+    assert [tree(run) for run in pair] == before
+    assert "the runs differ" not in outcome.out
+
+
+def test_settings_that_a_matrix_mixes_are_said_and_listed(silotune, made, tmp_path):
+    runs = (
+        made("fedavg", "alpha", "partition=dirichlet", "partition.alpha=2.0"),
+        made("fedavg", "beta", "train.lr=0.01"),
+    )
+    outcome = silotune("transfer", *runs, "--out", tmp_path / "out")
+    assert (outcome.code, outcome.err) == (0, "")
+    line = "the runs differ in train.lr (alpha 0.03, beta 0.01) and partition.alpha (alpha 2, beta none)"
+    assert f"fedavg, lora: {line}" in outcome.out.splitlines()
+    of = {"alpha": ("0.03", "2"), "beta": ("0.01", "")}
+    rows = list(csv.DictReader((tmp_path / "out" / "transfer.csv").open(encoding="utf-8")))
+    assert len(rows) == 4
+    for row in rows:
+        for end in ("source", "target"):
+            assert (row[f"{end}_lr"], row[f"{end}_alpha"]) == of[row[end]]
+
+
+def test_the_sources_head_leaves_out_other_label_counts(silotune, made, pair, tmp_path):
+    words = ("transfer.head=source", "transfer.types={alpha: short, beta: pairs}", "--out", tmp_path / "out")
+    outcome = silotune("transfer", *pair, made("fedavg", "gamma"), *words)
+    assert (outcome.code, outcome.err) == (0, "")
+    rows = list(csv.DictReader((tmp_path / "out" / "transfer.csv").open(encoding="utf-8")))
+    pairs = {(row["source"], row["target"]) for row in rows}
+    assert pairs == {("alpha", "alpha"), ("alpha", "beta"), ("beta", "alpha"), ("beta", "beta"), ("gamma", "gamma")}
+    assert {row["target"]: row["target_type"] for row in rows} == {"alpha": "short", "beta": "pairs", "gamma": "other"}
+
+
+def test_names_have_the_colour_of_their_type(tmp_path, monkeypatch):
+    figures = []
+    from matplotlib.figure import Figure
+
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k))[1])
+    tasks = ("SST-2", "RTE", "MRPC")
+    values = {(source, target): 100.0 if source == target else 40.0 for source in tasks for target in tasks}
+    del values["RTE", "MRPC"]
+    kinds = ("sentiment analysis", "natural language inference", "paraphrase identification")
+    drawing.transfer_figure([Matrix("fedavg, lora", tasks, kinds, values, values, 1)], tmp_path / "x.png")
+    relative, absolute = figures[0].axes[:2]
+    for panel in (relative, absolute):
+        for axis in (panel.xaxis, panel.yaxis):
+            colours = {tick.get_text(): tick.get_color() for tick in axis.get_ticklabels()}
+            assert colours == {"SST-2": "#2563c9", "RTE": "#1f8a4c", "MRPC": "#c8323c"}
+        texts = {text.get_position(): text.get_text() for text in panel.texts}
+        assert texts[0, 0] == "100"
+        assert texts[1, 0] == "40.0"  # column, row: SST-2 on RTE
+        assert texts[2, 1] == "–"
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def refused(silotune, tmp_path, *words) -> str:
+    out = tmp_path / "refused"
+    outcome = silotune("transfer", *words, "--out", out)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert not out.exists()
+    (line,) = outcome.err.splitlines()
+    return line
+
+
+def test_an_unfinished_run(silotune, pair, tmp_path):
+    half = shutil.copytree(pair[1], tmp_path / "half")
+    (half / "summary.json").unlink()
+    assert f"{half}: no finished run there" in refused(silotune, tmp_path, pair[0], half)
+    assert "nowhere: no finished run there" in refused(silotune, tmp_path, pair[0], tmp_path / "nowhere")
+
+
+def test_a_run_whose_silos_kept_their_scores(silotune, pair, tmp_path):
+    half = shutil.copytree(pair[1], tmp_path / "half")
+    summary = json.loads((half / "summary.json").read_text())
+    (half / "summary.json").write_text(json.dumps(summary | {"average": None}))
+    assert f"{half}: its summary has no test score" in refused(silotune, tmp_path, pair[0], half)
+
+
+def test_another_backbone(silotune, made, pair, tmp_path):
+    other = save_backbone("bert", tmp_path / "other", seed=8)
+    run = made("fedavg", "beta", f"backbone={other}")
+    line = refused(silotune, tmp_path, pair[0], run)
+    assert f"{run}: was made with another backbone ({other})" in line
+    assert str(pair[0]) in line
+
+
+OTHERS = {
+    "silos predict with their own": (("fedavg", "beta", "head.scope=private"), r"3 silos predicts with its own head"),
+    "private adapters": (("fedmcp", "beta", "head.scope=private"), "with its own private and head_full"),
+    "another rank": (("fedavg", "beta", "tuner.r=4"), "tuner.r is 4, in "),
+    "another scale": (("fedavg", "beta", "tuner.alpha=5"), "tuner.alpha is 5.0, in "),
+    "the same task": (("fedavg", "alpha", "rounds=1"), "are both fedavg, lora, lr 0.03 on alpha with seed 1"),
+    "another method": (("fedfame", "beta"), "fedavg, lora has runs of one task only (alpha)"),
+    "another seed": (("fedavg", "beta", "seed=2"), "every task needs the same seeds"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_what_cannot_be_compared(silotune, made, pair, tmp_path, case):
+    run, message = OTHERS[case]
+    assert message in refused(silotune, tmp_path, pair[0], made(*run))
+
+
+def test_several_tasks_in_one_run(silotune, made, pair, tmp_path):
+    words = ("data.tasks=[alpha,beta]", *UNPARTITIONED, "head.scope=private")
+    run = made("local", "alpha", *words)
+    assert "holds 2 tasks (alpha, beta)" in refused(silotune, tmp_path, pair[0], run)
+
+
+def test_changed_data(silotune, made, data_folder, pair, tmp_path):
+    data = shutil.copytree(data_folder, tmp_path / "data")
+    run = made("fedavg", "beta", f"data.path={data}")
+    rows = (data / "beta" / "test.jsonl").read_text().splitlines()
+    (data / "beta" / "test.jsonl").write_text("\n".join(rows[:-1]) + "\n")
+    line = refused(silotune, tmp_path, pair[0], run)
+    assert "its data has changed (silo 'silo-1': 19 test rows now, 20 when it ran)" in line
+    shutil.rmtree(data)
+    assert f"{run}: data.path" in refused(silotune, tmp_path, pair[0], run)
+
+
+def test_silos_that_did_not_say_how_many_rows_they_have(silotune, pair, tmp_path):
+    """Of a federation on several machines: there is nothing to compare the data with."""
+    run = shutil.copytree(pair[1], tmp_path / "run")
+    summary = json.loads((run / "summary.json").read_text())
+    summary["silos"] = {name: silo | {"rows": None} for name, silo in summary["silos"].items()}
+    (run / "summary.json").write_text(json.dumps(summary))
+    outcome = silotune("transfer", pair[0], run, "--out", tmp_path / "out")
+    assert (outcome.code, outcome.err) == (0, "")
+    summary["silos"] |= {"elsewhere": summary["silos"]["silo-1"]}
+    summary["tasks"] |= {"elsewhere": summary["tasks"]["silo-1"]}
+    (run / "summary.json").write_text(json.dumps(summary))
+    line = refused(silotune, tmp_path, pair[0], run)
+    assert "its data has changed (silo 'elsewhere': no test rows now, an unknown number when it ran)" in line
+
+
+def test_words(silotune, pair, tmp_path):
+    assert "at least 2 finished runs" in refused(silotune, tmp_path, pair[0])
+    assert f"{pair[0]} is given twice" in refused(silotune, tmp_path, pair[0], f"{pair[0]}/.")
+    assert "transfer.head: must be target or source" in refused(silotune, tmp_path, *pair, "transfer.head=sauce")
+    assert "did you mean 'transfer.head'" in refused(silotune, tmp_path, *pair, "transfer.hed=source")
+    assert "transfer.types" in refused(silotune, tmp_path, *pair, "transfer.types=3")
+
+
+def test_no_two_tasks_with_as_many_labels(silotune, made, pair, tmp_path):
+    words = (pair[0], made("fedavg", "gamma"), "transfer.head=source")
+    assert "no two tasks with equally many labels" in refused(silotune, tmp_path, *words)
+
+
+def test_a_folder_that_holds_something(silotune, pair, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    for words in (("--out", tmp_path), ()):
+        outcome = silotune("transfer", *pair, *words)
+        assert (outcome.code, outcome.out, len(outcome.err.splitlines())) == (2, "", 1)
+        assert "--out" in outcome.err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_from_python(made, pair, tmp_path):
+    moved = silotune.transfer([pair[0], silotune.load_run(pair[1])], tmp_path / "out", types={"alpha": "own"})
+    frame = moved.to_pandas()
+    assert len(frame) == 4
+    assert set(frame["source_type"]) == {"own", "other"}
+    (matrix,) = moved.matrices
+    for text in (repr(moved), moved._repr_html_()):
+        assert matrix.label in text
+    assert f"{matrix.absolute['alpha', 'beta']:.1f}" in moved._repr_html_()
+    with pytest.raises(InputError, match="at least 2"):
+        silotune.transfer([pair[0]], tmp_path / "other")
