@@ -1,4 +1,4 @@
-"""What a notebook shows of results: tables as HTML, and figures."""
+"""What shows results in notebooks: tables as HTML and figures; colors and tick labels of all figures."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ COLORS = (
     *("#3d7be0", "#d96a1e", "#2a9d66", "#d1477f", "#8b62d6"),
     *("#b08a10", "#1496a8", "#d94f45", "#758a2e", "#8a8f98"),
 )
+"""Colors of the rows of a figure, in their order."""
 
 
 def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
