@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from benchmarks.made_text import Row, made
 from silotune.core.randomness import derive, sampler
 from silotune.data.batching import pad_lists
-from silotune.data.metrics import exact_match, rouge1
+from silotune.data.scores import exact_match, rouge1
 from silotune.data.templates import InstructionTemplate
 
 PROMPT_WEIGHT, PASSAGE_WEIGHT = 0.1, 0.3

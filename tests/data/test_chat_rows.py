@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from tokenizers import processors
 
-from silotune.data.chat_rows import ConversationEncoder
 from silotune.data.chat_template import ChatTemplate, turn_end_ids
-from silotune.data.generation_tokenizer import GenerationTokenizer
+from silotune.data.generation_tokenizer import ConversationEncoder, GenerationTokenizer
 from silotune.data.rows import Row
 from silotune.data.tasks import Task
 from silotune.errors import InputError

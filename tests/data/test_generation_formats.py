@@ -10,8 +10,14 @@ import pyarrow.parquet
 import pytest
 
 from silotune.config import SiloConfig
-from silotune.data.conversations import asked_row, conversation_rows, preference_rows
-from silotune.data.instructions import find_format, generation_rows, row_format
+from silotune.data.generation_rows import (
+    asked_row,
+    conversation_rows,
+    find_format,
+    generation_rows,
+    preference_rows,
+    row_format,
+)
 from silotune.data.own_silos import own_sets
 from silotune.data.row_folder import read_rows, write_rows
 from silotune.data.rows import Row, SiloData, Splits

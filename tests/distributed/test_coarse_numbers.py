@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from silotune.config import Config
-from silotune.data.metrics import METRICS, Classified
+from silotune.data.scores import METRICS, Classified
 from silotune.data.tasks import Task
 from silotune.distributed.silo.coarse_numbers import CoarseNumbers
 from silotune.distributed.silo.score_sensitivity import rows_behind

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from silotune.data.metrics import LOSS_METRICS, TEXT_METRICS
 from silotune.data.rows import Row, SiloData, Splits
+from silotune.data.scores import LOSS_SCORES, TEXT_SCORES
 from silotune.data.tasks import generation_task
 from silotune.errors import InputError
 from silotune.evaluation import predict
@@ -96,11 +96,11 @@ def test_lower_is_better_for_losses_alone():
 
 def test_text_metrics():
     written, answers = ["the cat sat", "a b"], ["sat the cat", "a b"]
-    assert TEXT_METRICS["rouge1"](written, answers) == 100
-    assert TEXT_METRICS["rougeL"](written, answers) == pytest.approx(100 * (2 / 3 + 1) / 2)
-    assert TEXT_METRICS["exact_match"](written, answers) == 50
-    assert LOSS_METRICS["perplexity"](0) == 1
-    assert LOSS_METRICS["perplexity"](1e4) == float("inf")
+    assert TEXT_SCORES["rouge1"](written, answers) == 100
+    assert TEXT_SCORES["rougeL"](written, answers) == pytest.approx(100 * (2 / 3 + 1) / 2)
+    assert TEXT_SCORES["exact_match"](written, answers) == 50
+    assert LOSS_SCORES["perplexity"](0) == 1
+    assert LOSS_SCORES["perplexity"](1e4) == float("inf")
 
 
 def test_losses_and_other_metrics_are_not_mixed(chats):

@@ -10,16 +10,8 @@ import torch
 from sklearn import metrics as library
 from sklearn.calibration import calibration_curve as library_curve
 
-from silotune.data.class_counts import roc_areas, scores_of
-from silotune.data.metrics import (
-    METRICS,
-    Classified,
-    exact_match,
-    lower_is_better,
-    majority_score,
-    rouge1,
-    rouge_l,
-)
+from silotune.data.metrics import lower_is_better
+from silotune.data.scores import METRICS, Classified, exact_match, majority_score, roc_areas, rouge1, rouge_l, scores_of
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.bootstrap import Bootstrap

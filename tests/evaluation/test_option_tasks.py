@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from silotune.data.instructions import lists_options
+from silotune.data.generation_rows import lists_options
 from silotune.data.rows import Row
 from silotune.evaluation import predict
 from silotune.runs.build.resolve import read_config

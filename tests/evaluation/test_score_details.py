@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn import metrics as library
 
-from silotune.data.metrics import Classified
+from silotune.data.scores import Classified
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.bootstrap import Bootstrap

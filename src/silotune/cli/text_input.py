@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from silotune.data.conversations import CONVERSATIONS, MESSAGES, asked_row
-from silotune.data.text_checks import text_fault
+from silotune.data.generation_rows import CONVERSATIONS, MESSAGES, asked_row
+from silotune.data.rows import text_fault
 from silotune.errors import InputError
 
 Text = str | tuple[str, str] | list[dict[str, Any]]

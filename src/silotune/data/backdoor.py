@@ -1,4 +1,4 @@
-"""`make_backdoor` draws malicious silos; `Backdoor` poisons their training rows, makes the attack's test rows.
+"""Poison the training rows of malicious silos for a backdoor, and make the attack's test rows.
 
 Eqs. 4 and 5: poisoned copies of a share of a silo's training rows are added, with the trigger in the text and the
 target as label; the original rows stay. Validation and test rows are never modified.

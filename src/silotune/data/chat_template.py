@@ -1,4 +1,4 @@
-"""`ChatTemplate` renders conversations by the tokenizer's own template; finds assistant turns and their end."""
+"""Render conversations by the tokenizer's own chat template, and find what the assistant writes in them."""
 
 from __future__ import annotations
 

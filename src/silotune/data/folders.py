@@ -1,4 +1,4 @@
-"""`read_folder` reads a task of the folder `data.path` (splits, `meta.json`) as a `LabeledSet`; `task_folders`."""
+"""Read a task from a data folder: `data.path` with a folder per task, its splits and `meta.json`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config.validators import NAME_RULE, is_name
-from silotune.data.instructions import find_format, generation_rows
+from silotune.data.generation_rows import find_format, generation_rows
 from silotune.data.readers import Record, read_records, with_groups
 from silotune.data.rows import LabeledSet, Row, Splits
 from silotune.data.targets import target_rows

@@ -1,4 +1,4 @@
-"""`read_hub_set`: tasks of GLUE and FedPrompt from Hugging Face's hub; `read_hub_records`: a silo's own `hub:` set."""
+"""Read published tasks, and silos' own data sets, from the Hugging Face hub."""
 
 from __future__ import annotations
 

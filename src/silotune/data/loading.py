@@ -1,4 +1,4 @@
-"""`load_silos`: all silos' rows, from own files, folders, hub or one partitioned set; `load_absent`: the untrained."""
+"""Load the rows of all silos of a run: own files, data folders, the hub, or one data set that is partitioned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`own_sets` reads the rows of the section `silos`: the user's own files, folders and data sets of the hub."""
+"""Read the rows of the configuration's section `silos`: a user's own files, folders, tables and hub data sets."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from silotune.config import SiloConfig
 from silotune.config.paths import HUB_PREFIX
 from silotune.config.tables import MEMORY_PREFIX, kept_rows
+from silotune.data.generation_rows import Format, find_format, generation_rows, instruction_rows
 from silotune.data.hub import read_hub_records
-from silotune.data.instructions import Format, find_format, generation_rows, instruction_rows
 from silotune.data.readers import (
     FORMATS,
     Record,

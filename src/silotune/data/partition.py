@@ -1,4 +1,4 @@
-"""`partition_rows` divides a data set among silos: iid, by size, label skew, shards; `partition_by_value`, by column.
+"""Divide one data set among silos: evenly, by size, by label skew, in shards, or by a column's values.
 
 The partitioners of `flwr-datasets` redraw until every silo has its minimum number of rows, and may give up. These never
 redraw: an impossible request is refused at once, and silos that get too few rows receive rows of the largest ones.

@@ -1,4 +1,4 @@
-"""`read_records`: strict CSV, TSV, JSON lines and Parquet; `labeled_rows` makes rows of records, with label indices."""
+"""Read CSV, TSV, JSON lines and Parquet files strictly, and check their cells."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config.tables import source_name
-from silotune.data.rows import Row
-from silotune.data.text_checks import text_fault
+from silotune.data.rows import Row, text_fault
 from silotune.errors import InputError
 
 Record = dict[str, Any]

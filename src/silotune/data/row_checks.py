@@ -1,4 +1,4 @@
-"""`describe_rows` of a silo: labels, lengths, duplicates; `warnings_of`: what of it deserves a warning."""
+"""Describe a silo's rows before training (labels, lengths, duplicates) and warn of what looks wrong."""
 
 from __future__ import annotations
 

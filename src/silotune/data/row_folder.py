@@ -1,6 +1,6 @@
-"""`write_rows` and `read_rows`: a silo's rows as a folder of JSON lines, which its own process reads.
+"""Keep a silo's rows in a folder of JSON lines that only the silo's own process reads.
 
-`silotune run --engine flower-local` writes one folder per silo, so that each silo's process reads only its own rows.
+`silotune run --engine flower-local` writes one folder per silo.
 """
 
 from __future__ import annotations

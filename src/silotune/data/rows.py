@@ -1,4 +1,4 @@
-"""`Row`, `Splits`, `SiloData`, `LabeledSet`: rows before tokenization, by split and silo; `check_silo` before runs."""
+"""Rows before tokenization, by split and silo."""
 
 from __future__ import annotations
 
@@ -104,3 +104,14 @@ def known_text(task: Task, row: Row) -> str:
     if isinstance(row.target, tuple):
         return ", ".join(task.labels[index] for index in row.target) or "no label"
     return task.labels[row.label] if row.target is None else f"{row.target:.9g}"
+
+
+def text_fault(text: str) -> str:
+    """Describe why a text cannot be tokenized, as the end of an error message; empty if it can."""
+    if not text.strip():
+        return "is empty"
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        return "holds half a character (a lone surrogate)"
+    if "\0" in text:
+        return "holds a NUL character; only text is allowed"
+    return ""

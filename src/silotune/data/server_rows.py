@@ -1,4 +1,4 @@
-"""FedFAME's rows: `draw_labeled_rows` for the coordinator; `without_labels` takes the labels from silos' rows."""
+"""Draw the coordinator's labeled rows for FedFAME, and take the labels from silos' rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`split` divides one silo's rows into train, validation and test, as a `SplitRule` says: shuffled, cut, capped."""
+"""Divide one silo's rows into training, validation and test rows: shuffled, cut and capped."""
 
 from __future__ import annotations
 

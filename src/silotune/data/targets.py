@@ -1,4 +1,4 @@
-"""`target_rows`: rows with their targets, which are labels (`labeled_rows`), numbers or label sets; `target_tensor`.
+"""Read the targets of rows from their label column: a label, a number, or a set of labels.
 
 A label is one of the task's classes, a number belongs to a regression, and a label set to rows with several labels.
 """

@@ -1,4 +1,4 @@
-"""`Task`: what rows of a silo mean (label names, metric, kind); makes tasks of each kind; `read_task` from JSON."""
+"""Tasks: the label names, metric and kind that give rows their meaning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from silotune.data.metrics import LABEL_SET_METRICS, LOSS_METRICS, METRICS, NUMBER_METRICS, TEXT_METRICS
+from silotune.data.metrics import LABEL_METRICS, LABEL_SET_METRICS, LOSS_METRICS, NUMBER_METRICS, TEXT_METRICS
 from silotune.errors import InputError, unknown_name_error
 
 TaskKind = Literal["classification", "regression", "multilabel", "generation"]
@@ -22,7 +22,7 @@ KINDS: dict[TaskKind, str] = {
 """Kind → its rows in words."""
 
 METRICS_OF: dict[TaskKind, tuple[str, ...]] = {
-    "classification": (*METRICS, *LOSS_METRICS),
+    "classification": (*LABEL_METRICS, *LOSS_METRICS),
     "regression": (*NUMBER_METRICS, *LOSS_METRICS),
     "multilabel": (*LABEL_SET_METRICS, *LOSS_METRICS),
     "generation": (*TEXT_METRICS, *LOSS_METRICS),

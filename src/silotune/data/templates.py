@@ -1,4 +1,4 @@
-"""`ClozeTemplate` and `InstructionTemplate` fill in a row's texts; `encode_fitting` shortens texts until they fit.
+"""Fill rows' texts into cloze and instruction templates, and shorten texts until they fit.
 
 A cloze template ("{text} is {mask}.") has a place for the label word; an instruction template ends where the answer
 begins. Rows that are too long have their texts shortened from the end, the longest first; the template's own words, the

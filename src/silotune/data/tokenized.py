@@ -1,4 +1,4 @@
-"""`TokenizedRows`: token ids, labels, positions read by a head; `RowTokenizer` makes them for classification."""
+"""Rows as token ids, with the labels and positions that heads read."""
 
 from __future__ import annotations
 

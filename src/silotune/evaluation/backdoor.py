@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from silotune.core.tensors import State
-from silotune.data.metrics import accuracy
+from silotune.data.scores import accuracy
 from silotune.evaluation.federation_scores import evaluate_silos, mean_score
 from silotune.evaluation.predict import logits
 from silotune.training.context import TrainingContext

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from silotune.data.judging import judge
 from silotune.data.metrics import LOSS_METRICS
 from silotune.data.rows import Row, SiloData
+from silotune.data.scores import judge
 from silotune.data.targets import target_tensor
 from silotune.data.tasks import Task
 

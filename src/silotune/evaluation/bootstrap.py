@@ -8,9 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from silotune.core.randomness import derive
-from silotune.data.class_counts import Counts, roc_areas, scores_of
-from silotune.data.judging import resampled_scores
-from silotune.data.metrics import METRICS, Classified
+from silotune.data.scores import METRICS, Classified, Counts, resampled_scores, roc_areas, scores_of
 from silotune.data.tasks import Task
 
 LEVEL = 95
@@ -39,7 +37,7 @@ class Bootstrap:
         """Return intervals of the metrics that follow from a confusion matrix, by the name of the metric.
 
         A resample of rows is a multinomial draw of the cells of their confusion matrix, so that many resamples are
-        scored at once. Metrics are those of `data/class_counts.py`.
+        scored at once. Metrics are those of `scores_of`.
         """
         if not self._resamples or not len(rows.labels):
             return {}

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from silotune.core.tensors import State
 from silotune.data.batching import evaluation_batches
-from silotune.data.judging import judge
-from silotune.data.metrics import LOSS_METRICS, TEXT_METRICS, exact_match
+from silotune.data.metrics import LOSS_METRICS
+from silotune.data.scores import LOSS_SCORES, TEXT_SCORES, exact_match, judge
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.evaluation.instance_vectors import weigh
@@ -87,16 +87,16 @@ def measure(
         return Measured(None)
     if metric in LOSS_METRICS:
         loss = mean_loss(context, state, rows)
-        return Measured(LOSS_METRICS[metric](loss), loss=loss)
+        return Measured(LOSS_SCORES[metric](loss), loss=loss)
     if task.labeled:
         outputs = logits(context, state, rows)
         return Measured(judge(task, metric, outputs, rows.labels), logits=outputs)
     if rows.pairs:
         raise InputError(f"metric of task {task.name!r}: preference pairs are judged by loss, not by {metric}")
     written, expected = answers(context, state, rows), rows.answers or []
-    result = TEXT_METRICS[metric](written, expected)
-    picked = rows.options and TEXT_METRICS[metric] is not exact_match
-    right = TEXT_METRICS["accuracy"](written, expected) if picked else None
+    result = TEXT_SCORES[metric](written, expected)
+    picked = rows.options and TEXT_SCORES[metric] is not exact_match
+    right = TEXT_SCORES["accuracy"](written, expected) if picked else None
     return Measured(result, right, written=written, loss=mean_loss(context, state, rows) if with_loss else None)
 
 

@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from silotune.data.class_counts import Counts, ratio
-from silotune.data.judging import all_scores
-from silotune.data.metrics import METRICS, Classified, exact_matches, perplexity, rouge_scores
+from silotune.data.scores import METRICS, Classified, Counts, all_scores, exact_matches, perplexity, ratio, rouge_scores
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.bootstrap import Bootstrap

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal
 
 from silotune.core.numeric import mean_ignoring_none
 from silotune.core.tensors import State, Tensors
-from silotune.data.judging import constant_score
 from silotune.data.metrics import LOSS_METRICS
+from silotune.data.scores import constant_score
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError

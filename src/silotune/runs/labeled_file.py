@@ -9,7 +9,7 @@ from typing import Any
 
 from silotune.config import SiloConfig
 from silotune.config.tables import MEMORY_PREFIX, Table, table_rows
-from silotune.data.instructions import find_format, generation_rows, instruction_rows
+from silotune.data.generation_rows import find_format, generation_rows, instruction_rows
 from silotune.data.readers import Record, read_records
 from silotune.data.rows import Row
 from silotune.data.targets import target_rows

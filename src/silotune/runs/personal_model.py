@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from silotune.core.tensors import State
-from silotune.data.conversations import asked_row
+from silotune.data.generation_rows import asked_row
 from silotune.data.rows import Row
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from silotune.core.numeric import mean_ignoring_none
 from silotune.core.tensors import count_parameters, digest_of_sorted
-from silotune.data.judging import constant_score
 from silotune.data.metrics import LOSS_METRICS
+from silotune.data.scores import constant_score
 from silotune.data.templates import CHAT
 from silotune.evaluation.backdoor import overall
 from silotune.evaluation.federation_scores import all_share_one_model, mean_score

@@ -10,8 +10,8 @@ import pytest
 
 from silotune.communication.messages import unpack
 from silotune.config.evaluation import EvaluationConfig
-from silotune.data.metrics import exact_match, rouge1
 from silotune.data.rows import Row
+from silotune.data.scores import exact_match, rouge1
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.lab.trial import TRIAL

@@ -17,11 +17,11 @@ from silotune.communication.privacy.budget import Privacy
 from silotune.config import Config, dump
 from silotune.core.files import write_text
 from silotune.core.locking import folder_lock
-from silotune.data.judging import constant_score
 from silotune.data.loading import load_silos
 from silotune.data.metrics import LOSS_METRICS
 from silotune.data.row_folder import write_rows
 from silotune.data.rows import SiloData
+from silotune.data.scores import constant_score
 from silotune.data.server_rows import draw_labeled_rows
 from silotune.data.targets import target_tensor
 from silotune.distributed.coordinator.coordinate import PREDECESSOR_TIMEOUT

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from silotune.data.instructions import row_format
+from silotune.data.generation_rows import row_format
 from silotune.data.row_checks import describe_rows
 from silotune.data.rows import SiloData, known_text
 from silotune.data.tasks import KINDS
