@@ -4,7 +4,8 @@ Data and models:
     tiny: tiny encoders, tiny tasks, and the words that turn the preset `demo` into a run of seconds.
     language_models: tiny masked, causal and sequence-to-sequence language models with their tokenizers.
     tuner_families: a tiny model of every backbone family, and every tuner with options.
-    old_runs: run folders and digests recorded with silotune 0.1.0.
+    old_runs: recorded run folders and digests.
+    proof: final states of all methods under all tuners, messages and tables, as recorded.
 
 Runs:
     federate: fixtures that run the cases of `method_cases` over one loaded backbone.
