@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from silotune.config import preset_names, preset_tree
-from silotune.distributed.silo.policy_keys import flat
+from silotune.config.trees import flat
 from silotune.runs.build.resolve import read_config
 
 ELSEWHERE = ("description", "backbone", "compare", "data.tasks", "head.words")

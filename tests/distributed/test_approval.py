@@ -20,7 +20,7 @@ from tests.support.session_rig import DirectLink, answering, job, local_configs
 
 ALLOWED = ("fedmcp", "tuner.r=1", "rounds=1", "train.steps=6")
 
-STEPS = {"partial_passes": True, "batches": "any", "row_order": "seed"}
+STEPS = {"row_order": "seed"}
 """What a policy says that lets such a run be what it is in one process."""
 
 
@@ -37,7 +37,7 @@ def asking(tiny_config, tmp_path):
 
 
 def approvals(coordinator):
-    return Approvals(coordinator.session._setup.limits.ledger.folder)
+    return Approvals(coordinator.session._setup.ledger.folder)
 
 
 def test_an_unseen_run_waits_and_learns_nothing(asking):
@@ -76,7 +76,7 @@ def test_another_configuration_under_an_approved_name_waits(asking):
 @pytest.mark.parametrize(
     ("words", "sent", "said"),
     [
-        (("train.steps=5000",), {}, "passes over the rows in a phase; at most 20"),
+        (("train.steps=1",), {}, "its policy refuses an update of so few steps; at least 4"),
         (("rounds=2",), {"shapes": {"global/x": [1]}}, ""),
     ],
 )
@@ -108,7 +108,7 @@ def test_no_more_than_a_few_runs_wait(asking):
     for number in range(10):
         assert asking(run=f"{number:016x}").ask("hello").kind == "waiting"
     last = asking(run="f" * 16)
-    assert "another run that waits for approval; at most 10 (policy.waiting)" in last.reason("hello")
+    assert "10 other runs wait for approval; no more may" in last.reason("hello")
     approvals(last).decide("0" * 15 + "3", "rejected")
     assert last.ask("hello").kind == "waiting"
     assert len(list((approvals(last).folder / FOLDER).iterdir())) == 11

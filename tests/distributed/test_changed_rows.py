@@ -10,7 +10,6 @@ import pytest
 from silotune.data.rows import Row, Splits
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import decode
-from silotune.distributed.silo.exposure import row_digests
 from silotune.distributed.silo.row_fingerprint import rows_digest
 from silotune.distributed.silo.session import Session
 from silotune.errors import SilotuneError
@@ -75,5 +74,4 @@ def test_the_same_rows_again_are_no_change(tiny_config, tmp_path):
 def test_a_conversation_or_a_rejected_answer_is_part_of_a_row():
     plain = Row(("How are you?",), 0, "Well.")
     rows = [plain, replace(plain, rejected="Go away."), replace(plain, turns=(("user", "Hello."),))]
-    assert len(row_digests(rows)) == len({rows_digest(Splits(train=[row])) for row in rows}) == 3
-    assert row_digests([plain]) == {"5e101a04785c95c3"}, "records of earlier versions go on"
+    assert len({rows_digest(Splits(train=[row])) for row in rows}) == 3

@@ -1,4 +1,4 @@
-"""The attacks of the review on a worker of its own, over its socket and the default backbone: what comes back."""
+"""Caps of a worker of its own, over its socket and the default backbone."""
 
 from __future__ import annotations
 
@@ -64,34 +64,12 @@ def attacked(socket, *words, run="0" * 16):
     return attacker
 
 
-FULL = ("method=fedavg", "method.adapters=1", "tuner=full", "train.optimizer=sgd", "train.steps=1",
-        "train.batch_size=1", "train.lr=1.0")  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("words", "refused"),
-    [
-        *(((*FULL, f"seed={seed}"), "refuses tuner=full") for seed in (1, 2, 3)),
-        (("uplink=clip,laplace", "uplink.clip=1000", "uplink.epsilon=1e12"), "refuses uplink.epsilon="),
-        (("tuner.r=384",), "(384 × 384); it has the shape of a weight matrix of the backbone"),
-        (("tuner.r=200",), "numbers in a message; at most"),
-        (("train.epochs=1000000",), "train.epochs=1,000,000; at most 20"),
-    ],
-)
-def test_the_attacks_are_refused_by_name(worker, words, refused):
-    reply = attacked(worker, *words).ask("round")
-    assert (reply.kind, reply.blobs) == ("refused", {})
-    assert refused in reply.fields["reason"]
-    until = time.monotonic() + 30
-    while ping(worker)["busy"]:  # it writes its log after the reply
-        assert time.monotonic() < until
-
-
-def test_an_honest_run_is_answered_and_scores_end(worker):
+def test_an_honest_run_is_answered_and_requests_end(worker):
     attacker = attacked(worker, "rounds=1")
     answer = attacker.ask("round")
     assert (answer.kind, answer.fields["metrics"]) == ("answer", {})
-    reasons = [attacker.reason("score", broadcast=attacker.broadcast(add=step * 1e-6)) for step in range(13)]
-    assert reasons[:12] == [""] * 12
-    assert "more score requests in this run; at most 12 (policy.scores)" in reasons[12]
+    reasons = [attacker.reason(broadcast=attacker.broadcast(add=step * 1e-6)) for step in range(4)]
+    assert reasons[:3] == [""] * 3
+    assert "requests for round 1; at most 3 (policy.requests_per_round)" in reasons[3]
+    assert "numbers in an update; at most" in attacked(worker, "tuner.r=200").reason()
     assert decode(ask_worker(worker, Frame("ping").encode(), 5)).kind == "pong"

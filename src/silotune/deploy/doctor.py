@@ -19,7 +19,7 @@ from silotune.deploy.checks import (
 )
 from silotune.deploy.joining import config_of_one
 from silotune.deploy.party_configs import CoordinatorSettings, NodeSettings
-from silotune.distributed.silo.own_keys import ORDER_KEY
+from silotune.distributed.silo.secret import SECRET_FILE
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import InputError
 
@@ -111,7 +111,7 @@ def _authority_key(path: Path) -> Finding:
 
 def _order_key(settings: SiloSettings) -> Finding:
     """Who knows the key of the order can solve updates for single rows; the worker makes it with the first run."""
-    path = Path(settings.folder) / ORDER_KEY
+    path = Path(settings.folder) / SECRET_FILE
     if settings.policy.row_order == "seed":
         return Finding("order of rows", "skipped", "the run's seed gives it, which the coordinator knows")
     try:

@@ -15,7 +15,7 @@ from silotune.distributed.coordinator.silo_board import read_board
 from silotune.distributed.processes.metrics_text import Measure
 from silotune.runs.storage.readers import events
 
-FAILURE_EVENTS = {"silo-failed": "failure", "refused": "refused", "withheld": "withheld"}
+FAILURE_EVENTS = {"silo-failed": "failure", "refused": "refused"}
 """Kinds of events about a silo that went wrong, and what metrics call them."""
 
 _STATES: tuple[RunState, ...] = ("queued", "running", "finished", "failed", "stopped")

@@ -113,7 +113,7 @@ def _instances(context: TrainingContext, weighting: InstanceWeighting, silo: Sil
     if silo.instances is not None and silo.instances[0] in (made_with, READ):
         return silo.instances[1]
     rows = [silo.train[task] for task in sorted(silo.train)]
-    seed = torch.tensor(derive(context.row_draws.seed, INSTANCES, silo.name))
+    seed = torch.tensor(derive(context.draw_seed, INSTANCES, silo.name))
     instances = {VECTORS: torch.cat([embed(context, state, task_rows) for task_rows in rows]), SEED: seed}
     silo.instances = (made_with, instances)
     return instances

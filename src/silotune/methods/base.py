@@ -137,11 +137,6 @@ class Method(ABC):
         return self.centralized and not self.labeled_only
 
     @property
-    def proximal_weight(self) -> float:
-        """The weight μ of a term `(μ/2)·‖w − w_received‖²` in a loss of shared parts: each step undoes `lr · μ`."""
-        return 0.0
-
-    @property
     def remembers(self) -> tuple[str, ...]:
         """The parts that a silo keeps for `previous(...)` anchors."""
         return ()

@@ -47,16 +47,11 @@ class FedIT(Method):
         """The shared part alone."""
         return [Phase("global", trains=(GLOBAL, self.head_of_global), views={"global": {GLOBAL: 1}}, loss=self.loss)]
 
-    @property
-    @override
-    def proximal_weight(self) -> float:
-        return cast(FedITOptions, self.options).mu
-
     @mean_over_rows
     def loss(self, step: Step) -> Tensor:
         """Cross-entropy, and `(mu / 2)·‖w − w_received‖²`."""
         cross_entropy = step.cross_entropy("global", self.head_of_global)
-        mu = self.proximal_weight
+        mu = cast(FedITOptions, self.options).mu
         if not mu:
             return cross_entropy
         distance = proximal(step.state[GLOBAL], step.received[GLOBAL])

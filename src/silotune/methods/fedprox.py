@@ -6,7 +6,6 @@ from typing import cast
 
 from pydantic import Field
 from torch import Tensor
-from typing_extensions import override
 
 from silotune.methods import Step, SupervisedOptions, mean_over_rows, proximal
 from silotune.methods.fedavg import FedAvg
@@ -25,11 +24,6 @@ class FedProx(FedAvg):
     paper = "Li et al. 2020, Federated Optimization in Heterogeneous Networks"
     Options = FedProxOptions
 
-    @property
-    @override
-    def proximal_weight(self) -> float:
-        return cast(FedProxOptions, self.options).mu
-
     @mean_over_rows
     def loss(self, step: Step) -> Tensor:
         """Cross-entropy plus the proximal term."""
@@ -37,4 +31,4 @@ class FedProx(FedAvg):
         distance = sum(flat.values(), start=next(iter(flat.values())).new_zeros(()))
         cross_entropy = step.cross_entropy("full")
         step.log(cross_entropy=cross_entropy, distance=distance)
-        return cross_entropy + self.proximal_weight / 2 * distance
+        return cross_entropy + cast(FedProxOptions, self.options).mu / 2 * distance

@@ -7,7 +7,6 @@ from typing import cast
 
 from pydantic import Field
 from torch import Tensor
-from typing_extensions import override
 
 from silotune.methods import (
     GLOBAL,
@@ -71,12 +70,6 @@ class PFedMe(Method):
                 then={common: partial(self.outer_step, common, own) for common, own in follows.items()},
             )
         ]
-
-    @property
-    @override
-    def proximal_weight(self) -> float:
-        """W inherits what θ forgets."""
-        return cast(PFedMeOptions, self.options).lam
 
     @mean_over_rows
     def loss(self, step: Step) -> Tensor:

@@ -56,7 +56,6 @@ class Step:
         modules: the method's parts by name.
         terms: terms of the loss for the log, filled by `log`.
         recipe: label smoothing and class weights of training.
-        watch: called after every `cross_entropy`, with its arguments.
     """
 
     batch: Batch
@@ -67,7 +66,6 @@ class Step:
     modules: Mapping[str, Part]
     terms: dict[str, Tensor] = field(default_factory=dict)
     recipe: LossRecipe = PLAIN
-    watch: Callable[[Step, str, WhichHead], None] | None = None
 
     def logits(self, view: str, head: WhichHead = HEAD) -> Tensor:
         """Return a head's logits over a view, shape (rows, classes)."""
@@ -78,19 +76,8 @@ class Step:
         """Return the head's loss, shape (): the mean cross-entropy of labels or of responses' tokens, or DPO's loss."""
         module, tensors = self._head(head)
         if module.reads_reference:
-            loss = module.referenced_loss(tensors, self.views[view], self.views[REFERENCE], self.batch)
-        else:
-            loss = module.training_loss(tensors, self.views[view], self.batch, self.recipe)
-        if self.watch is not None:  # after the loss, which computes the view's readings with their graph
-            self.watch(self, view, head)
-        return loss
-
-    @torch.no_grad()
-    def pulls(self, view: str, head: WhichHead = HEAD) -> Tensor:
-        """Return how strongly each row pulls at the model in `cross_entropy`; see `Head.pulls`."""
-        module, tensors = self._head(head)
-        reference = self.views[REFERENCE] if module.reads_reference else None
-        return module.pulls(tensors, self.views[view], reference, self.batch, self.recipe)
+            return module.referenced_loss(tensors, self.views[view], self.views[REFERENCE], self.batch)
+        return module.training_loss(tensors, self.views[view], self.batch, self.recipe)
 
     def label_counts(self) -> Tensor:
         """Return how many of the silo's rows each label has, shape (classes,); of its batch, where that is alone."""

@@ -37,8 +37,6 @@ from silotune.models.heads import Head, LossRecipe
 from silotune.models.tuners import Tuner, tuner_of
 from silotune.models.tuners.token_weight import TokenWeight
 from silotune.training.initial_parts import InitialParts
-from silotune.training.row_draws import RowDraws
-from silotune.training.row_influence import RowInfluence
 from silotune.training.silo import Silo, SiloState
 
 
@@ -86,10 +84,8 @@ class TrainingContext:
         self.recipe = LossRecipe(train.label_smoothing, train.class_weights)
         own = train.tokens_at_once
         self.tokens_at_once = own if tokens_at_once is None and isinstance(own, int) else tokens_at_once
-        self.row_draws = RowDraws(seed)
-        """Where silos' draws about their own rows come from."""
-        self.influence: RowInfluence | None = None
-        """Adds up how strongly rows pull in training; None: nobody asks."""
+        self.draw_seed = seed
+        """Seed of silos' draws about their own rows, such as their order; a silo may keep its own secret."""
         self._sent: tuple[int, dict[str, Part]] | None = None
         self.guard: Callable[[], None] = lambda: None
         """Called before every forward of the backbone; what it raises ends the work."""

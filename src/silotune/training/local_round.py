@@ -238,9 +238,7 @@ def train(
 def _train_phase(
     context: TrainingContext, members: Sequence[_SiloRound], phase: Phase, number: int, optimizer: PhaseOptimizer
 ) -> None:
-    own_micro_batches, influence = len(members) == 1, context.influence
-    if influence is not None:
-        influence.begin(phase, members[0].state)  # of one silo, whose policy asks for it
+    own_micro_batches = len(members) == 1
     batches = [phase_batches(context, run.silo, phase, number, own_micro_batches) for run in members]
     for run in members:
         run.view_cache = context.view_cache(phase)
@@ -262,13 +260,9 @@ def _train_phase(
                     f"silo {run.silo.name!r}, round {number}, phase {phase.name!r}: training diverged, the loss is "
                     f"{logged['loss']} (train.lr is {context.train.lr:g})"
                 )
-        if influence is not None:
-            influence.before_step()
         optimizer.step(
             {index: taken - int(skipped.get("skipped", 0)) for (index, _), skipped in zip(drawn, skips, strict=True)}
         )
-        if influence is not None:
-            influence.after_step(active[0][1])
         for member, ((run, batch), logged) in enumerate(zip(active, terms, strict=True)):
             if (taken + 1) % phase.steps_per_batch == 0:
                 run.follow(phase)

@@ -27,18 +27,20 @@ def phase_batches(
     """
     train = context.train
     cost = _call_cost(context, phase) if own_micro_batches or context.draws else None
-    limit, whole = token_limit(context, phase, [silo]), context.epochs(phase) is not None
+    limit = token_limit(context, phase, [silo])
 
     def passes() -> Iterator[Batch]:
         count = 0
         while True:
-            purpose = context.row_draws.order(silo.name, number, phase.name, count, whole)
             yield from epoch_batches(
                 silo.train,
                 train.batch_size,
                 context.backbone.pad_id,
-                context.row_draws.seed,
-                *purpose,
+                context.draw_seed,
+                silo.name,
+                number,
+                phase.name,
+                count,
                 call_cost=cost,
                 limit=limit,
                 even=train.batches == "even",

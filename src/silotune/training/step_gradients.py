@@ -64,16 +64,7 @@ class SiloStep:
     def step(self, context: TrainingContext, views: dict[str, View], batch: Batch | None = None) -> Step:
         """Return the arguments of a loss over the batch, or over a piece of it."""
         parts, recipe, batch = context.parts, context.recipe, batch or self.batch
-        return Step(
-            batch,
-            views if context.influence is None else context.influence.watched(views, batch),
-            self.state,
-            self.received,
-            self.memory,
-            parts,
-            recipe=recipe,
-            watch=context.influence,
-        )
+        return Step(batch, views, self.state, self.received, self.memory, parts, recipe=recipe)
 
 
 def add_gradients(
@@ -128,7 +119,7 @@ class _StepGradients:
     # -- three ways --------------------------------------------------------------------------------------------------
 
     def _whole_batch(self) -> list[Terms]:
-        draws = _Draws(self.context.row_draws.masks, self.members)
+        draws = _Draws(self.context.draw_seed, self.members)
         losses, terms = [], []
         with draws.of_all:
             views = self._views(self.micro_batches, draws)
@@ -147,7 +138,7 @@ class _StepGradients:
         Args:
             units: per member, the number of terms over which its batch's loss is a mean.
         """
-        draws = _Draws(self.context.row_draws.masks, self.members)
+        draws = _Draws(self.context.draw_seed, self.members)
         sums: list[Terms] = [{} for _ in self.members]
         with draws.of_all:
             for micro_batch in self.micro_batches:
@@ -172,7 +163,7 @@ class _StepGradients:
 
     def _two_passes(self) -> list[Terms]:
         """Compute the loss from readings without graph, then take the readings' gradients through the backbone."""
-        draws = _Draws(self.context.row_draws.masks, self.members)
+        draws = _Draws(self.context.draw_seed, self.members)
         losses, terms, leaves = [], [], []
         with draws.of_all:
             with torch.no_grad():
@@ -185,7 +176,7 @@ class _StepGradients:
                 losses.append(member.scaled(loss))
                 terms.append({"loss": loss.detach(), **step.terms})
         torch.autograd.backward(losses)
-        again = _Draws(self.context.row_draws.masks, self.members)
+        again = _Draws(self.context.draw_seed, self.members)
         with again.of_all:
             for micro_batch in self.micro_batches:
                 views = self._views([micro_batch], again, self._views_with_graph)
@@ -265,7 +256,7 @@ class _Draws:
     """Where a step's random numbers come from, from its first one on.
 
     Args:
-        seed: of the silos' own draws (`RowDraws`).
+        seed: of the silos' own draws.
         members: the silos that train together.
     """
 

@@ -1,8 +1,8 @@
-"""`ConstantView`: a view's readings without gradient; `WatchedView`; `as_leaves`: readings as leaves of a graph."""
+"""Copies of views that cut the graph: as constants, or as leaves of a new graph whose gradients can be read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,25 +23,6 @@ class ConstantView(View):
 
     def __missing__(self, name: str) -> Tensor:
         self[name] = reading = self._view[name].detach()
-        return reading
-
-
-class WatchedView(View):
-    """Another view's own readings, whose gradients are told in the backward pass; nothing else changes.
-
-    Args:
-        view: the other view.
-        tell: called with the gradient of each reading that the loss reads.
-    """
-
-    def __init__(self, view: View, tell: Callable[[Tensor], None]) -> None:
-        super().__init__({})
-        self._view, self._tell = view, tell
-
-    def __missing__(self, name: str) -> Tensor:
-        self[name] = reading = self._view[name]
-        if reading.requires_grad:
-            reading.register_hook(self._tell)  # type: ignore[no-untyped-call]  # torch has no annotation
         return reading
 
 

@@ -1,8 +1,7 @@
-"""`Laplace`, a step of the uplink, adds noise of `laplace_scale`; `laplace_number` is the noise on one score."""
+"""The step `laplace` of an uplink: noise that hides a clipped change up to ε."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -23,12 +22,6 @@ def laplace_tensor(uniform: Tensor, scale: float) -> Tensor:
     """Uniform numbers in (0, 1) → Laplace numbers, by the inverse of the distribution function."""
     centered = uniform - 0.5
     return -scale * centered.sign() * torch.log1p(-2 * centered.abs())
-
-
-def laplace_number(uniform: float) -> float:
-    """One uniform number in [0, 1) → a Laplace number of scale 1, in Python's floats; 0 → 0."""
-    centered = uniform - 0.5
-    return -math.copysign(math.log1p(-2 * abs(centered)), centered) if abs(centered) < 0.5 else 0.0
 
 
 @dataclass(frozen=True)

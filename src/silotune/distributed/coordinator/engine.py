@@ -8,7 +8,6 @@ repeated request is answered from the silo's own folder.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -165,11 +164,8 @@ class FlowerEngine(Engine):
     def _until_quorum(
         self, kind: str, round_number: int, silos: Sequence[str], broadcast: Broadcast
     ) -> Iterator[Received]:
-        """Request a round until the quorum is reached; yields every reply, refused updates do not count.
-
-        The quorum is one of the silos that do not withhold their update: these have answered, and train no more.
-        """
-        needed = self._quorum(len(silos))
+        """Request a round until the quorum is reached; yields every reply, refused updates do not count."""
+        needed = max(1, ceil_fraction(self._options.quorum, len(silos))) if silos else 0
         judge = kind == "round" and bool(self.history.pending)
         resting = [name for name in sorted(self.federation.silos) if name not in silos] if judge else []
         waiting, arrived, coordinator = list(silos), 0, self.federation.coordinator
@@ -185,11 +181,6 @@ class FlowerEngine(Engine):
                 if frame.fields["silo"] in resting:
                     resting.remove(str(frame.fields["silo"]))
                     self._take_scores(round_number, frame, self._deferred_scores)
-                    continue
-                if frame.kind == "withheld" and kind == "round":
-                    waiting.remove(str(frame.fields["silo"]))
-                    self._withheld(round_number, frame, judge)
-                    needed = self._quorum(len(set(silos) - set(self.history.withheld)))
                     continue
                 reply = self._read(kind, round_number, frame)
                 if reply is None:
@@ -217,20 +208,6 @@ class FlowerEngine(Engine):
             f"{self._options.quorum:g} asks for {needed}; missing: {', '.join(waiting) or 'none'}; what is finished is "
             "kept (run again with --resume)"
         )
-
-    def _quorum(self, silos: int) -> int:
-        """Return how many updates of so many silos a round needs."""
-        return max(1, ceil_fraction(self._options.quorum, silos)) if silos else 0
-
-    def _withheld(self, round_number: int, frame: Frame, judge: bool) -> None:
-        """Leave a silo out of the training from now on that withholds its update; it goes on to score."""
-        silo = str(frame.fields["silo"])
-        self.history.withheld = sorted({*self.history.withheld, silo})
-        self.folder.event(
-            "withheld", round=round_number, silo=silo, reason=str(frame.fields.get("reason", ""))[:_LONGEST]
-        )
-        if judge and "scores" in frame.fields:
-            self._take_scores(round_number, replace(frame, kind="scores"), self._deferred_scores)
 
     def _read(self, kind: str, round_number: int, frame: Frame) -> SiloReply | None:
         """Return a silo's reply; None, with an event, if it is a failure or malformed."""

@@ -1,40 +1,31 @@
-"""`LocalWork`: what an approved request has a silo do: local rounds, final phases, scores; counts them."""
+"""What an approved request has a silo do: local rounds, final phases, scores, counted against the operator's caps."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from silotune.communication.messages import message_numbers, read_broadcast, with_rows
 from silotune.core.tensors import State, flatten
-from silotune.data.metrics import lower_is_better
-from silotune.distributed.protocol.disclosure import filter_metrics, filter_scores, score_range
+from silotune.distributed.protocol.disclosure import filter_metrics, filter_scores
 from silotune.distributed.protocol.frames import Frame, ProtocolError, require_fields, state_name
 from silotune.distributed.protocol.handshake import fields_digest, text_digest
-from silotune.distributed.silo.coarse_numbers import CoarseNumbers
-from silotune.distributed.silo.limits import UpdateWithheld
-from silotune.distributed.silo.own_keys import ORDER_KEY, own_key
-from silotune.distributed.silo.policy import backbone_parameters
 from silotune.distributed.silo.privacy_ledger import Price, PrivacyLedger
 from silotune.distributed.silo.request_ledger import RequestRecord
 from silotune.distributed.silo.row_fingerprint import RowRecord
-from silotune.distributed.silo.score_sensitivity import rows_behind
 from silotune.distributed.silo.setup import UNDISCLOSED_ROWS, SiloSetup
-from silotune.distributed.silo.state_store import Reply, StateStore, scores_name, withheld_name
+from silotune.distributed.silo.state_store import Reply, StateStore, scores_name
 from silotune.errors import Diverged, InputError
 from silotune.evaluation.federation_scores import measure_silos, score_silos, summary_entries
 from silotune.evaluation.instance_vectors import keep_instances
 from silotune.evaluation.predict import Measured
-from silotune.methods.parts import Scope, names_with
 from silotune.runs.storage.scored_rows import write_test_scores
 from silotune.training.client import PrivacySpent, SiloClient, SiloReply
 from silotune.training.federation import Federation
-from silotune.training.row_influence import RowInfluence
 from silotune.training.silo import Silo, SiloState
 
 _ROW_BYTES = 64
@@ -66,10 +57,8 @@ class LocalWork:
         judge = bool(request.fields.get("judge")) and not final
         key = self._request_key(request, judge=str(judge), base=str(base))
         kept = store.find_reply(name, key)
-        if kept is None and self._setup.policy.limits.effective_rows:  # it may have been lifted since
-            kept = store.find_reply(withheld_name(int(number)), key)
         if kept is not None:
-            return self._filtered(kept, key)
+            return self._filtered(kept)
         silo = self._silo(federation, store, str(base))
         client = federation.client(measures=True)
         shared = self._checked(client.open_broadcast(broadcast, silo.name), int(number))
@@ -79,25 +68,19 @@ class LocalWork:
         record = RequestRecord(store.path.name, request.kind, int(number), digest, leaving)
         fields: dict[str, Any] = {"silo": silo.name, "round": int(number)}
         if judge:  # of the previous round, whose shared parts the broadcast holds
-            judged = RequestRecord(store.path.name, "score", int(number), digest)
-            self._count(federation, judged)
-            with self._setup.limits.failures_counted(judged):
-                fields["scores"] = self._evaluate(federation, silo, shared, ["validation"], store)
-        try:
-            self._count(federation, record)
-            store.delete(before=int(number), keep={*map(str, keep), str(base)})  # a refused request deletes nothing
-            reply, price = self._trained(client, federation, silo, record, broadcast, name)
-        except UpdateWithheld as refusal:
-            name, answer = withheld_name(int(number)), Reply(Frame("withheld", fields | {"reason": str(refusal)}))
-        else:
-            assert silo.state is not None, "a silo that trained has a state"
-            store.write(name, silo.state.flat())
-            note = "; ".join(filter(None, (changed, reply.note)))
-            fields |= {"state": name, "metrics": reply.metrics, "note": note}
-            about = {"norm": reply.norm, "epsilon": None if price is None else price.epsilon} if reply.message else {}
-            answer = Reply(Frame("answer", fields, {"message": reply.message}), about)
+            self._count(federation, RequestRecord(store.path.name, "score", int(number), digest))
+            fields["scores"] = self._evaluate(federation, silo, shared, ["validation"], store)
+        self._count(federation, record)
+        store.delete(before=int(number), keep={*map(str, keep), str(base)})  # a refused request deletes nothing
+        reply, price = self._trained(client, federation, silo, record, broadcast, name)
+        assert silo.state is not None, "a silo that trained has a state"
+        store.write(name, silo.state.flat())
+        note = "; ".join(filter(None, (changed, reply.note)))
+        fields |= {"state": name, "metrics": reply.metrics, "note": note}
+        about = {"norm": reply.norm, "epsilon": None if price is None else price.epsilon} if reply.message else {}
+        answer = Reply(Frame("answer", fields, {"message": reply.message}), about)
         store.keep_reply(name, key, answer)
-        return self._filtered(answer, key)
+        return self._filtered(answer)
 
     def _trained(
         self,
@@ -113,55 +96,32 @@ class LocalWork:
         The price is in the ledger by then, under the name of the silo's new state.
 
         Raises:
-            UpdateWithheld: too few rows are behind the update.
-            PolicyRefused, Diverged: as `_check_update`.
+            PolicyRefused: the update has too many numbers.
+            Diverged: the update is not finite.
         """
         ledger = PrivacyLedger(Path(self.settings.folder))
         price = None if client.privacy is None else Price.of(client.privacy)
-        with self._setup.limits.failures_counted(record):
-            if record.kind == "final":
-                (reply,) = client.finals([silo], broadcast)
-            else:
-                spent = PrivacySpent() if price is None else ledger.spent(record.run, price)
-                with self._watched(federation, record, noised=price is not None):
-                    (reply,) = client.rounds([silo], broadcast, spent)
-            if reply.message:
-                self._check_update(federation, silo, reply, noised=price is not None)
+        if record.kind == "final":
+            (reply,) = client.finals([silo], broadcast)
+        else:
+            spent = PrivacySpent() if price is None else ledger.spent(record.run, price)
+            (reply,) = client.rounds([silo], broadcast, spent)
+        if reply.message:
+            self._setup.policy.check_numbers(message_numbers(reply.message), federation.backbone)
+            if reply.norm is not None and not math.isfinite(reply.norm):  # which numbers are not, would tell rows
+                raise Diverged(f"silo {silo.name!r}: training diverged, the update is not finite")
         if reply.message and price is not None:
             ledger.record(record.run, name, price)
         return reply, price
 
-    def _check_update(self, federation: Federation, silo: Silo, reply: SiloReply, noised: bool) -> None:
-        """Judge an update before it leaves; raises what the policy raises, and `Diverged` where it is not finite."""
-        policy = self._setup.policy
-        policy.check_skipped(federation.context, silo, int(reply.metrics.get("skipped_steps") or 0), noised)
-        policy.check_numbers(message_numbers(reply.message), federation.backbone)
-        if reply.norm is not None and not math.isfinite(reply.norm):  # which numbers are not, would tell rows
-            raise Diverged(f"silo {silo.name!r}: training diverged, the update is not finite")
-
-    @contextmanager
-    def _watched(self, federation: Federation, record: RequestRecord, noised: bool) -> Iterator[None]:
-        """Withhold what is trained inside if too few rows are behind it; noise hides each of them already."""
-        limits, context = self._setup.limits, federation.context
-        if noised or not limits.policy.limits.effective_rows:
-            yield
-            return
-        context.influence = RowInfluence(names_with(context.parts, Scope.SHARED))
-        try:
-            yield
-            limits.withhold(record, context.influence.effective_rows(), context.influence.rows_of_steps())
-        finally:
-            context.influence = None
-
-    def _filtered(self, reply: Reply, key: dict[str, str]) -> Reply:
-        """Keep the numbers that may leave now, rounded; a kept reply may be older than the operator's settings."""
+    def _filtered(self, reply: Reply) -> Reply:
+        """Keep the numbers that may leave now; a kept reply may be older than the operator's settings."""
         share = self.settings.share
-        coarse = self._coarse(fields_digest(key), noised=bool(reply.frame.fields.get("scores")))
         fields, blobs = dict(reply.frame.fields), dict(reply.frame.blobs)
         if "metrics" in fields:
-            fields["metrics"] = coarse.metrics(filter_metrics(fields["metrics"], share))
+            fields["metrics"] = filter_metrics(fields["metrics"], share)
         if "scores" in fields:
-            fields["scores"] = coarse.scores(filter_scores(fields["scores"], share))
+            fields["scores"] = filter_scores(fields["scores"], share)
         if "rows" not in share and blobs.get("message"):
             blobs["message"] = with_rows(blobs["message"], UNDISCLOSED_ROWS)
         return replace(reply, frame=Frame(reply.frame.kind, fields, blobs))
@@ -177,41 +137,22 @@ class LocalWork:
         key = self._request_key(request, base=str(base), splits=",".join(splits), share=",".join(self.settings.share))
         kept = store.find_reply(name, key)
         if kept is not None:
-            return self._filtered(kept, key)
+            return self._filtered(kept)
         silo = self._silo(federation, store, str(base))
         shared = self._checked(read_broadcast(broadcast, federation.coordinator.expected), int(number))
         digest = self._work_digest(key, store, str(base))
-        counted = RequestRecord(store.path.name, "score", int(number), digest)
-        self._count(federation, counted)
-        with self._setup.limits.failures_counted(counted):
-            scores = self._evaluate(federation, silo, shared, splits, store)
+        self._count(federation, RequestRecord(store.path.name, "score", int(number), digest))
+        scores = self._evaluate(federation, silo, shared, splits, store)
         reply = Reply(Frame("scores", {"silo": self.settings.name, "scores": scores}))
         store.keep_reply(name, key, reply)
-        return self._filtered(reply, key)
-
-    def _coarse(self, request: str, noised: bool) -> CoarseNumbers:
-        """Return how numbers are made coarse before they leave in reply to a request with this digest."""
-        federation, limits = self._setup.federation, self.settings.policy
-        silo = federation.silos[self.settings.name]
-        (evaluation,) = silo.evaluations.values()
-        rows = {"train": sum(map(len, silo.train.values()))}
-        rows |= {split: len(getattr(evaluation, split)) for split in ("validation", "test")}
-        noise = limits.score_noise if noised else 0.0
-        key = own_key(Path(self.settings.folder), ORDER_KEY) if noise else b""
-        metrics = {task.metric for task in federation.tasks.values()}
-        losses = {"validation", "test"} if any(map(lower_is_better, metrics)) else set()
-        if federation.config.validates_by_loss:
-            losses.add("validation")
-        task = federation.tasks[silo.name]
-        behind = {split: rows_behind(task, getattr(evaluation, split).labels) for split in {*rows} - {"train", *losses}}
-        drawn_for, least = (int.from_bytes(key, "big"), request), score_range(metrics)[0]
-        return CoarseNumbers(limits.score_digits, rows, losses, noise, behind, drawn_for, least)
+        return self._filtered(reply)
 
     def _count(self, federation: Federation, record: RequestRecord) -> None:
-        """Count a request before it is worked on, and record the rows that it uses."""
-        self._setup.limits.check_withheld(record)
-        self._setup.limits.record_use(self._setup.row_use)
-        self._setup.limits.admit(record, federation.config, backbone_parameters(federation.backbone))
+        """Count a request that the caps allow, before it is worked on, and record the rows that it uses."""
+        before = self._setup.ledger.tally(record)
+        if before is not None:  # a new one
+            self._setup.policy.check_request(record.kind, record.round, record.numbers, before, federation)
+            self._setup.ledger.record(record)
         self._rows.keep(record.run, self._setup.config, self._setup.rows_digest)
 
     def _state_bytes(self, silo: Silo) -> int:
@@ -220,14 +161,13 @@ class LocalWork:
         return sum(tensor.nbytes for tensor in state.flat().values())
 
     def _checked(self, broadcast: tuple[State, int], asked: int) -> State:
-        """Return the shared parts of a broadcast that the policy allows, and that is of the round that is asked for.
+        """Return the shared parts of a broadcast, which must be of the round that is asked for.
 
         The broadcast's number decides the order of rows, the request's is counted.
         """
         shared, number = broadcast
         if number != asked:
             raise ProtocolError(f"a broadcast of round {number} in a request for round {asked}")
-        self._setup.policy.check_broadcast(shared, self._setup.start)
         return shared
 
     def _work_digest(self, key: dict[str, str], store: StateStore, base: str) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from silotune.distributed.protocol.silo_status import SiloStatus
-from silotune.distributed.silo.own_keys import STATUS_KEY, own_key
 from silotune.distributed.silo.privacy_ledger import Price, PrivacyLedger
+from silotune.distributed.silo.secret import derived_from_secret
 from silotune.distributed.silo.silo_config import SiloSettings
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def operation_status(settings: SiloSettings, rows: str, run: str, privacy: Priva
     """
     folder = Path(settings.folder)
     return SiloStatus(
-        rows_fingerprint=rows_fingerprint(rows, own_key(folder, STATUS_KEY)),
+        rows_fingerprint=rows_fingerprint(rows, derived_from_secret(folder, "status")),
         epsilon_left=_epsilon_left(settings, folder, run, privacy),
         disk_free_bytes=None if (free := free_bytes(folder)) is None else int(float(f"{free:.1e}")),
     )

@@ -8,24 +8,23 @@ from pathlib import Path
 from silotune.config import Config
 from silotune.distributed.protocol.handshake import WAITS_FOR_APPROVAL, HandshakeRefused
 from silotune.distributed.silo.approvals import Approvals, configuration_digest, configuration_of
-from silotune.distributed.silo.policy import Policy
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.state_store import check_run_id
 from silotune.errors import SilotuneError
+
+MOST_WAITING = 10
+"""Runs that may wait for approval at once: each is kept on disk, and a person reads them."""
 
 
 class WaitsForApproval(SilotuneError):
     """A run that the silo's operator has not decided about yet."""
 
 
-def require_approval(
-    settings: SiloSettings, policy: Policy, run: str, config: Config, describe: Callable[[], list[str]]
-) -> None:
+def require_approval(settings: SiloSettings, run: str, config: Config, describe: Callable[[], list[str]]) -> None:
     """Require that the operator approved a run; record one that was not seen before.
 
     Args:
         settings: the operator's.
-        policy: the operator's limits.
         run: the run's id.
         config: the run's, as it was sent.
         describe: returns lines about the run for the operator.
@@ -42,9 +41,8 @@ def require_approval(
     request = approvals.find(run, digest)
     if request is None:
         waiting = sum(each.state == "pending" for each in approvals.all())
-        most = settings.policy.waiting
-        if most is not None and waiting >= most:
-            raise policy.refused("another run that waits for approval", f"at most {most} (policy.waiting)")
+        if waiting >= MOST_WAITING:
+            raise HandshakeRefused(f"silo {settings.name!r}: {waiting} other runs wait for approval; no more may")
         request = approvals.ask(run, digest, configuration, describe)
     elif request.state == "pending":  # the rows or the operator's settings may be others than when it first asked
         request = approvals.described_anew(request, describe())

@@ -1,4 +1,4 @@
-"""`describe`: a run in plain words for a silo's operator: what leaves, how protected; `changes` to a run."""
+"""A run in plain words, for the operator who approves it: what leaves, how protected, what changed since the last."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def describe(config: Config, federation: Federation, settings: SiloSettings) -> 
         federation: of this silo alone: what the configuration came to.
         settings: the operator's.
     """
-    from silotune.distributed.silo.changed_settings import changed_settings
     from silotune.distributed.silo.policy import backbone_parameters
 
     shapes = federation.coordinator.expected.shapes
@@ -49,15 +48,22 @@ def describe(config: Config, federation: Federation, settings: SiloSettings) -> 
         f"noise: {_noise(federation, settings)}",
         f"combined, as the coordinator says, by: {config.aggregation.name}",
         f"silos, as it says: {', '.join(config.federation.silos) or 'not named'}",
-        *changed_settings(config),
+        *_changed_keys(config),
     ]
 
 
 def describe_unfit(config: Config, reason: str) -> list[str]:
     """Return lines about a run that cannot take place here; its coordinator learns the reason if it is approved."""
-    from silotune.distributed.silo.changed_settings import changed_settings
+    return [*_training(config), f"cannot take place here: {reason}", *_changed_keys(config)]
 
-    return [*_training(config), f"cannot take place here: {reason}", *changed_settings(config)]
+
+def _changed_keys(config: Config) -> list[str]:
+    """Return lines with the keys of a configuration that differ from the schema's defaults."""
+    federation = config.federation.model_dump(mode="json")
+    defaults = dict(flat(type(config).model_validate({"federation": federation}).model_dump(mode="json")))
+    given = dict(flat(config.model_dump(mode="json")))
+    changed = [f"  {key} = {_shown(given, key)}" for key in given if key not in defaults or defaults[key] != given[key]]
+    return ["keys off their defaults:", *changed] if changed else ["keys off their defaults: none"]
 
 
 def _training(config: Config) -> list[str]:

@@ -20,15 +20,13 @@ from silotune.distributed.protocol.agreement import parse_wire_config, wire_conf
 from silotune.distributed.protocol.audit import describe_frame, request_of
 from silotune.distributed.protocol.frames import PROTOCOL, Frame, ProtocolError, decode, require_fields
 from silotune.distributed.protocol.handshake import HandshakeRefused, Identity, check_protocol, protocol_of
-from silotune.distributed.silo.disk_room import DiskRoom
 from silotune.distributed.silo.local_work import LocalWork
 from silotune.distributed.silo.operation_status import operation_status
 from silotune.distributed.silo.run_approval import WaitsForApproval, require_approval, still_approved
 from silotune.distributed.silo.run_description import describe, describe_unfit
-from silotune.distributed.silo.setup import SiloSetup
+from silotune.distributed.silo.setup import DoesNotFit, SiloSetup
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.state_store import Reply, StateStore
-from silotune.distributed.silo.unfit_run import UnfitRun
 from silotune.errors import InputError, SilotuneError
 from silotune.runs.build.resolve import read_config
 from silotune.training.federation import Federation
@@ -157,7 +155,7 @@ class Session:
         federation = self._approved(str(run), str(text), coordinators)
         self._setup.check_shapes(coordinators)
         folder = Path(self.settings.folder)
-        store = StateStore(folder, str(run), DiskRoom(self._setup.policy, folder).check)
+        store = StateStore(folder, str(run), self._setup.policy.check_disk)
         if request.kind == "hello":
             self._work.check_rows(str(run))
             reply = self._hello(federation)
@@ -184,17 +182,14 @@ class Session:
             WaitsForApproval: the operator has not decided, and alone learns whether the run fits the rows.
             SilotuneError: the run cannot take place here.
         """
-        settings, policy = self.settings, self._setup.policy
+        settings = self.settings
         try:
             federation = self._setup.federation_for(text, coordinators)
-        except UnfitRun as unfit:
-            described = partial(describe_unfit, unfit.config, str(unfit))
-            require_approval(settings, policy, run, unfit.config, described)
-            log_line(f"silotune worker {settings.name!r}: {unfit}")
-            raise unfit.told() from unfit
+        except DoesNotFit as error:
+            require_approval(settings, run, error.config, partial(describe_unfit, error.config, str(error.reason)))
+            raise error.reason from error
         config = self._setup.config
-        require_approval(settings, policy, run, config, lambda: describe(config, federation, settings))
-        self._setup.allocate()
+        require_approval(settings, run, config, lambda: describe(config, federation, settings))
         return federation
 
     def _hello(self, federation: Federation) -> Reply:

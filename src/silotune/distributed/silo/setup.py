@@ -1,29 +1,28 @@
-"""`SiloSetup` checks a coordinator's configuration; builds and keeps backbone, rows and `Federation`."""
+"""From a coordinator's configuration to this silo's own federation: checked, with its backbone and rows, and cached."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from silotune.config import Config
 from silotune.core.clock import log_line
 from silotune.core.determinism import set_numerics
+from silotune.core.randomness import derive
 from silotune.core.tensors import State
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import read_rows
 from silotune.data.rows import SiloData
 from silotune.distributed.protocol.agreement import check_agreed, check_federated, parse_wire_config
 from silotune.distributed.protocol.handshake import HandshakeRefused, Identity, check_identity
-from silotune.distributed.silo.exposure import RowUse
-from silotune.distributed.silo.limits import RequestLimits, WorkGuard
 from silotune.distributed.silo.local_config import check_sent, check_settings, local_config
-from silotune.distributed.silo.own_keys import ORDER_KEY, own_key
-from silotune.distributed.silo.planned_parts import PlannedParts
-from silotune.distributed.silo.policy import Policy
+from silotune.distributed.silo.policy import Policy, WorkGuard
 from silotune.distributed.silo.request_ledger import RequestLedger
 from silotune.distributed.silo.row_fingerprint import rows_digest
+from silotune.distributed.silo.secret import derived_from_secret
 from silotune.distributed.silo.silo_config import SiloSettings
-from silotune.distributed.silo.unfit_run import UnfitRun
 from silotune.errors import InputError, SilotuneError
 from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
@@ -33,9 +32,9 @@ from silotune.runs.build.ranks import for_silo, rank_of
 from silotune.runs.build.resolve import make_method, read_config, use_this_machine
 from silotune.runs.build.silos import build_silos
 from silotune.runs.build.validation import check_tasks
+from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
 from silotune.training.phase_batches import check_rows
-from silotune.training.row_draws import RowDraws
 from silotune.training.silo import Silo
 
 LONGEST_CONFIGURATION = 2**18
@@ -43,6 +42,20 @@ LONGEST_CONFIGURATION = 2**18
 
 UNDISCLOSED_ROWS = 1
 """Stands for the number of rows of a silo that does not share it."""
+
+
+class DoesNotFit(InputError):
+    """A run that cannot take place over this silo's rows; its operator reads why before the coordinator does.
+
+    Args:
+        config: the run's, as it was sent.
+        reason: why, as the coordinator is told once the run is approved.
+    """
+
+    def __init__(self, config: Config, reason: SilotuneError) -> None:
+        super().__init__(str(reason))
+        self.config = config
+        self.reason = reason
 
 
 class SiloWithoutRowCount(Silo):
@@ -68,25 +81,16 @@ class SiloSetup:
         self._backbone: tuple[BackboneRequirements, Backbone] | None = None
         self._federation: Federation | None = None
         self._config: Config | None = None
-        self.start: State = {}
-        """The shared parts with which the run starts; empty before `allocate`."""
         self.rows_digest = ""
         """The sha256 of the rows as the configuration splits them."""
         self.bounded_rank: int | None = None
         """The rank of the adapters, where the operator bounds it below the run's; else None."""
-        self._row_use: RowUse | None = None
-        self.policy = Policy(settings.name, settings.policy, tuple(settings.share))
-        self.limits = RequestLimits(self.policy, RequestLedger(Path(settings.folder)))
+        self.policy = Policy(settings.name, settings.policy)
+        self.ledger = RequestLedger(Path(settings.folder))
         self.guard = WorkGuard(self.policy)
         self._agreed: Config | None = None
         if settings.config is not None:
             self._agreed = read_config(settings.config)
-
-    @property
-    def row_use(self) -> RowUse:
-        """What the run does with the rows."""
-        assert self._row_use is not None, "nothing was built"
-        return self._row_use
 
     @property
     def config(self) -> Config:
@@ -114,11 +118,11 @@ class SiloSetup:
             coordinator_identity: the coordinator's identity; None before its first request.
 
         Returns:
-            A federation of this silo alone; its shared parts have shapes and no data before `allocate`.
+            A federation of this silo alone; its shared parts have shapes and no data.
 
         Raises:
             HandshakeRefused: the identities differ, or the operator's settings exclude the configuration.
-            UnfitRun: rows cannot be used, or not for this configuration.
+            DoesNotFit: rows cannot be used, or not for this configuration.
         """
         if self._federation is None or self.text != text:
             self._federation, self.text = None, ""
@@ -146,7 +150,6 @@ class SiloSetup:
             except InputError as error:
                 raise HandshakeRefused(f"silo {self.settings.name!r}: another {error}") from error
         check_federated(config)
-        self.policy.check_configuration(config)
         check_settings(self.settings, config)
         method = make_method(config)
         check_sent(self.settings, method)
@@ -160,58 +163,46 @@ class SiloSetup:
         if coordinator_identity is not None:  # first, as another backbone makes later steps fail
             check_identity(self.settings.name, coordinator_identity, Identity.of(config, text, backbone))
         self._config = sent = parse_wire_config(text)
-        self.start = {}
         try:
             data = self._rows(config)
-            federation, parts = self._assemble(config, method, backbone, data)
+            federation = self._assemble(config, method, backbone, data)
             self.rows_digest = rows_digest(data.splits)
-            self.policy.check_federation(federation, parts.private_numbers)
-            (silo,) = federation.silos.values()
-            self._row_use = RowUse.of(data.splits, federation.context, silo)
-            self.limits.check_use(self._row_use)
         except SilotuneError as error:
-            raise UnfitRun(self.settings.name, sent, error) from error
+            raise DoesNotFit(sent, error) from error
+        self.policy.check_run(federation)
+        try:
+            self.policy.check_work(federation)
+        except SilotuneError as error:
+            raise DoesNotFit(sent, error) from error
         federation.context.guard = self.guard
         if self.settings.policy.row_order == "secret":
             recipe = sent.model_dump_json(exclude={"description", "federation"})
-            federation.context.row_draws = RowDraws.secret(self._order_key, recipe)
+            federation.context.draw_seed = self._secret_seed(recipe)
         return federation
 
-    def allocate(self) -> None:
-        """Make the shared parts with which the run starts: after policy and operator, who judged their shapes."""
-        federation = self.federation
-        if not self.start:
-            context, silos = federation.context, federation.silos.values()
-            self.start = context.initial.at_rank(context.initial.shared(silos), self.settings.name)
-            federation.coordinator.adopt(self.start)
-
-    def _assemble(
-        self, config: Config, method: Method, backbone: Backbone, data: SiloData
-    ) -> tuple[Federation, PlannedParts]:
+    def _assemble(self, config: Config, method: Method, backbone: Backbone, data: SiloData) -> Federation:
         """Build the silo's side of the federation: this silo alone, its parts as shapes without data."""
         config = use_this_machine(config)
         tasks, texts = {data.name: data.task}, {data.name: len(data.splits.train[0].texts)}
         check_tasks(config, method, tasks)
         context = build_model(config, method, tasks.values(), backbone)
-        self.policy.check_at_once(context)
         silos, _ = build_silos(config, context, [data])
         check_rows(context, silos.values())
         if "rows" not in self.settings.share:
             silos = {name: SiloWithoutRowCount(name, silo.train, silo.evaluations) for name, silo in silos.items()}
         (silo,) = silos.values()
-        parts = PlannedParts.of(context, silo)
-        coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled=False, shared=parts.shared)
-        return Federation(config, context, silos, coordinator, tasks, texts, privacy=privacy), parts
+        shared = planned_parts(context, silo)
+        coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled=False, shared=shared)
+        return Federation(config, context, silos, coordinator, tasks, texts, privacy=privacy)
 
     def _split_seed(self, config: Config) -> int | None:
-        """Return the seed with which rows are split, where the operator keeps their order secret; else None."""
+        """Return the seed with which rows are split, where the operator keeps the silo's draws secret; else None."""
         if self.settings.policy.row_order != "secret":
             return None
-        return RowDraws.secret(self._order_key, "").split_seed(config.data_seed)
+        return derive(self._secret_seed(""), "split", config.data_seed)
 
-    @property
-    def _order_key(self) -> bytes:
-        return own_key(Path(self.settings.folder), ORDER_KEY)
+    def _secret_seed(self, purpose: str) -> int:
+        return int.from_bytes(derived_from_secret(Path(self.settings.folder), f"draws {purpose}"), "big")
 
     def _load(self, config: Config, method: Method) -> Backbone:
         needs = BackboneRequirements.of(config, method)
@@ -228,3 +219,16 @@ class SiloSetup:
         except InputError as error:  # its text may quote a cell
             log_line(f"silotune worker: {error}")
             raise InputError(f"silo {self.settings.name!r}: its rows cannot be used (see the worker's log)") from None
+
+
+def planned_parts(context: TrainingContext, silo: Silo) -> State:
+    """Return a run's shared parts as tensors without data, to judge their size before anything of it is allocated."""
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return context.initial.at_rank(context.initial.shared([silo]), silo.name)
+    except RuntimeError as error:  # what fake tensors cannot do: read a number, hand data to NumPy
+        names = ", ".join(sorted({part.module.name for part in context.parts.values()}))
+        raise InputError(
+            f"method={context.method.name}: the size of its parts ({names}) is not known before they are made: "
+            f"their initial values depend on data ({type(error).__name__})"
+        ) from error

@@ -52,7 +52,7 @@ class SiloSettings(Section):
             this rank, if its aggregation combines several ranks.
         threads: the number of torch's threads on this machine.
         device: where this machine's backbone runs: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
-        policy: limits of what is answered at all (`policy_config.PolicyConfig`), or the name of a preset of them.
+        policy: caps on what is answered at all (`policy_config.PolicyConfig`), or the name of a preset of them.
         approval: `ask`: a run that this silo has not seen waits until its operator approves it (`silotune silo`);
             `policy`: what the policy allows is approved. With `config`, the agreed configuration is approved.
         config: the file of the configuration that the parties agreed on; any other is refused.
@@ -61,7 +61,6 @@ class SiloSettings(Section):
         audit_mib: MiB after which a file of the record of what left (`audit.jsonl`) is renamed and a new one begun.
         audit_mib_in_all: MiB of all files of that record, after which the worker answers nothing until its operator has
             moved them away: every refusal has a line, and a coordinator can ask without end.
-        largest_frame_mib: MiB of the largest request that the worker reads.
         socket: the path of the worker's socket.
         socket_group: whether the socket's group may connect, so that the SuperNode can run as a user who cannot read
             the rows.
@@ -94,7 +93,6 @@ class SiloSettings(Section):
     changed_rows: Literal["refuse", "accept"] = "refuse"
     audit_mib: int = Field(16, ge=1)
     audit_mib_in_all: int = Field(1024, ge=1)
-    largest_frame_mib: int = Field(1024, ge=1)
     socket: str | None = Field(None, min_length=1)
     socket_group: bool = False
     superlink: str | None = Field(None, min_length=1)
@@ -128,11 +126,8 @@ class SiloSettings(Section):
                 "epsilon: is missing beside secret: noise protects only as far as ε is limited; give the ε of all runs "
                 "over these rows together, or epsilon: unlimited"
             )
-        if self.policy.noise and not isinstance(self.epsilon, float):
-            raise ValueError(
-                f"policy: {self.policy.preset} lets only noised changes leave (policy.noise); give secret and epsilon, "
-                "as a number"
-            )
+        if self.policy.preset == "hospital" and not isinstance(self.epsilon, float):
+            raise ValueError("policy: hospital lets only noised changes leave; give secret and epsilon, as a number")
         if self.insecure and (self.root_certificates or self.private_key):
             raise ValueError("insecure: excludes root_certificates and private_key")
         return self

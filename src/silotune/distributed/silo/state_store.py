@@ -2,14 +2,16 @@
 
 `<folder>/<run>/<name>.safetensors` is a state (`0003`, or `0003-final` after the method's final phases), and
 `<name>.answer` the reply that led to it. The state is written first, so that every reply has its state.
-`0003-scores.answer` holds the scores of round 3, `0003-withheld.answer` the reply of a round whose update was withheld.
+`0003-scores.answer` holds the scores of round 3.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,23 +27,18 @@ from silotune.errors import InputError
 RUN_ID = re.compile(r"[0-9a-f]{16}")
 """A run's id, and the name of its folder."""
 
-Room = Callable[[Path, int], None]
-"""Called with the run's folder and the bytes that are about to be added there; raises if they are too many."""
+Room = Callable[[int, int], None]
+"""Called with the bytes of all runs' files and those that are about to be added; raises if they are too many."""
 
 _NAME = re.compile(r"\d{4,}(-final)?")
 
-_SCORES, _WITHHELD = "-scores", "-withheld"
-"""Ends of the names of replies that belong to no state."""
+_SCORES = "-scores"
+"""End of the names of replies that belong to no state."""
 
 
 def scores_name(number: int) -> str:
     """Return the name under which a reply with a round's scores is kept; no state has this name."""
     return f"{number:04d}{_SCORES}"
-
-
-def withheld_name(number: int) -> str:
-    """Return the name under which a reply without the round's update is kept; no state has this name."""
-    return f"{number:04d}{_WITHHELD}"
 
 
 def check_run_id(run: str) -> None:
@@ -83,9 +80,10 @@ class StateStore:
         self.path.chmod(0o700)
 
     def require_room(self, more: int) -> None:
-        """Judge bytes that are about to be added to the run's folder; raises what `room` raises."""
+        """Judge bytes that are about to be added to the files of runs; raises what `room` raises."""
         if self._room is not None:
-            self._room(self.path, more)
+            runs = [path for path in self.path.parent.glob("*") if RUN_ID.fullmatch(path.name)]
+            self._room(sum(map(_used, runs)), more)
 
     def write(self, name: str, tensors: Tensors) -> None:
         """Write a state; raises what `room` raises."""
@@ -117,7 +115,7 @@ class StateStore:
             stored = decode((self.path / f"{name}.answer").read_bytes())
             if stored.fields["asked"] != request:
                 return None
-            if not name.endswith((_SCORES, _WITHHELD)) and not self._state(name).is_file():
+            if not name.endswith(_SCORES) and not self._state(name).is_file():
                 return None
             about = stored.fields.get("about", {})  # a reply of an earlier version has none
             return Reply(decode(stored.blobs["answer"]), about)
@@ -132,7 +130,7 @@ class StateStore:
             keep: names of states.
         """
         for path in self.path.glob("*"):
-            name = path.stem.removesuffix(_SCORES).removesuffix(_WITHHELD)
+            name = path.stem.removesuffix(_SCORES)
             known = path.suffix in (".safetensors", ".answer") and _NAME.fullmatch(name)
             if known and path.stem not in keep and int(path.stem.split("-")[0]) < before:
                 path.unlink(missing_ok=True)
@@ -147,3 +145,13 @@ class StateStore:
         if not _NAME.fullmatch(name):
             raise InputError(f"state {name[:40]!r}: no name of a state")
         return self.path / f"{name}.safetensors"
+
+
+def _used(folder: Path) -> int:
+    """Return the bytes of the files in a folder and below it."""
+    total = 0
+    for path, _, files in os.walk(folder):
+        for file in files:
+            with suppress(FileNotFoundError):
+                total += os.stat(os.path.join(path, file)).st_size
+    return total

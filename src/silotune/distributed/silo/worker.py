@@ -60,7 +60,7 @@ class _Worker:
     connections: Connections = field(init=False)
 
     def __post_init__(self) -> None:
-        largest = _REQUESTS_AT_ONCE * self.settings.largest_frame_mib * 2**20
+        largest = _REQUESTS_AT_ONCE * self.settings.policy.frame_mib * 2**20
         self.connections = Connections(largest, lambda text: _log(self.settings, text))
 
 
@@ -169,7 +169,7 @@ def _connection(connection: socket.socket, worker: _Worker) -> None:
     settings, connections = worker.settings, worker.connections
     with connection:
         try:
-            largest, until = settings.largest_frame_mib * 2**20, time.monotonic() + _SLOW_PEER
+            largest, until = settings.policy.frame_mib * 2**20, time.monotonic() + _SLOW_PEER
             data = receive(connection, until, largest, lambda length: connections.claim(connection, length))
             connections.received(connection)
             kind = peek_kind(data)

@@ -19,7 +19,7 @@ from silotune.distributed.silo.silo_config import SiloSettings
 KINDS = ("hello", "round", "final", "score")
 """Kinds of requests; any other is counted as `other`, because the coordinator chooses the word."""
 
-OUTCOMES = ("answered", "waiting", "refused", "refused by policy", "withheld", "failed")
+OUTCOMES = ("answered", "waiting", "refused", "refused by policy", "failed")
 
 
 class WorkerMetrics:
@@ -77,4 +77,4 @@ class WorkerMetrics:
 def _outcome(reply: Frame) -> str:
     if reply.kind == "refused" and POLICY_REFUSES in str(reply.fields.get("reason", "")):
         return "refused by policy"
-    return reply.kind if reply.kind in ("waiting", "refused", "withheld", "failed") else "answered"
+    return reply.kind if reply.kind in ("waiting", "refused", "failed") else "answered"

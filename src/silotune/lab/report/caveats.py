@@ -20,7 +20,7 @@ _FEW_ROWS = 100
 
 _EXPECTED_EVENTS = {
     *("silo", "round", "final", "refused", "evaluation", "server", "versions", "cohort", "budget", "stopped"),
-    *("aggregation", "withheld"),
+    "aggregation",
 }
 """Events that need no generic warning (`_warnings_of_run` has specific ones for some)."""
 
@@ -90,11 +90,6 @@ def _run_warnings(runs: Sequence[FinishedRun]) -> list[str]:
 def _warnings_of_run(run: FinishedRun) -> list[str]:
     refusals = refusal_warning(run.events)
     remarks = [refusals] if refusals else []
-    for event in run.events_of("withheld"):
-        remarks.append(
-            f"{event.get('silo')} withheld its update of round {event.get('round')} and trained no more: too few of "
-            "its rows were behind it"
-        )
     for kind, number in Counter(str(event.get("event")) for event in run.events).items():
         if kind not in _EXPECTED_EVENTS:
             remarks.append(f"{number} × “{kind}” in events.jsonl")

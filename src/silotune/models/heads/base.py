@@ -124,22 +124,6 @@ class Head(ABC):
         """
         raise NotImplementedError(f"head {self.name} reads no reference")
 
-    def pulls(self, tensors: Tensors, view: View, reference: View | None, batch: Batch, recipe: LossRecipe) -> Tensor:
-        """Return how strongly each row pulls: the norm of its loss's gradient with respect to logits, shape (rows,).
-
-        Args:
-            tensors: the head's.
-            view: the batch under the trained mix.
-            reference: the batch under the empty mix, for heads that read it.
-            batch: the rows.
-            recipe: of training.
-        """
-        logits = self.logits(tensors, view, batch.task).detach().float().requires_grad_()
-        with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(recipe.cross_entropy(logits, batch), logits)
-        pulls: Tensor = len(batch) * gradient.norm(dim=1)
-        return pulls
-
     def loss_units(self, batch: Batch) -> int | None:
         """Return the number of terms over which `cross_entropy` is a mean, each of which depends on one row alone.
 

@@ -157,12 +157,6 @@ class LanguageModelHead(Head):
         return self.cross_entropy(tensors, view, batch)
 
     @override
-    def pulls(self, tensors: Tensors, view: View, reference: View | None, batch: Batch, recipe: LossRecipe) -> Tensor:
-        """The sum of `1 - p` over a row's response tokens, if all were as likely as their mean."""
-        sums, counts = view[self.name].detach().float().unbind(1)
-        return counts * -torch.expm1(-sums / counts.clamp(min=1))
-
-    @override
     def check_loss(self, recipe: LossRecipe) -> None:
         """Tokens have no labels, and DPO's loss has its own."""
         if recipe.class_weights != "none":

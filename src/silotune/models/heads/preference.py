@@ -13,7 +13,6 @@ from silotune.data.batching import Batch
 from silotune.errors import InputError
 from silotune.models.forward.views import View
 from silotune.models.heads.lm import LanguageModelHead
-from silotune.models.heads.loss_recipe import LossRecipe
 
 if TYPE_CHECKING:
     from silotune.config.head import HeadConfig
@@ -46,12 +45,6 @@ class PreferenceHead(LanguageModelHead):
         """
         margins = self._log_ratio(view, batch) - self._log_ratio(reference, batch)
         return -nn.functional.logsigmoid(self.beta * margins).mean()
-
-    @override
-    def pulls(self, tensors: Tensors, view: View, reference: View | None, batch: Batch, recipe: LossRecipe) -> Tensor:
-        """`σ(-β · margin)` of each pair, shape (pairs,)."""
-        assert reference is not None, "the head reads the reference"
-        return torch.sigmoid(-self.beta * (self._log_ratio(view, batch) - self._log_ratio(reference, batch))).detach()
 
     def _log_ratio(self, view: View, batch: Batch) -> Tensor:
         """Return `log p(chosen) - log p(rejected)` of each pair, shape (pairs,)."""

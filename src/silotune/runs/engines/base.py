@@ -99,39 +99,15 @@ class Engine(ABC):
             self._round(round_number, final=round_number == rounds)
 
     def _stops(self, judged: int) -> bool:
-        """Return whether the run ends after a round: all silos withheld, or by `train.early_stopping`."""
+        """Return whether `train.early_stopping` ends the run after a round."""
         patience = self.federation.config.train.early_stopping
-        if self._nothing_left and not self.history.pending:
-            reason = "every silo withheld an update; too few of its rows were behind it"
-        elif patience is not None and judged - self.history.best_round >= patience:
-            reason = f"{patience} rounds without a better validation score"
-        else:
+        if patience is None or judged - self.history.best_round < patience:
             return False
+        reason = f"{patience} rounds without a better validation score"
         self.stopped_after = judged
         self.folder.forget_event("stopped", judged)  # of a finished run that is resumed
         self.folder.event("stopped", round=judged, reason=reason)
         return True
-
-    @property
-    def _training(self) -> list[str]:
-        """The silos that may be sampled: those that withheld an update would withhold the next one, too."""
-        return [name for name in self.federation.silos if name not in self.history.withheld]
-
-    def _choose(self, round_number: int) -> list[str]:
-        """Return the silos of a round, of those that train.
-
-        A privacy guarantee counts on a draw that looks at no row: there those that withheld are drawn, and left out.
-        """
-        coordinator, training = self.federation.coordinator, self._training
-        if self.federation.privacy is None:
-            return coordinator.choose(round_number, training)
-        return [name for name in coordinator.choose(round_number, list(self.federation.silos)) if name in training]
-
-    @property
-    def _nothing_left(self) -> bool:
-        """Whether no round changes a model any more, and no final phases follow."""
-        ends = any(phase.when == "end" for phase in self.federation.context.phases)
-        return not self._training and not ends and self.federation.server is None
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Set the federation to a checkpoint's state."""
@@ -168,7 +144,8 @@ class Engine(ABC):
 
     def _restore_from(self, last: Checkpoint) -> None:
         try:
-            self.history = History(**last.history)
+            known = History.__dataclass_fields__  # older checkpoints have further counters
+            self.history = History(**{name: value for name, value in last.history.items() if name in known})
         except TypeError as error:
             raise InputError(f"checkpoint round-{last.round:04d}.json: damaged ({error})") from error
         self.load(last)
@@ -182,7 +159,7 @@ class Engine(ABC):
     def _round(self, round_number: int, final: bool) -> None:
         coordinator, history = self.federation.coordinator, self.history
         started = time.perf_counter()
-        chosen = self._choose(round_number)
+        chosen = coordinator.choose(round_number, list(self.federation.silos))
         touched: set[str] = set()
         refused: set[str] = set()
         broadcast = partial(coordinator.broadcast, round_number)
@@ -204,7 +181,7 @@ class Engine(ABC):
             touched |= self._finish(round_number)
         judged = final or not ends  # with final phases, only the last round's models are complete
         stops_early = self.federation.config.train.early_stopping is not None  # it needs each round's scores at once
-        if judged and not final and self.scores_deferred and not stops_early and not self._nothing_left:
+        if judged and not final and self.scores_deferred and not stops_early:
             history.pending, history.pending_silos = round_number, contributed
             history.seconds += time.perf_counter() - started
             self._checkpoint(round_number, touched, better=False)

@@ -31,8 +31,6 @@ class History:
     """The silos whose updates made the pending round."""
     taken: dict[str, str] = field(default_factory=dict)
     """Silo → the name of its last state in its own folder, if silos keep their own states."""
-    withheld: list[str] = field(default_factory=list)
-    """Silos that withheld an update, in name order: too few of their rows were behind it. They train no more."""
 
     def __post_init__(self) -> None:
         """Check what a checkpoint says.

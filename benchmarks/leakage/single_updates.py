@@ -1,4 +1,4 @@
-"""What one silo's update tells about its rows: words and membership, under full tuning and under what policies allow.
+"""What one silo's update tells about its rows: words and membership, from full tuning of a row to noise.
 
 A coordinator that looks at everything has the broadcast, one silo's update and the shared head, so the whole model.
 It tries three things, each simple; better attacks exist, so the figures are lower bounds of what an update tells:
@@ -12,17 +12,16 @@ It tries three things, each simple; better attacks exist, so the figures are low
 
 Backbone: MiniLM; rows: 50 of the demo's sentiment task, and 50 others; averages over `seeds`. The cases:
 
-- `full, one row`: the attack of a coordinator without a policy in its way; refused by every preset but `lab`.
-- `adapter, one row`: a bottleneck in place of full tuning; refused, too.
-- `one pass`: the fewest rows and steps that `partners` allows. `20 passes`: the most passes and the largest rate.
-- `noise`: `20 passes` with Laplace noise, ε = 8 (`hospital`'s largest, with its other limits unmet).
+- `full, one row`: one step of one row with full tuning.
+- `adapter, one row`: a bottleneck in place of full tuning.
+- `one pass`: one pass of eight rows a step. `20 passes`: many passes at a large rate.
+- `noise`: `20 passes` with Laplace noise, ε = 8.
 
-The last key is the AUC of membership by loss of the weakest allowed case, `20 passes` over a bottleneck.
+The last key is the AUC of membership by loss of one case, `20 passes` over a bottleneck.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from dataclasses import replace
@@ -31,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.leakage.one_silo import some_rows
 from silotune.communication.messages import broadcast_message
 from silotune.core.norms import change_of
 from silotune.core.tensors import State, Tensors, flatten
@@ -71,12 +71,6 @@ CASES: dict[str, tuple[tuple[str, ...], int]] = {
 """Case → configuration, and the number of training rows."""
 
 
-def options(parser: argparse.ArgumentParser) -> None:
-    """The command line's own options."""
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES), metavar="CASE")
-
-
 def measure(seeds: int = 3, cases: list[str] | None = None) -> dict[str, Any]:
     """Per case, what the attacks find, averaged over seeds."""
     report: dict[str, Any] = {"seeds": seeds, "rows": ROWS, "words": WORDS}
@@ -94,7 +88,7 @@ def _attack(words: tuple[str, ...], count: int, seed: int) -> dict[str, float]:
     (silo,) = federation.silos.values()
     (task,) = silo.train
     (evaluation,) = silo.evaluations.values()
-    members, others = _rows(silo.train[task], range(count)), _rows(evaluation.test, range(ROWS))
+    members, others = some_rows(silo.train[task], range(count)), some_rows(evaluation.test, range(ROWS))
     trained = replace(silo, train={task: members})
     shared = federation.coordinator.shared
     broadcast = broadcast_message(shared, 1)
@@ -110,7 +104,7 @@ def _attack(words: tuple[str, ...], count: int, seed: int) -> dict[str, float]:
                     shared.items()}  # fmt: skip
     for name, score in (
         ("loss", lambda rows: [-value for value in _losses(federation, after, rows)]),
-        ("gradient", lambda rows: [gradients.cosine(_rows(rows, [row])) for row in range(len(rows))]),
+        ("gradient", lambda rows: [gradients.cosine(some_rows(rows, [row])) for row in range(len(rows))]),
     ):
         inside, outside = score(members), score(others)
         result |= {name: _auc(inside, outside), f"{name}_at_10": _found_at(inside, outside, 0.1)}
@@ -168,13 +162,6 @@ def _losses(federation: Federation, state: State, rows: TokenizedRows) -> list[f
 
     values = logits(federation.context, state, rows)
     return torch.nn.functional.cross_entropy(values, rows.labels, reduction="none").tolist()
-
-
-def _rows(rows: TokenizedRows, chosen: Any) -> TokenizedRows:
-    """Return some of the rows."""
-    chosen = list(chosen)
-    types = None if rows.types is None else [rows.types[index] for index in chosen]
-    return replace(rows, ids=[rows.ids[index] for index in chosen], types=types, labels=rows.labels[chosen])
 
 
 def _row(rows: TokenizedRows, ids: list[int]) -> TokenizedRows:

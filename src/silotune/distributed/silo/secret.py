@@ -1,43 +1,41 @@
-"""`own_key`: random keys that a silo makes once in its folder and never sends; `ORDER_KEY`, `STATUS_KEY`."""
+"""A silo's own secret: random bytes that it makes once in its folder and never sends."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import secrets
 from pathlib import Path
 
 from silotune.errors import InputError
 
-ORDER_KEY = "order.key"
-"""The file of the key from which the order of rows and the dropout of local steps are drawn."""
-
-STATUS_KEY = "status.key"
-"""The file of the key of the rows' fingerprint."""
+SECRET_FILE = "secret.key"
 
 _BYTES = 32
 
 
-def own_key(folder: Path, name: str) -> bytes:
-    """Return a key of 32 bytes; the first call makes its file, which its user alone may read.
+def derived_from_secret(folder: Path, purpose: str) -> bytes:
+    """Return 32 bytes that only the holder of the silo's secret can compute; makes the secret on the first call.
 
     Args:
         folder: the silo's.
-        name: `ORDER_KEY` or `STATUS_KEY`.
+        purpose: different purposes give unrelated bytes.
     """
-    path = folder / name
+    path = folder / SECRET_FILE
     try:
         if not path.exists():
             _make(path)
-        key = path.read_bytes()
+        secret = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot be read or made ({error.strerror})") from error
-    if len(key) != _BYTES:
+    if len(secret) != _BYTES:
         raise InputError(f"{path}: damaged; restore it, or remove it for a new one")
-    return key
+    return hmac.new(secret, purpose.encode(), hashlib.sha256).digest()
 
 
 def _make(path: Path) -> None:
-    """Write a new key, complete or not at all; a folder has one worker."""
+    """Write a new secret completely or not at all, readable by its owner alone; a folder has one worker."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
