@@ -27,24 +27,24 @@ def recorded_states() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return proof.write_rows(tmp_path_factory.mktemp("proof") / "data")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return proof.write_inputs(tmp_path_factory.mktemp("proof") / "inputs")
 
 
 @pytest.mark.parametrize(
     "case",
     [name if name in proof.SHORT else pytest.param(name, marks=pytest.mark.long) for name in recorded_states()],
 )
-def test_the_final_state_is_the_recorded_one(case, data, tmp_path):
-    state, digest = proof.run_case(case, data, tmp_path / "run")
+def test_the_final_state_is_the_recorded_one(case, root, tmp_path):
+    state, digest = proof.run_case(case, root, tmp_path / "run")
     recorded_digest, numbers = recorded_states()[case]
     proof.assert_recorded(state, numbers)
     if old_runs.on_recorded_machine():
         assert digest == recorded_digest
 
 
-def test_a_rate_that_differs_by_a_millionth_is_seen(data, tmp_path):
-    state, _ = proof.run_case("fedmcp lora", data, tmp_path / "run", "train.lr=0.2000002")
+def test_a_rate_that_differs_by_a_millionth_is_seen(root, tmp_path):
+    state, _ = proof.run_case("fedmcp lora", root, tmp_path / "run", "train.lr=0.2000002")
     with pytest.raises(AssertionError):
         proof.assert_recorded(state, recorded_states()["fedmcp lora"][1])
 

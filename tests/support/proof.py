@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -110,9 +111,9 @@ def in_double() -> Iterator[None]:
 
 
 @cache
-def double_backbone(kind: str) -> Any:
+def double_backbone(folder: Path, kind: str) -> Any:
     """Load the recorded BERT in float64 and without dropout, with or without its language-model head."""
-    backbone = load_backbone(str(TINY / "bert"), precision="fp32", keep_master=True, model_class=kind)  # type: ignore[arg-type]
+    backbone = load_backbone(str(folder), precision="fp32", keep_master=True, model_class=kind)  # type: ignore[arg-type]
     backbone.model.double()
     for module in backbone.model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -129,36 +130,42 @@ def final_state(run: silotune.Run) -> dict[str, Tensor]:
     return dict(sorted(state.items()))
 
 
-def write_rows(folder: Path) -> Path:
-    """Write the first training and test rows of the recorded tasks, unequally many: 9 and 6."""
+def write_inputs(root: Path) -> Path:
+    """Copy the recorded BERT, beside which a digest is kept, and the first rows of two tasks, unequally many."""
+    shutil.copytree(TINY / "bert", root / "bert")
     for task, rows in (("alpha", 9), ("beta", 6)):
-        (folder / task).mkdir(parents=True)
-        (folder / task / "meta.json").write_text((TINY / "data" / task / "meta.json").read_text())
+        (root / "data" / task).mkdir(parents=True)
+        (root / "data" / task / "meta.json").write_text((TINY / "data" / task / "meta.json").read_text())
         for split, count in (("train", rows), ("test", 2)):
             lines = (TINY / "data" / task / f"{split}.jsonl").read_text().splitlines(keepends=True)
-            (folder / task / f"{split}.jsonl").write_text("".join(lines[:count]))
-    return folder
+            (root / "data" / task / f"{split}.jsonl").write_text("".join(lines[:count]))
+    return root
 
 
-def words(name: str, data: Path) -> list[str]:
+def words(name: str, root: Path) -> list[str]:
     """Return a case's words for the preset `demo`."""
     method, tuner = CASES[name]
     tasks = ["alpha"] if method in ONE_TASK else ["alpha", "beta"]
     one_task = ("partition=iid", "partition.silos=2", "server.labels_per_class=2", "head=linear")
     head = ("head=verbalizer", LABEL_WORDS) if method == "fedprompt" else ("head=mlp",)
     return [
-        *(f"method={method}", f"backbone={TINY / 'bert'}", f"data.path={data}", f"data.tasks=[{','.join(tasks)}]"),
+        *(
+            f"method={method}",
+            f"backbone={root / 'bert'}",
+            f"data.path={root / 'data'}",
+            f"data.tasks=[{','.join(tasks)}]",
+        ),
         *RECIPE,
         *(f"tuner={tuner}", *TUNER_WORDS[tuner]),
         *(one_task if method in ONE_TASK else head),
     ]
 
 
-def run_case(name: str, data: Path, out: Path, *more: str) -> tuple[dict[str, Tensor], str]:
+def run_case(name: str, root: Path, out: Path, *more: str) -> tuple[dict[str, Tensor], str]:
     """Run a case; return its final state and the state's digest."""
     kind = "AutoModelForMaskedLM" if CASES[name][0] == "fedprompt" else "AutoModel"
     with in_double():
-        run = silotune.run("demo", *words(name, data), *more, out=out, backbone=double_backbone(kind))
+        run = silotune.run("demo", *words(name, root), *more, out=out, backbone=double_backbone(root / "bert", kind))
         assert run.summary["best_round"] == run.summary["rounds"]
         return final_state(run), run.summary["state_sha256"]
 
