@@ -27,6 +27,7 @@ NAMES = (
         "peer-pfl",
         "peer-loop",
     ),
+    *("flower-round", "walks"),
     *("llm-throughput", "gpu", "memory", "loading", "quantization", "leakage", "paper-tables"),
 )
 
