@@ -72,6 +72,11 @@ def _save_backbone(folder: Path) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(default_backbone())
     torch.manual_seed(0)
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    shape: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
     BertModel(BertConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
