@@ -1,6 +1,6 @@
 """`python -m benchmarks NAME [--json] [options]`: prints a table, or JSON whose last key `ratio` is the figure.
 
-`paper-tables` measures nothing: it prints docs/fidelity-parameters.md.
+`paper-tables` measures nothing: it prints docs/results/parameters.md.
 """
 
 from __future__ import annotations

@@ -179,4 +179,4 @@ def test_the_document_is_the_commands_output(
 
     monkeypatch.setattr(sys, "argv", ["benchmarks", "paper-tables"])
     assert main() == 0
-    assert capsys.readouterr().out == (ROOT / "docs" / "fidelity-parameters.md").read_text("utf-8")
+    assert capsys.readouterr().out == (ROOT / "docs" / "results" / "parameters.md").read_text("utf-8")
