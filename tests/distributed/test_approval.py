@@ -153,8 +153,8 @@ def test_a_federation_waits_for_its_operators_and_goes_on(tiny_config, tmp_path,
             if decode(data).kind == "hello":
                 asked.append(data)
                 if len(asked) == 5:
-                    status = tmp_path / "run" / "federation" / "progress.json"
-                    progress.append(json.loads(status.read_text())[1])
+                    status = tmp_path / "run" / "federation" / "status.json"
+                    progress.append(json.loads(status.read_text())["progress"][1])
                     decisions = Approvals(tmp_path / "elsewhere" / "checkpoints" / "silos" / names[node])
                     decisions.decide(decisions.all()[0].name, "approved")
             return answers[node](data)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -13,9 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from silotune.deploy import node_keys
-from silotune.deploy import party_processes as commands
-from silotune.deploy.party_configs import (
+from silotune.deploy import nodes, processes
+from silotune.deploy.settings import (
     CoordinatorSettings,
     NodeSettings,
     read_coordinator_settings,
@@ -23,7 +24,6 @@ from silotune.deploy.party_configs import (
     read_silo_or_node_settings,
 )
 from silotune.distributed.flower import commands as flwr_commands
-from silotune.distributed.processes.supervisor import ManagedProcess
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import InputError, SilotuneError
 
@@ -100,18 +100,30 @@ def test_without_an_address_a_silo_cannot_join(tmp_path):
         read_silo_or_node_settings(written(tmp_path, NODE | {"superlink": None}))
 
 
-def test_one_supervisor_has_a_folder(tmp_path):
-    """Also of two that start at the same moment, before either has written anything."""
-    words = rf"^{tmp_path}: already running \(process \d+\); `silotune federation down` ends it$"
-    with commands._supervised(tmp_path):
-        with pytest.raises(InputError, match=words), commands._supervised(tmp_path):
-            pass
-        assert commands.read_json(tmp_path / "running.json") is not None
-    words = "already running; `silotune federation down`"
-    with commands._alone(tmp_path), pytest.raises(InputError, match=words), commands._alone(tmp_path):
-        pass  # the first one has not written running.json yet
-    with commands._supervised(tmp_path):
+def test_one_command_at_a_time_works_in_a_folder(tmp_path):
+    party = processes._processes
+    with party(tmp_path), pytest.raises(InputError, match="already running"), party(tmp_path):
         pass
+    with party(tmp_path):
+        pass
+
+
+def test_a_child_that_ends_ends_its_command_and_its_siblings(tmp_path):
+    with processes._processes(tmp_path) as running:
+        running.start("worker", ["sleep", "60"])
+        worker = running._running["worker"]
+        running.start("supernode", ["sh", "-c", "exit 3"])
+        running._running["supernode"].wait()
+        with pytest.raises(SilotuneError, match="supernode: ended with code 3; with code 2004 its key is not admitted"):
+            running.check()
+    assert worker.returncode == -signal.SIGTERM
+
+
+def test_lines_of_a_process_in_the_foreground_have_times(silotune, tmp_path, monkeypatch):
+    file = written(tmp_path, {"folder": "c", "insecure": True})
+    monkeypatch.setattr(processes, "up", lambda settings, say: say("SuperLink on 127.0.0.1"))
+    done = silotune("federation", "up", str(file))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\S+\+00:00 SuperLink on 127.0.0.1\n", done.out)
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -149,25 +161,25 @@ def key(tmp_path):
 
 
 def test_a_silo_has_one_key_until_it_is_expelled(link, flwr, key):
-    assert node_keys.register_node(link, "north", key) == "17"
+    assert nodes.register_node(link, "north", key) == "17"
     assert flwr.calls == [
         ["flwr", "supernode", "register", str(key), "silotune", "--name", "silo-north", "--format", "json"]
     ]
     with pytest.raises(InputError, match="silo 'north': is node 17 already"):
-        node_keys.register_node(link, "north", key)
+        nodes.register_node(link, "north", key)
     assert len(flwr.calls) == 1
     with pytest.raises(InputError, match="'south': not admitted; admitted: north"):
-        node_keys.unregister_node(link, "south")
-    assert node_keys.unregister_node(link, "north") == "17"
+        nodes.unregister_node(link, "south")
+    assert nodes.unregister_node(link, "north") == "17"
     assert flwr.calls[-1] == ["flwr", "supernode", "unregister", "17", "silotune", "--format", "json"]
-    assert node_keys.registered_nodes(link) == {}
+    assert nodes.registered_nodes(link) == {}
 
 
 def test_a_refusal_is_said_in_flowers_words_and_nothing_is_kept(link, flwr, key):
     flwr.answer = {"success": False, "error-message": "Using …\n\n[code: 23] Public key already in use."}
     with pytest.raises(SilotuneError, match=r"silo 'north' was not admitted: .*\[code: 23\] Public key already in use"):
-        node_keys.register_node(link, "north", key)
-    assert node_keys.registered_nodes(link) == {}
+        nodes.register_node(link, "north", key)
+    assert nodes.registered_nodes(link) == {}
 
 
 def test_a_superlink_that_does_not_answer_is_named(link, key, tmp_path, monkeypatch):
@@ -176,7 +188,7 @@ def test_a_superlink_that_does_not_answer_is_named(link, key, tmp_path, monkeypa
 
     monkeypatch.setattr(flwr_commands.subprocess, "run", run)
     with pytest.raises(SilotuneError, match="silo 'north' was not admitted: the SuperLink did not answer within 300 s"):
-        node_keys.register_node(link, "north", key)
+        nodes.register_node(link, "north", key)
     with pytest.raises(SilotuneError, match="flwr run: the SuperLink did not answer within 300 s"):
         flwr_commands.submit_job(tmp_path / "app", tmp_path / "job", {})
 
@@ -188,15 +200,15 @@ def test_what_cannot_be_a_silos_key_is_not_sent(link, flwr, key, tmp_path):
         ("north", private, "is a private key"),
         ("north", tmp_path / "none.pub", "no such file"),
         ("../north", key, "cannot be a name"),
-        ("silo-north", key, "must not begin with 'silo-'"),  # the node of `north` is registered as silo-north
+        ("silo-north", key, "not beginning with 'silo-'"),  # the node of `north` is registered as silo-north
     ]:
         with pytest.raises(InputError, match=message):
-            node_keys.register_node(link, silo, path)
+            nodes.register_node(link, silo, path)
     assert flwr.calls == []
 
 
 def test_nodes_are_called_by_their_silos(link, flwr, key):
-    node_keys.register_node(link, "north", key)
+    nodes.register_node(link, "north", key)
     flwr.answer = {
         "success": True,
         "nodes": [
@@ -205,7 +217,7 @@ def test_nodes_are_called_by_their_silos(link, flwr, key):
             {"node-id": "19", "owner-name": "none", "status": "unregistered"},
         ],
     }
-    assert node_keys.node_statuses(link) == {"north": "online", "node 18": "offline"}
+    assert nodes.node_statuses(link) == {"north": "online", "node 18": "offline"}
 
 
 # -- before a silo joins -----------------------------------------------------------------------------------------------
@@ -227,14 +239,15 @@ def test_what_is_no_tls_is_named_before_anything_starts(tmp_path):
         thread.start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(InputError, match=f"superlink {address}: does not speak TLS"):
-            commands.check_tls(address, str(tmp_path / "ca.pem"))
+            processes.check_tls(address, str(tmp_path / "ca.pem"))
         thread.join()
-    assert "not reachable" in commands.check_tls(address, str(tmp_path / "ca.pem"))
+    with pytest.raises(SilotuneError, match="not reachable"):
+        processes.check_tls(address, str(tmp_path / "ca.pem"))
     with pytest.raises(InputError, match=r"root_certificates .*none\.pem: cannot be used"):
-        commands.check_tls(address, str(tmp_path / "none.pem"))
+        processes.check_tls(address, str(tmp_path / "none.pem"))
     (tmp_path / "broken.pem").write_text("no certificate")
     with pytest.raises(InputError, match=r"root_certificates .*broken\.pem: cannot be used"):
-        commands.check_tls(address, str(tmp_path / "broken.pem"))
+        processes.check_tls(address, str(tmp_path / "broken.pem"))
 
 
 def certificate(folder, name):
@@ -247,36 +260,28 @@ def certificate(folder, name):
 def test_a_nodes_file_starts_no_worker(tmp_path, monkeypatch, tree, started):
     begun = []
 
-    class Family:
+    class Children:
         def start(self, name, words):
             begun.append((name, words))
+
+        def check(self):
+            raise SilotuneError("enough")
 
     @contextmanager
     def running(folder):
         assert folder == tmp_path / "node"
-        yield Family()
+        yield Children()
 
-    monkeypatch.setattr(commands, "_supervised", running)
-    monkeypatch.setattr(commands, "_keep_running", lambda supervisor, say: None)
-    monkeypatch.setattr(commands, "check_tls", lambda address, certificates: "")
+    monkeypatch.setattr(processes, "_processes", running)
+    monkeypatch.setattr(processes, "check_tls", lambda address, certificates: None)
     path = written(tmp_path, tree)
-    commands.join(path, read_silo_or_node_settings(path), lambda _: None)
+    with pytest.raises(SilotuneError, match="enough"):
+        processes.join(path, read_silo_or_node_settings(path), lambda _: None)
     assert [name for name, _ in begun] == started
     words = begun[-1][1]
     assert words[words.index("--auth-supernode-private-key") + 1] == str(tmp_path / "north")
     assert f'silo="north" worker="{tmp_path / "run/w.sock"}"' in words
     assert "--insecure" not in words
-
-
-def test_why_a_node_ended_is_flowers_own_line(tmp_path):
-    log = tmp_path / "supernode.log"
-    child = ManagedProcess("supernode", [], log, None)
-    log.write_text("INFO: x\n[code: 2004] Failed to activate SuperNode.\nINFO: Finished server process\n")
-    assert commands.failure_line(child).startswith(
-        "[code: 2004] Failed to activate SuperNode.; its key is not admitted"
-    )
-    log.write_text("INFO: x\nsomething else\n")
-    assert commands.failure_line(child) == "something else"
 
 
 # -- deploy/ -----------------------------------------------------------------------------------------------------------
@@ -301,3 +306,32 @@ def test_units_are_what_systemd_reads(unit):
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=300)
     message = [line for line in done.stderr.splitlines() if "is not executable" not in line and unit.name in line]
     assert message == []
+
+
+@pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="systemd is not installed")
+@pytest.mark.parametrize("party", ["coordinator", "silo"])
+def test_systemd_makes_the_users_and_modes(tmp_path, party):
+    """In a root of its own: who runs what, and who reads what, is in these files and nowhere else."""
+    etc = tmp_path / "etc"
+    (etc / "silotune" / "tls").mkdir(parents=True)
+    for name in ("silo.yaml", "node.yaml", "silo.key", "tls/server.key"):
+        (etc / "silotune" / name).write_text("")
+        (etc / "silotune" / name).chmod(0o644)
+    (tmp_path / "var" / "lib").mkdir(parents=True)
+    for command, kind in ((["systemd-sysusers"], "sysusers"), (["systemd-tmpfiles", "--create"], "tmpfiles")):
+        file = DEPLOY / "systemd" / f"{party}.{kind}.conf"
+        done = subprocess.run([*command, f"--root={tmp_path}", str(file.resolve())], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    users = {line.split(":")[2]: line.split(":")[0] for line in (etc / "passwd").read_text().splitlines()}
+    private = {
+        str(path.relative_to(tmp_path)): users[str(path.stat().st_uid)]
+        for path in sorted(tmp_path.rglob("*"))
+        if str(path.stat().st_uid) in users and path.stat().st_uid and not path.stat().st_mode & 0o077
+    }
+    assert private == {
+        "coordinator": dict.fromkeys(
+            ("etc/silotune/tls/server.key", "var/lib/silotune", "var/lib/silotune/link",
+             "var/lib/silotune/link/coordinator.db"), "silotune"),
+        "silo": {"etc/silotune/node.yaml": "silotune-node", "etc/silotune/silo.key": "silotune-node",
+                 "etc/silotune/silo.yaml": "silotune-worker"},
+    }[party]  # fmt: skip

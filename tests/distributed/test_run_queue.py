@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from silotune.core.locking import folder_lock
-from silotune.deploy import run_commands
-from silotune.deploy.party_configs import CoordinatorSettings
-from silotune.deploy.run_queue import RunQueue
-from silotune.deploy.scheduler import FAILURES, Scheduler
-from silotune.distributed.coordinator import status_files
+from silotune.core.locking import folder_lock, is_locked
+from silotune.deploy import queue as runs
+from silotune.deploy.queue import FAILURES, RunQueue, Scheduler
+from silotune.deploy.settings import CoordinatorSettings
+from silotune.distributed.coordinator.run_status import RunStatus
 from silotune.errors import InputError, SilotuneError
-
-DEAD = 2**22 + 1
-"""No process has this id."""
 
 
 class Party:
@@ -59,9 +54,15 @@ class Party:
     def status(self, name: str) -> Path:
         return Path(self.settings.folder).parent / name / "federation"
 
-    def dies(self, name: str) -> None:
-        """Let a run's coordinator be gone without an outcome."""
-        (self.status(name) / "coordinator.json").write_text(json.dumps({"pid": DEAD}), encoding="utf-8")
+    def ends(self, name: str, error: Exception | None = None, lost: bool = False) -> None:
+        """Let a run's coordinator end."""
+        RunStatus.begin(self.status(name)).end(error, lost)
+
+    def dies(self, name: str, *progress: Any) -> None:
+        """Let a run's coordinator be gone without a word, after it made progress."""
+        status = RunStatus.begin(self.status(name))
+        if progress:
+            status.report(*progress)
 
 
 @pytest.fixture
@@ -75,11 +76,11 @@ def test_runs_follow_one_another_in_the_order_of_their_start(party: Party) -> No
     party.tick()
     party.tick()
     assert (party.submitted, party.states()) == (["a"], ["running", "queued", "queued"])
-    status_files.write_outcome(party.status("a"))
+    party.ends("a")
     party.tick()
     party.tick()
     assert (party.submitted, party.states()) == (["a", "b"], ["finished", "running", "queued"])
-    status_files.write_outcome(party.status("b"), SilotuneError("quorum"))
+    party.ends("b", SilotuneError("quorum"))
     party.tick()
     party.tick()
     assert (party.submitted, party.states()) == (["a", "b", "c"], ["finished", "failed", "running"])
@@ -87,26 +88,30 @@ def test_runs_follow_one_another_in_the_order_of_their_start(party: Party) -> No
 
 
 def test_a_queue_of_three_runs_whose_second_is_stopped(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_commands, "is_running", lambda folder: True)
+    monkeypatch.setattr(runs, "is_locked", lambda folder: folder == Path(party.settings.folder) or is_locked(folder))
     for name in ("a", "b", "c"):
         party.add(name)
     party.tick()
-    status_files.write_outcome(party.status("a"))
+    party.ends("a")
     party.tick()
     party.tick()
-    assert run_commands.stop(party.settings, 2).stop
-    assert run_commands.listed(party.settings)[1]["state"] == "stopping"
+    assert runs.stop(party.settings, 2).stop
+    assert party.queue.run(2).listed()["state"] == "stopping"
+    with folder_lock(party.status("b")):  # its coordinator works until Flower has stopped
+        party.tick()
+        party.tick()
+        assert party.states()[1] == "running"
     party.tick()
     party.tick()
-    assert (party.stopped, party.states()) == (["flower-2"], ["finished", "stopped", "running"])
+    assert (party.stopped, party.states()) == (["flower-2"] * 2, ["finished", "stopped", "running"])
     with pytest.raises(InputError, match="run 2: is stopped already"):
-        run_commands.stop(party.settings, 2)
+        runs.stop(party.settings, 2)
 
 
 def test_a_queued_run_is_stopped_at_once(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_commands, "is_running", lambda folder: True)
+    monkeypatch.setattr(runs, "is_locked", lambda folder: True)
     party.add("a")
-    assert run_commands.stop(party.settings, 1).state == "stopped"
+    assert runs.stop(party.settings, 1).state == "stopped"
     party.tick()
     assert party.submitted == []
 
@@ -116,10 +121,10 @@ def test_a_run_whose_coordinator_or_superlink_died_goes_on_by_itself(party: Part
     party.tick()
     party.dies("a")
     party.tick()
-    status_files.write_outcome(party.status("a"), SilotuneError("Flower: gone"), resumable=True)
+    party.ends("a", SilotuneError("Flower: gone"), lost=True)
     party.tick()
     assert (party.submitted, party.states()) == (["a"] * 3, ["running"])
-    status_files.write_outcome(party.status("a"))
+    party.ends("a")
     party.tick()
     assert party.states() == ["finished"]
 
@@ -138,7 +143,7 @@ def test_a_run_goes_on_when_up_is_started_again(party: Party) -> None:
 def test_an_outcome_that_came_while_up_was_down_is_taken(party: Party) -> None:
     party.add("a")
     party.tick()
-    status_files.write_outcome(party.status("a"))
+    party.ends("a")
     party.up()
     party.tick()
     party.tick()
@@ -160,8 +165,7 @@ def test_progress_makes_up_for_crashes(party: Party) -> None:
     party.add("a")
     party.tick()
     for number in range(2 * FAILURES):
-        status_files.write_progress(party.status("a"), number, "training", 0, 2)
-        party.dies("a")
+        party.dies("a", number, "training", 0, 2)
         party.tick()
     assert party.states() == ["running"]
 
@@ -178,23 +182,21 @@ def test_a_superlink_that_does_not_answer_is_asked_again_later(party: Party) -> 
 
 
 def test_what_can_be_resumed(party: Party, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(run_commands, "is_running", lambda folder: True)
+    monkeypatch.setattr(runs, "is_locked", lambda folder: True)
     prepared = []
-    monkeypatch.setattr(
-        run_commands, "prepare", lambda config, out, resume: prepared.append((config.federation, resume))
-    )
+    monkeypatch.setattr(runs, "prepare", lambda config, out, resume: prepared.append((config.federation, resume)))
     party.add("a")
     (party.status("a") / "config.yaml").write_text(
         yaml.safe_dump({"method": {"name": "fedavg"}, "federation": {"silos": ["north", "south"]}}), encoding="utf-8"
     )
     with pytest.raises(InputError, match="run 1: is queued; only runs that failed or were stopped"):
-        run_commands.resume(party.settings, 1, [])
+        runs.resume(party.settings, 1, [])
     party.queue.end(1, "failed", "quorum")
     with pytest.raises(InputError, match=r"rounds=9: a run keeps its configuration; allowed here: federation\.…=value"):
-        run_commands.resume(party.settings, 1, ["rounds=9"])
+        runs.resume(party.settings, 1, ["rounds=9"])
     with pytest.raises(InputError, match="run 7: not known here; the runs are: 1"):
-        run_commands.resume(party.settings, 7, [])
-    resumed = run_commands.resume(party.settings, 1, ["federation.quorum=0.5", "federation.silos=north"])
+        runs.resume(party.settings, 7, [])
+    resumed = runs.resume(party.settings, 1, ["federation.quorum=0.5", "federation.silos=north"])
     ((federation, resume),) = prepared
     assert (resumed.number, resumed.state, resumed.silos) == (1, "queued", ("north",))
     assert (federation.quorum, federation.silos, resume) == (0.5, ["north"], True)
@@ -202,42 +204,22 @@ def test_what_can_be_resumed(party: Party, monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_without_up_nothing_is_queued(party: Party) -> None:
     with pytest.raises(InputError, match="the coordinator does not run; `silotune federation up` starts it"):
-        run_commands.require_up(party.settings)
+        runs.require_up(party.settings)
 
 
 def test_waiting_for_a_run_ends_with_it(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_commands, "is_running", lambda folder: True)
-    monkeypatch.setattr(run_commands, "CHECK_INTERVAL", 0.0)
+    monkeypatch.setattr(runs, "is_locked", lambda folder: True)
+    monkeypatch.setattr(runs, "CHECK_INTERVAL", 0.0)
     party.add("a")
     party.tick()
-    status_files.write_outcome(party.status("a"), InputError("no such task"))
+    party.ends("a", InputError("no such task"))
     party.tick()
     with pytest.raises(InputError, match="no such task"):
-        run_commands.follow(party.settings, 1, lambda *_: None)
+        runs.follow(party.settings, 1, lambda *_: None)
     party.add("b")
     party.queue.end(2, "stopped")
     with pytest.raises(SilotuneError, match="run 2: was stopped; `silotune federation resume`"):
-        run_commands.follow(party.settings, 2, lambda *_: None)
-
-
-def test_a_damaged_file_is_named_once_and_the_others_go_on(party: Party, silotune: Any, tmp_path: Path) -> None:
-    party.add("a")
-    party.add("b")
-    (Path(party.settings.folder) / "runs" / "0002.json").write_text("{", encoding="utf-8")
-    assert party.add("c") == 3
-    party.tick()
-    status_files.write_outcome(party.status("a"))
-    for _ in range(3):
-        party.tick()
-    assert party.submitted == ["a", "c"]
-    assert [line for line in party.said if "0002.json: damaged (" in line] == party.said[:1]
-    with pytest.raises(InputError, match=r"0002\.json: damaged .* repair it, or move it away"):
-        party.queue.run(2)
-    file = tmp_path / "coordinator.yaml"
-    file.write_text(yaml.safe_dump({"folder": party.settings.folder, "insecure": True}), encoding="utf-8")
-    done = silotune("federation", "runs", str(file), "--json")
-    assert [run["run"] for run in json.loads(done.out)] == [1, 3]
-    assert "0002.json: damaged" in done.err
+        runs.follow(party.settings, 2, lambda *_: None)
 
 
 def test_a_run_that_is_stopped_while_it_is_submitted_does_not_run(

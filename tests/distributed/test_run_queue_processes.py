@@ -49,6 +49,7 @@ def test_three_runs_a_killed_superlink_and_a_stop(deployed, tiny_config, tmp_pat
 
     # the SuperLink is killed in the first run, which goes on by itself to the same bits
     until(lambda: any(event["event"] == "silo" for event in events(outs[0])), deployed)
+    up = deployed.begun["up"]
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "cmdline").read_bytes().split(b"\0")
@@ -56,6 +57,9 @@ def test_three_runs_a_killed_superlink_and_a_stop(deployed, tiny_config, tmp_pat
             continue
         if any(word.endswith(b"flower-superlink") for word in words) and str(deployed.port).encode() in words:
             os.kill(int(entry.name), signal.SIGKILL)
+    assert up.wait(timeout=WAIT) == 1
+    assert "superlink: ended with code -9" in deployed.said("up")
+    deployed.begin("up", "federation", "up", deployed.link)  # as systemd does
     until(lambda: listed(deployed)[0]["state"] == "finished", deployed)
     assert read_summary(outs[0])["shared_sha256"] == expected
     assert "run 1: goes on" in deployed.said("up")

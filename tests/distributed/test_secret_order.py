@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from silotune.core.serialization import read_tensors
-from silotune.deploy.doctor import _order_key
+from silotune.deploy.doctor import examine_silo
 from silotune.distributed.silo.secret import SECRET_FILE, derived_from_secret
 from silotune.errors import InputError
 from tests.support.malicious import ALLOWED
@@ -74,12 +74,16 @@ def test_dropout_is_drawn_from_the_key(attack, tmp_path):
 def test_the_doctor_looks_at_the_key(attack):
     attacker = attack(ALLOWED)
     path = Path(attacker.settings.folder) / SECRET_FILE
-    assert "not made yet" in _order_key(attacker.settings).detail
+
+    def state():
+        found = {finding.check: finding.state for finding in examine_silo(attacker.settings, train=False)}
+        return found.get("order of rows")
+
+    assert state() is None  # it is made with the first run
     update(attacker)
-    assert _order_key(attacker.settings).state == "ok"
+    assert state() == "ok"
     path.chmod(0o644)
-    assert _order_key(attacker.settings).state == "problem"
-    assert _order_key(attack(ALLOWED, policy=SEED).settings).state == "skipped"
+    assert state() == "problem"
 
 
 def test_seeds_do_not_tell_the_splits(attack, tmp_path, data_folder):

@@ -1,26 +1,24 @@
-"""What a federation shows: `status`, the metrics of both parties, the status page, and who may read them."""
+"""What a federation shows: `status`, the metrics of both parties, and the dashboard and alerts made of them."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
-import shutil
-import subprocess
+import urllib.request
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from silotune.deploy import federation_status as observed
-from silotune.deploy.curves import curve_chart
-from silotune.deploy.party_configs import CoordinatorSettings
-from silotune.deploy.run_queue import RunQueue
-from silotune.deploy.status_server import status_server
+from silotune.deploy import status as observed
+from silotune.deploy.queue import RunQueue
+from silotune.deploy.settings import CoordinatorSettings
+from silotune.deploy.status import FederationMetrics
 from silotune.distributed.coordinator.coordinate import coordinate
-from silotune.distributed.coordinator.silo_board import SiloBoard, read_board
-from silotune.distributed.processes.loopback_server import LoopbackServer, Page
-from silotune.distributed.processes.ports import free_ports
+from silotune.distributed.coordinator.run_status import RunStatus, read_status
+from silotune.distributed.flower.commands import free_ports
+from silotune.distributed.metrics import serve_metrics
 from silotune.distributed.protocol.frames import Frame
 from silotune.distributed.protocol.silo_status import SiloStatus
 from silotune.distributed.silo.silo_config import SiloSettings
@@ -29,7 +27,7 @@ from silotune.errors import InputError
 from silotune.version import __version__
 from tests.support.session_rig import ALL, DirectLink, answering, job, local_configs
 
-CHROMIUM = shutil.which("chromium")
+DEPLOY = Path(__file__).parents[2] / "deploy"
 EVIL = "<script>alert(1)</script>"
 STATUS = {"rows_fingerprint": "ab" * 16, "epsilon_left": 3.5, "disk_free_bytes": 2**33}
 
@@ -41,20 +39,20 @@ def hello(silo: str, **more: object) -> Frame:
 @pytest.fixture
 def running(tmp_path, monkeypatch) -> CoordinatorSettings:
     """A coordinator whose run 1 is in round 2 of 3, while run 2 waits; north works, south's operator has to decide."""
-    settings = CoordinatorSettings(folder=str(tmp_path / "link"), insecure=True, metrics_port=free_ports(1)[0])
+    settings = CoordinatorSettings(folder=str(tmp_path / "link"), insecure=True)
     queue = RunQueue(Path(settings.folder))
     for name in ("one", "two"):
         (tmp_path / name / "federation").mkdir(parents=True)
         queue.add(tmp_path / name, "fedmcp", 3, ("north", "south", EVIL))
     queue.change(1, state="running", began="2026-01-02T03:04:05.000+00:00")
-    board = SiloBoard(tmp_path / "one" / "federation" / "silos.json")
-    board.at_round(2)
+    board = RunStatus.begin(tmp_path / "one" / "federation")
+    board.report(2, "north, south", 0, 2)
     for silo, more in (("north", {"status": STATUS}), ("south", {})):
         board.sent(silo, Frame("hello").encode())
         board.received(silo, hello(silo, **more), 100)
     board.sent("north", Frame("round").encode())
     board.received("south", Frame("waiting", {"silo": "south"}), 50)
-    board.write()
+    board.write(at_once=True)
     events = [
         {"event": "silo", "round": 1, "silo": "north", "loss": 0.7},
         {"event": "silo", "round": 1, "silo": "south", "loss": 0.9},
@@ -71,7 +69,7 @@ def running(tmp_path, monkeypatch) -> CoordinatorSettings:
         {"event": "silo-failed", "round": 1, "silo": f"node 7 {EVIL}", "reason": "not a silo of this run"},
     ]
     (tmp_path / "one" / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    monkeypatch.setattr(observed, "is_running", lambda _folder: True)
+    monkeypatch.setattr(observed, "is_locked", lambda _folder: True)
     return settings
 
 
@@ -79,13 +77,12 @@ def nodes(_settings: CoordinatorSettings) -> dict[str, str]:
     return {"north": "online", "south": "offline"}
 
 
-def get(port: int, path: str = "/", method: str = "GET", host: str | None = None) -> tuple[int, dict[str, str], str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    connection.putrequest(method, path, skip_host=True)
-    connection.putheader("Host", f"127.0.0.1:{port}" if host is None else host)
-    connection.endheaders()
-    reply = connection.getresponse()
-    return reply.status, dict(reply.getheaders()), reply.read().decode()
+def page(measures) -> str:
+    """What Prometheus reads."""
+    (port,) = free_ports(1)
+    serve_metrics(port, measures)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as reply:
+        return reply.read().decode()
 
 
 def values(text: str) -> dict[str, float]:
@@ -110,7 +107,7 @@ def test_what_is_known_is_told_and_the_rest_is_none(running):
 
 
 def test_nothing_is_invented_where_nothing_runs(running, monkeypatch):
-    monkeypatch.setattr(observed, "is_running", lambda _folder: False)
+    monkeypatch.setattr(observed, "is_locked", lambda _folder: False)
     RunQueue(Path(running.folder)).end(1, "finished")
     state = observed.federation_status(running, lambda _: pytest.fail("nobody to ask"))
     assert state["coordinator"]["running"] is False
@@ -131,10 +128,8 @@ def test_status_as_json_and_as_a_table(silotune, tmp_path):
 
 
 def test_metrics_of_a_coordinator(running):
-    with status_server(running, print, nodes) as server:
-        code, _, text = get(server.port, "/metrics")
+    text = page(FederationMetrics(running, nodes).measures)
     told = values(text)
-    assert code == 200
     assert told["silotune_queue_length"] == 1
     assert told["silotune_round[('run', '1')]"] == 2
     assert 0 <= told["silotune_round_age_seconds[('run', '1')]"] < 600
@@ -149,57 +144,16 @@ def test_metrics_of_a_coordinator(running):
     assert "more" not in text
 
 
-def test_the_page_tells_the_run_and_escapes_what_others_say(running):
-    with status_server(running, print, nodes) as server:
-        code, headers, text = get(server.port)
-    assert code == 200
-    assert "<script" not in text
-    assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; more" in text
-    assert {"Run 1: fedmcp, running", "Training loss by round", "waits for approval"} <= set(re.findall("|".join(
-        ("Run 1: fedmcp, running", "Training loss by round", "waits for approval")), text))  # fmt: skip
-    assert '<meta http-equiv="refresh"' in text
-    assert not re.search(r"(?:src|href)\s*=|url\(|@import|https?://", text), "nothing from elsewhere"
-    assert headers["Content-Security-Policy"].startswith("default-src 'none'")
-    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
-
-
-@pytest.fixture
-def server():
-    served = LoopbackServer(0, {"/": lambda: Page(b"page"), "/broken": lambda: Page(bytes(1 // 0))})
-    yield served
-    served.close()
-
-
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:{port}", "", "127.0.0.1", "127.0.0.1:{port}.evil.example"]
-)
-def test_a_name_that_was_made_to_point_here_learns_nothing(server, host):
-    assert get(server.port, host=host.format(port=server.port))[0::2] == (421, "only for 127.0.0.1 and localhost\n")
-
-
-def test_only_reading_and_only_on_loopback(server):
-    assert get(server.port, host=f"localhost:{server.port}")[0::2] == (200, "page")
-    assert get(server.port, method="HEAD")[0::2] == (200, "")
-    for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE"):
-        assert get(server.port, method=method)[0] == 405, method
-    assert get(server.port, "/../etc/passwd")[0] == 404
-    code, _, text = get(server.port, "/broken")
-    assert (code, text) == (500, "cannot be made now (see the log)\n")
-    assert server._server.server_address[0] == "127.0.0.1"
-    with pytest.raises(InputError, match=f"metrics_port: {server.port} cannot be used"):
-        LoopbackServer(server.port, {})
-
-
-def test_no_port_no_server(tmp_path):
-    with status_server(CoordinatorSettings(folder=str(tmp_path), insecure=True), print) as server:
-        assert server is None
+def test_a_port_that_is_taken_is_named():
+    (port,) = free_ports(1)
+    serve_metrics(port, list)
+    with pytest.raises(InputError, match=f"metrics_port: {port} cannot be used"):
+        serve_metrics(port, list)
+    serve_metrics(None, lambda: pytest.fail("nobody asks"))
 
 
 def test_metrics_of_a_worker(tmp_path):
-    port = free_ports(1)[0]
-    settings = SiloSettings(
-        name="north", folder=str(tmp_path), rows=str(tmp_path), share=[], secret="key", epsilon=8.0, metrics_port=port
-    )
+    settings = SiloSettings(name="north", folder=str(tmp_path), rows=str(tmp_path), share=[], secret="key", epsilon=8.0)
     lines = [{"run": "r", "kind": "round", "round": n, "request": f"{n}", "numbers": 40} for n in (1, 2, 2)]
     (tmp_path / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     price = {"run": "r", "answer": "a", "mechanism": "m", "epsilon": 1.5, "delta": 0.0}
@@ -208,11 +162,7 @@ def test_metrics_of_a_worker(tmp_path):
     metrics.count("round", Frame("answer", {}).encode(), 2.0)
     metrics.count(EVIL, Frame("refused", {"reason": "silo 'north': its policy refuses x; y"}).encode(), 0.5)
     metrics.count("score", Frame("refused", {"reason": "other"}).encode(), 0.0)
-    server = metrics.serve()
-    try:
-        text = get(port, "/metrics")[2]
-    finally:
-        server.close()
+    text = page(metrics.measures)
     told = values(text)
     assert told["silotune_worker_requests_total[('kind', 'round'), ('outcome', 'answered')]"] == 1
     assert told["silotune_worker_requests_total[('kind', 'other'), ('outcome', 'refused by policy')]"] == 1
@@ -240,40 +190,29 @@ def test_a_run_tells_of_its_silos_what_they_share(tiny_config, tmp_path, shared)
     configs = local_configs(config, tmp_path / "run", share=[*ALL, *(["status"] if shared else [])])
     configs = {name: own.model_copy(update={"folder": str(tmp_path / name)}) for name, own in configs.items()}
     coordinate(job(config, tmp_path / "run", configs, local=False), DirectLink(answering(configs)))
-    board = read_board(tmp_path / "run" / "federation")
-    assert board["round"] == 1
-    assert board["messages_down"] == board["messages_up"] > 3
-    for entry in board["silos"].values():
-        assert (entry["version"], entry["asked"], entry["waits"]) == (__version__, None, False)
-        assert entry["seen"] is not None
-        assert (entry["status"] is not None) == shared
+    board = read_status(tmp_path / "run" / "federation")
+    assert (board.state, board.round) == ("finished", 1)
+    assert board.messages_down == board.messages_up > 3
+    for entry in board.silos.values():
+        assert (entry.version, entry.asked, entry.waits) == (__version__, None, False)
+        assert entry.seen is not None
+        assert (entry.status is not None) == shared
     if shared:
-        told = [entry["status"]["rows_fingerprint"] for entry in board["silos"].values()]
+        told = [entry.status["rows_fingerprint"] for entry in board.silos.values()]
         assert len(set(told)) == len(told) == 3
-        assert all(entry["status"]["disk_free_bytes"] > 0 for entry in board["silos"].values())
+        assert all(entry.status["disk_free_bytes"] > 0 for entry in board.silos.values())
 
 
-def test_a_chart_leaves_out_what_is_no_number():
-    chart = curve_chart("x", {"a": [(1, None), (2, float("nan")), (3, 1.0)], "b": [(1, 2.0), (2, 3.0)]}, {"a": "red"})
-    assert chart.count("<polyline") == 2
-    assert "nan" not in chart
-    assert curve_chart("x", {"a": [(1, None)]}, {}) == ""
-
-
-@pytest.mark.long
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
-def test_chromium_shows_the_page(running, tmp_path):
-    """Chromium renders the curves, and what a silo says is text, not a script."""
-    words = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-             f"--user-data-dir={tmp_path / 'profile'}"]  # fmt: skip
-    with status_server(running, print, nodes) as server:
-        address = f"http://127.0.0.1:{server.port}/"
-        shown = subprocess.run([*words, "--dump-dom", address], capture_output=True, text=True, timeout=120)
-        picture = tmp_path / "page.png"
-        subprocess.run(
-            [*words, "--window-size=1100,1500", f"--screenshot={picture}", address], capture_output=True, timeout=120
-        )
-    assert shown.stdout.count("<polyline") == 3
-    assert "<script" not in shown.stdout
-    assert "&lt;script&gt;" in shown.stdout
-    assert picture.read_bytes().startswith(b"\x89PNG")
+def test_dashboard_and_alerts_name_metrics_that_exist(running, tmp_path):
+    settings = SiloSettings(name="north", folder=str(tmp_path), rows=str(tmp_path), share=[])
+    known = {measure.name + ("_total" if measure.kind == "counter" else "") for party in (
+        FederationMetrics(running, nodes), WorkerMetrics(settings)) for measure in party.measures()}  # fmt: skip
+    alerts = yaml.safe_load((DEPLOY / "alerts.yml").read_text(encoding="utf-8"))
+    rules = [rule for group in alerts["groups"] for rule in group["rules"]]
+    assert len(rules) == 5
+    panels = json.loads((DEPLOY / "grafana.json").read_text(encoding="utf-8"))["panels"]
+    shown = [target["expr"] for panel in panels for target in panel.get("targets", [])]
+    for expression in (*(rule["expr"] for rule in rules), *shown):
+        named = re.findall(r"silotune_(\w+)", expression)
+        assert named, expression
+        assert set(named) <= known, expression

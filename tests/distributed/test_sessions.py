@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load as load_numpy
 
 from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.coordinator.run_status import RunFollower
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.session import Session
 from silotune.errors import SilotuneError
@@ -226,7 +227,7 @@ def test_a_coordinator_that_died_goes_on_at_the_last_finished_round(whole, when,
 
     with pytest.raises(Died):
         coordinate(job(config, out, configs), DirectLink({node: dying(node) for node in sessions}))
-    assert not (out / "federation" / "outcome.json").exists()  # it did not come to say how the run ended
+    assert RunFollower(out / "federation").poll().state == "lost"  # it did not come to say how the run ended
     coordinate(job(config, out, configs), DirectLink({node: sessions[node].answer for node in (1, 0, 2)}))
     assert same(read_summary(out)) == same(expected)
     assert [event["round"] for event in logged(out, "round")] == [1, 2, 3]

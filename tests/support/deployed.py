@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,9 +16,7 @@ from pathlib import Path
 import yaml
 
 from silotune.config import Config
-from silotune.distributed.flower.commands import ENVIRONMENT
-from silotune.distributed.processes.ports import free_ports
-from silotune.distributed.processes.watchdog import TOKEN
+from silotune.distributed.flower.commands import ENVIRONMENT, free_ports, listens
 from tests.support.processes import dies_with_parent
 from tests.support.session_rig import local_configs
 
@@ -191,9 +188,7 @@ class Deployed:
     def environment(self) -> dict[str, str]:
         """Return the environment of all its processes."""
         flower = dict(ENVIRONMENT) | {"FLWR_HOME": str(self.folder / "flwr")}
-        environment = os.environ | flower | {"TEST_FOLDER": str(self.folder), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-        environment.pop(TOKEN, None)
-        return environment
+        return os.environ | flower | {"TEST_FOLDER": str(self.folder), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
 def may_have_namespaces() -> bool:
@@ -203,12 +198,6 @@ def may_have_namespaces() -> bool:
     probe = f"st{os.getpid()}-probe"
     created = subprocess.run([IP, "netns", "add", probe], capture_output=True, check=False).returncode == 0
     return created and subprocess.run([IP, "netns", "del", probe], check=False).returncode == 0
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(5)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def silo_files(deployed: Deployed, config: Config) -> dict[str, Path]:

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 from silotune.config import Config, dump
-from silotune.distributed.processes.watchdog import TOKEN
 
 SAME = ("shared_sha256", "state_sha256", "silos", "global", "average", "best_round", "bytes_up", "bytes_down", "tasks")
 LONGEST = 900
@@ -54,7 +53,6 @@ def begin(config: Config, folder: Path, *more: str) -> tuple[subprocess.Popen[st
     file.write_text(dump(config), encoding="utf-8")
     words = [sys.executable, "-m", "silotune", "run", str(file), "--out", str(out), "--engine", "flower-local", *more]
     environment = os.environ | {"TEST_RUN": str(out), "OMP_NUM_THREADS": "1"}
-    environment.pop(TOKEN, None)
     process = subprocess.Popen(
         words,
         env=environment,

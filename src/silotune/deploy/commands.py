@@ -1,15 +1,287 @@
-"""Adds the commands of federations over several machines to `silotune`."""
+"""The commands `silotune worker` and `silotune federation …`; adds them and `silotune silo …` to the application."""
 
 from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from silotune.cli.app import FEDERATION
-from silotune.deploy import federation_commands, setup_commands, silo_commands  # noqa: F401 (the second adds to both)
+from silotune.cli.console import JsonOption, Overrides, say
+from silotune.core.clock import log_line
+from silotune.deploy.silo_commands import InstallOption, silo
+
+if TYPE_CHECKING:
+    from silotune.deploy.queue import QueuedRun
+    from silotune.deploy.settings import CoordinatorSettings
+
+federation = typer.Typer(help="A federation on several machines.", no_args_is_help=True)
+
+SiloFile = Annotated[Path, typer.Argument(help="The silo's own file, or its node's (YAML).", metavar="SILO_YAML")]
+
+SiloName = Annotated[str, typer.Argument(help="The silo's name.")]
+
+CoordinatorFile = Annotated[Path, typer.Argument(help="The coordinator's file (YAML).", metavar="COORDINATOR_YAML")]
+
+RunNumber = Annotated[int, typer.Argument(help="The run's number, as `federation runs` lists it.", metavar="RUN")]
+
+WaitOption = Annotated[bool, typer.Option(help="Follow the run until it ends.")]
 
 
 def add_commands(app: typer.Typer) -> None:
     """Add `worker`, `federation …` and `silo …` to the application."""
-    app.command(rich_help_panel=FEDERATION)(federation_commands.worker)
-    app.add_typer(federation_commands.federation, name="federation", rich_help_panel=FEDERATION)
-    app.add_typer(silo_commands.silo, name="silo", rich_help_panel=FEDERATION)
+    app.command(rich_help_panel=FEDERATION)(worker)
+    app.add_typer(federation, name="federation", rich_help_panel=FEDERATION)
+    app.add_typer(silo, name="silo", rich_help_panel=FEDERATION)
+
+
+def worker(
+    silo: Annotated[Path, typer.Argument(help="The silo's own configuration (YAML).", metavar="SILO_YAML")],
+) -> None:
+    """Serve one silo: load its backbone and rows, and train for the SuperNode on the same machine."""
+    from silotune.distributed.silo.silo_config import read_silo_settings
+    from silotune.distributed.silo.worker import serve
+
+    serve(read_silo_settings(silo))
+
+
+# -- machines ----------------------------------------------------------------------------------------------------------
+
+
+@federation.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="The coordinator's new folder.", metavar="DIR")],
+    host: Annotated[str, typer.Option(help="The coordinator's public name.")],
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The proxy's port.")] = 443,
+    inner_port: Annotated[
+        int, typer.Option(min=1, max=65534, help="The SuperLink's port on 127.0.0.1; enrollment has the next.")
+    ] = 8443,
+    install: InstallOption = False,
+) -> None:
+    """Make a coordinator's certificates, its file, nginx's file and systemd units."""
+    from silotune.deploy import initialize
+
+    made = initialize.init(folder, host, port, inner_port, install)
+    say(f"coordinator: {made.coordinator}")
+    say(f"authority's fingerprint, to compare with silos: {made.fingerprint}")
+    if not made.started:
+        say(f"start: silotune federation up {made.coordinator}")
+        say(f"and:   nginx -c {made.proxy} -e stderr -g 'daemon off;'")
+    say(f"then:  silotune federation invite {made.coordinator} SILO")
+
+
+@federation.command()
+def up(coordinator: CoordinatorFile) -> None:
+    """Run the coordinator's SuperLink and its queue of runs, in the foreground."""
+    from silotune.deploy import processes
+
+    processes.up(_settings(coordinator), _log)
+
+
+@federation.command()
+def join(silo: SiloFile) -> None:
+    """Run a silo's worker and SuperNode, in the foreground."""
+    from silotune.deploy import processes
+    from silotune.deploy.settings import read_silo_or_node_settings
+
+    processes.join(silo, read_silo_or_node_settings(silo), _log)
+
+
+@federation.command()
+def invite(
+    coordinator: CoordinatorFile,
+    name: SiloName,
+    out: Annotated[Path | None, typer.Option(help="The file to write (default: NAME.invite here).")] = None,
+    days: Annotated[float, typer.Option(help="How long it is valid.")] = 7,
+    replace: Annotated[bool, typer.Option("--replace", help="The silo has a key, and is to make another.")] = False,
+) -> None:
+    """Write an invitation: address, authority, and a token that registers one key, once. Keep it secret."""
+    from silotune.deploy import invitations
+
+    path = out or Path(f"{name}.invite")
+    made = invitations.invite(_settings(coordinator), name, path, days, replace)
+    say(f"{path}: silo {name!r}, until {made.expires}; fingerprint {made.fingerprint}")
+
+
+@federation.command()
+def admit(
+    coordinator: CoordinatorFile, silo: SiloName, key: Annotated[Path, typer.Argument(help="Its public key (….pub).")]
+) -> None:
+    """Register a silo's public key."""
+    from silotune.deploy import nodes
+
+    say(f"silo {silo!r} is node {nodes.register_node(_settings(coordinator), silo, key)}")
+
+
+@federation.command()
+def expel(coordinator: CoordinatorFile, silo: SiloName) -> None:
+    """Remove a silo's public key: the silo left, or its key was lost and will be replaced."""
+    from silotune.deploy import nodes
+
+    say(f"silo {silo!r} was node {nodes.unregister_node(_settings(coordinator), silo)}; its key is removed")
+
+
+@federation.command()
+def renew(
+    coordinator: CoordinatorFile,
+    authority: Annotated[
+        bool, typer.Option("--authority", help="Make a new authority, trusted beside the old one.")
+    ] = False,
+    key: Annotated[Path | None, typer.Option(help="The authority's key (default: ca.key beside ca.pem).")] = None,
+) -> None:
+    """Make a new server certificate from the same authority; then restart coordinator and proxy."""
+    from silotune.deploy import initialize
+
+    days = initialize.renew(_settings(coordinator), authority, key)
+    if authority:
+        say(f"new authority, {days:.0f} days; invite every silo with --replace, then run `renew` without --authority")
+    else:
+        say(f"new certificate, {days:.0f} days; restart coordinator and proxy")
+
+
+@federation.command()
+def doctor(
+    coordinator: CoordinatorFile,
+    backbone: Annotated[str, typer.Option(help="The backbone of the runs.")] = "default",
+    as_json: JsonOption = False,
+) -> None:
+    """Check certificates, modes, ports, the proxy, versions, disk and backbone; exit code 1 for a problem."""
+    from silotune.deploy.doctor import examine_coordinator
+    from silotune.deploy.printing import print_findings
+
+    print_findings(examine_coordinator(_settings(coordinator), backbone), as_json)
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+@federation.command()
+def start(
+    coordinator: CoordinatorFile,
+    source: Annotated[str, typer.Argument(help="A preset or a YAML file.", metavar="PRESET_OR_YAML")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder, on this machine.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    wait: WaitOption = True,
+) -> None:
+    """Start a run with the silos that `federation.silos` names, after those that were started before it."""
+    from silotune.deploy import queue
+    from silotune.runs.build.resolve import read_config
+    from silotune.runs.run import default_folder
+
+    settings = _settings(coordinator)
+    config = read_config(source, overrides or [])
+    folder = (out or default_folder(source, config)).resolve()
+    _begun(settings, queue.start(settings, config, folder, resume), wait)
+
+
+@federation.command()
+def runs(coordinator: CoordinatorFile, as_json: JsonOption = False) -> None:
+    """List the coordinator's runs: queued, running and over."""
+    from silotune.deploy.printing import print_runs
+    from silotune.deploy.queue import RunQueue
+
+    listed = [run.listed() for run in RunQueue(_settings(coordinator).folder).runs()]
+    if as_json:
+        typer.echo(json.dumps(listed, indent=1))
+    else:
+        print_runs(listed)
+
+
+@federation.command()
+def stop(coordinator: CoordinatorFile, run: RunNumber) -> None:
+    """Stop a run, or take it out of the queue; its finished rounds are kept."""
+    from silotune.deploy import queue
+
+    stopped = queue.stop(_settings(coordinator), run)
+    say(f"run {run}: {'is being stopped' if stopped.stop else 'stopped'}")
+
+
+@federation.command()
+def resume(
+    coordinator: CoordinatorFile,
+    run: RunNumber,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="federation.key=value …", metavar="[FEDERATION.KEY=VALUE]…")
+    ] = None,
+    wait: WaitOption = True,
+) -> None:
+    """Continue a run that failed or was stopped, also with another quorum, other deadlines or other silos."""
+    from silotune.deploy import queue
+
+    settings = _settings(coordinator)
+    _begun(settings, queue.resume(settings, run, overrides or []), wait)
+
+
+@federation.command()
+def status(
+    file: Annotated[Path, typer.Argument(help="The coordinator's or a silo's file (YAML).", metavar="YAML")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show the state of a coordinator and its silos, or whether a silo's processes run."""
+    from silotune.core.locking import is_locked
+    from silotune.deploy.printing import print_status
+    from silotune.deploy.settings import CoordinatorSettings, read_party
+    from silotune.deploy.status import federation_status
+    from silotune.distributed.silo.worker import ping
+
+    party = read_party(file)
+    if isinstance(party, CoordinatorSettings):
+        state = federation_status(party)
+        if as_json:
+            typer.echo(json.dumps(state, indent=1))
+        else:
+            print_status(state)
+        return
+    running, answer = is_locked(Path(party.folder)), ping(party.socket_path)
+    if as_json:
+        typer.echo(json.dumps({"silo": party.name, "running": running, "worker": answer}, indent=1))
+    else:
+        say(f"silo {party.name!r}: {'running' if running else 'not running'}")
+        say(f"worker: {'no answer' if answer is None else answer.get('busy') or 'ready'}")
+
+
+@federation.command()
+def audit(
+    folder: Annotated[Path, typer.Argument(help="A run folder, or the coordinator's folder.", metavar="FOLDER")],
+    as_json: JsonOption = False,
+) -> None:
+    """Check the coordinator's audit log of messages and decisions, and sum it up; exit code 1 if it was changed."""
+    from silotune.deploy.printing import print_audit
+    from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
+
+    print_audit(folder / FEDERATION_FOLDER if (folder / FEDERATION_FOLDER).is_dir() else folder, as_json)
+
+
+def _begun(settings: CoordinatorSettings, run: QueuedRun, wait: bool) -> None:
+    """Tell where a run is; then show its progress until it is over, and its results."""
+    from silotune.cli.console import console
+    from silotune.cli.progress import show_progress
+    from silotune.cli.result_table import result_table
+    from silotune.deploy import queue
+    from silotune.runs.callbacks.feed import EventFeed
+    from silotune.runs.storage.readers import read_summary
+
+    say(f"run {run.number} in {run.out}")
+    if not wait:
+        return
+    with (
+        show_progress() as followers,
+        EventFeed(Path(run.out), run.rounds, followers(run.method, run.rounds)) as feed,
+    ):
+        queue.follow(settings, run.number, feed, say)
+    console.print(result_table([read_summary(Path(run.out))]))
+
+
+def _settings(file: Path) -> CoordinatorSettings:
+    from silotune.deploy.settings import read_coordinator_settings
+
+    return read_coordinator_settings(file)
+
+
+def _log(text: str) -> None:
+    """Print a line of a process that stays in the foreground, with its time (UTC)."""
+    log_line(text, sys.stdout)

@@ -1,29 +1,55 @@
-"""`examine_coordinator` and `examine_silo`: the checks of `federation doctor` and `silo doctor`; a dry round."""
+"""`silotune federation doctor` and `silo doctor`: check what a run needs; each problem has its remedy."""
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from silotune.config import BackboneConfig
-from silotune.deploy.certificates import names_in
-from silotune.deploy.checks import (
-    Finding,
-    attempt,
-    check_certificate,
-    check_disk,
-    check_port,
-    check_proxy,
-    check_secret,
-)
+from silotune.deploy.certificates import days_left, fingerprint, names_in
+from silotune.deploy.enrollment import PATH, ask
 from silotune.deploy.joining import config_of_one
-from silotune.deploy.party_configs import CoordinatorSettings, NodeSettings
+from silotune.deploy.settings import CoordinatorSettings, NodeSettings
+from silotune.distributed.flower.commands import listens
+from silotune.distributed.protocol.frames import PROTOCOL
 from silotune.distributed.silo.secret import SECRET_FILE
 from silotune.distributed.silo.silo_config import SiloSettings
-from silotune.errors import InputError
+from silotune.errors import InputError, SilotuneError
+from silotune.version import __version__
+
+SOON = 30
+"""Days before a certificate expires at which that is a problem."""
+
+AHEAD, BEHIND = 5, 300
+"""Seconds that a node's clock may be ahead of the SuperLink's, and behind it, by Flower's check of signatures."""
+
+DISK = 2**30
+"""Bytes that should be free."""
 
 _SILO_RENEWS = "ask the coordinator for an invitation with the new one: silotune silo join FILE --new-key"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Args:
+        check: what was checked.
+        state: `skipped` if it could not be checked, because of another problem or because it does not apply.
+        detail: what was found.
+        remedy: what to do, for a problem.
+    """
+
+    check: str
+    state: Literal["ok", "problem", "skipped"]
+    detail: str
+    remedy: str = ""
 
 
 def examine_coordinator(settings: CoordinatorSettings, backbone: str = "default") -> list[Finding]:
@@ -35,21 +61,17 @@ def examine_coordinator(settings: CoordinatorSettings, backbone: str = "default"
     """
     found = []
     if settings.ca and settings.certificate and settings.key:
+        renewed, address = "silotune federation renew FILE", settings.public_address
+        certificate, kept = settings.certificate, Path(settings.ca).with_name("ca.key")
         found.append(check_secret("server key", settings.key))
-        found.append(check_certificate("certificate", settings.certificate, "silotune federation renew FILE"))
-        found.append(check_certificate("authority", settings.ca, "silotune federation renew FILE --authority"))
-        found.append(_authority_key(Path(settings.ca).with_name("ca.key")))
-        if settings.public_address:
-            host = settings.public_address.rpartition(":")[0]
-            certificate = Path(settings.certificate)
-            found.append(attempt("name", "silotune federation renew FILE", lambda: _named(host, certificate)))
-            found += attempt_proxy(settings.public_address, settings.ca)
-        else:
-            found.append(Finding("name", "skipped", "public_address is not set"))
-    else:
-        found.append(Finding("certificate", "skipped", "insecure: no TLS, for one machine only"))
-    found.append(check_port(settings.port))
-    found.append(check_disk(settings.folder))
+        found.append(check_certificate("certificate", certificate, renewed))
+        found.append(check_certificate("authority", settings.ca, f"{renewed} --authority"))
+        if kept.exists():
+            found.append(check_secret("authority's key", kept))
+        if address:
+            found.append(attempt("name", renewed, lambda: _named(address.rpartition(":")[0], Path(certificate))))
+            found += check_proxy(address, settings.ca)
+    found += [_port(settings.port), _disk(settings.folder)]
     found.append(_backbone(BackboneConfig(name=backbone), "auto"))
     return found
 
@@ -68,57 +90,128 @@ def examine_silo(settings: SiloSettings | NodeSettings, train: bool = True) -> l
         else:
             found.append(check_secret("key", settings.private_key))
         found.append(check_certificate("authority", settings.root_certificates, _SILO_RENEWS))
-        found += attempt_proxy(settings.superlink, settings.root_certificates)
+        found += check_proxy(settings.superlink, settings.root_certificates)
     else:
         found.append(Finding("connection", "skipped", "no superlink with TLS in the file"))
-    found.append(check_port(settings.port))
-    found.append(check_disk(settings.folder))
+    found += [_port(settings.port), _disk(settings.folder)]
     if isinstance(settings, NodeSettings):
-        present = settings.socket_path.is_socket()
-        remedy = "" if present else "start the worker (`silotune worker SILO_YAML`)"
-        detail = f"{settings.socket_path} is {'there' if present else 'missing'}"
-        return [*found, Finding("worker", "ok" if present else "problem", detail, remedy)]
-    if settings.secret:
-        found.append(check_secret("secret", settings.secret))
-    found.append(_order_key(settings))
+        remedy = "start the worker (`silotune worker SILO_YAML`)"
+        return [*found, attempt("worker", remedy, lambda: _socket(settings.socket_path))]
+    own = Path(settings.folder) / SECRET_FILE
+    secrets = [("secret", settings.secret), ("order of rows", str(own) if own.exists() else None)]
+    found += [check_secret(name, path) for name, path in secrets if path]
     found.append(_backbone(settings.backbone, settings.device))
     if train:
         found.append(attempt("dry round", "correct data, backbone or device in the file", lambda: _dry_round(settings)))
     return found
 
 
-def attempt_proxy(address: str, ca: str) -> list[Finding]:
-    """Check the way to the coordinator, if its authority can be read."""
+def attempt(check: str, remedy: str, examine: Callable[[], str]) -> Finding:
+    """Run a check that returns what it found; an error is a problem."""
     try:
-        return check_proxy(address, Path(ca).read_bytes())
+        return Finding(check, "ok", examine())
+    except (SilotuneError, OSError, RuntimeError, ValueError) as error:
+        return Finding(check, "problem", " ".join(str(error).split()) or type(error).__name__, remedy)
+
+
+def check_secret(check: str, path: str | Path) -> Finding:
+    """Check that a secret file can be read by this user and by no other."""
+    try:
+        mode = Path(path).stat().st_mode & 0o777
+        Path(path).open("rb").close()
     except OSError as error:
-        return [Finding("connection", "skipped", f"{ca}: {error.strerror}")]
-
-
-def _authority_key(path: Path) -> Finding:
-    """The authority's key may be absent, as it should be kept elsewhere; if it is here, no other may read it."""
-    try:
-        present = path.exists()
-    except OSError:
-        present = False
-    if not present:
-        return Finding("authority's key", "ok", "is not on this machine")
-    mode = path.stat().st_mode & 0o777
+        remedy = "run the doctor as the file's user, or restore it"
+        return Finding(check, "problem", f"{path}: {error.strerror}", remedy)
     if mode & 0o077:
-        return Finding("authority's key", "problem", f"{path}: mode {mode:04o}", f"chmod 600 {path}")
-    return Finding("authority's key", "ok", f"{path}: mode {mode:04o}; better kept off this machine")
+        return Finding(check, "problem", f"{path}: others may read it (mode {mode:04o})", f"chmod 600 {path}")
+    return Finding(check, "ok", f"{path}: mode {mode:04o}")
 
 
-def _order_key(settings: SiloSettings) -> Finding:
-    """Who knows the key of the order can solve updates for single rows; the worker makes it with the first run."""
-    path = Path(settings.folder) / SECRET_FILE
-    if settings.policy.row_order == "seed":
-        return Finding("order of rows", "skipped", "the run's seed gives it, which the coordinator knows")
+def check_certificate(check: str, path: str | Path, remedy: str) -> Finding:
+    """Check that a certificate is valid for another month."""
     try:
-        present = path.exists()
-    except OSError:
-        present = True  # `check_secret` says why it cannot be read
-    return check_secret("order of rows", path) if present else Finding("order of rows", "ok", f"{path}: not made yet")
+        pem = Path(path).read_bytes()
+        left = days_left(pem)
+    except (OSError, SilotuneError) as error:
+        return Finding(check, "problem", f"{path}: {error}", remedy)
+    detail = f"{path}: {left:.0f} days left, sha256 {fingerprint(pem)}"
+    return Finding(check, "ok", detail) if left >= SOON else Finding(check, "problem", detail, remedy)
+
+
+def check_proxy(address: str, certificates: str | Path) -> list[Finding]:
+    """Check the way to the coordinator: name, certificate, clock, forbidden paths, versions.
+
+    Args:
+        address: HOST:PORT of the proxy.
+        certificates: the file of the authority.
+    """
+    try:
+        ca = Path(certificates).read_text(encoding="ascii", errors="replace")
+        status, answer = ask(address, ca, "GET", "/health", seconds=20)
+    except (OSError, SilotuneError) as error:  # a broken certificate's SSLError is an OSError
+        remedy = "check the proxy, the firewall, the name and the authority's certificate"
+        later = [Finding(name, "skipped", "no connection") for name in ("clock", "control API", "version")]
+        return [Finding("connection", "problem", str(error), remedy), *later]
+    up = "start the coordinator (`silotune federation up`)"
+    health = f"{address}: /health answers {status}"
+    return [
+        Finding("connection", "ok", health) if status == 200 else Finding("connection", "problem", health, up),
+        _clock(answer["date"]),
+        attempt("control API", "stop the proxy now, and use the nginx.conf of `federation init`: who reaches it runs "
+                "code on the silos", lambda: _hidden(address, ca)),
+        attempt("version", "install the coordinator's version", lambda: _same_version(address, ca)),
+    ]  # fmt: skip
+
+
+def _clock(date: str | None) -> Finding:
+    """Compare this machine's clock with the server's header."""
+    try:
+        ahead = time.time() - parsedate_to_datetime(date or "").timestamp()
+    except (TypeError, ValueError):
+        return Finding("clock", "skipped", "the coordinator's proxy tells no time")
+    detail = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the coordinator"
+    if -BEHIND < ahead < AHEAD:
+        return Finding("clock", "ok", detail)
+    return Finding("clock", "problem", detail, "set the clock, best by NTP: nodes that are off are refused")
+
+
+def _hidden(address: str, ca: str) -> str:
+    """Check that the proxy hides the Control API."""
+    status, _ = ask(address, ca, "POST", "/v1/control/list-runs", {}, seconds=20)
+    if status != 404:
+        raise InputError(f"reachable: HTTP status {status}")
+    return "not reachable (404)"
+
+
+def _same_version(address: str, ca: str) -> str:
+    """Compare protocol and version with the coordinator's."""
+    status, answer = ask(address, ca, "GET", PATH, seconds=20)
+    if status != 200:
+        return f"the coordinator does not tell its version (HTTP status {status})"
+    own, theirs = (__version__, PROTOCOL), (answer.get("version"), answer.get("protocol"))
+    detail = f"silotune {own[0]}, protocol {own[1]}; coordinator: {theirs[0]}, {theirs[1]}"
+    if own != theirs:
+        raise InputError(detail)
+    return detail
+
+
+def _port(port: int) -> Finding:
+    """Tell whether a port on 127.0.0.1 is free, or used: by this party's processes, if they run."""
+    return Finding("port", "ok", f"{port} on 127.0.0.1 is {'in use' if listens(port) else 'free'}")
+
+
+def _disk(folder: str | Path) -> Finding:
+    """Check that there is room where states are written."""
+    place = next(place for place in (Path(folder), *Path(folder).resolve().parents) if place.exists())
+    free = shutil.disk_usage(place).free
+    detail = f"{free / 2**30:.1f} GiB free at {folder}"
+    return Finding("disk", "ok", detail) if free >= DISK else Finding("disk", "problem", detail, "make room")
+
+
+def _socket(path: Path) -> str:
+    if not path.is_socket():
+        raise InputError(f"{path} is missing")
+    return f"{path} is there"
 
 
 def _named(host: str, certificate: Path) -> str:

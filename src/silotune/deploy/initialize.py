@@ -1,4 +1,4 @@
-"""`silotune federation init` makes a coordinator's files and units; `renew`, new certificates."""
+"""`silotune federation init` makes a coordinator's certificates, settings and units; `renew` makes new certificates."""
 
 from __future__ import annotations
 
@@ -15,27 +15,20 @@ from silotune.deploy.certificates import (
     make_server_certificate,
     names_in,
 )
-from silotune.deploy.owned_files import (
+from silotune.deploy.files import (
     filled,
-    install_units,
-    like,
-    make_user,
-    own,
+    install,
     program,
-    replace,
+    replace_content,
     require_absent,
     require_root,
-    state_folder,
     write_new,
 )
-from silotune.deploy.party_configs import CoordinatorSettings
+from silotune.deploy.settings import CoordinatorSettings
 from silotune.distributed.flower.commands import require_flower
 from silotune.errors import InputError
 
-USER = "silotune"
-"""The coordinator's user."""
-
-STATE = Path("/var/lib/silotune")
+STATE = Path("/var/lib/silotune/link")
 """The coordinator's folder, where units are installed."""
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
@@ -58,7 +51,7 @@ class Initialized:
     started: bool
 
 
-def init(folder: Path, host: str, port: int = 443, inner_port: int = 8443, install: bool = False) -> Initialized:
+def init(folder: Path, host: str, port: int = 443, inner_port: int = 8443, installs: bool = False) -> Initialized:
     """Make a coordinator's folder: authority, certificate, `coordinator.yaml`, `nginx.conf`, systemd units.
 
     Args:
@@ -66,19 +59,28 @@ def init(folder: Path, host: str, port: int = 443, inner_port: int = 8443, insta
         host: the public name, in the certificate and in nginx's file.
         port: the proxy's.
         inner_port: the SuperLink's on 127.0.0.1; enrollment listens on the next.
-        install: make the user `silotune`, give it its files, install units and start them; for root.
+        installs: have systemd make the user `silotune` and start the units; for root.
     """
     require_flower()
     if not _HOST.fullmatch(host):
         raise InputError(f"--host {host!r}: is not the name of a machine (like coordinator.example.org) or an address")
     if not 1 <= inner_port <= 65534 or port in (inner_port, inner_port + 1):
         raise InputError("--inner-port: needs two free ports, this and the next, other than --port")
-    if install:
+    if installs:
         require_root()
     folder = folder.resolve()
-    link = STATE / "link" if install else folder / "link"
-    tree = {
-        "folder": str(link) if install else "link",
+    tls, units = folder / "tls", folder / "systemd"
+    coordinator, proxy = folder / "coordinator.yaml", folder / "nginx.conf"
+    made = [tls / name for name in ("ca.key", "ca.pem", "server.key", "server.pem")]
+    require_absent([coordinator, proxy, *made, units], "choose another folder, or `silotune federation renew`")
+    authority = make_authority(host)
+    server = make_server_certificate(authority, host)
+    write_new(tls / "ca.key", authority.key, 0o600)
+    write_new(tls / "ca.pem", authority.certificate)
+    write_new(tls / "server.key", server.key, 0o600)
+    write_new(tls / "server.pem", server.certificate)
+    settings = {
+        "folder": str(STATE) if installs else "link",
         "port": inner_port,
         "ca": "tls/ca.pem",
         "certificate": "tls/server.pem",
@@ -86,54 +88,26 @@ def init(folder: Path, host: str, port: int = 443, inner_port: int = 8443, insta
         "public_address": f"{host}:{port}",
         "enrollment_port": inner_port + 1,
     }
-    nginx = filled(
-        "nginx.conf",
-        {
-            "listen 443 ssl": f"listen {port} ssl",
-            "coordinator.example.org": host,
-            "127.0.0.1:8443": f"127.0.0.1:{inner_port}",
-            "127.0.0.1:8444": f"127.0.0.1:{inner_port + 1}",
-            "/etc/silotune/tls": str(folder / "tls"),
-        },
-    )
-    if not install:  # nginx may run as any user
-        nginx = nginx.replace("/run/nginx-silotune.pid", str(folder / "nginx.pid"))
-    units = {
-        name: filled(f"systemd/{name}", {example: value})
-        for name, example, value in (
-            (
-                "silotune-coordinator.service",
-                "/opt/silotune/bin/silotune federation up /etc/silotune/coordinator.yaml",
-                f"{program()} federation up {folder / 'coordinator.yaml'}",
-            ),
-            ("silotune-proxy.service", "/etc/silotune/nginx.conf", str(folder / "nginx.conf")),
-        )
+    write_new(coordinator, dump_yaml(settings))
+    values = {
+        "listen 443 ssl": f"listen {port} ssl",
+        "coordinator.example.org": host,
+        "127.0.0.1:8443": f"127.0.0.1:{inner_port}",
+        "127.0.0.1:8444": f"127.0.0.1:{inner_port + 1}",
+        "/etc/silotune/tls": str(tls),
     }
-    tls = folder / "tls"
-    coordinator, proxy = folder / "coordinator.yaml", folder / "nginx.conf"
-    made = [tls / name for name in ("ca.key", "ca.pem", "server.key", "server.pem")]
-    require_absent([coordinator, proxy, *made], "choose another folder, or `silotune federation renew`")
-    authority = make_authority(host)
-    server = make_server_certificate(authority, host)
-    tls.mkdir(parents=True, exist_ok=True)
-    write_new(tls / "ca.key", authority.key, 0o600)
-    write_new(tls / "ca.pem", authority.certificate)
-    write_new(tls / "server.key", server.key, 0o600)
-    write_new(tls / "server.pem", server.certificate)
-    write_new(proxy, nginx)
-    write_new(coordinator, dump_yaml(tree))
-    started = False
-    if install:
-        make_user(USER)
-        own(tls / "server.key", USER)
-        state_folder(STATE, USER)
-        state_folder(link, USER)
-        started = install_units(units)
-    else:
-        link.mkdir(mode=0o700, exist_ok=True)
-        for name, text in units.items():
-            if not (folder / "systemd" / name).exists():
-                write_new(folder / "systemd" / name, text)
+    if not installs:  # nginx may run as any user
+        values["/run/nginx-silotune.pid"] = str(folder / "nginx.pid")
+    write_new(proxy, filled("nginx.conf", values))
+    for name, example in (
+        ("silotune-coordinator.service", "/opt/silotune/bin/silotune"),
+        ("silotune-proxy.service", "/usr/sbin/nginx"),
+    ):
+        value = program() if "nginx" not in example else example
+        write_new(units / name, filled(f"systemd/{name}", {example: value, "/etc/silotune": str(folder)}))
+    write_new(units / "sysusers.conf", filled("systemd/coordinator.sysusers.conf", {}))
+    write_new(units / "tmpfiles.conf", filled("systemd/coordinator.tmpfiles.conf", {"/etc/silotune": str(folder)}))
+    started = install(units) if installs else False
     return Initialized(coordinator, proxy, fingerprint(authority.certificate), started)
 
 
@@ -151,33 +125,23 @@ def renew(settings: CoordinatorSettings, authority: bool = False, key: Path | No
     Returns:
         The days for which the new certificate is valid.
     """
-    require_flower()
     if settings.ca is None or settings.certificate is None or settings.key is None:
         raise InputError("renew: a coordinator without TLS has no certificates")
-    ca, certificate, server_key = Path(settings.ca), Path(settings.certificate), Path(settings.key)
-    host = _host_of(settings, certificate)
+    ca, certificate = Path(settings.ca), Path(settings.certificate)
+    host = (settings.public_address or "").rpartition(":")[0] or next(iter(names_in(certificate)), "")
+    if not host:
+        raise InputError(f"{certificate}: names no host; set public_address in the coordinator's file")
     key = key or ca.with_name("ca.key")
-    if authority:
-        fresh = make_authority(host)
-        replace(key, fresh.key, 0o600)
-        replace(ca, fresh.certificate + ca.read_bytes(), 0o644)
-        return days_left(fresh.certificate)
     try:
         signer = KeyPair(key.read_bytes(), ca.read_bytes())
     except OSError as error:
         raise InputError(f"--key {key}: cannot be read ({error.strerror}); it is where `init` or you put it") from error
+    if authority:
+        fresh = make_authority(host)
+        replace_content(key, fresh.key)
+        replace_content(ca, fresh.certificate + signer.certificate)
+        return days_left(fresh.certificate)
     server = make_server_certificate(signer, host)
-    replace(server_key, server.key, 0o600)
-    replace(certificate, server.certificate, 0o644)
-    like(Path(settings.folder) if Path(settings.folder).exists() else certificate, server_key)
+    replace_content(Path(settings.key), server.key)
+    replace_content(certificate, server.certificate)
     return days_left(server.certificate)
-
-
-def _host_of(settings: CoordinatorSettings, certificate: Path) -> str:
-    """Return the public name: of `public_address`, else the certificate's first."""
-    if settings.public_address:
-        return settings.public_address.rpartition(":")[0]
-    names = names_in(certificate)
-    if not names:
-        raise InputError(f"{certificate}: names no host; set public_address in the coordinator's file")
-    return names[0]

@@ -1,4 +1,4 @@
-"""`silotune silo join`: makes and registers a silo's key, writes settings and units; `replace_key`.
+"""`silotune silo join` makes and registers a silo's key and writes its settings and units; or it replaces the key.
 
 The key is made here and never leaves; the coordinator gets the public key and the invitation's token, over TLS.
 """
@@ -14,22 +14,10 @@ from typing import Any
 
 from silotune.config import Config
 from silotune.core.yaml_text import dump_yaml
-from silotune.deploy.certificates import check_public_key, make_node_key, public_node_key
-from silotune.deploy.coordinator_client import register
+from silotune.deploy.certificates import make_node_key, public_node_key
+from silotune.deploy.enrollment import enroll
+from silotune.deploy.files import filled, install, program, replace_content, require_absent, require_root, write_new
 from silotune.deploy.invitations import Invitation
-from silotune.deploy.owned_files import (
-    filled,
-    install_units,
-    make_user,
-    may_read,
-    own,
-    program,
-    replace,
-    require_absent,
-    require_root,
-    state_folder,
-    write_new,
-)
 from silotune.distributed.flower.commands import require_flower
 from silotune.distributed.silo.silo_config import read_silo_settings
 from silotune.errors import InputError
@@ -67,6 +55,12 @@ class Answers:
     backbone: str = "default"
     epsilon: float | None = None
 
+    def entry(self, silo: str) -> dict[str, Any]:
+        """Return the silo's rows as an entry of `silos`."""
+        text: str | list[str] = list(self.text) if len(self.text) > 1 else self.text[0]
+        entry = {"name": silo, "path": str(self.data.resolve()), "text": text, "label": self.label}
+        return entry if self.task is None else entry | {"task": self.task}
+
 
 @dataclass(frozen=True)
 class Joined:
@@ -76,17 +70,15 @@ class Joined:
         settings: the silo's file.
         rows: how many rows were read.
         started: whether systemd has started worker and node.
-        warnings: what the operator has to see to.
     """
 
     settings: Path
     rows: int
-    started: bool
-    warnings: tuple[str, ...] = ()
+    started: bool = False
 
 
 def join(
-    invitation: Invitation, folder: Path, answers: Answers, install: bool = False, registers: bool = True
+    invitation: Invitation, folder: Path, answers: Answers, installs: bool = False, registers: bool = True
 ) -> Joined:
     """Check the rows, make the key, register it, and write the silo's files.
 
@@ -96,39 +88,47 @@ def join(
         invitation: the invitation's content.
         folder: where to; the silo's files may not exist.
         answers: the operator's.
-        install: make users, give them their files, install units and start them; for root.
+        installs: have systemd make the users and start the units; for root.
         registers: ask the coordinator to register the key; else its operator does, by `federation admit`.
 
     Raises:
         SilotuneError: the coordinator does not answer.
     """
     require_flower()
-    if install:
+    if installs:
         require_root()
     folder = folder.resolve()
-    settings, node, key = folder / "silo.yaml", folder / "node.yaml", folder / "silo.key"
-    require_absent([settings, node], "choose another folder; for a new key of this silo give --new-key")
-    rows = _count_rows(invitation.silo, answers)
+    settings, node, units = folder / "silo.yaml", folder / "node.yaml", folder / "systemd"
+    require_absent([settings, node, units], "choose another folder; for a new key of this silo give --new-key")
+    rows = _count_rows(answers.entry(invitation.silo))
     fresh = folder / ".silo.yaml.new"
     fresh.unlink(missing_ok=True)
-    write_new(fresh, dump_yaml(_silo_tree(invitation, answers, install)), 0o600)
+    write_new(fresh, dump_yaml(_silo_tree(invitation, answers, apart=installs)), 0o600)
     try:
         read_silo_settings(fresh)
-        public = _key(key, invitation.silo)
-        replace(folder / "ca.pem", invitation.ca.encode(), 0o644)
+        public = _key(folder / "silo.key", invitation.silo)
+        (folder / "ca.pem").write_text(invitation.ca, encoding="ascii")
         if answers.epsilon is not None and not (folder / "noise.key").exists():
             write_new(folder / "noise.key", secrets.token_bytes(32), 0o600)
         if registers:
-            register(invitation, public)
+            enroll(invitation, public)
         fresh.rename(settings)
     except InputError as error:
         raise InputError(str(error).replace(str(fresh), str(settings))) from None
     finally:
         fresh.unlink(missing_ok=True)
-    if not install:
-        return Joined(settings, rows, False)
+    if not installs:
+        return Joined(settings, rows)
     write_new(node, dump_yaml(_node_tree(invitation)), 0o600)
-    return _install(folder, settings, rows, answers)
+    paths = {"/etc/silotune": str(folder)}
+    for name in (WORKER, NODE):
+        values = {"/opt/silotune/bin/silotune": program()} | paths
+        if name == NODE:
+            values["-/srv/silotune/data"] = f"-{answers.data.resolve()}"
+        write_new(units / f"{name}.service", filled(f"systemd/{name}.service", values))
+    write_new(units / "sysusers.conf", filled("systemd/silo.sysusers.conf", {}))
+    write_new(units / "tmpfiles.conf", filled("systemd/silo.tmpfiles.conf", paths))
+    return Joined(settings, rows, install(units))
 
 
 def replace_key(invitation: Invitation, folder: Path) -> Path:
@@ -144,34 +144,22 @@ def replace_key(invitation: Invitation, folder: Path) -> Path:
     Raises:
         SilotuneError: the coordinator does not answer.
     """
-    require_flower()
     folder = folder.resolve()
     settings = read_silo_settings(folder / "silo.yaml")
     if settings.name != invitation.silo:
         raise InputError(f"the invitation is for silo {invitation.silo!r}; {folder / 'silo.yaml'} is {settings.name!r}")
     if settings.private_key is None or settings.root_certificates is None:
         raise InputError(f"{folder / 'silo.yaml'}: names no private_key and root_certificates")
-    key, authority = Path(settings.private_key), Path(settings.root_certificates)
+    key = Path(settings.private_key)
     fresh = key.with_name(f"{key.name}.next")  # kept until it is registered: a repeated call uses it again
-    register(invitation, _key(fresh, invitation.silo))
-    replace(key, fresh.read_bytes(), 0o600)
+    public = _key(fresh, invitation.silo)
+    enroll(invitation, public)
+    replace_content(key, fresh.read_bytes())
+    key.with_name(f"{key.name}.pub").write_bytes(public)
     fresh.unlink()
-    fresh.with_name(f"{fresh.name}.pub").replace(key.with_name(f"{key.name}.pub"))
-    if authority.read_bytes() != invitation.ca.encode():
-        replace(authority, invitation.ca.encode(), 0o644)
+    fresh.with_name(f"{fresh.name}.pub").unlink()
+    replace_content(Path(settings.root_certificates), invitation.ca.encode())
     return key
-
-
-def _count_rows(silo: str, answers: Answers) -> int:
-    """Read the rows as a run would, and return how many there are."""
-    from silotune.data.loading import load_silos
-
-    text = list(answers.text) if len(answers.text) > 1 else answers.text[0]
-    entry: dict[str, Any] = {"name": silo, "path": str(answers.data.resolve()), "text": text, "label": answers.label}
-    if answers.task is not None:
-        entry["task"] = answers.task
-    splits = load_silos(config_of_one({"silos": [entry]}))[0].splits
-    return len(splits.train) + len(splits.validation) + len(splits.test)
 
 
 def config_of_one(tree: dict[str, Any]) -> Config:
@@ -186,23 +174,25 @@ def config_of_one(tree: dict[str, Any]) -> Config:
         return read_config(str(path))
 
 
+def _count_rows(entry: dict[str, Any]) -> int:
+    """Read the rows as a run would, and return how many there are."""
+    from silotune.data.loading import load_silos
+
+    splits = load_silos(config_of_one({"silos": [entry]}))[0].splits
+    return len(splits.train) + len(splits.validation) + len(splits.test)
+
+
 def _silo_tree(invitation: Invitation, answers: Answers, apart: bool) -> dict[str, Any]:
     """Return the content of `silo.yaml`."""
-    text: str | list[str] = list(answers.text) if len(answers.text) > 1 else answers.text[0]
-    data = {"path": str(answers.data.resolve()), "text": text, "label": answers.label}
-    if answers.task is not None:
-        data["task"] = answers.task
     backbone = answers.backbone
-    if os.path.isdir(backbone):
-        backbone = str(Path(backbone).resolve())
     tree: dict[str, Any] = {
         "name": invitation.silo,
         "folder": f"/var/lib/{WORKER}" if apart else "state",
-        "data": data,
+        "data": {name: value for name, value in answers.entry(invitation.silo).items() if name != "name"},
         "share": list(answers.share),
         "policy": answers.policy,
         "approval": answers.approval,
-        "backbone": backbone,
+        "backbone": str(Path(backbone).resolve()) if os.path.isdir(backbone) else backbone,
     }
     if answers.epsilon is not None:
         tree |= {"secret": "noise.key", "epsilon": answers.epsilon}
@@ -222,46 +212,8 @@ def _connection(invitation: Invitation) -> dict[str, Any]:
 
 def _key(path: Path, silo: str) -> bytes:
     """Return the public key of a private key's file, which is made if it is not there."""
-    if path.exists():
-        public = public_node_key(path.read_bytes(), silo)
-    else:
-        private, public = make_node_key(silo)
-        write_new(path, private, 0o600)
-    check_public_key(public.decode())
-    listed = path.with_name(f"{path.name}.pub")
-    listed.unlink(missing_ok=True)
-    write_new(listed, public)
+    if not path.exists():
+        write_new(path, make_node_key(), 0o600)
+    public = public_node_key(path.read_bytes(), silo)
+    path.with_name(f"{path.name}.pub").write_bytes(public)
     return public
-
-
-def _install(folder: Path, settings: Path, rows: int, answers: Answers) -> Joined:
-    """Make users and state folders, give files to their users, install units."""
-    for user in (WORKER, NODE):
-        make_user(user)
-        state_folder(Path("/var/lib") / user, user)
-    own(settings, WORKER)
-    if answers.epsilon is not None:
-        own(folder / "noise.key", WORKER)
-    for name in ("node.yaml", "silo.key"):
-        own(folder / name, NODE)
-    data = answers.data.resolve()
-    units = {
-        f"{WORKER}.service": filled(
-            f"systemd/{WORKER}.service",
-            {"/opt/silotune/bin/silotune worker /etc/silotune/silo.yaml": f"{program()} worker {settings}"},
-        ),
-        f"{NODE}.service": filled(
-            f"systemd/{NODE}.service",
-            {
-                "/opt/silotune/bin/silotune federation join /etc/silotune/node.yaml": f"{program()} federation join "
-                f"{folder / 'node.yaml'}",
-                "-/srv/silotune/data": f"-{data}",
-            },
-        ),
-    }
-    warnings = []
-    if not may_read(WORKER, data):
-        warnings.append(f"user {WORKER} cannot read {data}; give it the right to (chgrp, chmod or setfacl)")
-    if may_read(NODE, data):
-        warnings.append(f"user {NODE}, who runs the coordinator's app, can read {data}; take that right away (chmod)")
-    return Joined(settings, rows, install_units(units), tuple(warnings))

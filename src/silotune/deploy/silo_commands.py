@@ -1,7 +1,4 @@
-"""The commands `silotune silo pending`, `show`, `approve`, `reject`, `audit`, of a silo's operator; `usual_file`.
-
-`join` and `doctor` are in `setup_commands.py`.
-"""
+"""The commands `silotune silo …` of a silo's operator: to join a federation, and to decide about its runs."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from silotune.cli.console import JsonOption, say
 if TYPE_CHECKING:
     from silotune.distributed.silo.approvals import Approvals, State
 
-silo = typer.Typer(help="A silo's own decisions: which runs it takes part in.", no_args_is_help=True)
+silo = typer.Typer(help="A silo's own decisions: which federation it joins, and which runs.", no_args_is_help=True)
 
 USUAL_FILES = (Path("silo.yaml"), Path("/etc/silotune/silo.yaml"))
 
@@ -26,7 +23,74 @@ SiloFile = Annotated[
     ),
 ]
 
+InstallOption = Annotated[
+    bool, typer.Option("--install", help="Have systemd make the users, set modes, and start the units (root).")
+]
+
 RunName = Annotated[str, typer.Argument(help="The run, as `silo pending` names it, or its beginning.", metavar="RUN")]
+
+
+@silo.command()
+def join(
+    invitation: Annotated[Path, typer.Argument(help="The invitation from the coordinator.", metavar="FILE")],
+    data: Annotated[Path | None, typer.Option(help="The rows: a file or folder.")] = None,
+    text: Annotated[list[str] | None, typer.Option(help="The text column; twice for a pair.")] = None,
+    label: Annotated[str, typer.Option(help="The label column.")] = "label",
+    task: Annotated[str | None, typer.Option(help="The name that silos with the same labels share.")] = None,
+    policy: Annotated[str, typer.Option(help="partners, hospital or lab.")] = "partners",
+    approval: Annotated[str, typer.Option(help="ask or policy.")] = "ask",
+    share: Annotated[str, typer.Option(help="Numbers that may leave, with commas.")] = "validation,test,rows",
+    backbone: Annotated[str, typer.Option(help="default, or a folder.")] = "default",
+    epsilon: Annotated[float | None, typer.Option(help="Privacy budget of all runs, where noise is added.")] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="The silo's folder (default: /etc/silotune with --install, else ./NAME).")
+    ] = None,
+    new_key: Annotated[bool, typer.Option("--new-key", help="Only replace the key of a silo that is set up.")] = False,
+    register: Annotated[
+        bool, typer.Option(help="Register the key; without, the coordinator does (`federation admit`).")
+    ] = True,
+    install: InstallOption = False,
+) -> None:
+    """Make this silo's key and settings from an invitation, and register the key."""
+    from silotune.deploy import joining
+    from silotune.deploy.invitations import Invitation
+    from silotune.errors import InputError
+
+    found = Invitation.read(invitation)
+    if new_key:
+        known = to or usual_file(None).parent
+        say(f"{joining.replace_key(found, known)}: new key; restart the silo's node")
+        return
+    if data is None:
+        raise InputError("--data: name the file or folder of rows")
+    folder = to or (Path("/etc/silotune") if install else Path(found.silo))
+    shared = tuple(word.strip() for word in share.split(",") if word.strip())
+    answers = joining.Answers(data, tuple(text or ["text"]), label, task, policy, approval, shared, backbone, epsilon)
+    say(f"coordinator {found.superlink}, fingerprint {found.fingerprint}")
+    made = joining.join(found, folder, answers, install, register)
+    say(f"silo {found.silo!r}: {made.rows} rows; settings: {made.settings}")
+    if not register:
+        say(f"to do: give the coordinator {made.settings.with_name('silo.key.pub')}, for `federation admit`")
+    if not install:
+        say(f"start: silotune federation join {made.settings}")
+        return
+    say(f"to do: let user {joining.WORKER}, and no other, read the rows: chown -R {joining.WORKER} {data.resolve()}")
+    if not made.started:
+        say("systemd does not run here; start the worker and the node as the units say")
+
+
+@silo.command()
+def doctor(
+    config: SiloFile = None,
+    train: Annotated[bool, typer.Option(help="Load backbone and rows, and train one step here.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Check key, connection, clock, versions, disk and backbone, and train one step; exit code 1 for a problem."""
+    from silotune.deploy.doctor import examine_silo
+    from silotune.deploy.printing import print_findings
+    from silotune.deploy.settings import read_silo_or_node_settings
+
+    print_findings(examine_silo(read_silo_or_node_settings(usual_file(config)), train), as_json)
 
 
 @silo.command()
@@ -70,14 +134,13 @@ def reject(run: RunName, config: SiloFile = None) -> None:
 @silo.command()
 def audit(config: SiloFile = None, as_json: JsonOption = False) -> None:
     """Check the audit log of all messages that left this silo, and sum it up per run; exit code 1 if it was changed."""
-    from silotune.deploy.print_audit import print_audit
+    from silotune.deploy.printing import print_audit
     from silotune.distributed.silo.silo_config import read_silo_settings
 
     print_audit(Path(read_silo_settings(usual_file(config)).folder), as_json)
 
 
 def _decide(run: str, config: Path | None, state: State) -> None:
-
     say(f"run {_approvals(config).decide(run, state).name} is {state}")
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,16 @@ from silotune.core.locking import folder_lock
 from silotune.core.tensors import digest, flatten
 from silotune.data.row_folder import read_rows
 from silotune.data.rows import SiloData
-from silotune.distributed.coordinator import status_files
-from silotune.distributed.coordinator.audited_link import AuditedLink
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.coordinator.engine import FlowerEngine
 from silotune.distributed.coordinator.job import Job
 from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER, RunRegistry, SiloInfo
+from silotune.distributed.coordinator.run_status import RunStatus
 from silotune.distributed.coordinator.silo_admission import AdmissionPolicy, FailureLog, wait_for_silos
-from silotune.distributed.coordinator.silo_board import SiloBoard
-from silotune.distributed.flower.link import ConnectionLost, Link
+from silotune.distributed.flower.link import Arrival, ConnectionLost, Link
 from silotune.distributed.protocol.agreement import check_federated, wire_config
-from silotune.distributed.protocol.frames import Frame
+from silotune.distributed.protocol.audit import describe_frame, request_of
+from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.protocol.handshake import Identity
 from silotune.errors import InputError
 from silotune.methods import Method
@@ -57,7 +55,7 @@ PREDECESSOR_TIMEOUT = 30.0
 
 
 def coordinate(job: Job, link: Link) -> None:
-    """Run a job to its end and record the outcome in `federation/outcome.json`.
+    """Run a job to its end and record how it goes and ends in `federation/status.json`.
 
     Raises:
         SilotuneError: the error that ended the run, or another coordinator works in the folder; that one goes on.
@@ -69,20 +67,20 @@ def coordinate(job: Job, link: Link) -> None:
 
 
 def _coordinate(job: Job, link: Link, status_folder: Path) -> None:
-    status_files.write_started(status_folder)
+    status = RunStatus.begin(status_folder)
     record = ChainedLog(status_folder)
     record.append({"kind": "started", "user": current_user(), "process": os.getpid()})
     try:
-        _run(job, link, record)
+        _run(job, link, record, status)
     except Exception as error:  # not KeyboardInterrupt: a run that is interrupted has no outcome
-        status_files.write_outcome(status_folder, error, resumable=isinstance(error, ConnectionLost))
+        status.end(error, resumable=isinstance(error, ConnectionLost))
         record.append({"kind": "ended", "reason": f"{type(error).__name__}: {error}"[:500]})
         raise
-    status_files.write_outcome(status_folder)
+    status.end()
     record.append({"kind": "ended", "reason": "finished"})
 
 
-def _run(job: Job, link: Link, record: ChainedLog) -> None:
+def _run(job: Job, link: Link, record: ChainedLog, status: RunStatus) -> None:
     out = Path(job.out)
     config, names = _checked(job)
     method = make_method(config)
@@ -91,13 +89,11 @@ def _run(job: Job, link: Link, record: ChainedLog) -> None:
     admission = AdmissionPolicy(Identity.of(config, text, backbone), _registry(config, out, names), record)
     admission.registry.write(out)  # a start that nobody approved in time goes on under the same id
     run = {"run": admission.registry.run, "config": text, "identity": admission.identity.fields()}
-    board = SiloBoard.open(out / FEDERATION_FOLDER)
-    progress = partial(_write_progress, out / FEDERATION_FOLDER, board)
-    failures = FailureLog(progress)
+    failures = FailureLog(status.report)
     patience = config.federation.patience
-    link = AuditedLink(link, record, admission.registry.run)
-    dispatcher = SiloDispatcher(link, names, Frame("hello", run).encode(), admission, failures, patience, board=board)
-    progress(0, "waiting for silos to join", 0, len(names))
+    link = _AuditedLink(link, record, admission.registry.run)
+    dispatcher = SiloDispatcher(link, names, Frame("hello", run).encode(), admission, failures, patience, status=status)
+    status.report(0, "waiting for silos to join", 0, len(names))
     wait_for_silos(dispatcher, admission, failures, config.federation)
     registry = admission.registry
     labeled = _labeled(job, config, bool(method.server_phases()))
@@ -116,21 +112,12 @@ def _run(job: Job, link: Link, record: ChainedLog) -> None:
         registry.write(out)
         if federation.privacy is not None:
             lines = federation.privacy.lines()
-            status_files.write_privacy_guarantee(out / FEDERATION_FOLDER, lines)
+            status.promise(list(lines))
             for line in lines:
                 log_line(f"silotune coordinator: {line}", sys.stdout)
-        engine = FlowerEngine(federation, folder, dispatcher, run, admission.identity_for, job.local, progress)
-        try:
-            engine.run()
-        finally:
-            board.write(at_once=True)
+        engine = FlowerEngine(federation, folder, dispatcher, run, admission.identity_for, job.local, status.report)
+        engine.run()
         _finish(engine, out, job.local)
-
-
-def _write_progress(folder: Path, board: SiloBoard, number: int, activity: str, done: int, total: int) -> None:
-    """Record progress for those who follow the run; arguments as `engines.base.Progress`."""
-    board.at_round(number)
-    status_files.write_progress(folder, number, activity, done, total)
 
 
 def _checked(job: Job) -> tuple[Config, list[str]]:
@@ -210,3 +197,48 @@ def _finish(engine: FlowerEngine, out: Path, local: bool) -> None:
     best = engine.load_best()
     summary = summarize(engine) | {"engine": engine.label, "best_round": best} | final
     write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")
+
+
+class _AuditedLink:
+    """A link whose messages are in an audit log.
+
+    Args:
+        link: carries the frames.
+        record: the audit log of the run.
+        run: the run's id.
+    """
+
+    def __init__(self, link: Link, record: ChainedLog, run: str) -> None:
+        self._link = link
+        self._record = record
+        self._run = run
+        self._sent: dict[str, tuple[int, int | None]] = {}
+        """Message → its node and round."""
+
+    @property
+    def largest_reply(self) -> int:
+        return self._link.largest_reply
+
+    @largest_reply.setter
+    def largest_reply(self, count: int) -> None:
+        self._link.largest_reply = count
+
+    def nodes(self) -> Mapping[int, str]:
+        return self._link.nodes()
+
+    def push(self, node: int, data: bytes) -> str | None:
+        frame = decode(data)
+        request = request_of(frame)
+        self._record.append({"direction": "sent", "node": str(node), **request, **describe_frame(data, frame)})
+        message = self._link.push(node, data)
+        if message:
+            self._sent[message] = node, request["round"]
+        return message
+
+    def pull(self, message_ids: Collection[str]) -> Sequence[Arrival]:
+        arrivals = self._link.pull(message_ids)
+        for arrival in arrivals:
+            node, number = self._sent.pop(arrival.message_id, (None, None))
+            came = {"kind": "error", "reason": arrival.error[:500]} if arrival.error else describe_frame(arrival.data)
+            self._record.append({"direction": "came", "node": str(node), "run": self._run, "round": number, **came})
+        return arrivals

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from silotune.distributed.coordinator.silo_board import SiloBoard
+from silotune.distributed.coordinator.run_status import RunStatus
 from silotune.distributed.flower.link import Arrival, Link
 from silotune.distributed.protocol.frames import Frame, ProtocolError, decode, printable
 from silotune.distributed.protocol.handshake import HandshakeRefused
@@ -58,7 +58,7 @@ class SiloDispatcher:
             silo that was only busy answers every copy. Nodes without a hello are greeted again after the same time.
         clock: current time in seconds.
         sleep: waits for a number of seconds.
-        board: notes what goes to and comes from silos.
+        status: notes what goes to and comes from silos.
     """
 
     link: Link
@@ -69,7 +69,7 @@ class SiloDispatcher:
     patience: float = 120.0
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    board: SiloBoard = field(default_factory=SiloBoard)
+    status: RunStatus = field(default_factory=RunStatus)
     hellos: dict[str, Frame] = field(default_factory=dict)
     """Replies to the greeting, by silo."""
     _nodes: dict[str, int] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class SiloDispatcher:
                 if self._node_of(name) is not None:
                     seen[name] = self.clock()
                 elif self.clock() - seen[name] > away:
-                    self.board.given_up(name)
+                    self.status.given_up(name)
                     self.report(name, f"not connected for {away:g} s")
                     del waiting[name]
             for arrival in self.link.pull(list(self._pending)):
@@ -143,9 +143,9 @@ class SiloDispatcher:
         for message in [message for message, request in self._pending.items() if not request.greeting]:
             del self._pending[message]
         for name in waiting:
-            self.board.given_up(name)
+            self.status.given_up(name)
             self.report(name, f"no answer within {deadline:g} s")
-        self.board.write()
+        self.status.write()
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class SiloDispatcher:
         now = self.clock()
         if now - self._nodes_updated < NODES_INTERVAL:
             return
-        self.board.write()
+        self.status.write()
         self._nodes_updated, self._online = now, self.link.nodes()
         for message, request in list(self._pending.items()):
             if request.node not in self._online:
@@ -163,7 +163,7 @@ class SiloDispatcher:
         self._refused = {(node, reason) for node, reason in self._refused if node in self._online}
         for node in self._online:
             if self._greet_at.get(node, now) <= now and (sent := self.link.push(node, self.greeting)):
-                self.board.sent("", self.greeting)
+                self.status.sent("", self.greeting)
                 self._pending[sent] = _PendingRequest("", node, now, greeting=True)
                 self._greet_at[node] = now + self.patience
 
@@ -185,7 +185,7 @@ class SiloDispatcher:
             self.report(name, f"no answer for {pause:g} s; asked again")
         message = self.link.push(node, request)
         if message:
-            self.board.sent(name, request)
+            self.status.sent(name, request)
             self._pending[message] = _PendingRequest(name, node, now)
         else:
             waiting[name] = now + RETRY_DELAY
@@ -230,11 +230,11 @@ class SiloDispatcher:
         return Frame("failed", {"silo": request.silo, "reason": reason}) if request.silo in waiting else None
 
     def _note(self, request: _PendingRequest, frame: Frame, size: int) -> None:
-        """Note a message on the board; a greeted node speaks for the silo only if no other key is registered for it."""
+        """Note a message in the status; a greeted node speaks for a silo only if no other key is registered for it."""
         name, registered = str(frame.fields.get("silo", "")), self._online.get(request.node, "")
         own = name in self.silos and (not registered or registered in (name, f"silo-{name}"))
         sender = request.silo or (name if own else "")
-        self.board.received("" if frame.kind == "unavailable" else sender, frame, size)
+        self.status.received("" if frame.kind == "unavailable" else sender, frame, size)
 
     def _await_approval(self, request: _PendingRequest, frame: Frame, waiting: dict[str, float]) -> None:
         """Ask again later; report once that a silo's operator has to approve the run."""

@@ -10,8 +10,8 @@ from silotune.config import Config, dump
 from silotune.config.partition import PartitionConfig
 from silotune.core.files import write_text
 from silotune.core.locking import folder_lock
-from silotune.distributed.coordinator import status_files
 from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER, RunRegistry
+from silotune.distributed.coordinator.run_status import RunStatus
 from silotune.distributed.protocol.agreement import check_federated
 from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.runs.build.resolve import on_this_machine
@@ -70,7 +70,7 @@ def prepare(config: Config, out: Path, resume: bool) -> Path:
     RunRegistry.check(out)
     status_folder = out / FEDERATION_FOLDER
     with folder_lock(out), folder_lock(status_folder):
-        status_files.clear(status_folder)
+        RunStatus.begin(status_folder, "submitted")
         write_text(status_folder / "config.yaml", dump(config))
         Job(str(status_folder / "config.yaml"), str(out)).write(status_folder / "job.json")
     return status_folder / "job.json"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import socket
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,11 +50,37 @@ def require_flower() -> None:
         raise InputError("federation: needs Flower; install silotune[federation]")
 
 
+def free_ports(count: int) -> list[int]:
+    """Return ports on 127.0.0.1 that are free now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in sockets]
+
+
+def listens(port: int) -> bool:
+    """Return whether a process listens on a port of 127.0.0.1."""
+    with socket.socket() as probe:
+        probe.settimeout(5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def write_app(folder: Path) -> Path:
     """Write the app for the SuperLink: it names modules only; code comes from the installed package."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(_APP, encoding="utf-8")
     return folder
+
+
+def flower_environment(home: Path) -> dict[str, str]:
+    """Return the environment of Flower's processes, which find each other's commands beside this Python.
+
+    Args:
+        home: Flower's home folder.
+    """
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, **ENVIRONMENT, "PATH": path, "FLWR_HOME": str(home)}
 
 
 def write_home(folder: Path, address: str, certificates: str | None = None) -> Path:

@@ -1,4 +1,4 @@
-"""`run_local` (`--engine flower-local`): every party as a process here; each silo's rows in its own folder.
+"""Runs a configuration with `--engine flower-local`: every party as a process on this machine.
 
 Each silo's rows are written to a folder of its own, and its worker reads nothing else; private parts stay in the silos'
 folders, which are in the run folder.
@@ -27,9 +27,8 @@ from silotune.data.targets import target_tensor
 from silotune.distributed.coordinator.coordinate import PREDECESSOR_TIMEOUT
 from silotune.distributed.coordinator.job import Job
 from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER, RunRegistry
-from silotune.distributed.flower.commands import ENVIRONMENT, require_flower
-from silotune.distributed.local.local_processes import LocalProcesses
-from silotune.distributed.processes.supervisor import Supervisor
+from silotune.distributed.flower.commands import require_flower
+from silotune.distributed.local.local_processes import run_parties
 from silotune.distributed.protocol.agreement import check_federated, wire_config
 from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.evaluation.baselines import baselines
@@ -96,10 +95,7 @@ def run_local(
             for line in privacy.lines():
                 announce(line)
         with tempfile.TemporaryDirectory(prefix="silotune-") as scratch:  # sockets need short paths
-            environment = {**ENVIRONMENT, "FLWR_HOME": str(Path(scratch) / "flwr")}
-            logs = out / FEDERATION_FOLDER / "logs"
-            with Supervisor(logs, environment, fork_server=True) as supervisor:
-                LocalProcesses(config, out, names, job, Path(scratch), supervisor, progress).run()
+            run_parties(config, out, names, job, Path(scratch), progress)
         return _finished(out, config, data), privacy
 
 

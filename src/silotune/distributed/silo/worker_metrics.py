@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from silotune.distributed.processes.loopback_server import LoopbackServer
-from silotune.distributed.processes.metrics_text import Measure, metrics_page
+from silotune.distributed.metrics import Measure, serve_metrics
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.operation_status import free_bytes
 from silotune.distributed.silo.policy import POLICY_REFUSES
@@ -68,10 +67,9 @@ class WorkerMetrics:
         budget = self._settings.budget
         yield Measure("worker_epsilon_budget", "gauge", "Epsilon of all runs together.", (), [((), budget)])
 
-    def serve(self) -> LoopbackServer | None:
+    def serve(self) -> None:
         """Serve `/metrics` if the silo's file has `metrics_port`."""
-        port = self._settings.metrics_port
-        return None if port is None else LoopbackServer(port, {"/metrics": metrics_page(self.measures)})
+        serve_metrics(self._settings.metrics_port, self.measures)
 
 
 def _outcome(reply: Frame) -> str:

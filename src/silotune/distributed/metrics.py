@@ -1,4 +1,4 @@
-"""`metrics_page`: values (`Measure`) as text for Prometheus, read whenever it asks."""
+"""Serves a party's numbers to Prometheus, on 127.0.0.1 alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from silotune.distributed.processes.loopback_server import Page
 from silotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,15 +26,17 @@ class Measure:
     values: Sequence[tuple[tuple[str, ...], float | None]] = ()
 
 
-def metrics_page(measures: Callable[[], Iterable[Measure]]) -> Callable[[], Page]:
-    """Return the function that makes the page `/metrics`.
+def serve_metrics(port: int | None, measures: Callable[[], Iterable[Measure]]) -> None:
+    """Serve `/metrics` from a thread until this process ends.
 
     Args:
-        measures: returns the present values.
+        port: the port on 127.0.0.1; None serves nothing.
+        measures: returns the present values, whenever Prometheus asks.
     """
+    if port is None:
+        return
     try:
-        from prometheus_client import CollectorRegistry, generate_latest
-        from prometheus_client.exposition import CONTENT_TYPE_LATEST
+        from prometheus_client import CollectorRegistry, start_http_server
         from prometheus_client.registry import Collector
     except ImportError as error:
         raise InputError("metrics_port: needs prometheus-client; install silotune[federation]") from error
@@ -49,7 +50,10 @@ def metrics_page(measures: Callable[[], Iterable[Measure]]) -> Callable[[], Page
 
     registry = CollectorRegistry()
     registry.register(Measured())
-    return lambda: Page(generate_latest(registry), CONTENT_TYPE_LATEST)
+    try:
+        start_http_server(port, "127.0.0.1", registry)
+    except OSError as error:
+        raise InputError(f"metrics_port: {port} cannot be used ({error.strerror or error})") from error
 
 
 def _metric(measure: Measure) -> Metric:

@@ -1,6 +1,6 @@
-"""`CoordinatorSettings`, `NodeSettings`: YAML files of a coordinator, and of a node apart from its worker.
+"""Reads the file of a coordinator, of a silo, or of a silo's node that runs apart from its worker.
 
-A silo's settings are `silo_config.SiloSettings`. The keys of a file tell which of the three it is.
+The keys of a file tell which of the three it is.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ class CoordinatorSettings(Section):
         public_address: HOST:PORT of the proxy, at which silos reach this coordinator; invitations name it.
         enrollment_port: the port on 127.0.0.1 at which invited silos register their keys, behind the proxy; None:
             keys are registered by `silotune federation admit` alone.
-        metrics_port: a port on 127.0.0.1 where `up` serves metrics for Prometheus (`/metrics`) and a status page (`/`);
-            None serves none.
+        metrics_port: a port on 127.0.0.1 where `up` serves metrics for Prometheus (`/metrics`); None serves none.
     """
 
     folder: str = Field(min_length=1)

@@ -1,0 +1,130 @@
+"""The keys of silos at the SuperLink: who is let in, and who is connected.
+
+The SuperLink does not list the names of its nodes, so the coordinator's database keeps them: one key per silo.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from silotune.config.validators import NAME_RULE, is_name
+from silotune.core.chained_log import ChainedLog
+from silotune.core.clock import current_user
+from silotune.deploy.settings import CoordinatorSettings
+from silotune.deploy.store import transaction
+from silotune.distributed.flower.commands import flower_environment, run_flwr, write_home
+from silotune.errors import InputError, SilotuneError
+
+PREFIX = "silo-"
+"""Prefix of a silo's name at the SuperLink; `coordinator/dispatcher.py` compares it with the hello."""
+
+
+def flwr_environment(settings: CoordinatorSettings) -> dict[str, str]:
+    """Return the environment in which Flower's commands connect to this coordinator's SuperLink."""
+    home = write_home(Path(settings.folder) / "flwr", settings.address, settings.ca)
+    return flower_environment(home)
+
+
+def check_silo_name(silo: str) -> None:
+    """Refuse a name that a silo cannot have."""
+    if not is_name(silo) or silo.startswith(PREFIX):
+        raise InputError(f"silo {silo!r} cannot be a name; allowed: {NAME_RULE}, not beginning with {PREFIX!r}")
+
+
+def key_digest(public: bytes) -> str:
+    """Return the sha256 of a public key's type and value; its comment does not count."""
+    return hashlib.sha256(b" ".join(public.split()[:2])).hexdigest()
+
+
+def register_node(settings: CoordinatorSettings, silo: str, key: Path) -> str:
+    """Register a silo's public key, and return the node's id.
+
+    Args:
+        settings: the coordinator's.
+        silo: the silo's name.
+        key: file of the public key.
+
+    Raises:
+        SilotuneError: the SuperLink did not accept it.
+    """
+    check_silo_name(silo)
+    if not key.is_file():
+        raise InputError(f"key {key}: no such file; give the public key (….pub) of `ssh-keygen -t ecdsa -b 384`")
+    content = key.read_bytes()
+    if b"PRIVATE" in content:
+        raise InputError(f"key {key}: is a private key, which stays with the silo; give the public one (….pub)")
+    nodes = registered_nodes(settings)
+    if silo in nodes:
+        raise InputError(f"silo {silo!r}: is node {nodes[silo]} already; `silotune federation expel` takes it out")
+    words = ["register", str(key), "silotune", "--name", f"{PREFIX}{silo}"]
+    node = str(_flwr_supernode(settings, f"silo {silo!r} was not admitted", *words)["node-id"])
+    with transaction(Path(settings.folder)) as database:
+        database.execute("insert or replace into nodes values (?, ?, ?)", (silo, node, key_digest(content)))
+    record_decision(settings, "admitted", silo=silo, node=node)
+    return node
+
+
+def unregister_node(settings: CoordinatorSettings, silo: str) -> str:
+    """Unregister a silo's key, and return the node's id; the node gets no further replies.
+
+    Raises:
+        SilotuneError: the SuperLink did not unregister it.
+    """
+    nodes = registered_nodes(settings)
+    if silo not in nodes:
+        raise InputError(f"silo {silo!r}: not admitted; admitted: {', '.join(sorted(nodes)) or 'none'}")
+    _flwr_supernode(settings, f"silo {silo!r} was not expelled", "unregister", nodes[silo], "silotune")
+    with transaction(Path(settings.folder)) as database:
+        database.execute("delete from nodes where silo = ?", (silo,))
+    record_decision(settings, "expelled", silo=silo, node=nodes[silo])
+    return nodes[silo]
+
+
+def registered_nodes(settings: CoordinatorSettings) -> dict[str, str]:
+    """Return the id of each registered silo's node."""
+    with transaction(Path(settings.folder)) as database:
+        return {row["silo"]: row["node"] for row in database.execute("select * from nodes")}
+
+
+def has_key(settings: CoordinatorSettings, silo: str, public: bytes) -> bool:
+    """Return whether a silo's registered key is this one."""
+    with transaction(Path(settings.folder)) as database:
+        row = database.execute("select key_sha256 from nodes where silo = ?", (silo,)).fetchone()
+    return row is not None and row["key_sha256"] == key_digest(public)
+
+
+def node_statuses(settings: CoordinatorSettings) -> dict[str, str]:
+    """Return the status of each node in Flower's words, by silo (or by id if it was not registered here).
+
+    Raises:
+        SilotuneError: the SuperLink does not answer.
+    """
+    names = {node: silo for silo, node in registered_nodes(settings).items()}
+    listed = _flwr_supernode(settings, "nodes", "list", "silotune").get("nodes", [])
+    states = {names.get(str(node["node-id"]), f"node {node['node-id']}"): str(node["status"]) for node in listed}
+    return {name: state for name, state in states.items() if state != "unregistered"}
+
+
+def record_decision(settings: CoordinatorSettings, kind: str, **fields: str) -> None:
+    """Record what the coordinator's operator did (`audit.jsonl` in its folder), and who it was."""
+    ChainedLog(Path(settings.folder)).append({"kind": kind, **fields, "user": current_user()})
+
+
+def _flwr_supernode(settings: CoordinatorSettings, failure: str, *words: str) -> dict[str, Any]:
+    """Run `flwr supernode …` and return its JSON output.
+
+    Raises:
+        SilotuneError: it failed.
+    """
+    process = run_flwr(["flwr", "supernode", *words, "--format", "json"], flwr_environment(settings), failure)
+    try:
+        output = dict(json.loads(process.stdout))
+    except (ValueError, TypeError):
+        output = {"error-message": f"{process.stdout} {process.stderr}"}
+    if output.get("success") is not True:
+        reason = " ".join(str(output.get("error-message", output)).split())
+        raise SilotuneError(f"{failure}: {reason[-300:]}")
+    return output

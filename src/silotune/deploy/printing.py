@@ -1,0 +1,129 @@
+"""Prints what several commands of a federation show: its status, an audit log, the findings of a doctor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from silotune.cli.console import console, say
+from silotune.errors import SilotuneError
+
+if TYPE_CHECKING:
+    from silotune.deploy.doctor import Finding
+
+
+def print_status(state: Mapping[str, Any]) -> None:
+    """Print the state of a federation, as `federation_status` returns it."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    coordinator = state["coordinator"]
+    say(f"coordinator: {'running' if coordinator['running'] else 'not running'}")
+    if coordinator["superlink"]:
+        say(f"SuperLink: does not answer ({coordinator['superlink']})")
+    run = coordinator["run"]
+    if run is not None:
+        words = "" if run["round"] is None else f", round {run['round']} since {run['since']}"
+        say(f"run {run['run']}: {run['finished_rounds']} of {run['rounds']} rounds finished{words}")
+        if run["activity"]:
+            say(f"  {run['activity']}")
+    if coordinator["queue"]:
+        say(f"queue: {', '.join(map(str, coordinator['queue']))}")
+    say(f"disk free: {_size(coordinator['disk_free_bytes'])}")
+    if not state["silos"]:
+        return
+    table = Table()
+    for column in ("silo", "state", "busy with", "last seen", "version", "rows", "ε left", "disk free"):
+        table.add_column(column, no_wrap=column in ("silo", "state"))
+    for silo in state["silos"]:
+        epsilon, rows = silo["epsilon_left"], silo["rows_fingerprint"]
+        cells = (
+            silo["silo"],
+            {True: "online", False: "offline", None: "not known"}[silo["online"]],
+            _busy(silo["busy"]),
+            (silo["last_seen"] or "–")[:19].replace("T", " "),
+            silo["version"] or "–",
+            rows[:8] if rows else "–",
+            "–" if epsilon is None else f"{epsilon:.4g}",
+            _size(silo["disk_free_bytes"]),
+        )
+        table.add_row(*map(escape, cells))
+    console.print(table)
+
+
+def _busy(state: Mapping[str, Any] | None) -> str:
+    """Return what a silo is busy with."""
+    if state is None or state["state"] == "idle":
+        return "–" if state is None else "idle"
+    if state["state"] != "working":
+        return f"run {state['run']}: {state['state']}"
+    return f"run {state['run']}, round {state['round']}: {state['kind']} since {state['since'][11:19]}"
+
+
+def _size(count: int | None) -> str:
+    return "–" if count is None else f"{count / 2**30:.1f} GiB"
+
+
+def print_runs(runs: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table of a coordinator's runs."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("run", "state", "method", "round", "silos", "began", "folder")
+    for run in runs:
+        activity = run["activity"] or run["error"]
+        state = run["state"] + (f": {activity}" if activity else "")
+        cells = (str(run["run"]), state, run["method"], f"{run['round']}/{run['rounds']}", ", ".join(run["silos"]))
+        table.add_row(*map(escape, (*cells, run["began"][:19], run["out"])))
+    console.print(table)
+
+
+def print_findings(findings: Sequence[Finding], as_json: bool) -> None:
+    """Print what a doctor found, and end with code 1 if there is a problem."""
+    failed = any(finding.state == "problem" for finding in findings)
+    if as_json:
+        typer.echo(json.dumps({"ok": not failed, "checks": [vars(finding) for finding in findings]}, indent=1))
+    else:
+        for finding in findings:
+            say(f"{finding.state:<8} {finding.check:<16} {finding.detail}")
+            if finding.remedy:
+                say(f"{'':<25} remedy: {finding.remedy}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def print_audit(folder: Path, as_json: bool) -> None:
+    """Check the audit log in a folder and print sums and problems.
+
+    Raises:
+        SilotuneError: it was changed.
+    """
+    from silotune.core.chained_log import check_chain
+    from silotune.distributed.protocol.audit import totals
+    from silotune.distributed.protocol.frames import printable
+
+    entries, problems = check_chain(folder)
+    runs = totals(entries)
+    last = max((entry["number"] for entry in entries), default=0)
+    if as_json:
+        print(json.dumps({"lines": len(entries), "last": last, "problems": problems, "runs": runs}, indent=1))
+    else:
+        for run, total in runs.items():
+            kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(total["kinds"].items()))
+            say(f"run {run}: {total['messages']} messages ({kinds}), {total['bytes']:,} bytes")
+            say(f"  {total['numbers']:,} numbers, up to round {total['rounds']}, ε {total['epsilon']:g}")
+            say(f"  {total['first']} to {total['last']}")
+        for entry in entries:
+            if "sha256" not in entry:
+                words = [str(entry[name]) for name in ("kind", "run", "silo", "user", "reason") if entry.get(name)]
+                say(printable(f"{entry['time']} {' '.join(words)}"))
+        for problem in problems:
+            say(printable(f"CHANGED: {problem}"))
+    if problems:
+        raise SilotuneError(f"{folder}: the audit log was changed in {len(problems)} places (first: {problems[0]})")
+    if not as_json:
+        say(f"{len(entries)} lines, none changed, removed or inserted")

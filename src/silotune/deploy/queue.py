@@ -1,0 +1,376 @@
+"""The coordinator's queue of runs: one after another enters Flower, and goes on there after a crash.
+
+Flower starts whatever it is given at once, so the queue is ours; a run is in Flower while its state is `running`. There
+its coordinator asks all silos for their approval before it begins.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from silotune.config import Config
+from silotune.core.clock import utc_now
+from silotune.core.locking import is_locked
+from silotune.deploy.nodes import flwr_environment, record_decision
+from silotune.deploy.settings import CoordinatorSettings
+from silotune.deploy.store import transaction
+from silotune.distributed.coordinator.job import prepare
+from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
+from silotune.distributed.coordinator.run_status import RunFollower, RunStatus, read_status
+from silotune.distributed.flower.commands import require_flower, run_flwr, submit_job, write_app
+from silotune.errors import InputError, SilotuneError
+from silotune.runs.build.resolve import read_config
+from silotune.runs.engines.base import Progress
+
+CHECK_INTERVAL = 0.5
+"""Seconds between looks at the queue."""
+
+SUBMISSION_DELAY = 5.0
+"""Seconds before the next attempt, if the SuperLink did not take a run or a coordinator ended early."""
+
+FAILURES = 5
+"""Ends of the coordinator without progress in between, after which a run has failed."""
+
+RunState = Literal["queued", "running", "finished", "failed", "stopped"]
+
+STATES: tuple[RunState, ...] = ("queued", "running", "finished", "failed", "stopped")
+
+
+@dataclass(frozen=True)
+class QueuedRun:
+    """A run that was started at this coordinator.
+
+    Args:
+        number: counts the coordinator's runs from 1.
+        out: the run folder.
+        method: the method's id.
+        rounds: number of rounds.
+        silos: the silos' names.
+        state: `queued` until the SuperLink has it; `finished`, `failed` and `stopped` are final until it is resumed.
+        flower_id: Flower's id of the last submission.
+        submissions: how often it was submitted to the SuperLink.
+        failures: how often its coordinator was lost since it last made progress.
+        reached: that progress.
+        stop: whether the operator asked to stop it.
+        queued: time at which it was started or resumed, UTC in ISO format.
+        began: time of its last submission.
+        ended: time at which it reached a final state.
+        error: the reason why it failed.
+    """
+
+    number: int
+    out: str
+    method: str
+    rounds: int
+    silos: tuple[str, ...]
+    state: RunState
+    flower_id: str
+    submissions: int
+    failures: int
+    reached: str
+    stop: bool
+    queued: str
+    began: str
+    ended: str
+    error: str
+
+    @property
+    def folder(self) -> Path:
+        """The coordinator's part of the run folder."""
+        return Path(self.out) / FEDERATION_FOLDER
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its state is final."""
+        return self.state in ("finished", "failed", "stopped")
+
+    def finished_rounds(self) -> int:
+        """Return the number of the last round that has a checkpoint."""
+        rounds = [path.stem.removeprefix("round-") for path in (Path(self.out) / "checkpoints").glob("round-*.json")]
+        return max((int(number) for number in rounds if number.isdigit()), default=0)
+
+    def activity(self) -> str:
+        """Return what its coordinator does, e.g. the silos it waits for; empty if it does nothing."""
+        status = read_status(self.folder) if self.state == "running" else None
+        return "" if status is None or status.progress is None else str(status.progress[1])
+
+    def listed(self) -> dict[str, Any]:
+        """Return what `federation runs` lists, as plain values."""
+        return {
+            "run": self.number,
+            "state": "stopping" if self.stop else self.state,
+            "method": self.method,
+            "round": self.finished_rounds(),
+            "rounds": self.rounds,
+            "silos": list(self.silos),
+            "activity": self.activity(),
+            "queued": self.queued,
+            "began": self.began,
+            "ended": self.ended,
+            "error": self.error,
+            "out": self.out,
+        }
+
+
+class RunQueue:
+    """The runs of one coordinator. Several processes may read and change them.
+
+    Args:
+        folder: the coordinator's folder.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+
+    def runs(self) -> list[QueuedRun]:
+        """Return all runs, oldest first."""
+        with transaction(self._folder) as database:
+            return [_run(row) for row in database.execute("select * from runs order by number")]
+
+    def run(self, number: int) -> QueuedRun:
+        """Return a run."""
+        runs = {run.number: run for run in self.runs()}
+        if number not in runs:
+            raise InputError(f"run {number}: not known here; the runs are: {', '.join(map(str, runs)) or 'none'}")
+        return runs[number]
+
+    def add(self, out: Path, method: str, rounds: int, silos: Sequence[str]) -> QueuedRun:
+        """Append a run; one in the same folder is queued again, under its number."""
+        with transaction(self._folder) as database:
+            known = database.execute("select * from runs where out = ?", (str(out),)).fetchone()
+            if known is not None and not _run(known).is_over:
+                raise InputError(f"run {known['number']}: is {known['state']} in {out}")
+            row = database.execute(
+                "insert or replace into runs (number, out, method, rounds, silos, state, queued) "
+                "values (?, ?, ?, ?, ?, 'queued', ?) returning *",
+                (known and known["number"], str(out), method, rounds, json.dumps(silos), utc_now("milliseconds")),
+            ).fetchone()
+        return _run(row)
+
+    def change(self, number: int, **fields: Any) -> QueuedRun:
+        """Set fields of a run."""
+        names = ", ".join(f"{name} = ?" for name in fields)
+        with transaction(self._folder) as database:
+            words = f"update runs set {names} where number = ? returning *"
+            return _run(database.execute(words, (*fields.values(), number)).fetchone())
+
+    def end(self, number: int, state: RunState, error: str = "") -> QueuedRun:
+        """Set a run's final state."""
+        return self.change(number, state=state, error=error, stop=False, ended=utc_now("milliseconds"))
+
+    def next(self) -> QueuedRun | None:
+        """Return the run that waits longest."""
+        waiting = [run for run in self.runs() if run.state == "queued"]
+        return min(waiting, key=lambda run: (run.queued, run.number), default=None)
+
+
+def _run(row: Any) -> QueuedRun:
+    return QueuedRun(**{**row, "silos": tuple(json.loads(row["silos"])), "stop": bool(row["stop"])})
+
+
+class Scheduler:
+    """Runs one queued run at a time; `up` calls `tick` twice a second.
+
+    A run whose coordinator is gone before its end (after a crash, or a restart of the SuperLink or of `up` itself) is
+    submitted again, and goes on from its last checkpoint.
+
+    Args:
+        settings: the coordinator's.
+        say: called with messages for the operator.
+        submit: submits a job to the SuperLink and returns Flower's id of the run.
+        stop: asks the SuperLink to stop a run by Flower's id.
+        clock: the present time in seconds.
+    """
+
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        say: Callable[[str], None],
+        submit: Callable[[Path], str] | None = None,
+        stop: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue = RunQueue(settings.folder)
+        self._say = say
+        self._submit = submit or partial(_submit_job, settings)
+        self._stop = stop or partial(_stop_run, settings)
+        self._clock = clock
+        self._follower: RunFollower | None = None
+        """Follows the active run, if this process submitted it."""
+        self._not_before = 0.0
+
+    def tick(self) -> None:
+        """Look after the active run, or submit the next one."""
+        run = next((run for run in self._queue.runs() if run.state == "running"), None)
+        if run is not None and run.stop:
+            self._end_stopped(run)
+        elif run is not None:
+            self._look_after(run)
+        elif self._clock() >= self._not_before and (waiting := self._queue.next()) is not None:
+            self._begin(waiting)
+
+    def _begin(self, run: QueuedRun) -> None:
+        """Submit a run; if the SuperLink does not take it, try again later."""
+        status = RunStatus.begin(run.folder, "submitted")
+        try:
+            flower_id = self._submit(run.folder / "job.json")
+        except SilotuneError as error:
+            self._not_before = self._clock() + SUBMISSION_DELAY
+            self._say(f"run {run.number}: {error}; again in {SUBMISSION_DELAY:g} s")
+            return
+        if self._queue.run(run.number).is_over:  # stopped in the meantime
+            self._stop(flower_id)
+            return
+        began = utc_now("milliseconds")
+        number = run.submissions + 1
+        self._queue.change(run.number, state="running", flower_id=flower_id, submissions=number, began=began)
+        self._follower = RunFollower(run.folder)
+        self._say(f"run {run.number}: {'goes on' if run.submissions or status.messages_up else 'starts'} in {run.out}")
+
+    def _look_after(self, run: QueuedRun) -> None:
+        """End a run whose coordinator has ended; submit it again if that is gone too early."""
+        if self._follower is None and is_locked(run.folder):
+            return  # a coordinator that an earlier `up` has submitted is about to end
+        status = (self._follower or RunFollower(run.folder)).poll()
+        if status.state in ("finished", "failed"):
+            self._over(self._queue.end(run.number, "failed" if status.error else "finished", status.error))
+        elif self._clock() < self._not_before:
+            return
+        elif status.state == "lost":
+            self._lost(run, status)
+        elif self._follower is None:
+            self._begin(run)
+
+    def _lost(self, run: QueuedRun, status: RunStatus) -> None:
+        """Submit a run again, unless its coordinator was lost too often without progress."""
+        self._not_before = self._clock() + SUBMISSION_DELAY
+        reached = json.dumps(status.progress)
+        failures = run.failures + 1 if reached == run.reached else 1
+        run = self._queue.change(run.number, failures=failures, reached=reached)
+        if failures >= FAILURES:
+            self._over(self._queue.end(run.number, "failed", f"{status.error}; {FAILURES} times without progress"))
+        else:
+            self._say(f"run {run.number}: {status.error}")
+            self._begin(run)
+
+    def _end_stopped(self, run: QueuedRun) -> None:
+        """Stop a run at the SuperLink; its folder is kept. Its coordinator ends when Flower has stopped."""
+        if not is_locked(run.folder):
+            self._over(self._queue.end(run.number, "stopped"))
+        elif self._clock() >= self._not_before:
+            self._not_before = self._clock() + SUBMISSION_DELAY
+            try:
+                self._stop(run.flower_id)
+            except SilotuneError as error:
+                self._say(f"run {run.number}: {error}")
+
+    def _over(self, run: QueuedRun) -> None:
+        self._follower, self._not_before = None, 0.0
+        self._say(f"run {run.number}: {run.state}{f' ({run.error})' if run.error else ''}")
+
+
+def _submit_job(settings: CoordinatorSettings, job: Path) -> str:
+    """Submit a job to the coordinator's SuperLink; returns Flower's id of the run."""
+    return submit_job(write_app(Path(settings.folder) / "app"), job, flwr_environment(settings))
+
+
+def _stop_run(settings: CoordinatorSettings, flower_id: str) -> None:
+    run_flwr(["flwr", "stop", flower_id, "silotune", "--format", "json"], flwr_environment(settings), "flwr stop")
+
+
+def start(settings: CoordinatorSettings, config: Config, out: Path, resume: bool = False) -> QueuedRun:
+    """Queue a run; the coordinator's `up` submits it when the runs before it are over.
+
+    Args:
+        settings: the coordinator's.
+        config: the run's configuration.
+        out: the run folder.
+        resume: continue an interrupted run.
+    """
+    require_flower()
+    require_up(settings)
+    prepare(config, out, resume)
+    silos = sorted(config.federation.silos)
+    run = RunQueue(settings.folder).add(out, config.method.name, config.rounds, silos)
+    record_decision(settings, "started", run=f"{run.number} in {out}")
+    return run
+
+
+def resume(settings: CoordinatorSettings, number: int, overrides: Sequence[str]) -> QueuedRun:
+    """Queue a run again that failed or was stopped.
+
+    Args:
+        settings: the coordinator's.
+        number: the run's number.
+        overrides: `federation.…=value`, e.g. another quorum, or other silos.
+    """
+    run = RunQueue(settings.folder).run(number)
+    if run.state not in ("failed", "stopped"):
+        raise InputError(f"run {number}: is {run.state}; only runs that failed or were stopped can be resumed")
+    for word in overrides:
+        if not word.startswith("federation."):
+            raise InputError(f"{word}: a run keeps its configuration; allowed here: federation.…=value")
+    config = read_config(str(run.folder / "config.yaml"), list(overrides))
+    return start(settings, config, Path(run.out), resume=True)
+
+
+def stop(settings: CoordinatorSettings, number: int) -> QueuedRun:
+    """Stop a run, or take it out of the queue. Its finished rounds are kept.
+
+    Args:
+        settings: the coordinator's.
+        number: the run's number.
+
+    Returns:
+        The run; `up` ends one that is running.
+    """
+    queue = RunQueue(settings.folder)
+    run = queue.run(number)
+    if run.is_over:
+        raise InputError(f"run {number}: is {run.state} already")
+    record_decision(settings, "stopped", run=f"{number} in {run.out}")
+    if run.state == "queued" or not is_locked(Path(settings.folder)):
+        return queue.end(number, "stopped")
+    return queue.change(number, stop=True)
+
+
+def follow(
+    settings: CoordinatorSettings, number: int, progress: Progress, announce: Callable[[str], None] | None = None
+) -> None:
+    """Wait until a run is over.
+
+    Args:
+        settings: the coordinator's.
+        number: the run's number.
+        progress: called with the coordinator's progress.
+        announce: called with each line of the privacy guarantee.
+
+    Raises:
+        SilotuneError: the run failed or was stopped, or `up` ended.
+    """
+    queue = RunQueue(settings.folder)
+    run = queue.run(number)
+    follower = RunFollower(run.folder, progress, announce)
+    while not run.is_over:
+        follower.poll()
+        time.sleep(CHECK_INTERVAL)
+        if not is_locked(Path(settings.folder)):
+            raise SilotuneError(f"run {number}: the coordinator ended; when it is up again, the run goes on")
+        run = queue.run(number)
+    if run.state == "stopped":
+        raise SilotuneError(f"run {number}: was stopped; `silotune federation resume` continues it")
+    if run.state == "failed":
+        status = read_status(run.folder)
+        raise (InputError if status is not None and status.exit_code == 2 else SilotuneError)(run.error)
+
+
+def require_up(settings: CoordinatorSettings) -> None:
+    """Check that the coordinator's SuperLink runs."""
+    if not is_locked(Path(settings.folder)):
+        raise InputError(f"{settings.folder}: the coordinator does not run; `silotune federation up` starts it")

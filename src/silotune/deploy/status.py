@@ -1,0 +1,209 @@
+"""The state of a federation, for `silotune federation status` and for Prometheus."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from silotune.core.clock import utc_now
+from silotune.core.locking import is_locked
+from silotune.deploy.nodes import node_statuses, registered_nodes
+from silotune.deploy.queue import STATES, QueuedRun, RunQueue
+from silotune.deploy.settings import CoordinatorSettings
+from silotune.distributed.coordinator.run_status import RunStatus, SiloEntry, read_status
+from silotune.distributed.metrics import Measure
+from silotune.distributed.silo.operation_status import free_bytes
+from silotune.errors import SilotuneError
+from silotune.runs.storage.readers import events
+from silotune.version import __version__
+
+SEARCHED_RUNS = 20
+"""Newest runs in which a silo's last message is looked for."""
+
+NODES_AGE = 30.0
+"""Seconds for which metrics use the SuperLink's list of nodes: each asking starts one of Flower's commands."""
+
+Nodes = Callable[[CoordinatorSettings], Mapping[str, str]]
+"""Returns the status of each node in Flower's words, by silo."""
+
+FAILURE_EVENTS = {"silo-failed": "failure", "refused": "refused"}
+"""Kinds of events about a silo that went wrong, and what metrics call them."""
+
+
+def federation_status(settings: CoordinatorSettings, nodes: Nodes = node_statuses) -> dict[str, Any]:
+    """Return the state of a federation as plain values; None where something is not known.
+
+    Args:
+        settings: the coordinator's.
+        nodes: asks the SuperLink for its nodes.
+    """
+    folder = Path(settings.folder)
+    running, problem = is_locked(folder), None
+    online: Mapping[str, str] = {}
+    if running:
+        try:
+            online = nodes(settings)
+        except SilotuneError as error:
+            problem = str(error)
+    runs = RunQueue(folder).runs()
+    statuses = {run.number: status for run in runs[-SEARCHED_RUNS:] if (status := read_status(run.folder))}
+    active = next((run for run in runs if run.state == "running"), None)
+    names = {*registered_nodes(settings), *online}
+    names |= {silo for run in (*runs[-1:], active) if run is not None for silo in run.silos}
+    known = running and problem is None
+    return {
+        "time": utc_now(),
+        "coordinator": {
+            "running": running,
+            "superlink": problem,
+            "version": __version__,
+            "run": None if active is None else _run(active, statuses.get(active.number) or RunStatus()),
+            "queue": [run.number for run in runs if run.state == "queued"],
+            "disk_free_bytes": free_bytes(folder),
+        },
+        "silos": [
+            {"silo": name, "online": online.get(name) == "online" if known else None, **_silo(name, active, statuses)}
+            for name in sorted(names)
+        ],
+    }
+
+
+def _run(run: QueuedRun, status: RunStatus) -> dict[str, Any]:
+    return {
+        "run": run.number,
+        "method": run.method,
+        "began": run.began or None,
+        "round": status.round or None,
+        "since": status.since or None,
+        "finished_rounds": run.finished_rounds(),
+        "rounds": run.rounds,
+        "silos": list(run.silos),
+        "activity": run.activity() or None,
+        "out": run.out,
+    }
+
+
+def _silo(name: str, active: QueuedRun | None, statuses: Mapping[int, RunStatus]) -> dict[str, Any]:
+    entries = [status.silos[name] for status in statuses.values() if name in status.silos]
+    told: dict[str, Any] = {"version": None, "protocol": None, "status": None}
+    for entry in entries:  # oldest first
+        told |= {key: value for key in told if (value := getattr(entry, key)) is not None}
+    shared: dict[str, Any] = told["status"] or {}
+    now = None
+    if active is not None and active.number in statuses:
+        now = statuses[active.number].silos.get(name)
+    return {
+        "last_seen": max((entry.seen for entry in entries if entry.seen), default=None),
+        "version": told["version"],
+        "protocol": told["protocol"],
+        "busy": None if now is None or active is None else _busy(now, active.number),
+        "rows_fingerprint": shared.get("rows_fingerprint"),
+        "epsilon_left": shared.get("epsilon_left"),
+        "disk_free_bytes": shared.get("disk_free_bytes"),
+    }
+
+
+def _busy(entry: SiloEntry, run: int) -> dict[str, Any]:
+    """Return what a silo does for the active run: `state` is `working`, `waits for approval` or `idle`."""
+    if entry.waits:
+        return {"state": "waits for approval", "run": run}
+    if entry.asked is not None:
+        return {"state": "working", "run": run, **entry.asked}
+    return {"state": "idle", "run": run}
+
+
+class FederationMetrics:
+    """The coordinator's metrics for Prometheus; labels name runs, silos and kinds alone.
+
+    Args:
+        settings: the coordinator's.
+        nodes: asks the SuperLink for its nodes.
+    """
+
+    def __init__(self, settings: CoordinatorSettings, nodes: Nodes = node_statuses) -> None:
+        self._settings = settings
+        self._nodes = nodes
+        self._lock = threading.Lock()
+        self._asked = float("-inf")
+        self._reply: Mapping[str, str] | SilotuneError = {}
+
+    def measures(self) -> Iterator[Measure]:
+        """Yield the present values."""
+        status = federation_status(self._settings, self._recent_nodes)
+        runs = RunQueue(self._settings.folder).runs()
+        states = Counter(run.state for run in runs)
+        yield Measure("runs", "gauge", "Runs by state.", ("state",), [((state,), states[state]) for state in STATES])
+        coordinator = status["coordinator"]
+        yield Measure("queue_length", "gauge", "Runs that wait.", (), [((), len(coordinator["queue"]))])
+        disk = coordinator["disk_free_bytes"]
+        yield Measure("disk_free_bytes", "gauge", "Free space where the coordinator's folder is.", (), [((), disk)])
+        yield from _silo_measures(status["silos"])
+        begun = [run for run in runs if run.state == "running"] or [run for run in runs if run.began]
+        if begun:
+            yield from _run_measures(max(begun, key=lambda run: run.began), coordinator["run"])
+
+    def _recent_nodes(self, settings: CoordinatorSettings) -> Mapping[str, str]:
+        """Ask the SuperLink for its nodes, or return its last reply (or failure) if that is recent."""
+        with self._lock:
+            if time.monotonic() - self._asked > NODES_AGE:
+                try:
+                    self._reply = self._nodes(settings)
+                except SilotuneError as error:
+                    self._reply = error
+                self._asked = time.monotonic()
+            if isinstance(self._reply, SilotuneError):
+                raise self._reply
+            return self._reply
+
+
+def _silo_measures(silos: list[dict[str, Any]]) -> Iterator[Measure]:
+    def gauge(name: str, description: str, value: Callable[[dict[str, Any]], float | None]) -> Measure:
+        return Measure(name, "gauge", description, ("silo",), [((silo["silo"],), value(silo)) for silo in silos])
+
+    online = [silo["online"] for silo in silos]
+    count = None if None in online or not online else sum(online)
+    yield Measure("silos_online", "gauge", "Silos that are connected.", (), [((), count)])
+    yield gauge("silo_online", "Whether a silo is connected.", lambda silo: silo["online"])
+    seen = "Time of a silo's last message."
+    yield gauge("silo_last_seen_timestamp_seconds", seen, lambda silo: _timestamp(silo["last_seen"]))
+    waits = "Whether a silo's operator must decide."
+    yield gauge("silo_waits_for_approval", waits, lambda silo: _waits(silo["busy"]))
+
+
+def _waits(busy: Mapping[str, Any] | None) -> bool | None:
+    return None if busy is None else busy["state"] == "waits for approval"
+
+
+def _run_measures(run: QueuedRun, active: Mapping[str, Any] | None) -> Iterator[Measure]:
+    number = (str(run.number),)
+    if active is not None:
+        since = _timestamp(active["since"])
+        age = None if since is None else max(0.0, datetime.now(UTC).timestamp() - since)
+        yield Measure("round", "gauge", "Round that is worked on.", ("run",), [(number, active["round"])])
+        yield Measure("round_age_seconds", "gauge", "Time since that round began.", ("run",), [(number, age)])
+        yield Measure("rounds_finished", "gauge", "Finished rounds.", ("run",), [(number, active["finished_rounds"])])
+        yield Measure("rounds_planned", "gauge", "Rounds in all.", ("run",), [(number, active["rounds"])])
+    status = read_status(run.folder) or RunStatus()
+    for what in ("messages", "bytes"):
+        values: list[tuple[tuple[str, ...], float | None]]
+        values = [((*number, way), getattr(status, f"{what}_{way}")) for way in ("down", "up")]
+        description = f"{what.capitalize()} to (down) and from (up) silos."
+        yield Measure(what, "counter", description, ("run", "direction"), values)
+    counts = Counter(
+        (event["silo"], FAILURE_EVENTS[event["event"]])
+        for event in events(Path(run.out))
+        if event.get("event") in FAILURE_EVENTS and event.get("silo") in run.silos
+    )
+    values = [((*number, silo, kind), counts[silo, kind]) for silo in run.silos for kind in FAILURE_EVENTS.values()]
+    labels = ("run", "silo", "kind")
+    yield Measure("silo_failures", "counter", "Requests that failed, and updates refused.", labels, values)
+
+
+def _timestamp(time: str | None) -> float | None:
+    """Return seconds since 1970 of a time in ISO format."""
+    return None if time is None else datetime.fromisoformat(time).timestamp()

@@ -1,0 +1,289 @@
+"""Starts all processes of a run on this machine, forked from one that has imported their libraries, and ends them.
+
+A run on one machine starts a dozen processes, and Flower one more per message; each would spend seconds importing
+Flower and torch. `ProcessGroup` starts this file as a process of its own, the server, which forks the others into its
+process group and ends the group when its standard input ends, however its starter ended. It has one thread and runs no
+tensor operation, so that forking is safe. Linux only; elsewhere it starts the same commands as new processes.
+
+What it touches of Flower 1.41 (pinned in `pyproject.toml`; `tests/distributed/test_fork_server.py` fails where one of
+these is another):
+
+* the functions behind Flower's commands, `COMMANDS`;
+* `flwr.supercore.inflatable.inflatable_utils`: the default `initial_backoff` of `pull_objects` and
+  `pull_and_inflate_object_from_tree`, 1 s, becomes `PAUSE`: objects that are not there yet are asked for again sooner;
+* `flwr.supernode.start_client_internal`: its module `time`, so that `time.sleep(3)` between polls for messages takes
+  `PAUSE`;
+* `flwr.supercore.superexec.executor.subprocess_executor`: its module `subprocess`, so that the `Popen` that starts a
+  command for each message forks instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace, TracebackType
+from typing import Any, NoReturn
+
+from silotune.errors import SilotuneError
+
+PAUSE = 0.1
+"""Seconds between polls of Flower's processes on this machine, and between checks for ended processes."""
+
+GRACE = 5.0
+"""Seconds for processes to end by themselves."""
+
+COMMANDS = {
+    "flower-superlink": "flwr.superlink.cli:flower_superlink",
+    "flower-supernode": "flwr.supernode.cli:flower_supernode",
+    "flower-superexec": "flwr.supercore.cli:flower_superexec",
+    "flwr-clientapp": "flwr.supernode.cli:flwr_clientapp",
+    "flwr-serverapp": "flwr.superlink.cli:flwr_serverapp",
+    "flwr": "flwr.cli.app:app",
+    "silotune.distributed.silo.worker": "silotune.distributed.silo.worker:main",
+}
+"""First word of a command line → module and function that run the command."""
+
+_FORKS = sys.platform == "linux"
+
+
+class ProcessGroup:
+    """A context in which processes run; all of them end with it, and with this process, even if that is killed.
+
+    Args:
+        logs: the folder of their logs.
+        environment: their whole environment.
+    """
+
+    def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
+        logs.mkdir(parents=True, exist_ok=True)
+        self._logs = logs
+        self._environment = environment
+        self._ended: dict[str, int] = {}
+        self._reports = b""
+
+    def __enter__(self) -> ProcessGroup:
+        with (self._logs / "fork-server.log").open("ab") as log:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "silotune.distributed.local.fork_server"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
+                bufsize=0,
+            )
+        assert self._server.stdout is not None, "it is a pipe"
+        os.set_blocking(self._server.stdout.fileno(), False)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server.stdin is not None, "it is a pipe"
+        assert self._server.stdout is not None, "it is a pipe"
+        self._server.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._server.wait(2 * GRACE)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left, unless the server was killed
+            os.killpg(self._server.pid, signal.SIGKILL)
+        self._server.wait()
+        self._server.stdout.close()
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        imports: Sequence[str] = (),
+    ) -> None:
+        """Start a process.
+
+        Args:
+            name: the name of the process and of its log.
+            command: the command line; its first word, or the module after `python -m`, is a key of `COMMANDS`.
+            environment: variables besides those of all processes.
+            imports: modules that are imported once for all processes before this one is forked.
+        """
+        order = {
+            "name": name,
+            "command": list(command),
+            "log": str(self._log(name)),
+            "environment": dict(environment or {}),
+            "imports": list(imports),
+        }
+        assert self._server.stdin is not None, "it is a pipe"
+        try:
+            self._server.stdin.write(f"{json.dumps(order)}\n".encode())
+        except BrokenPipeError:
+            self.check()
+
+    def check(self, but: str = "") -> None:
+        """Check that every process runs, but one that may have ended.
+
+        Raises:
+            SilotuneError: one has ended.
+        """
+        for name, code in self.ended().items():
+            if name == but:
+                continue
+            raise SilotuneError(f"{name} ended with code {code}: {self.output(name)} (run again with --resume)")
+
+    def ended(self) -> dict[str, int]:
+        """Return the exit codes of the processes that have ended, by name."""
+        assert self._server.stdout is not None, "it is a pipe"
+        while data := self._server.stdout.read(2**16):
+            self._reports += data
+        *lines, self._reports = self._reports.split(b"\n")
+        self._ended.update(json.loads(line) for line in lines)
+        if (code := self._server.poll()) is not None:
+            self._ended["fork-server"] = code
+        return self._ended
+
+    def output(self, name: str, lines: int = 3) -> str:
+        """Return the last lines that a process wrote, joined to one."""
+        text = self._log(name).read_text(encoding="utf-8", errors="replace") if self._log(name).exists() else ""
+        return " | ".join(line.strip() for line in text.strip().splitlines()[-lines:])
+
+    def _log(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
+
+
+# -- the server --------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Start a process for each order on standard input, report its end, and end all processes when the input ends."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    if _FORKS:
+        _patch_pull_backoff()
+    orders, forked, buffer = sys.stdin.fileno(), dict[int, str](), b""
+    while True:
+        ready, _, _ = select.select([orders], [], [], PAUSE)
+        if ready:
+            chunk = os.read(orders, 2**16)
+            if not chunk:
+                break
+            buffer += chunk
+        while b"\n" in buffer:
+            line, buffer = buffer.split(b"\n", 1)
+            order = json.loads(line)
+            forked[_start(order)] = order["name"]
+        for pid, code in _reaped(forked):
+            sys.stdout.write(json.dumps([forked.pop(pid), code]) + "\n")
+            sys.stdout.flush()
+    os.killpg(0, signal.SIGTERM)
+    until = time.monotonic() + GRACE
+    while forked and time.monotonic() < until:
+        for pid, _ in _reaped(forked):
+            del forked[pid]
+        time.sleep(0.02)
+    os.killpg(0, signal.SIGKILL)  # also what Flower's processes have forked, and this process
+
+
+def _reaped(forked: Mapping[int, str]) -> list[tuple[int, int]]:
+    """Return id and exit code of the processes that have ended."""
+    ended = [os.waitpid(pid, os.WNOHANG) for pid in forked]
+    return [(pid, os.waitstatus_to_exitcode(status)) for pid, status in ended if pid]
+
+
+def _start(order: dict[str, Any]) -> int:
+    """Start the process that an order describes; returns its id."""
+    command = order["command"]
+    if _FORKS:
+        command = command[2:] if command[1:2] == ["-m"] else command
+        for module in order["imports"]:
+            importlib.import_module(module)
+        importlib.import_module(COMMANDS[command[0]].partition(":")[0])
+        gc.collect()
+        gc.freeze()  # keeps pages shared: the children's collectors do not touch these objects
+    return fork(command, lambda: _configure(order))
+
+
+def _configure(order: dict[str, Any]) -> None:
+    """Give a forked process its log, environment and name."""
+    empty = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for target, source in ((0, empty), (1, log), (2, log)):
+        os.dup2(source, target)
+    os.environ.update(order["environment"])
+    if _FORKS:
+        Path("/proc/self/comm").write_text(str(order["name"])[:15], encoding="utf-8")
+
+
+def fork(command: Sequence[str], configure: Callable[[], None] = lambda: None) -> int:
+    """Fork a process that runs one of the commands, and return its id.
+
+    Args:
+        command: the command line; its first word is a key of `COMMANDS`.
+        configure: called in the new process before the command.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        _run(command, configure)
+    return pid
+
+
+def _run(command: Sequence[str], configure: Callable[[], None]) -> NoReturn:
+    code: Any = 1
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        configure()
+        if not _FORKS:
+            os.execvp(command[0], list(command))
+        sys.argv = list(command)
+        if command[0] in _PATCHES:
+            _PATCHES[command[0]]()
+        name, _, function = COMMANDS[command[0]].partition(":")
+        getattr(importlib.import_module(name), function)()
+        code = 0
+    except SystemExit as exit:
+        code = exit.code
+        if not isinstance(code, int | None):  # as the interpreter does
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code or 0)
+
+
+def _patch_pull_backoff() -> None:
+    pulls: Any = importlib.import_module("flwr.supercore.inflatable.inflatable_utils")
+    for function in (pulls.pull_objects, pulls.pull_and_inflate_object_from_tree):
+        function.__kwdefaults__["initial_backoff"] = PAUSE
+
+
+def _patch_supernode_polling() -> None:
+    loop: Any = importlib.import_module("flwr.supernode.start_client_internal")
+    loop.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, PAUSE)))
+
+
+def _patch_superexec_fork() -> None:
+    executor: Any = importlib.import_module("flwr.supercore.superexec.executor.subprocess_executor")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exit codes of messages' processes are not collected
+    executor.subprocess = SimpleNamespace(Popen=lambda command, **_: fork(command), DEVNULL=None)
+
+
+_PATCHES = {"flower-supernode": _patch_supernode_polling, "flower-superexec": _patch_superexec_fork}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Processes on one machine: started, logged, restarted and ended together; forked from one that has imported."""
