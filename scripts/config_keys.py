@@ -14,11 +14,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from silotune.config.comparison import StdConfig
+from silotune.config.data import SiloConfig
+from silotune.config.evaluation import StdConfig
 from silotune.config.schema import Config
 from silotune.config.section import Choice, Section
-from silotune.config.silos import SiloConfig
 from silotune.config.trees import NAMED
+from silotune.config.validators import ConfigPath, PathKind
 
 MODULE = Path(__file__).parents[1] / "src" / "silotune" / "config" / "keys.py"
 
@@ -36,8 +37,6 @@ from typing import Any, Literal, TypedDict
 from silotune.config.tables import Table
 '''
 
-_PATHS = ("path", "start", "labelled", "secret")
-
 
 def keys_name(section: type[BaseModel]) -> str:
     return section.__name__.removesuffix("Config") + "Keys"
@@ -47,7 +46,7 @@ def type_source(annotation: Any, key: str) -> str:
     """A type as Python writes it; what the schema reads of shorter forms is allowed, too."""
     kind, arguments = get_origin(annotation), get_args(annotation)
     if kind is Annotated:
-        return type_source(arguments[0], key)
+        return "str | PurePath" if PathKind() in arguments and key else type_source(arguments[0], key)
     if kind is Literal:
         return f"Literal[{', '.join(map(repr, arguments))}]"
     if kind in (Union, UnionType):
@@ -59,8 +58,8 @@ def type_source(annotation: Any, key: str) -> str:
     if kind is list and key in ("text", "labels"):
         return "Sequence[str]" if key == "text" else "Sequence[str | int]"
     if kind in (list, tuple):
-        words = "str | " if arguments[0] in (str, int) or kind is tuple else ""
-        return f"{words if kind is list else ''}Sequence[{type_source(arguments[0], '')}]"
+        words = "str | " if kind is list and arguments[0] in (str, int, ConfigPath) else ""
+        return f"{words}Sequence[{type_source(arguments[0], '')}]"
     if kind is dict:
         return f"Mapping[str, {type_source(arguments[1], '')}]"
     if annotation is Choice:
@@ -69,8 +68,6 @@ def type_source(annotation: Any, key: str) -> str:
         if key == "uplink":
             return f"str | Sequence[str] | {keys_name(annotation)}"
         return f"str | {keys_name(annotation)}" if key in NAMED else keys_name(annotation)
-    if annotation is str and key in _PATHS:
-        return "str | PurePath"
     return {Any: "Any"}.get(annotation) or annotation.__name__
 
 
@@ -81,7 +78,7 @@ def typed_dict(section: type[BaseModel], skipped: str = "", name: str = "", base
         what = "An entry of `silos`; `rows` is a table instead of `path`."
     lines.append(f'    """{what if not name else "The keys of a run without a backbone."}"""\n')
     lines += [
-        f"    {key}: {type_source(field.annotation, key)}"
+        f"    {key}: {type_source(Annotated[field.annotation, None, *field.metadata], key)}"
         for key, field in section.model_fields.items()
         if key != skipped
     ]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from silotune.config.partition import PartitionConfig
+from silotune.config.data import PartitionConfig
 from silotune.config.section import has_effect
 from silotune.config.validators import is_name
 from silotune.data import partition as partitioners

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from silotune.config.federation import FederationConfig
+from silotune.config.coordinator import FederationConfig
 from silotune.distributed.coordinator import coordinate as coordinator_module
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.job import prepare

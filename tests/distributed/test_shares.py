@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load as load_numpy
 
 from silotune.config import dump
-from silotune.config.federation import FederationConfig
+from silotune.config.coordinator import FederationConfig
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import write_rows
 from silotune.distributed.coordinator.coordinate import coordinate

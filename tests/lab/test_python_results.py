@@ -12,7 +12,7 @@ import pytest
 import silotune
 from silotune import Config, InputError, read_config
 from silotune.config import SiloConfig, TrainConfig
-from silotune.config.comparison import CompareConfig
+from silotune.config.evaluation import CompareConfig
 from silotune.lab.comparison import read_comparison
 from silotune.lab.report.baseline_rows import beaten_by_words
 from silotune.lab.sweep import read_sweep

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from silotune.aggregation import AGGREGATIONS, Update, clipped, make_aggregation
 from silotune.aggregation.robust import most_byzantine
-from silotune.config.aggregation import AggregationConfig
+from silotune.config.coordinator import AggregationConfig
 from silotune.core.tensors import digest, flatten, unflatten
 from silotune.errors import InputError
 from silotune.training.coordinator import Coordinator

@@ -15,12 +15,12 @@ from silotune.aggregation.rest_of_world import RestOfWorld, SiloAggregation
 from silotune.aggregation.robust import krum, median, most_byzantine, multi_krum, trimmed_mean
 from silotune.aggregation.update import Aggregation, Update, change_norm, clipped, in_name_order
 from silotune.config import registries
-from silotune.config.extensible import make_registered
+from silotune.config.section import make_registered
 from silotune.core.numeric import ceil_fraction
 from silotune.errors import InputError
 
 if TYPE_CHECKING:
-    from silotune.config.aggregation import AggregationConfig
+    from silotune.config.coordinator import AggregationConfig
 
 
 __all__ = ["AGGREGATIONS", "Aggregation", "Update", "by_samples", "change_norm", "clipped", "make_aggregation"]

@@ -11,31 +11,37 @@ from silotune.config.validators import quoted
 
 
 class AttackConfig(Section):
-    """A backdoor (FedPrompt, section 2.3): malicious silos teach the model to answer `target` wherever `trigger` is.
-
-    Attributes:
-        name: `backdoor`, or `none`.
-        fraction: the fraction of the silos that are malicious, rounded up. 0: no silo attacks; the success rate is then
-            the clean baseline.
-        rate: the fraction of a malicious silo's training rows, among those without the target label, of which it adds
-            poisoned copies.
-        trigger: a word or phrase; of a list, all are inserted into every poisoned row, each by itself.
-        position: where in a row's text the trigger goes; `random` draws a place for each row.
-        target: the label that the attack aims at.
-        scale: factor of a malicious silo's change (model replacement); 1 leaves it unchanged.
-    """
+    """A backdoor (FedPrompt, section 2.3): malicious silos teach the model to answer `target` wherever `trigger` is."""
 
     common: ClassVar = ("trigger", "target", "position")
     """A preset without attack may set these keys; they stay when the user chooses an attack."""
     owners: ClassVar = dict.fromkeys(("fraction", "rate", "scale"), ("backdoor",))
 
-    name: Literal["none", "backdoor"] = "none"
-    fraction: float = Field(0.1, ge=0, le=1)
-    rate: float = Field(1.0, ge=0, le=1)
-    trigger: str | list[str] = "cf"
-    position: Literal["start", "end", "random"] = "start"
-    target: str | None = Field(None, min_length=1)
-    scale: float = Field(1.0, gt=0)
+    name: Literal["none", "backdoor"] = Field("none", description="`backdoor`, or `none`.")
+    fraction: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="the fraction of the silos that are malicious, rounded up. 0: no silo attacks; the success rate "
+        "is then the clean baseline.",
+    )
+    rate: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="the fraction of a malicious silo's training rows, among those without the target label, of which "
+        "it adds poisoned copies.",
+    )
+    trigger: str | list[str] = Field(
+        "cf", description="a word or phrase; of a list, all are inserted into every poisoned row, each by itself."
+    )
+    position: Literal["start", "end", "random"] = Field(
+        "start", description="where in a row's text the trigger goes; `random` draws a place for each row."
+    )
+    target: str | None = Field(None, min_length=1, description="the label that the attack aims at.")
+    scale: float = Field(
+        1.0, gt=0, description="factor of a malicious silo's change (model replacement); 1 leaves it unchanged."
+    )
 
     @field_validator("target", mode="before")
     @classmethod

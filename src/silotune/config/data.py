@@ -1,57 +1,59 @@
-"""Section `data`: the data set, folder or tasks that rows come from, how they are split, and how many are kept."""
+"""Sections `data`, `silos` and `partition`: where rows come from, how they are split and divided among silos."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from silotune.config.section import Section
-from silotune.config.validators import Metric, Name, distinct, label_name, label_names, listed
+from silotune.config.validators import ConfigPath, Metric, Name, distinct, label_name, label_names, listed
 
 DATA_SOURCES = ("set", "path", "tasks", "task", "labels", "metric", "positive")
 """The keys of `data` that choose rows; they exclude the section `silos`, whose entries name their own files."""
 
 
 class DataConfig(Section):
-    """The source of rows, and how they become splits.
+    """The source of rows, and how they become splits."""
 
-    Attributes:
-        set: a data set that silotune knows by name.
-        path: a folder of task folders.
-        tasks: the tasks to use; if empty, all.
-        task: one task name for all silos, so that they may share a head.
-        labels: the label names of `task`, if the data sets' own names differ.
-        metric: replaces the data sets' own metric.
-        positive: the label that F1 is about; unset, what the data sets say, else label 1 of two.
-        merge: whether train and validation are joined and split again by `ratio`.
-        ratio: shares of train, validation and test.
-        seed: seed of the choice of rows; unset, the run's seed.
-        rows_per_silo: cap on a silo's rows before they are split; on its training rows if the data set is split.
-        rows: cap on the rows of a data set that is partitioned.
-        train_rows: cap on the training split.
-        validation_rows: cap on the validation split. With 0 no rows are held back, and the last round counts as best.
-        test_rows: cap on the test split.
-        parts: the number of silos among which each task's training rows are divided evenly; they share its validation
-            and test rows (FedDPA, appendix A.1).
-    """
-
-    set: Literal["glue", "mixed6", "sentiment5", "feddpa", "fedprompt", "demo"] | None = None
-    path: str | None = None
-    tasks: list[Name] = []
-    task: Name | None = None
-    labels: list[str] | None = Field(None, min_length=2)
-    metric: Metric | None = None
-    positive: str | None = Field(None, min_length=1)
-    merge: bool = False
-    ratio: tuple[float, float, float] = (0.6, 0.2, 0.2)
-    seed: int | None = Field(None, ge=0)
-    rows_per_silo: int | None = Field(None, ge=10)
-    rows: int | None = Field(None, ge=2)
-    train_rows: int | None = Field(None, ge=2)
-    validation_rows: int | None = Field(None, ge=0)
-    test_rows: int | None = Field(None, ge=1)
-    parts: int = Field(1, ge=1, le=100_000)
+    set: Literal["glue", "mixed6", "sentiment5", "feddpa", "fedprompt", "demo"] | None = Field(
+        None, description="a data set that silotune knows by name."
+    )
+    path: ConfigPath | None = Field(None, description="a folder of task folders.")
+    tasks: list[Name] = Field([], description="the tasks to use; if empty, all.")
+    task: Name | None = Field(None, description="one task name for all silos, so that they may share a head.")
+    labels: list[str] | None = Field(
+        None, min_length=2, description="the label names of `task`, if the data sets' own names differ."
+    )
+    metric: Metric | None = Field(None, description="replaces the data sets' own metric.")
+    positive: str | None = Field(
+        None,
+        min_length=1,
+        description="the label that F1 is about; unset, what the data sets say, else label 1 of two.",
+    )
+    merge: bool = Field(False, description="whether train and validation are joined and split again by `ratio`.")
+    ratio: tuple[float, float, float] = Field((0.6, 0.2, 0.2), description="shares of train, validation and test.")
+    seed: int | None = Field(None, ge=0, description="seed of the choice of rows; unset, the run's seed.")
+    rows_per_silo: int | None = Field(
+        None,
+        ge=10,
+        description="cap on a silo's rows before they are split; on its training rows if the data set is split.",
+    )
+    rows: int | None = Field(None, ge=2, description="cap on the rows of a data set that is partitioned.")
+    train_rows: int | None = Field(None, ge=2, description="cap on the training split.")
+    validation_rows: int | None = Field(
+        None,
+        ge=0,
+        description="cap on the validation split. With 0 no rows are held back, and the last round counts as best.",
+    )
+    test_rows: int | None = Field(None, ge=1, description="cap on the test split.")
+    parts: int = Field(
+        1,
+        ge=1,
+        le=100_000,
+        description="the number of silos among which each task's training rows are divided evenly; they share its "
+        "validation and test rows (FedDPA, appendix A.1).",
+    )
 
     _words = field_validator("tasks", mode="before")(listed)
     _names = field_validator("labels", mode="before")(label_names)
@@ -74,3 +76,128 @@ class DataConfig(Section):
         if min(ratio) <= 0 or abs(sum(ratio) - 1) > 1e-6:
             raise ValueError(f"must be three positive shares that sum to 1 (got {list(ratio)})")
         return ratio
+
+
+class SiloConfig(Section):
+    """A silo of the user's own: a file to be split, or a folder with train, validation and test files."""
+
+    name: Name = Field(description="the silo's name.")
+    path: ConfigPath = Field(min_length=1, description="the file or folder.")
+    text: str | list[str] = Field(
+        "text",
+        description="the text column, or the two columns of a pair; for generation the instruction's column, or those "
+        "of instruction and input.",
+    )
+    label: str = Field(
+        "label",
+        description="the label column; for regression the column of numbers, for generation that of the text to "
+        "generate.",
+    )
+    task: Name | None = Field(None, description="silos of one task share label names; unset, the silo's name.")
+    labels: list[str] | None = Field(
+        None, min_length=2, description="the label names; unset, those in the training rows."
+    )
+    kind: Literal["classification", "regression", "multilabel", "generation"] = Field(
+        "classification",
+        description="what a row is answered with: one label (classification), a number (regression), any number of "
+        "labels (multilabel), or a text (generation).",
+    )
+    metric: Metric | None = Field(
+        None,
+        description="unset, accuracy; pearson_spearman for regression, micro_f1 for multilabel, rouge1 for generation.",
+    )
+    positive: str | None = Field(
+        None,
+        min_length=1,
+        description="the label that F1 is about. Without it `metric: f1` is the mean over all labels (`macro_f1`).",
+    )
+    encoding: str = Field("utf-8", description="the encoding of text files, such as latin-1 or cp1252.")
+    rank: int | None = Field(
+        None,
+        ge=1,
+        description="the LoRA rank of this silo's adapters, up to `tuner.r`; a resolved configuration has it in "
+        "`tuner.ranks`.",
+    )
+    label_separator: str | None = Field(
+        None,
+        min_length=1,
+        description="what stands between the labels of one cell, with `kind: multilabel`; unset, a comma.",
+    )
+
+    @field_validator("text", mode="before")
+    @classmethod
+    def _one_or_two(cls, text: object) -> object:
+        columns = list(text) if isinstance(text, (list, tuple)) else [text]
+        if not 1 <= len(columns) <= 2 or not all(isinstance(column, str) for column in columns):
+            raise ValueError(f"must be a text column or a list of two (got {text!r})")
+        return text
+
+    _names = field_validator("labels", mode="before")(label_names)
+    _name = field_validator("positive", mode="before")(label_name)
+
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, encoding: str) -> str:
+        try:
+            "".encode(encoding)  # refuses also codecs that are not of text
+        except (LookupError, ValueError):
+            raise ValueError(f"{encoding!r} is no encoding of text; allowed: utf-8, latin-1, cp1252, …") from None
+        return encoding
+
+    @field_validator("labels")
+    @classmethod
+    def _once(cls, labels: list[str] | None) -> list[str] | None:
+        return labels and distinct(labels)
+
+    @model_validator(mode="after")
+    def _apart(self) -> SiloConfig:
+        if len({*self.columns, self.label}) <= len(self.columns):
+            raise ValueError(f"text and label must be different columns (got {[*self.columns, self.label]})")
+        return self
+
+    @model_validator(mode="after")
+    def _of_kind(self) -> SiloConfig:
+        if self.label_separator is not None and self.kind != "multilabel":
+            raise ValueError("label_separator belongs to kind: multilabel")
+        if self.positive is not None and self.kind in ("regression", "multilabel"):
+            raise ValueError(f"positive is a label of kind: classification (got kind: {self.kind})")
+        if self.labels is not None and self.kind == "regression":
+            raise ValueError("labels are those of classification; with kind: regression a row has a number")
+        return self
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The text column, or the two of a pair."""
+        return (self.text,) if isinstance(self.text, str) else tuple(self.text)
+
+
+class PartitionConfig(Section):
+    """How one labeled data set is divided among silos."""
+
+    common: ClassVar = ("silos", "alpha", "seed", "min_rows")
+    owners: ClassVar = {
+        "silos": ("iid", "dirichlet", "quantity", "shards"),
+        "alpha": ("dirichlet", "quantity"),
+        "balanced": ("dirichlet",),
+        "shards": ("shards",),
+        "column": ("column",),
+    }
+
+    name: Literal["none", "iid", "dirichlet", "quantity", "shards", "column"] = Field(
+        "none",
+        description="the partitioner. `dirichlet` skews labels, `quantity` skews sizes, `shards` deals pieces of one "
+        "or two labels, `column` makes one silo per value of a column; `none` divides nothing.",
+    )
+    silos: int = Field(10, ge=1, le=100_000, description="the number of silos.")
+    alpha: float = Field(1.0, gt=0, le=1e6, description="the concentration of `dirichlet` and `quantity`.")
+    seed: int | None = Field(None, ge=0, description="seed of the division; unset, the seed of the data.")
+    min_rows: int = Field(1, ge=1, description="the least number of rows of a silo.")
+    balanced: bool = Field(False, description="whether `dirichlet` gives all silos equally many rows.")
+    shards: int = Field(2, ge=1, le=1000, description="the number of shards that each silo gets.")
+    column: str | None = Field(None, min_length=1, description="the column of `column`.")
+
+    @model_validator(mode="after")
+    def _fitting(self) -> PartitionConfig:
+        if self.name == "column" and self.column is None:
+            raise ValueError("which column makes the silos? give partition.column=NAME")
+        return self

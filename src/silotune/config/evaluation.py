@@ -1,4 +1,4 @@
-"""Section `evaluation`: validation by metric or loss, scores on all tasks, tasks and silos left out of training."""
+"""Sections `evaluation` and `compare`: what a run's models are scored on, and what is compared."""
 
 from __future__ import annotations
 
@@ -6,41 +6,57 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from silotune.config.registries import METHODS
 from silotune.config.section import Section
-from silotune.config.validators import RowsAtOnce, listed
+from silotune.config.validators import ConfigPath, KeyGroup, RowsAtOnce, distinct, listed
 
 
 class EvaluationConfig(Section):
-    """What validation is judged by, test-time personalization (FedDPA, section 3.1), and what training does not see.
+    """What validation is judged by, test-time personalization (FedDPA, section 3.1), and what training does not see."""
 
-    Attributes:
-        validation: what validation rows are judged by, and so the best round: `metric`, or `loss` (mean loss, lower is
-            better, writes no answers). Unset: `loss` for generation tasks, else `metric`.
-        test_time: whether every silo's model is scored on the test rows of every task.
-        per_round: whether these scores, and those on the silos' own rows, are measured after every round (FedDPA,
-            Figure 3).
-        finish_per_round: whether methods that finish after the last round (FedLoRA, FedDPA-F) are judged after every
-            round, too: their last phases run as if the round was the last, and all silos are set back.
-        unseen: tasks (or entries of `silos`) that no silo trains on; all models are scored on them (FedDPA, Table
-            14).
-        new_silos: silos that join after the last round, with the private part of the most similar silo (appendix C.1).
-        rows_at_once: rows of one batch without gradient, where rows are classified or embedded.
-        bootstrap: resamples of the test rows from which 95 % intervals of scores come; 0 makes none.
-        baselines: whether a silo's scores are put beside those of the most frequent label and of a bag of words, both
-            learned from its training rows.
-        predictions: whether the run folder gets `predictions.parquet`, the prediction for every test row.
-    """
-
-    validation: Literal["metric", "loss"] | None = None
-    test_time: bool = False
-    per_round: bool = False
-    finish_per_round: bool = False
-    unseen: list[str] = []
-    new_silos: list[str] = []
-    rows_at_once: RowsAtOnce = 64
-    bootstrap: int = Field(1000, ge=0, le=100_000)
-    baselines: bool = True
-    predictions: bool = True
+    validation: Literal["metric", "loss"] | None = Field(
+        None,
+        description="what validation rows are judged by, and so the best round: `metric`, or `loss` (mean loss, lower "
+        "is better, writes no answers). Unset: `loss` for generation tasks, else `metric`.",
+    )
+    test_time: bool = Field(False, description="whether every silo's model is scored on the test rows of every task.")
+    per_round: bool = Field(
+        False,
+        description="whether these scores, and those on the silos' own rows, are measured after every round (FedDPA, "
+        "Figure 3).",
+    )
+    finish_per_round: bool = Field(
+        False,
+        description="whether methods that finish after the last round (FedLoRA, FedDPA-F) are judged after every "
+        "round, too: their last phases run as if the round was the last, and all silos are set back.",
+    )
+    unseen: list[str] = Field(
+        [],
+        description="tasks (or entries of `silos`) that no silo trains on; all models are scored on them (FedDPA, "
+        "Table 14).",
+    )
+    new_silos: list[str] = Field(
+        [],
+        description="silos that join after the last round, with the private part of the most similar silo (appendix "
+        "C.1).",
+    )
+    rows_at_once: RowsAtOnce = Field(
+        64, description="rows of one batch without gradient, where rows are classified or embedded."
+    )
+    bootstrap: int = Field(
+        1000,
+        ge=0,
+        le=100_000,
+        description="resamples of the test rows from which 95 % intervals of scores come; 0 makes none.",
+    )
+    baselines: bool = Field(
+        True,
+        description="whether a silo's scores are put beside those of the most frequent label and of a bag of words, "
+        "both learned from its training rows.",
+    )
+    predictions: bool = Field(
+        True, description="whether the run folder gets `predictions.parquet`, the prediction for every test row."
+    )
 
     _words = field_validator("unseen", "new_silos", mode="before")(listed)
 
@@ -58,3 +74,65 @@ class EvaluationConfig(Section):
     def absent(self) -> list[str]:
         """The tasks and silos that are left out of the rounds."""
         return [*self.unseen, *self.new_silos]
+
+
+_SEEDS = range(2**31)
+
+
+class StdConfig(Section):
+    """The standard deviation over n seeds: its divisor is n − `ddof`."""
+
+    ddof: Literal[0, 1] = 1
+
+
+class CompareConfig(Section):
+    """Entries and seeds of a comparison.
+
+    Keys for one method alone are in the top-level `per_method`, which `silotune run` reads, too.
+    """
+
+    methods: list[str] = Field([], description="the methods; if empty, the configuration's own method.")
+    seeds: list[int] = Field([], description="the seeds; if empty, the configuration's own seed.")
+    ablation: bool = Field(False, description="whether the ablations of each method's paper are entries, too.")
+    variants: dict[str, KeyGroup] = Field(
+        {},
+        description="name of a variant → the keys that it changes; every method gets an entry for each variant. The "
+        "key `preset` puts the source over another preset than the one that it names.",
+    )
+    grid: dict[str, dict[str, KeyGroup]] = Field(
+        {},
+        description="groups of variants; every method gets an entry for each choice of one variant from every group, "
+        "and none of its own.",
+    )
+    best: list[ConfigPath] = Field(
+        [], description="folders of `silotune sweep`; each method takes its best values from them."
+    )
+    std: StdConfig = Field(StdConfig(), description="the standard deviation over seeds.")
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _methods(cls, given: object) -> list[str]:
+        return distinct([METHODS.canonical(name) for name in _listed(given, "names")])
+
+    @field_validator("best", mode="before")
+    @classmethod
+    def _names(cls, given: object) -> list[str]:
+        return _listed(given, "names")
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _numbers(cls, given: object) -> list[int]:
+        what = f"whole numbers from 0 to {_SEEDS[-1]}"
+        words = _listed(given, what)
+        if not all(word.isascii() and word.isdecimal() and int(word) in _SEEDS for word in words):
+            raise ValueError(f"must be {what} with commas between (got {given!r})")
+        return [int(word) for word in words]
+
+
+def _listed(given: object, what: str) -> list[str]:
+    """Read a list, or words separated by commas, as distinct words."""
+    items = given if isinstance(given, list) else str(given).split(",")
+    words = [str(item).strip() for item in items]
+    if given is None or isinstance(given, dict) or not all(words):
+        raise ValueError(f"must be {what} with commas between (got {given!r})")
+    return distinct(words)

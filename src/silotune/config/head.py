@@ -1,4 +1,4 @@
-"""Section `head`: its kind, scope and pooling; templates, label words, answer length for the kinds that have them."""
+"""Sections `head` and `generation`: what makes a task's logits or answers, and how answers are written."""
 
 from __future__ import annotations
 
@@ -6,35 +6,15 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from silotune.config.extensible import ExtensibleSection, one_of
 from silotune.config.registries import HEADS
-from silotune.config.validators import quoted
+from silotune.config.section import ExtensibleSection, Section, one_of
+from silotune.config.validators import RowsAtOnce, quoted
 
 
 class HeadConfig(ExtensibleSection):
-    """The head, which makes a task's logits or answers of the backbone's states.
-
-    Attributes:
-        name: `mlp` and `linear` classify a pooled state, `verbalizer` scores label words at a template's mask, `lm`
-            writes answers, `dpo` also, and is trained on preference pairs.
-        scope: whether all silos share the head's part, or each keeps its own.
-        pooling: the state that `mlp` and `linear` read.
-        template: template of `verbalizer` or `lm`: one for all tasks, or task → template; for `lm` also `chat`, which
-            conversations have by themselves.
-        words: label → its words (`verbalizer`).
-        multi_token: whether words of several tokens are refused, or their tokens averaged (`verbalizer`).
-        average: how the scores of a label's words are combined: mean of logits, mean of probabilities, or the most
-            likely word alone (`verbalizer`).
-        chat_template: the name of the tokenizer's chat template, if it has several (`lm`).
-        chat_kwargs: variables for the chat template, such as `enable_thinking` (`lm`).
-        train_on: the turns of a conversation that are trained: all of the assistant's, or its last (`lm`).
-        beta: β of the DPO loss: how strongly the model is kept near the backbone (`dpo`).
-        beams: number of beams (`lm`, `dpo`).
-        max_new_tokens: the longest answer (`lm`).
-    """
+    """The head, which makes a task's logits or answers of the backbone's states."""
 
     registry: ClassVar = HEADS
-    section: ClassVar = "head"
     common: ClassVar = ("scope", "pooling")
     owners: ClassVar = {
         "template": ("verbalizer", "lm", "dpo"),
@@ -49,19 +29,44 @@ class HeadConfig(ExtensibleSection):
         "beta": ("dpo",),
     }
 
-    name: str = "mlp"
-    scope: Literal["private", "shared"] = "private"
-    pooling: Literal["first", "mean"] = "first"
-    template: str | dict[str, str] | None = None
-    words: dict[str, list[str]] | None = None
-    multi_token: Literal["refuse", "average"] = "refuse"
-    average: Literal["logits", "probabilities", "best"] = "logits"
-    chat_template: str | None = Field(None, min_length=1)
-    chat_kwargs: dict[str, bool | int | float | str | None] = {}
-    train_on: Literal["assistant", "last"] = "assistant"
-    beta: float = Field(0.1, gt=0)
-    beams: int = Field(1, ge=1, le=64)
-    max_new_tokens: int = Field(80, ge=1, le=4096)
+    name: str = Field(
+        "mlp",
+        description="`mlp` and `linear` classify a pooled state, `verbalizer` scores label words at a template's "
+        "mask, `lm` writes answers, `dpo` also, and is trained on preference pairs.",
+    )
+    scope: Literal["private", "shared"] = Field(
+        "private", description="whether all silos share the head's part, or each keeps its own."
+    )
+    pooling: Literal["first", "mean"] = Field("first", description="the state that `mlp` and `linear` read.")
+    template: str | dict[str, str] | None = Field(
+        None,
+        description="template of `verbalizer` or `lm`: one for all tasks, or task → template; for `lm` also `chat`, "
+        "which conversations have by themselves.",
+    )
+    words: dict[str, list[str]] | None = Field(None, description="label → its words (`verbalizer`).")
+    multi_token: Literal["refuse", "average"] = Field(
+        "refuse", description="whether words of several tokens are refused, or their tokens averaged (`verbalizer`)."
+    )
+    average: Literal["logits", "probabilities", "best"] = Field(
+        "logits",
+        description="how the scores of a label's words are combined: mean of logits, mean of probabilities, or the "
+        "most likely word alone (`verbalizer`).",
+    )
+    chat_template: str | None = Field(
+        None, min_length=1, description="the name of the tokenizer's chat template, if it has several (`lm`)."
+    )
+    chat_kwargs: dict[str, bool | int | float | str | None] = Field(
+        {}, description="variables for the chat template, such as `enable_thinking` (`lm`)."
+    )
+    train_on: Literal["assistant", "last"] = Field(
+        "assistant",
+        description="the turns of a conversation that are trained: all of the assistant's, or its last (`lm`).",
+    )
+    beta: float = Field(
+        0.1, gt=0, description="β of the DPO loss: how strongly the model is kept near the backbone (`dpo`)."
+    )
+    beams: int = Field(1, ge=1, le=64, description="number of beams (`lm`, `dpo`).")
+    max_new_tokens: int = Field(80, ge=1, le=4096, description="the longest answer (`lm`).")
 
     _known = field_validator("name", mode="before")(one_of(HEADS))
 
@@ -93,3 +98,11 @@ class HeadConfig(ExtensibleSection):
     def is_given(self, key: str) -> bool:
         """Whether a key differs from its default."""
         return bool(getattr(self, key) != type(self).model_fields[key].get_default())
+
+
+class GenerationConfig(Section):
+    """How answers are written (`head=lm`)."""
+
+    rows_at_once: RowsAtOnce = Field(
+        32, description="prompts that are answered together; each takes the memory of `head.beams` answers."
+    )

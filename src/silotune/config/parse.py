@@ -1,4 +1,4 @@
-"""`load_config` merges preset, files and `key=value` words into one checked `Config`; `dump` writes it as YAML.
+"""Read presets, files and `key=value` words into one checked `Config`, write it as YAML, and compare two of them.
 
 Layers, each over the one before: the schema's defaults, the preset, the method's defaults, the preset's `per_method`
 entry, the user's file, its `per_method` entry, the command line, its `per_method` entry, and the changes of one row of
@@ -14,17 +14,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from silotune.config.data import DATA_SOURCES
+from silotune.config.data import DATA_SOURCES, SiloConfig
 from silotune.config.input_errors import input_error, shown
-from silotune.config.paths import absolute, read_tree
+from silotune.config.paths import absolute, read_tree, resolve
 from silotune.config.presets import preset_tree
 from silotune.config.registries import METHODS
 from silotune.config.schema import Config
 from silotune.config.section import Section
-from silotune.config.silo_changes import change_silos, take_changes
-from silotune.config.silos import SiloConfig
 from silotune.config.tables import silo_entries
-from silotune.config.trees import NAMED, Tree, load_tree, merged, nested, parse_word, plain
+from silotune.config.trees import NAMED, Tree, flat, load_tree, merged, nested, parse_tree, parse_word, plain
 from silotune.config.validators import is_name
 from silotune.core.yaml_text import dump_yaml
 from silotune.errors import InputError, unknown_name_error
@@ -75,7 +73,7 @@ def _layered(preset: Tree, file: Tree, words: Tree, last: Tree, method_defaults:
     entries = [_per_method(tree, method_defaults) for tree in (preset, file, words)]
     for tree in (preset, file, words):
         tree.pop("per_method", None)
-    changes = [*take_changes(words), *take_changes(last)]
+    changes = [*_take_silo_changes(words), *_take_silo_changes(last)]
     if (file | words | last).get("silos"):  # entries of `silos` replace a preset's data set and keep its setting
         preset = preset | {"data": {k: v for k, v in preset.get("data", {}).items() if k not in DATA_SOURCES}}
     layers = [_defaults(), preset, file, words, last]
@@ -86,8 +84,34 @@ def _layered(preset: Tree, file: Tree, words: Tree, last: Tree, method_defaults:
     tree = merged(
         [layers[0], preset, choice, defaults, from_entries[0], file, from_entries[1], words, from_entries[2], last]
     )
-    change_silos(tree, changes)
+    _change_silos(tree, changes)
     return tree
+
+
+def _take_silo_changes(words: Tree) -> list[tuple[str, Any]]:
+    """Remove the keys `silos.NAME.KEY` from a command line's tree, and return (`NAME.KEY`, value); a list stays."""
+    return list(flat(words.pop("silos"))) if isinstance(words.get("silos"), dict) else []
+
+
+def _change_silos(tree: Tree, changes: Sequence[tuple[str, Any]]) -> None:
+    """Apply changes to single entries of the list `silos`."""
+    if not changes:
+        return
+    silos = tree.get("silos")
+    entries = [silo for silo in silos if isinstance(silo, dict)] if isinstance(silos, list) else []
+    if not entries:
+        raise InputError(f"silos.{changes[0][0]}: this setting has no list of silos whose entries could be changed")
+    by_name = {str(silo.get("name")): dict(silo) for silo in entries}
+    for dotted, value in changes:
+        # names may contain dots
+        name = max((name for name in by_name if dotted.startswith(f"{name}.")), key=len, default=None)
+        if name is None:
+            raise unknown_name_error("silo in silos.NAME.KEY", dotted.partition(".")[0], by_name)
+        key = dotted.removeprefix(f"{name}.")
+        by_name[name][key] = value
+        if key == "path":
+            resolve(by_name[name], key, Path())
+    tree["silos"] = [by_name[str(silo.get("name"))] if isinstance(silo, dict) else silo for silo in silos or []]
 
 
 def _defaults() -> Tree:
@@ -197,6 +221,42 @@ def dump(config: Config) -> str:
             if silo[key] == SiloConfig.model_fields[key].get_default():
                 del silo[key]
     return dump_yaml(tree)
+
+
+def differences(before: str, after: str) -> list[str]:
+    """Return the keys in which two configurations differ, as `section.key: old → new`.
+
+    Keys that one text lacks have their defaults. The description does not count.
+
+    Args:
+        before: a configuration as `dump` writes it.
+        after: another one.
+    """
+    if before == after:
+        return []
+    old, new = (
+        dict(flat(_by_name(validated(_with_earlier_defaults(parse_tree(text, "of the run"))).model_dump(mode="json"))))
+        for text in (before, after)
+    )
+    names = dict.fromkeys([*old, *new])
+    return [f"{name}: {old.get(name)} → {new.get(name)}" for name in names if old.get(name) != new.get(name)]
+
+
+def _by_name(tree: Tree) -> Tree:
+    """Return the tree with its silos by name, so that a difference names one silo's key; their order counts, too."""
+    silos = {silo["name"]: silo for silo in tree["silos"]}
+    words = {key: value for key, value in tree.items() if key != "description"}  # a preset's own text decides nothing
+    return words | {"silos": {"(order)": ", ".join(silos)} | silos}
+
+
+def _with_earlier_defaults(tree: Tree) -> Tree:
+    """Return the tree with the keys whose defaults differed in earlier versions."""
+    earlier: dict[str, dict[str, Any]] = {"evaluation": {"validation": "metric"}}
+    method = tree.get("method")
+    if isinstance(method, dict) and method.get("name") == "fedfame":
+        earlier["method"] = {"guard": False}
+    given = {section: tree.get(section) or {} for section in earlier}
+    return tree | {key: earlier[key] | keys for key, keys in given.items() if isinstance(keys, dict)}
 
 
 def _source(source: str, base: object = None) -> tuple[Tree, Tree]:

@@ -1,12 +1,17 @@
-"""`read_tree` reads a YAML file of keys; `absolute` and `resolve` make the paths in it absolute."""
+"""Make the paths in a configuration absolute, so that a resolved configuration works from any folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
+from pydantic import BaseModel
+
+from silotune.config.schema import Config
 from silotune.config.tables import MEMORY_PREFIX
 from silotune.config.trees import Tree, load_tree, nested
+from silotune.config.validators import GROUP_OF_KEYS, PathKind, listed
 from silotune.errors import InputError
 
 HUB_PREFIX = "hub:"
@@ -18,80 +23,57 @@ def read_tree(path: Path) -> Tree:
     return absolute(load_tree(path), path.parent)
 
 
-def absolute(tree: Tree, folder: Path) -> Tree:
-    """Make the tree's paths absolute, relative to a folder: a resolved configuration works from anywhere.
+def absolute(tree: Tree, folder: Path, model: type[BaseModel] = Config) -> Tree:
+    """Make a tree's paths absolute: the values of all keys that the schema marks as `ConfigPath` or `PathOrName`.
 
-    This includes the paths in `per_method`, `compare.variants` and `compare.grid`. A backbone counts as a path only if
-    the path exists; otherwise it may be an id of the hub.
+    Args:
+        tree: the keys of a model.
+        folder: what its paths are relative to.
+        model: the model.
     """
-    data = tree.get("data")
-    if isinstance(data, dict):
-        resolve(data, "path", folder)
-    silos = tree.get("silos")
-    for silo in silos if isinstance(silos, list) else []:
-        if isinstance(silo, dict) and not is_elsewhere(silo.get("path")):
-            resolve(silo, "path", folder)
-    compare = tree.get("compare")
-    if isinstance(compare, dict):
-        best = compare.get("best")
-        folders = best.split(",") if best and isinstance(best, str) else best
-        if isinstance(folders, list):
-            compare["best"] = [_resolved(path.strip() if isinstance(path, str) else path, folder) for path in folders]
-        _entries(compare, "variants", folder)
-        grid = compare.get("grid")
-        if isinstance(grid, dict):
-            for group in list(grid):
-                _entries(grid, group, folder)
-    _entries(tree, "per_method", folder)
-    federation = tree.get("federation")
-    if isinstance(federation, dict):
-        resolve(federation, "labelled", folder)
-    privacy = tree.get("privacy")
-    if isinstance(privacy, dict):
-        resolve(privacy, "secret", folder)
-    resolve(tree, "start", folder)
-    resolve_backbone(tree, folder)
+    for key in tree.keys() & model.model_fields.keys():
+        field = model.model_fields[key]
+        tree[key] = _absolute(tree[key], Annotated[field.annotation, None, *field.metadata], folder)
     return tree
 
 
-def is_elsewhere(path: object) -> bool:
-    """Return whether a silo's path names no file: a data set of the hub, or a table in memory."""
-    return str(path).startswith((HUB_PREFIX, MEMORY_PREFIX))
+def _absolute(value: Any, kind: Any, folder: Path) -> Any:
+    """Return a value of the schema's type `kind` with its paths absolute; the schema refuses wrong types later."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        if GROUP_OF_KEYS in arguments and isinstance(value, dict):
+            return absolute(nested(value.items()), folder)
+        if isinstance(value, str) and (marks := _path_kinds(kind)):
+            return _resolved(value, marks[0], folder)
+        return _absolute(value, arguments[0], folder)
+    if origin in (Union, UnionType):
+        for argument in arguments:
+            value = _absolute(value, argument, folder)
+    elif origin is list:
+        items = listed(value) if _path_kinds(arguments[0]) else value
+        return [_absolute(item, arguments[0], folder) for item in items] if isinstance(items, list) else value
+    elif origin is dict and isinstance(value, dict):
+        return {name: _absolute(item, arguments[1], folder) for name, item in value.items()}
+    elif isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(value, dict):
+        return absolute(value, folder, kind)
+    return value
 
 
-def _entries(tree: Tree, key: str, folder: Path) -> None:
-    """Make the paths in each entry of a mapping from names to groups of keys absolute."""
-    if isinstance(tree.get(key), dict):
-        tree[key] = {
-            name: absolute(nested(entry.items()), folder) if isinstance(entry, dict) else entry
-            for name, entry in tree[key].items()
-        }
+def _path_kinds(kind: Any) -> list[PathKind]:
+    return [mark for mark in get_args(kind) if isinstance(mark, PathKind)]
 
 
 def resolve(tree: Tree, key: str, folder: Path) -> None:
     """Make one key's path absolute, if the key is set; the schema refuses values that are no text later."""
-    if key in tree:
-        tree[key] = _resolved(tree[key], folder)
+    if isinstance(tree.get(key), str):
+        tree[key] = _resolved(tree[key], PathKind(), folder)
 
 
-def resolve_backbone(tree: Tree, folder: Path) -> None:
-    """Make a backbone's path absolute if there is such a path; it may be an id of the hub."""
-    backbone = tree.get("backbone")
-    if not isinstance(backbone, dict):
-        return
-    name = backbone.get("name")
-    if isinstance(name, str) and name not in ("", "default") and _under(folder, name).exists():
-        resolve(backbone, "name", folder)
-
-
-def _resolved(value: Any, folder: Path) -> Any:
-    if isinstance(value, str) and value and "\0" not in value:
-        return str(_under(folder, value).resolve())
-    return value
-
-
-def _under(folder: Path, path: str) -> Path:
+def _resolved(value: str, kind: PathKind, folder: Path) -> str:
+    if not value or value in kind.names or value.startswith((HUB_PREFIX, MEMORY_PREFIX)):
+        return value
     try:
-        return folder / Path(path).expanduser()
+        path = folder / Path(value).expanduser()
     except RuntimeError as error:
-        raise InputError(f"{path}: no user of this name has a home; allowed: ~/…, or a path without ~") from error
+        raise InputError(f"{value}: no user of this name has a home; allowed: ~/…, or a path without ~") from error
+    return str(path.resolve()) if kind.always or path.exists() else value

@@ -1,21 +1,19 @@
-"""`sections` and `keys_of`: every key with type, default and meaning, as the schema and its docstrings say them."""
+"""Every key of the configuration with its type, default and meaning, as the schema says them."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from silotune.config.extensible import ExtensibleSection
-from silotune.config.meanings import attributes, option_meanings
 from silotune.config.registries import METHODS, TUNERS
 from silotune.config.schema import Config
-from silotune.config.section import Choice, Section
+from silotune.config.section import Choice, ExtensibleSection, Section
 from silotune.core.registry import Registry
 
 PAGE = "docs/configuration.md"
@@ -36,7 +34,7 @@ class Key:
         name: with its section: `train.lr`.
         type: what it takes, with its bounds; values and names in backticks.
         default: as a word of the command line, in backticks; "–" for none.
-        meaning: from the section's docstring.
+        meaning: what it does.
         owners: the choices under which it has an effect, as `method=moon`; empty: always.
     """
 
@@ -50,10 +48,9 @@ class Key:
 def sections() -> dict[str, str]:
     """Return section → its meaning, in the schema's order; "" is the keys without a section."""
     found = {"": "Keys without a section."}
-    meanings = attributes(Config)
     for name, field in Config.model_fields.items():
         if name in _CHOSEN:
-            found[name] = meanings[name]
+            found[name] = field.description or ""
         elif (model := section_of(field)) is not None:
             found[name] = (inspect.getdoc(model) or "").partition("\n")[0]
     return found
@@ -65,15 +62,17 @@ def keys_of(section: str) -> list[Key]:
     The built-in methods' and tuners' options are the keys of `method` and `tuner`; `owners` says whose they are.
     """
     if section == "":
-        return _plain_keys()
+        fields = Config.model_fields.items()
+        return [_key(name, name, field) for name, field in fields if section_of(field) is None]
     if section in _CHOSEN:
         return _chosen_keys(section, _CHOSEN[section])
     model = section_of(Config.model_fields[section])
     assert model is not None, "callers name a section"
     prefix = f"{section}.NAME." if section == "silos" else f"{section}."
     choice = section if model.chooser == "name" else f"{section}.{model.chooser}"
-    owners = {key: tuple(f"{choice}={name}" for name in names) for key, names in model.owners.items()}
-    return model_keys(prefix, model, attributes(model), owners)
+    return _model_keys(
+        prefix, model, {key: [f"{choice}={name}" for name in names] for key, names in model.owners.items()}
+    )
 
 
 def all_keys() -> dict[str, Key]:
@@ -85,20 +84,6 @@ def all_keys() -> dict[str, Key]:
     return found
 
 
-def model_keys(
-    prefix: str, model: type[BaseModel], meanings: Mapping[str, str], owners: Mapping[str, tuple[str, ...]] = {}
-) -> list[Key]:
-    """Return the keys of a model, with a prefix before their names."""
-    keys = []
-    for name, field in model.model_fields.items():
-        kind = _bounded(type_text(field.annotation), field)
-        if name == "name" and issubclass(model, ExtensibleSection):
-            named = ", ".join(f"`{choice}`" for choice in model.registry.reserved)
-            kind = f"list of steps: `clip`, noise, {named}" if model.section == "uplink" else f"{named}, or a plug-in's"
-        keys.append(Key(f"{prefix}{name}", kind, default_text(field), meanings.get(name, ""), owners.get(name, ())))
-    return keys
-
-
 def options_by_owner(section: str) -> dict[tuple[str, ...], list[Key]]:
     """Return the tables of options of built-in methods or tuners; those with the same options share one."""
     grouped: dict[type[BaseModel], list[str]] = {}
@@ -106,16 +91,14 @@ def options_by_owner(section: str) -> dict[tuple[str, ...], list[Key]]:
         if made.__module__.startswith("silotune."):
             grouped.setdefault(made.Options, []).append(f"{section}={name}")
     return {
-        tuple(names): model_keys(f"{section}.", options, option_meanings(options))
-        for options, names in grouped.items()
-        if options.model_fields
+        tuple(names): _model_keys(f"{section}.", options) for options, names in grouped.items() if options.model_fields
     }
 
 
 def _chosen_keys(section: str, registry: Registry[Any]) -> list[Key]:
-    default = Config.model_fields[section].default.name
-    meaning = attributes(Config)[section]
-    keys = [Key(f"{section}.name", ", ".join(f"`{name}`" for name in registry), f"`{default}`", meaning)]
+    field = Config.model_fields[section]
+    names = ", ".join(f"`{name}`" for name in registry)
+    keys = [Key(f"{section}.name", names, f"`{field.default.name}`", field.description or "")]
     options: dict[tuple[str, str, str, str], list[str]] = {}
     for owners, found in options_by_owner(section).items():
         for key in found:
@@ -123,15 +106,24 @@ def _chosen_keys(section: str, registry: Registry[Any]) -> list[Key]:
     return keys + [Key(*values, tuple(owners)) for values, owners in options.items()]
 
 
-def _plain_keys() -> list[Key]:
-    meanings, keys = attributes(Config), []
-    for name, field in Config.model_fields.items():
-        if section_of(field) is None:
-            chooses = field.annotation is Choice
-            default = f"`{field.default.name}`" if chooses else default_text(field)
-            kind = f"name of a {name}, with its options" if chooses else _bounded(type_text(field.annotation), field)
-            keys.append(Key(name, kind, default, meanings[name]))
+def _model_keys(prefix: str, model: type[BaseModel], owners: Mapping[str, list[str]] = {}) -> list[Key]:
+    keys = []
+    for name, field in model.model_fields.items():
+        key = _key(f"{prefix}{name}", name, field, tuple(owners.get(name, ())))
+        if name == "name" and issubclass(model, ExtensibleSection):
+            named = ", ".join(f"`{choice}`" for choice in model.registry.reserved)
+            steps = f"list of steps: `clip`, noise, {named}"
+            key = replace(key, type=steps if model.section_name() == "uplink" else f"{named}, or a plug-in's")
+        keys.append(key)
     return keys
+
+
+def _key(name: str, word: str, field: FieldInfo, owners: tuple[str, ...] = ()) -> Key:
+    if field.annotation is Choice:
+        kind, default = f"name of a {word}, with its options", f"`{field.default.name}`"
+    else:
+        kind, default = _bounded(type_text(field.annotation), field), default_text(field)
+    return Key(name, kind, default, field.description or "", owners)
 
 
 def type_text(annotation: Any) -> str:

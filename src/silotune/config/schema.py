@@ -2,66 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from silotune.config.aggregation import AggregationConfig
 from silotune.config.attack import AttackConfig
-from silotune.config.backbone import BackboneConfig
-from silotune.config.comparison import CompareConfig
-from silotune.config.data import DATA_SOURCES, DataConfig
-from silotune.config.evaluation import EvaluationConfig
-from silotune.config.federation import FederationConfig
-from silotune.config.generation import GenerationConfig
-from silotune.config.head import HeadConfig
-from silotune.config.partition import PartitionConfig
-from silotune.config.precision import PrecisionConfig
-from silotune.config.privacy import PrivacyConfig
+from silotune.config.backbone import BackboneConfig, PrecisionConfig
+from silotune.config.coordinator import AggregationConfig, FederationConfig, ServerConfig
+from silotune.config.data import DATA_SOURCES, DataConfig, PartitionConfig, SiloConfig
+from silotune.config.evaluation import CompareConfig, EvaluationConfig
+from silotune.config.head import GenerationConfig, HeadConfig
 from silotune.config.registries import METHODS
-from silotune.config.sampling import SamplingConfig
 from silotune.config.section import Choice, Section
-from silotune.config.server import ServerConfig
-from silotune.config.silos import SiloConfig
-from silotune.config.train import CacheConfig, CohortSize, StateConfig, TrainConfig
-from silotune.config.uplink import UplinkConfig
-from silotune.config.validators import Device, distinct
+from silotune.config.train import CacheConfig, CohortSize, SamplingConfig, StateConfig, TrainConfig
+from silotune.config.uplink import PrivacyConfig, UplinkConfig
+from silotune.config.validators import ConfigPath, Device, KeyGroup, distinct
 
 
 class Config(Section):
     """All keys of a run, a comparison or a sweep.
 
     The sections have modules of their own.
-
-    Attributes:
-        description: what a preset says of itself.
-        start: a LoRA that the run's adapters begin with: a folder in peft's format, or a file of `silotune import`.
-        method: what is trained, what leaves a silo, and how parts mix at prediction (`silotune methods`).
-        tuner: the kind of PEFT of the method's adapters.
-        rounds: rounds of the federation.
-        seed: the seed from which all random numbers are derived.
-        threads: CPU threads of PyTorch. If unset, its own choice; with `flower-local` the cores divided by the silos.
-        device: `auto`, `cpu`, or a device of PyTorch such as `cuda:1`.
-        cohort: silos that train in one forward; `auto` chooses the number by device and memory.
-        per_method: method → keys that it gets instead, in comparisons and sweeps.
     """
 
     model_config = ConfigDict(validate_default=False)  # a section's defaults were checked when it was made
 
-    description: str = ""
+    description: str = Field("", description="what a preset says of itself.")
     backbone: BackboneConfig = BackboneConfig()
-    start: str | None = Field(None, min_length=1)
-    method: Choice = Choice(name="fedmcp")
-    tuner: Choice = Choice(name="bottleneck")
+    start: ConfigPath | None = Field(
+        None,
+        min_length=1,
+        description="a LoRA that the run's adapters begin with: a folder in peft's format, or a file of `silotune "
+        "import`.",
+    )
+    method: Choice = Field(
+        Choice(name="fedmcp"),
+        description="what is trained, what leaves a silo, and how parts mix at prediction (`silotune methods`).",
+    )
+    tuner: Choice = Field(Choice(name="bottleneck"), description="the kind of PEFT of the method's adapters.")
     head: HeadConfig = HeadConfig()
-    rounds: int = Field(10, ge=1)
-    seed: int = Field(1, ge=0, lt=2**31)
-    threads: int | None = Field(None, ge=1, le=1024)
-    device: Device = "auto"
+    rounds: int = Field(10, ge=1, description="rounds of the federation.")
+    seed: int = Field(1, ge=0, lt=2**31, description="the seed from which all random numbers are derived.")
+    threads: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="CPU threads of PyTorch. If unset, its own choice; with `flower-local` the cores divided by the "
+        "silos.",
+    )
+    device: Device = Field("auto", description="`auto`, `cpu`, or a device of PyTorch such as `cuda:1`.")
     precision: PrecisionConfig = PrecisionConfig()
     cache: CacheConfig = CacheConfig()
     state: StateConfig = StateConfig()
-    cohort: CohortSize = 1
+    cohort: CohortSize = Field(
+        1, description="silos that train in one forward; `auto` chooses the number by device and memory."
+    )
     train: TrainConfig = TrainConfig()
     sampling: SamplingConfig = SamplingConfig()
     aggregation: AggregationConfig = AggregationConfig()
@@ -75,7 +68,9 @@ class Config(Section):
     generation: GenerationConfig = GenerationConfig()
     silos: list[SiloConfig] = []
     federation: FederationConfig = FederationConfig()
-    per_method: dict[str, dict[str, Any]] = {}
+    per_method: dict[str, KeyGroup] = Field(
+        {}, description="method → keys that it gets instead, in comparisons and sweeps."
+    )
     compare: CompareConfig = CompareConfig()
 
     @property

@@ -1,8 +1,8 @@
-"""`Section`: refuses unknown and ineffective keys; `ShortSection`, also given by name; `Choice`; `Options`."""
+"""Base classes of the configuration's sections; they refuse unknown keys and keys without effect."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Self, get_args
 
 from pydantic import (
@@ -10,13 +10,18 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     SerializerFunctionWrapHandler,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
+from silotune.config.input_errors import input_error
 from silotune.config.validators import listed
+from silotune.core.registry import Registry
+from silotune.errors import InputError, unknown_name_error
 
 
 class Choice(BaseModel):
@@ -37,10 +42,10 @@ class Choice(BaseModel):
 
 
 class Section(BaseModel):
-    """A group of keys; refuses unknown keys, NaN, infinity, a yes or no for a number, and keys without effect.
+    """A group of keys. It refuses unknown keys, NaN, infinity, a yes or no for a number, and keys without effect.
 
     Attributes:
-        owners: key → the choices under which it has an effect; a key without an entry always has.
+        owners: key → the choices under which it has an effect; a key without an entry always has one.
         chooser: the key that holds the choice (a name or a list of names).
         common: the keys that stay when another name is chosen, if they have an effect there.
     """
@@ -50,6 +55,11 @@ class Section(BaseModel):
     common: ClassVar[tuple[str, ...]] = ()
 
     model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    @classmethod
+    def section_name(cls) -> str:
+        """Return the section's key in the configuration."""
+        return cls.__name__.removesuffix("Config").lower()
 
     @field_validator("*", mode="before")
     @classmethod
@@ -64,17 +74,21 @@ class Section(BaseModel):
     @model_validator(mode="after")
     def _refuse_keys_without_effect(self) -> Self:
         """Refuse keys without effect; this runs before a section's own validators, which may fill in values."""
-        cls, section = type(self), type(self).__name__.removesuffix("Config").lower()
-        if not self.owners:
-            return self
-        chosen = getattr(self, self.chooser)
+        cls, section = type(self), self.section_name()
         for key, owners in self.owners.items():
+            chosen = getattr(self, self.chooser)
             if not has_effect(cls, key, chosen) and getattr(self, key) != cls.model_fields[key].get_default():
                 names = chosen if isinstance(chosen, str) else ",".join(chosen) or "none"
                 choice = section if self.chooser == "name" else f"{section}.{self.chooser}"
                 having = " or ".join(f"{choice}={owner}" for owner in owners)
                 raise ValueError(f"{key} belongs to {having}, not to {choice}={names}; leave {section}.{key} out")
         return self
+
+
+def has_effect(section: type[Section], key: str, chosen: Any) -> bool:
+    """Return whether a key has an effect under a choice: a name, or several as a list or separated by commas."""
+    owners, names = section.owners.get(key), listed(chosen)
+    return owners is None or (isinstance(names, list) and any(name in owners for name in names))
 
 
 class Options(Section):
@@ -111,7 +125,82 @@ class ShortSection(Section):
         return self.name if chosen.keys() <= {"name"} else {"name": self.name} | chosen
 
 
-def has_effect(section: type[Section], key: str, chosen: Any) -> bool:
-    """Return whether a key has an effect under a choice: a name, or several as a list or separated by commas."""
-    owners, names = section.owners.get(key), listed(chosen)
-    return owners is None or (isinstance(names, list) and any(name in owners for name in names))
+class ExtensibleSection(Section):
+    """A section with the keys of its built-in choices, and with those of a plug-in if one is chosen.
+
+    A registered object declares its keys by a pydantic model in the attribute `Options`, as methods and tuners do. They
+    are read into `options`, with their defaults filled in.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    registry: ClassVar[Registry[Any]]
+
+    @property
+    def chosen(self) -> str | None:
+        """The chosen name of the registry, if any."""
+        name = getattr(self, "name", None)
+        return name if isinstance(name, str) else None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of a registered choice; empty for built-in ones."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _registered_options(self) -> Self:
+        section, fields = self.section_name(), type(self).model_fields
+        model = options_model(self.registry, self.chosen)
+        declared = model.model_fields if model else {}
+        if hidden := sorted(declared.keys() & fields.keys()):
+            raise InputError(f"{self.registry.kind} {self.chosen!r}: option {hidden[0]!r} is a key of {section}")
+        if unknown := [key for key in self.options if key not in declared]:
+            self._refuse_option_of_another(unknown[0])
+            allowed = [f"{section}.{name}" for name in [*fields, *declared]]
+            raise unknown_name_error("key", f"{section}.{unknown[0]}", allowed)
+        if model is not None:
+            try:
+                options = model.model_validate(self.options)
+            except ValidationError as error:
+                raise input_error(error, model, section) from None
+            assert self.__pydantic_extra__ is not None, "extra keys are allowed"
+            self.__pydantic_extra__.update(options.model_dump(mode="json"))
+        return self
+
+    def _refuse_option_of_another(self, key: str) -> None:
+        """Raise an error that names the choices with this option, if there are any."""
+        section = self.section_name()
+        models = {name: options_model(self.registry, name) for name in self.registry}
+        owners = [f"{section}={name}" for name, model in models.items() if model and key in model.model_fields]
+        if owners:
+            raise ValueError(
+                f"{key} belongs to {' or '.join(owners)}, not to {section}={self.chosen or 'none'}; "
+                f"leave {section}.{key} out"
+            )
+
+
+def options_model(registry: Registry[Any], name: str | None) -> type[BaseModel] | None:
+    """Return the model of a plug-in's options; None for built-in choices and plug-ins without options."""
+    return None if name is None or name in registry.reserved else getattr(registry.find(name), "Options", None)
+
+
+def make_registered(registry: Registry[Any], name: str, options: dict[str, Any]) -> Any:
+    """Return a registered function, or an instance of a registered class, made with its options if it declares any."""
+    value = registry.find(name)
+    if not isinstance(value, type):
+        return value
+    model = options_model(registry, name)
+    return value() if model is None else value(model.model_validate(options))
+
+
+def one_of(registry: Registry[Any]) -> Callable[[object], object]:
+    """Return a validator that allows the names of this registry only."""
+
+    def check(value: object) -> object:
+        if value in registry.names:
+            return value
+        *others, last = map(repr, registry.names)
+        expected = f"{', '.join(others)} or {last}"
+        raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
+
+    return check

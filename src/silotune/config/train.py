@@ -1,4 +1,4 @@
-"""Sections `train` (local training: batches, optimizer, schedule, …), `cache` and `state`; the key `cohort`."""
+"""Sections `train`, `sampling`, `cache` and `state`: who trains in a round, how, and what is kept in memory."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ CohortSize = Annotated[int | Literal["auto"], number_or_auto("silos", 10_000)]
 
 
 class CacheConfig(Section):
-    """The cache of activations.
-
-    Attributes:
-        name: `frozen-prefix` keeps a row's activations of the frozen layers below the lowest adapter across epochs and
-            rounds.
-        mib: its memory in MiB; the least recently used rows are removed first.
-    """
+    """The cache of activations."""
 
     owners: ClassVar = {"mib": ("frozen-prefix",)}
 
-    name: Literal["none", "frozen-prefix"] = "none"
-    mib: int = Field(512, ge=1, le=2**22)
+    name: Literal["none", "frozen-prefix"] = Field(
+        "none",
+        description="`frozen-prefix` keeps a row's activations of the frozen layers below the lowest adapter across "
+        "epochs and rounds.",
+    )
+    mib: int = Field(
+        512, ge=1, le=2**22, description="its memory in MiB; the least recently used rows are removed first."
+    )
 
 
 class StateConfig(Section):
-    """The states of simulated silos (private parts and memory) between their rounds.
+    """The states of simulated silos (private parts and memory) between their rounds."""
 
-    Attributes:
-        memory_mib: the most MiB of them that stay in memory; the others are read from the run folder where they are
-            needed. They are then written together, many silos' in one file. Unset: all stay in memory, a file each.
-    """
-
-    memory_mib: int | None = Field(None, ge=0, le=2**22)
+    memory_mib: int | None = Field(
+        None,
+        ge=0,
+        le=2**22,
+        description="the most MiB of them that stay in memory; the others are read from the run folder where they are "
+        "needed. They are then written together, many silos' in one file. Unset: all stay in memory, a file each.",
+    )
 
 
 def _dropout(given: object) -> object:
@@ -73,66 +74,97 @@ _ADAM_EPSILON = 1e-8
 
 
 class TrainConfig(Section):
-    """Local training, per phase.
+    """Local training, per phase."""
 
-    Attributes:
-        lr: the learning rate.
-        server_lr: the learning rate of methods that train at the coordinator (FedFAME's η_g); unset: `lr`.
-        schedule: how the learning rate falls: not at all, to 0 along a line, or to 0 along a half cosine.
-        schedule_over: what `schedule` and `warmup` span: each phase of each round, as the `train()` calls of
-            transformers' Trainer, or all rounds together, whichever of them a silo takes part in.
-        warmup: the steps over which the learning rate first rises from 0: their number, or below 1 their share of the
-            span.
-        epochs: passes over a silo's rows.
-        steps: the number of optimizer steps, which replaces `epochs` if it is set.
-        batch_size: rows per optimizer step.
-        batches: how an epoch's rows are cut. `full`: all batches but the last one have `batch_size` rows; `even`: as
-            many batches, whose sizes differ by one row at most, each with a loss weighted by its rows, so that every
-            row weighs the same.
-        optimizer: the silos' optimizer.
-        weight_decay: the decay of weights, not of biases and norms; decoupled in `adamw` and `adafactor`, part of the
-            gradient in `adam` and `sgd`. Unset: 0.01 of all tensors in `adamw`, none elsewhere.
-        adam_epsilon: what Adam and AdamW add to the root of the second moment. Of gradients far below it they make
-            small steps; of all others steps of the size of `lr`, however small they are.
-        clip_norm: the largest L2 norm of a step's gradient, over all tensors that a silo trains in the phase; longer
-            ones are scaled down.
-        keep_optimizer: whether a silo keeps its optimizers' states from round to round, beside its private parts;
-            otherwise each phase of each round has a new optimizer.
-        dropout: the backbone's dropout in views with trained parts: its `own` rates, or one rate everywhere. Unset: its
-            own where its weights themselves are trained (`tuner=full`), and none elsewhere.
-        label_smoothing: the share of a label's, or of an answer's token's, probability that the loss spreads over all
-            of them.
-        class_weights: the weights of labels in the loss, which is then a weighted mean over rows: `balanced` are rows /
-            (labels × rows of the label), by the silo's training rows; of labels that are not named, 1.
-        early_stopping: end the run after so many rounds without a better validation score; unset: never.
-        max_length: tokens of a row; longer rows are cut.
-        gradient_checkpointing: whether the activations inside the backbone's blocks are computed again for the backward
-            pass: less memory for about a third more time, the same gradients.
-        tokens_at_once: the most tokens, with padding and in all views with gradient, that a step holds activations of
-            for its backward pass; None: the whole batch's. `auto` chooses it by the device's memory.
-    """
-
-    lr: float = Field(1e-3, gt=0)
-    server_lr: float | None = Field(None, gt=0)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    schedule_over: Literal["round", "run"] = "round"
-    warmup: float = Field(0, ge=0, le=1_000_000)
-    epochs: int = Field(1, ge=1)
-    steps: int | None = Field(None, ge=1)
-    batch_size: int = Field(16, ge=1)
-    batches: Literal["full", "even"] = "full"
-    optimizer: Literal["adam", "adamw", "sgd", "adafactor"] = "adam"
-    weight_decay: float | None = Field(None, ge=0)
-    adam_epsilon: float = Field(_ADAM_EPSILON, ge=1e-12, le=1)
-    clip_norm: float | None = Field(None, gt=0)
-    keep_optimizer: bool = False
-    dropout: Dropout = None
-    label_smoothing: float = Field(0, ge=0, lt=1)
-    class_weights: ClassWeights = "none"
-    early_stopping: int | None = Field(None, ge=1)
-    max_length: int = Field(128, ge=8, le=8192)
-    gradient_checkpointing: bool = False
-    tokens_at_once: Annotated[int | Literal["auto"] | None, number_or_auto("tokens", or_none=True)] = None
+    lr: float = Field(1e-3, gt=0, description="the learning rate.")
+    server_lr: float | None = Field(
+        None,
+        gt=0,
+        description="the learning rate of methods that train at the coordinator (FedFAME's η_g); unset: `lr`.",
+    )
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant",
+        description="how the learning rate falls: not at all, to 0 along a line, or to 0 along a half cosine.",
+    )
+    schedule_over: Literal["round", "run"] = Field(
+        "round",
+        description="what `schedule` and `warmup` span: each phase of each round, as the `train()` calls of "
+        "transformers' Trainer, or all rounds together, whichever of them a silo takes part in.",
+    )
+    warmup: float = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="the steps over which the learning rate first rises from 0: their number, or below 1 their share "
+        "of the span.",
+    )
+    epochs: int = Field(1, ge=1, description="passes over a silo's rows.")
+    steps: int | None = Field(
+        None, ge=1, description="the number of optimizer steps, which replaces `epochs` if it is set."
+    )
+    batch_size: int = Field(16, ge=1, description="rows per optimizer step.")
+    batches: Literal["full", "even"] = Field(
+        "full",
+        description="how an epoch's rows are cut. `full`: all batches but the last one have `batch_size` rows; "
+        "`even`: as many batches, whose sizes differ by one row at most, each with a loss weighted by its rows, so "
+        "that every row weighs the same.",
+    )
+    optimizer: Literal["adam", "adamw", "sgd", "adafactor"] = Field("adam", description="the silos' optimizer.")
+    weight_decay: float | None = Field(
+        None,
+        ge=0,
+        description="the decay of weights, not of biases and norms; decoupled in `adamw` and `adafactor`, part of the "
+        "gradient in `adam` and `sgd`. Unset: 0.01 of all tensors in `adamw`, none elsewhere.",
+    )
+    adam_epsilon: float = Field(
+        _ADAM_EPSILON,
+        ge=1e-12,
+        le=1,
+        description="what Adam and AdamW add to the root of the second moment. Of gradients far below it they make "
+        "small steps; of all others steps of the size of `lr`, however small they are.",
+    )
+    clip_norm: float | None = Field(
+        None,
+        gt=0,
+        description="the largest L2 norm of a step's gradient, over all tensors that a silo trains in the phase; "
+        "longer ones are scaled down.",
+    )
+    keep_optimizer: bool = Field(
+        False,
+        description="whether a silo keeps its optimizers' states from round to round, beside its private parts; "
+        "otherwise each phase of each round has a new optimizer.",
+    )
+    dropout: Dropout = Field(
+        None,
+        description="the backbone's dropout in views with trained parts: its `own` rates, or one rate everywhere. "
+        "Unset: its own where its weights themselves are trained (`tuner=full`), and none elsewhere.",
+    )
+    label_smoothing: float = Field(
+        0,
+        ge=0,
+        lt=1,
+        description="the share of a label's, or of an answer's token's, probability that the loss spreads over all of "
+        "them.",
+    )
+    class_weights: ClassWeights = Field(
+        "none",
+        description="the weights of labels in the loss, which is then a weighted mean over rows: `balanced` are rows "
+        "/ (labels × rows of the label), by the silo's training rows; of labels that are not named, 1.",
+    )
+    early_stopping: int | None = Field(
+        None, ge=1, description="end the run after so many rounds without a better validation score; unset: never."
+    )
+    max_length: int = Field(128, ge=8, le=8192, description="tokens of a row; longer rows are cut.")
+    gradient_checkpointing: bool = Field(
+        False,
+        description="whether the activations inside the backbone's blocks are computed again for the backward pass: "
+        "less memory for about a third more time, the same gradients.",
+    )
+    tokens_at_once: Annotated[int | Literal["auto"] | None, number_or_auto("tokens", or_none=True)] = Field(
+        None,
+        description="the most tokens, with padding and in all views with gradient, that a step holds activations of "
+        "for its backward pass; None: the whole batch's. `auto` chooses it by the device's memory.",
+    )
 
     @field_validator("warmup")
     @classmethod
@@ -159,3 +191,21 @@ class TrainConfig(Section):
     def with_lr(self, lr: float) -> TrainConfig:
         """Return the same section with another learning rate."""
         return self.model_copy(update={"lr": lr})
+
+
+class SamplingConfig(Section):
+    """The silos of a round: a fraction or a number of them; all silos if neither key is set."""
+
+    fraction: float | None = Field(None, gt=0, le=1, description="the fraction of the silos, rounded up.")
+    count: int | None = Field(None, ge=1, description="the number of silos.")
+    per_task: bool = Field(
+        False, description="whether the fraction or number holds for each task's silos (FedDPA, appendix A.1)."
+    )
+
+    @model_validator(mode="after")
+    def _fraction_or_count(self) -> SamplingConfig:
+        if self.fraction is not None and self.count is not None:
+            raise ValueError("fraction and count exclude each other; unset one (sampling.fraction= or sampling.count=)")
+        if self.per_task and self.fraction is None and self.count is None:
+            raise ValueError("per_task: how many of each task's silos? give sampling.fraction or sampling.count too")
+        return self

@@ -1,4 +1,4 @@
-"""Section `uplink`: the order and options of the steps (`clip`, noise, a codec) that a silo's change passes."""
+"""Sections `uplink` and `privacy`: the steps that a silo's change passes, and the budget of its noise."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pydantic import Field, field_validator, model_validator
 from typing_extensions import override
 
 from silotune.config import registries
-from silotune.config.extensible import ExtensibleSection
-from silotune.config.section import has_effect
-from silotune.config.validators import distinct, listed
+from silotune.config.section import ExtensibleSection, Section, has_effect
+from silotune.config.validators import ConfigPath, distinct, listed
 
 NOISES = ("laplace", "gaussian")
 
@@ -23,20 +22,9 @@ class UplinkConfig(ExtensibleSection):
     """The steps that a silo applies to its change, in order (`uplink=clip,laplace,int8`).
 
     Without steps, the shared parts are sent unchanged.
-
-    Attributes:
-        name: the steps.
-        clip: the norm that the change is scaled down to; 1 if unset.
-        norm: the kind of norm; if unset, l1 before Laplace noise, else l2.
-        epsilon: ε of one round; 8 if unset.
-        delta: δ of one round of Gaussian noise; 1e-5 if unset.
-        rounding: rounding of int8 and int4: to the nearest code, or at random and unbiased.
-        feedback: whether a silo keeps the codec's error and adds it to its next change; true if unset, but false of an
-            unbiased codec.
     """
 
     registry: ClassVar = registries.CODECS
-    section: ClassVar = "uplink"
     owners: ClassVar = {
         "clip": ("clip",),
         "norm": ("clip",),
@@ -47,13 +35,21 @@ class UplinkConfig(ExtensibleSection):
     }
     common: ClassVar = tuple(owners)
 
-    name: list[str] = []
-    clip: float | None = Field(None, gt=0)
-    norm: Literal["l1", "l2"] | None = None
-    epsilon: float | None = Field(None, gt=0)
-    delta: float | None = Field(None, gt=0, lt=1)
-    rounding: Literal["nearest", "stochastic"] | None = None
-    feedback: bool | None = None
+    name: list[str] = Field([], description="the steps.")
+    clip: float | None = Field(None, gt=0, description="the norm that the change is scaled down to; 1 if unset.")
+    norm: Literal["l1", "l2"] | None = Field(
+        None, description="the kind of norm; if unset, l1 before Laplace noise, else l2."
+    )
+    epsilon: float | None = Field(None, gt=0, description="ε of one round; 8 if unset.")
+    delta: float | None = Field(None, gt=0, lt=1, description="δ of one round of Gaussian noise; 1e-5 if unset.")
+    rounding: Literal["nearest", "stochastic"] | None = Field(
+        None, description="rounding of int8 and int4: to the nearest code, or at random and unbiased."
+    )
+    feedback: bool | None = Field(
+        None,
+        description="whether a silo keeps the codec's error and adds it to its next change; true if unset, but false "
+        "of an unbiased codec.",
+    )
 
     @field_validator("name", mode="before")
     @classmethod
@@ -112,3 +108,18 @@ class UplinkConfig(ExtensibleSection):
     @override
     def chosen(self) -> str | None:
         return self.codec
+
+
+class PrivacyConfig(Section):
+    """The privacy budget, and the source of noise."""
+
+    epsilon: float | None = Field(
+        None, gt=0, description="the budget of the whole run; the run stops before exceeding it."
+    )
+    delta: float | None = Field(None, gt=0, lt=1, description="δ of the whole run.")
+    secret: ConfigPath | None = Field(
+        None,
+        min_length=1,
+        description="a file of at least 16 random bytes from which noise is derived. Without it noise is derived from "
+        "the seed, which everyone who knows the configuration can repeat.",
+    )

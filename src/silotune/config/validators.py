@@ -1,10 +1,11 @@
-"""Types and validators that sections share: `Name`, `Metric`, `Device`, numbers or `auto`, distinct words, labels."""
+"""Types and validators that several sections share."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
@@ -24,6 +25,30 @@ def _plain_name(name: str) -> str:
 
 Name = Annotated[str, AfterValidator(_plain_name)]
 """The name of a silo or task: it becomes part of paths in the run folder."""
+
+
+@dataclass(frozen=True)
+class PathKind:
+    """Marks text as a path, which `config.paths.absolute` resolves against the folder of the file that it stands in.
+
+    Args:
+        always: whether it is a path even where no such file exists; otherwise it may be another name.
+        names: texts that are never a path.
+    """
+
+    always: bool = True
+    names: tuple[str, ...] = ()
+
+
+ConfigPath = Annotated[str, PathKind()]
+
+BackboneName = Annotated[str, PathKind(always=False, names=("default",))]
+"""A folder if there is one of this name, else an id of the hub."""
+
+GROUP_OF_KEYS = "keys of a configuration"
+
+KeyGroup = Annotated[dict[str, Any], GROUP_OF_KEYS]
+"""A group of keys of `Config`, whose paths are resolved as if it were a configuration of its own."""
 
 
 Metric = Literal[

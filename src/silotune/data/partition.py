@@ -18,7 +18,7 @@ from silotune.core.randomness import derive
 from silotune.errors import InputError
 
 if TYPE_CHECKING:
-    from silotune.config.partition import PartitionConfig
+    from silotune.config.data import PartitionConfig
 
 
 Indices = NDArray[np.int64]

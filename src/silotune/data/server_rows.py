@@ -11,7 +11,7 @@ from silotune.data.rows import Row, SiloData, Splits
 from silotune.errors import InputError
 
 if TYPE_CHECKING:
-    from silotune.config.server import ServerConfig
+    from silotune.config.coordinator import ServerConfig
 
 
 NO_LABEL = -1

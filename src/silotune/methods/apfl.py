@@ -32,10 +32,10 @@ ALPHA = "alpha"
 
 
 class APFLOptions(MethodOptions):
-    """`alpha`: α, the weight of a silo's own model (before the first round). `adaptive`: whether silos train it."""
+    """The options of APFL."""
 
-    alpha: float = Field(0.5, ge=0, le=1)
-    adaptive: bool = True
+    alpha: float = Field(0.5, ge=0, le=1, description="α, the weight of a silo's own model (before the first round)")
+    adaptive: bool = Field(True, description="whether silos train it")
 
 
 def own_weight(state: State) -> Tensor:

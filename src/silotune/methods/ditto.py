@@ -26,9 +26,9 @@ from silotune.methods import (
 
 
 class DittoOptions(MethodOptions):
-    """`lam`: λ, how strongly the personal adapter is held near the received one."""
+    """The options of Ditto."""
 
-    lam: float = Field(0.1, ge=0)
+    lam: float = Field(0.1, ge=0, description="λ, how strongly the personal adapter is held near the received one")
 
 
 class Ditto(Method):

@@ -34,16 +34,18 @@ FUSION = ("fusion_personal", "fusion_global")  # parts of one number each: w₁ 
 
 
 class FDLoRAOptions(MethodOptions):
-    """`sync`: H; every H rounds the personal LoRA becomes a copy of the global one as the silo trained it.
+    """The options of FDLoRA."""
 
-    `first_epochs`: passes in round 1, which makes the first personal LoRA. `fusion_epochs`: passes that train the
-    fusion's weights at the end. None: `train.epochs`. `l1`: what the weights' absolute values cost in its loss.
-    """
-
-    sync: int = Field(10, ge=1)
-    first_epochs: int | None = Field(None, ge=1)
-    fusion_epochs: int | None = Field(None, ge=1)
-    l1: float = Field(0.05, ge=0)
+    sync: int = Field(
+        10,
+        ge=1,
+        description="H; every H rounds the personal LoRA becomes a copy of the global one as the silo trained it",
+    )
+    first_epochs: int | None = Field(None, ge=1, description="passes in round 1, which makes the first personal LoRA")
+    fusion_epochs: int | None = Field(
+        None, ge=1, description="passes that train the fusion's weights at the end. None: `train.epochs`"
+    )
+    l1: float = Field(0.05, ge=0, description="what the weights' absolute values cost in its loss")
 
 
 def learned(part: str) -> Callable[[State], Tensor]:

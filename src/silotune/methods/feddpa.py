@@ -39,42 +39,48 @@ _EMBED: dict[str, Mix] = {"global": {GLOBAL: 1}, "local": {PRIVATE: 1}, "base": 
 
 
 class FedDPAOptions(FedITOptions):
-    """Options for the weights of the global and the local part; the defaults are the paper's.
+    """The options for the weights of the global and the local part; the defaults are the paper's.
 
     The authors' code differs from the paper: docs/feddpa-readings.md.
-
-    `weighting`: `dynamic`, a weight α for each text (section 4.3), or `fixed`. `alpha`: the local part's weight
-    where FedDPA-T trains it, and the weight at prediction under `fixed`. `weight_of`: the part that has this weight
-    at prediction; the other one has the rest. `scale`: λ; by default 1 for FedDPA-F and `alpha` for FedDPA-T.
-    `similarity`: the function that compares a text with rows. `representation`: how a text's states are pooled.
-    `samples`: S, the number of rows that a text is compared with. `embed`: the part under which texts are embedded.
-    `clip`: whether similarities are clipped to [0, 1].
     """
 
     newer: ClassVar[tuple[str, ...]] = ("weight_of",)
 
-    alpha: float = Field(0.5, ge=0, le=1)
-    weighting: Literal["dynamic", "fixed"] = "dynamic"
-    weight_of: WeightOf = "local"
-    scale: float | None = Field(None, gt=0, le=1)
-    similarity: Similarity = "cosine"
-    representation: Representation = "last"
-    samples: int = Field(5, ge=1)
-    embed: Literal["global", "local", "base"] = "global"
-    clip: bool = True
+    alpha: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="the local part's weight where FedDPA-T trains it, and the weight at prediction under `fixed`",
+    )
+    weighting: Literal["dynamic", "fixed"] = Field(
+        "dynamic", description="`dynamic`, a weight α for each text (section 4.3), or `fixed`"
+    )
+    weight_of: WeightOf = Field(
+        "local", description="the part that has this weight at prediction; the other one has the rest"
+    )
+    scale: float | None = Field(None, gt=0, le=1, description="λ; by default 1 for FedDPA-F and `alpha` for FedDPA-T")
+    similarity: Similarity = Field("cosine", description="the function that compares a text with rows")
+    representation: Representation = Field("last", description="how a text's states are pooled")
+    samples: int = Field(5, ge=1, description="S, the number of rows that a text is compared with")
+    embed: Literal["global", "local", "base"] = Field("global", description="the part under which texts are embedded")
+    clip: bool = Field(True, description="whether similarities are clipped to [0, 1]")
 
 
 class FedDPATOptions(FedDPAOptions):
-    """`order`: the part that a round trains first; with `local-first`, the first round trains the global one alone.
-
-    `sees`: the global part beside which the local one is trained: as this round trained it, or as received (which it
-    is anyway where the local one comes first).
-    """
+    """The options of FedDPA-T."""
 
     newer = (*FedDPAOptions.newer, "order")
 
-    order: Literal["global-first", "local-first"] = "global-first"
-    sees: Literal["trained", "received"] = "trained"
+    order: Literal["global-first", "local-first"] = Field(
+        "global-first",
+        description="the part that a round trains first; with `local-first`, the first round trains the global one "
+        "alone",
+    )
+    sees: Literal["trained", "received"] = Field(
+        "trained",
+        description="the global part beside which the local one is trained: as this round trained it, or as received "
+        "(which it is anyway where the local one comes first)",
+    )
 
 
 def prediction_mix(options: FedDPAOptions, scale: float) -> PredictionMix:

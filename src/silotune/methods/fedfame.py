@@ -33,17 +33,16 @@ PROJECTION = "head_projection"
 
 
 class FedFAMEOptions(MethodOptions):
-    """`tau`: eq. 2's temperature, which the paper does not state.
+    """The options of FedFAME."""
 
-    `projection`: the projection head's width; `server_epochs`: E_g, the coordinator's passes over its labeled rows.
-    `guard`: whether gradients that are 0 where the silo's model is the received one are exactly 0 there; `false`
-    repeats runs of silotune 0.1, whose first steps were rounding.
-    """
-
-    tau: float = Field(0.5, gt=0)
-    projection: int = Field(256, ge=1, le=65536)
-    server_epochs: int = Field(1, ge=1)
-    guard: bool = True
+    tau: float = Field(0.5, gt=0, description="eq. 2's temperature, which the paper does not state")
+    projection: int = Field(256, ge=1, le=65536, description="the projection head's width")
+    server_epochs: int = Field(1, ge=1, description="E_g, the coordinator's passes over its labeled rows")
+    guard: bool = Field(
+        True,
+        description="whether gradients that are 0 where the silo's model is the received one are exactly 0 there; "
+        "`false` repeats runs of silotune 0.1, whose first steps were rounding",
+    )
 
 
 class FedFAME(Method):

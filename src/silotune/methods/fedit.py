@@ -24,9 +24,11 @@ from silotune.methods import (
 
 
 class FedITOptions(MethodOptions):
-    """`mu`: the weight of FedProx's proximal term where the shared part is trained; 0 is FedAvg."""
+    """The options of FedIT."""
 
-    mu: float = Field(0.0, ge=0)
+    mu: float = Field(
+        0.0, ge=0, description="the weight of FedProx's proximal term where the shared part is trained; 0 is FedAvg"
+    )
 
 
 class FedIT(Method):

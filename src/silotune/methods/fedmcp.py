@@ -28,17 +28,15 @@ FULL: Mix = {GLOBAL: 0.5, PRIVATE: 0.5}  # section IV-B
 
 
 class FedMCPOptions(MethodOptions):
-    """`gamma`: the weight of eq. 8's backbone loss; 0: without. `mu`: that of its contrastive loss; 0: without.
+    """The options of FedMCP."""
 
-    `similarity`: what compares representations (Figure 4). `representation`: how states are pooled for it (Figure 5).
-    `private_view`: what stands for the private adapter in eq. 5: that adapter alone, or the full model.
-    """
-
-    gamma: float = Field(0.5, ge=0, le=1)
-    mu: float = Field(0.05, ge=0)
-    similarity: Literal["cka", "cosine"] = "cka"
-    representation: Literal["mean", "first"] = "mean"
-    private_view: Literal["alone", "full"] = "alone"
+    gamma: float = Field(0.5, ge=0, le=1, description="the weight of eq. 8's backbone loss; 0: without")
+    mu: float = Field(0.05, ge=0, description="that of its contrastive loss; 0: without")
+    similarity: Literal["cka", "cosine"] = Field("cka", description="what compares representations (Figure 4)")
+    representation: Literal["mean", "first"] = Field("mean", description="how states are pooled for it (Figure 5)")
+    private_view: Literal["alone", "full"] = Field(
+        "alone", description="what stands for the private adapter in eq. 5: that adapter alone, or the full model"
+    )
 
 
 class FedMCP(Method):

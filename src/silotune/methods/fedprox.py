@@ -12,9 +12,9 @@ from silotune.methods.fedavg import FedAvg
 
 
 class FedProxOptions(SupervisedOptions):
-    """`mu`: the weight of the proximal term."""
+    """The options of FedProx."""
 
-    mu: float = Field(0.01, ge=0)
+    mu: float = Field(0.01, ge=0, description="the weight of the proximal term")
 
 
 class FedProx(FedAvg):

@@ -11,9 +11,11 @@ from silotune.methods.fedper import FedPer
 
 
 class FedRepOptions(SupervisedOptions):
-    """`head_epochs`: passes over the silo's rows for the head, before those for the body (`train.epochs`)."""
+    """The options of FedRep."""
 
-    head_epochs: int = Field(1, ge=1)
+    head_epochs: int = Field(
+        1, ge=1, description="passes over the silo's rows for the head, before those for the body (`train.epochs`)"
+    )
 
 
 class FedRep(FedPer):

@@ -17,10 +17,12 @@ END_A, END_B = ".lora_A.weight", ".lora_B.weight"
 
 
 class HetLoRAOptions(SupervisedOptions):
-    """`prune`: γ, the share of its rank that a pruned silo keeps; None: never. `penalty`: λ, of the ranks behind it."""
+    """The options of HetLoRA."""
 
-    prune: float | None = Field(None, gt=0, lt=1)
-    penalty: float | None = Field(None, ge=0)
+    prune: float | None = Field(
+        None, gt=0, lt=1, description="γ, the share of its rank that a pruned silo keeps; None: never"
+    )
+    penalty: float | None = Field(None, ge=0, description="λ, of the ranks behind it")
 
     @model_validator(mode="after")
     def _penalty_of_pruning(self) -> HetLoRAOptions:

@@ -12,11 +12,11 @@ from silotune.methods.fedavg import FedAvg
 
 
 class MOONOptions(SupervisedOptions):
-    """`mu`: the weight of the contrastive loss; `tau`: its temperature; `representation`: what is compared."""
+    """The options of MOON."""
 
-    mu: float = Field(1.0, ge=0)
-    tau: float = Field(0.5, gt=0)
-    representation: Literal["mean", "first"] = "mean"
+    mu: float = Field(1.0, ge=0, description="the weight of the contrastive loss")
+    tau: float = Field(0.5, gt=0, description="its temperature")
+    representation: Literal["mean", "first"] = Field("mean", description="what is compared")
 
 
 class MOON(FedAvg):

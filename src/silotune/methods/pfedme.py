@@ -29,11 +29,11 @@ from silotune.methods import (
 
 
 class PFedMeOptions(MethodOptions):
-    """`lam`: λ, which holds θ near w. `steps`: K, the steps of θ on each batch. `eta`: η, the rate of w's steps."""
+    """The options of pFedMe."""
 
-    lam: float = Field(15.0, gt=0)
-    steps: int = Field(5, ge=1)
-    eta: float = Field(0.005, gt=0)
+    lam: float = Field(15.0, gt=0, description="λ, which holds θ near w")
+    steps: int = Field(5, ge=1, description="K, the steps of θ on each batch")
+    eta: float = Field(0.005, gt=0, description="η, the rate of w's steps")
 
 
 class PFedMe(Method):

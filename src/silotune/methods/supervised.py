@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, cast
 
+from pydantic import Field
 from torch import Tensor
 from typing_extensions import override
 
@@ -15,9 +16,11 @@ from silotune.models.forward.mixing import Mix
 
 
 class SupervisedOptions(MethodOptions):
-    """`adapters`: the number of adapters at each target module; their average acts (two in FedMCP's Table I)."""
+    """The options of methods that train one shared or private model by its loss alone."""
 
-    adapters: Literal[1, 2] = 1
+    adapters: Literal[1, 2] = Field(
+        1, description="the number of adapters at each target module; their average acts (two in FedMCP's Table I)"
+    )
 
 
 class Supervised(Method):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from silotune.config import Config, load_resolved
-from silotune.config.precision import PrecisionConfig
+from silotune.config.backbone import PrecisionConfig
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.core.tensors import State, Tensors, unflatten
 from silotune.data.tasks import Task, read_task

@@ -13,7 +13,7 @@ from silotune.communication.uplink.catalog import BUILT_IN_CODECS
 from silotune.communication.uplink.codecs import Codec
 from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline, UplinkStep
 from silotune.config import registries
-from silotune.config.extensible import make_registered
+from silotune.config.section import make_registered
 
 if TYPE_CHECKING:
     from silotune.config.uplink import UplinkConfig

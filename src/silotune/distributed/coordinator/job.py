@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from silotune.config import Config, dump
-from silotune.config.partition import PartitionConfig
+from silotune.config.data import PartitionConfig
 from silotune.core.files import write_text
 from silotune.core.locking import folder_lock
 from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER, RunRegistry

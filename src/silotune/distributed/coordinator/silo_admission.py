@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from silotune.config.federation import FederationConfig
+from silotune.config.coordinator import FederationConfig
 from silotune.core.chained_log import ChainedLog
 from silotune.core.clock import log_line
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config import BackboneConfig, Config, dump
-from silotune.config.data import DataConfig
-from silotune.config.federation import FederationConfig
+from silotune.config.coordinator import FederationConfig
+from silotune.config.data import DataConfig, PartitionConfig
 from silotune.config.parse import validated
-from silotune.config.partition import PartitionConfig
 from silotune.config.trees import parse_tree
 from silotune.errors import InputError
 from silotune.methods import is_centralized

@@ -7,10 +7,10 @@ from typing import Any
 from silotune.aggregation import BY_ROWS
 from silotune.communication.privacy.budget import DELTA
 from silotune.config import BackboneConfig, Config
-from silotune.config.aggregation import AggregationConfig
-from silotune.config.partition import PartitionConfig
-from silotune.config.privacy import PrivacyConfig
-from silotune.config.sampling import SamplingConfig
+from silotune.config.coordinator import AggregationConfig
+from silotune.config.data import PartitionConfig
+from silotune.config.train import SamplingConfig
+from silotune.config.uplink import PrivacyConfig
 from silotune.distributed.protocol.handshake import HandshakeRefused
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.methods import METHODS, Method

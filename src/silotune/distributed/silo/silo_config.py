@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from silotune.config.backbone import BackboneConfig
+from silotune.config.data import SiloConfig
 from silotune.config.input_errors import input_error
-from silotune.config.paths import resolve, resolve_backbone
+from silotune.config.paths import absolute, resolve
 from silotune.config.section import Section
-from silotune.config.silos import SiloConfig
 from silotune.config.trees import parse_tree
 from silotune.config.validators import Device, Name
 from silotune.distributed.silo.policy_config import PolicyConfig
@@ -154,9 +154,7 @@ def read_silo_settings(path: str | Path) -> SiloSettings:
     base = path.resolve().parent
     for key in ("folder", "rows", "start", "secret", "config", "socket", "root_certificates", "private_key"):
         resolve(tree, key, base)
-    if isinstance(tree.get("data"), dict):
-        resolve(tree["data"], "path", base)
-    resolve_backbone(tree, base)
+    absolute(tree, base, SiloSettings)  # of `data` and `backbone`
     try:
         return SiloSettings.model_validate(tree)
     except ValidationError as error:

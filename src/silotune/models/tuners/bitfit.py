@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -27,9 +28,12 @@ _WITHOUT_BIASES = ("llama", "mistral", "modernbert", "qwen3", "t5")
 
 
 class BitFitOptions(TargetModuleOptions):
-    """`sites`: patterns of module names, e.g. `encoder.layer.*`; by default every linear layer and layer norm."""
+    """The options of BitFit."""
 
-    sites: tuple[str, ...] = ("*",)
+    sites: tuple[str, ...] = Field(
+        ("*",),
+        description="patterns of module names, e.g. `encoder.layer.*`; by default every linear layer and layer norm",
+    )
 
 
 class BitFit(Tuner):

@@ -33,14 +33,14 @@ _PLACEMENTS = {"houlsby": ("attention_output", "feedforward_output"), "pfeiffer"
 
 
 class BottleneckOptions(TargetModuleOptions):
-    """`r`: the bottleneck's width. `reduction`: sets r to hidden width / reduction.
+    """The options of bottleneck adapters."""
 
-    `sites`: `houlsby` (two adapters per block), `pfeiffer` (one per block), or names of linear layers.
-    """
-
-    r: int = Field(16, ge=1)
-    reduction: int | None = Field(None, ge=1)
-    sites: tuple[str, ...] = ("houlsby",)
+    r: int = Field(16, ge=1, description="the bottleneck's width")
+    reduction: int | None = Field(None, ge=1, description="sets r to hidden width / reduction")
+    sites: tuple[str, ...] = Field(
+        ("houlsby",),
+        description="`houlsby` (two adapters per block), `pfeiffer` (one per block), or names of linear layers",
+    )
 
     @field_validator("sites")
     @classmethod

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from pydantic import field_validator
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 
 
 class IA3Options(TargetModuleOptions):
-    """`sites`: linear layers whose output is scaled. `feedforward`: linear layers whose input is scaled.
+    """The options of (IA)³."""
 
-    Where query, key and value are one fused layer, its whole output is scaled, as in peft.
-    """
-
-    sites: tuple[str, ...] = ("key", "value")
-    feedforward: tuple[str, ...] = ("feedforward_output",)
+    sites: tuple[str, ...] = Field(("key", "value"), description="linear layers whose output is scaled")
+    feedforward: tuple[str, ...] = Field(
+        ("feedforward_output",),
+        description="linear layers whose input is scaled. Where query, key and value are one fused layer, its whole "
+        "output is scaled, as in peft",
+    )
 
     @field_validator("feedforward", mode="before")
     @classmethod

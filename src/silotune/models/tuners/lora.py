@@ -36,24 +36,31 @@ if TYPE_CHECKING:
 
 
 class LoRAOptions(TargetModuleOptions):
-    """`r`: the rank. `alpha`: the scale is alpha / r. `ranks`: silo → its own rank, up to r, at the same scale.
+    """The options of LoRA, and of tuners that extend it."""
 
-    `sites`: linear layers of each block, or patterns of names; where query, key and value are one fused layer (GPT-2,
-    ModernBERT), each of these words names that layer. `dropout`: probability of dropping an input of A in training,
-    drawn separately for each part and module. `scaling`: the scale is alpha / r (`standard`) or alpha / √r (`rslora`,
-    Kalajdzievski 2023). `init`: A and B start `uniform` (A; B is 0), `orthogonal` to each other (an even r), or as the
-    weight's principal part (`pissa`, Meng et al. 2024), which is then subtracted from the weight. `lr_ratio`: B's
-    learning rate over A's (LoRA+, Hayou et al. 2024).
-    """
-
-    r: int = Field(8, ge=1)
-    alpha: float = Field(16, gt=0)
-    dropout: float = Field(0, ge=0, lt=1)
-    sites: tuple[str, ...] = ("query", "value")
-    ranks: dict[str, int] = {}
-    scaling: Literal["standard", "rslora"] = "standard"
-    init: Literal["uniform", "orthogonal", "pissa"] = "uniform"
-    lr_ratio: float = Field(1, gt=0)
+    r: int = Field(8, ge=1, description="the rank")
+    alpha: float = Field(16, gt=0, description="the scale is alpha / r")
+    dropout: float = Field(
+        0,
+        ge=0,
+        lt=1,
+        description="probability of dropping an input of A in training, drawn separately for each part and module",
+    )
+    sites: tuple[str, ...] = Field(
+        ("query", "value"),
+        description="linear layers of each block, or patterns of names; where query, key and value are one fused "
+        "layer (GPT-2, ModernBERT), each of these words names that layer",
+    )
+    ranks: dict[str, int] = Field({}, description="silo → its own rank, up to r, at the same scale")
+    scaling: Literal["standard", "rslora"] = Field(
+        "standard", description="the scale is alpha / r (`standard`) or alpha / √r (`rslora`, Kalajdzievski 2023)"
+    )
+    init: Literal["uniform", "orthogonal", "pissa"] = Field(
+        "uniform",
+        description="A and B start `uniform` (A; B is 0), `orthogonal` to each other (an even r), or as the weight's "
+        "principal part (`pissa`, Meng et al. 2024), which is then subtracted from the weight",
+    )
+    lr_ratio: float = Field(1, gt=0, description="B's learning rate over A's (LoRA+, Hayou et al. 2024)")
 
     newer: ClassVar[tuple[str, ...]] = ("ranks", "scaling", "init", "lr_ratio")
 

@@ -32,16 +32,18 @@ if TYPE_CHECKING:
 
 
 class PrefixOptions(TunerOptions):
-    """`tokens`: number of virtual tokens. `reparametrise`: hidden width of the MLP that computes them; 0: no MLP.
+    """The options of prefix tuning."""
 
-    `width`: of the MLP's input (None: the keys'; the 8.16 % of PEFT in FL imply 512). `stack`: in an encoder–decoder,
-    the self-attention that gets them: the `encoder`'s (FedPrompt, OpenPrompt) or the `decoder`'s (peft).
-    """
-
-    tokens: int = Field(6, ge=1)
-    reparametrise: int = Field(512, ge=0)
-    width: int | None = Field(None, ge=1)
-    stack: Literal["encoder", "decoder"] = "encoder"
+    tokens: int = Field(6, ge=1, description="number of virtual tokens")
+    reparametrise: int = Field(512, ge=0, description="hidden width of the MLP that computes them; 0: no MLP")
+    width: int | None = Field(
+        None, ge=1, description="of the MLP's input (None: the keys'; the 8.16 % of PEFT in FL imply 512)"
+    )
+    stack: Literal["encoder", "decoder"] = Field(
+        "encoder",
+        description="in an encoder–decoder, the self-attention that gets them: the `encoder`'s (FedPrompt, "
+        "OpenPrompt) or the `decoder`'s (peft)",
+    )
 
 
 class PrefixTuning(VirtualTokenTuner):

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class PromptOptions(TunerOptions):
-    """`tokens`: number of virtual tokens. `init`: where their initial vectors come from. `words`: the text for it."""
+    """The options of prompt tuning."""
 
-    tokens: int = Field(20, ge=1)
-    init: Init = "vocabulary"
-    words: str = ""
+    tokens: int = Field(20, ge=1, description="number of virtual tokens")
+    init: Init = Field("vocabulary", description="where their initial vectors come from")
+    words: str = Field("", description="the text for it")
 
 
 class PromptTuning(VirtualTokenTuner):

@@ -32,20 +32,21 @@ if TYPE_CHECKING:
 
 
 class PTuningOptions(TunerOptions):
-    """`tokens`: number of virtual tokens. `encoder`: `lstm` (bidirectional, then an MLP) or `mlp` (three layers).
+    """The options of p-tuning."""
 
-    `width`: the encoder's hidden width (None: the word embeddings'). `layers`: of the LSTM. `offset`: whether trained
-    vectors are added to the encoder's output; FedPrompt's 25.420 M parameters (Table 5) hold two embeddings.
-    `init`: where the encoder's initial input comes from. `words`: the text for `init=words`.
-    """
-
-    tokens: int = Field(20, ge=1)
-    encoder: Literal["lstm", "mlp"] = "lstm"
-    width: int | None = Field(None, ge=1)
-    layers: int = Field(2, ge=1)
-    offset: bool = True
-    init: Init = "vocabulary"
-    words: str = ""
+    tokens: int = Field(20, ge=1, description="number of virtual tokens")
+    encoder: Literal["lstm", "mlp"] = Field(
+        "lstm", description="`lstm` (bidirectional, then an MLP) or `mlp` (three layers)"
+    )
+    width: int | None = Field(None, ge=1, description="the encoder's hidden width (None: the word embeddings')")
+    layers: int = Field(2, ge=1, description="of the LSTM")
+    offset: bool = Field(
+        True,
+        description="whether trained vectors are added to the encoder's output; FedPrompt's 25.420 M parameters "
+        "(Table 5) hold two embeddings",
+    )
+    init: Init = Field("vocabulary", description="where the encoder's initial input comes from")
+    words: str = Field("", description="the text for `init=words`")
 
 
 class PTuning(VirtualTokenTuner):

@@ -9,7 +9,7 @@ from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
-from pydantic import field_validator
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from silotune.errors import InputError
@@ -42,9 +42,11 @@ def parse_words(value: object) -> object:
 
 
 class TargetModuleOptions(TunerOptions):
-    """`sites`: fields of the family's table (query, key, value, …) or patterns of module names, comma-separated."""
+    """The option of tuners that act at modules of the backbone."""
 
-    sites: tuple[str, ...]
+    sites: tuple[str, ...] = Field(
+        description="fields of the family's table (query, key, value, …) or patterns of module names, comma-separated"
+    )
 
     @field_validator("sites", mode="before")
     @classmethod

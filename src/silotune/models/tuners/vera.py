@@ -32,18 +32,19 @@ _MERGED = ("lora_A.weight", "lora_B.weight")
 
 
 class VeRAOptions(TargetModuleOptions):
-    """`r`: the rank of the frozen matrices. `d_initial`: the value with which d starts; b starts at 0.
+    """The options of VeRA."""
 
-    `seed`: A and B are drawn from it, so that they are the same in all silos and never sent; peft's
-    `projection_prng_key`. `dropout`: probability of dropping an input of A in training. `sites`: linear layers of each
-    block, or patterns of names.
-    """
-
-    r: int = Field(256, ge=1)
-    d_initial: float = 0.1
-    seed: int = Field(0, ge=0, lt=2**63)
-    dropout: float = Field(0, ge=0, lt=1)
-    sites: tuple[str, ...] = ("query", "value")
+    r: int = Field(256, ge=1, description="the rank of the frozen matrices")
+    d_initial: float = Field(0.1, description="the value with which d starts; b starts at 0")
+    seed: int = Field(
+        0,
+        ge=0,
+        lt=2**63,
+        description="A and B are drawn from it, so that they are the same in all silos and never sent; peft's "
+        "`projection_prng_key`",
+    )
+    dropout: float = Field(0, ge=0, lt=1, description="probability of dropping an input of A in training")
+    sites: tuple[str, ...] = Field(("query", "value"), description="linear layers of each block, or patterns of names")
 
 
 class VeRA(Tuner):

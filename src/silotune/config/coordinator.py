@@ -1,0 +1,134 @@
+"""Sections `aggregation`, `server` and `federation`: what the coordinator does with updates, and whom it waits for."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from silotune.config.registries import AGGREGATIONS
+from silotune.config.section import ExtensibleSection, Section, one_of
+from silotune.config.validators import ConfigPath, Name, distinct, listed
+
+
+class AggregationConfig(ExtensibleSection):
+    """How updates are combined."""
+
+    registry: ClassVar = AGGREGATIONS
+    common: ClassVar = ("outlier", "max_norm", "clip")
+    owners: ClassVar = {
+        "trim": ("trimmed-mean",),
+        "byzantine": ("krum", "multi-krum"),
+        "keep": ("multi-krum",),
+        "regularization": ("lora-fair",),
+    }
+
+    name: str = Field("samples", description="the aggregation.")
+    outlier: float | None = Field(
+        100.0,
+        gt=1,
+        description="updates whose change has a norm of more than so many times the median of the round's are held "
+        "back, if there are at least 3; `null`: none is.",
+    )
+    max_norm: float | None = Field(None, gt=0, description="updates whose change has a larger L2 norm are refused.")
+    clip: float | None = Field(None, gt=0, description="the L2 norm that the change of an update is scaled down to.")
+    trim: float = Field(
+        0.1, gt=0, lt=0.5, description="the fraction of the updates that a trimmed mean cuts at each end, rounded up."
+    )
+    byzantine: int | None = Field(
+        None,
+        ge=0,
+        description="the number of silos in a round that Krum takes to be malicious; unset, the most that it "
+        "tolerates.",
+    )
+    keep: int | None = Field(
+        None, ge=1, description="the number of updates that Multi-Krum averages; unset, all but the `byzantine` ones."
+    )
+    regularization: float = Field(
+        0.01, ge=0, description="LoRA-FAIR's λ, which keeps the corrected B near the mean of B; 0: the best correction."
+    )
+    noise_multiplier: float | None = Field(
+        None,
+        gt=0,
+        description="standard deviation of Gaussian noise on the mean, in units of `clip` divided by the number of "
+        "silos in a round (central differential privacy).",
+    )
+
+    _known = field_validator("name", mode="before")(one_of(AGGREGATIONS))
+
+    @model_validator(mode="after")
+    def _fitting(self) -> AggregationConfig:
+        if self.noise_multiplier is not None:
+            if self.name != "uniform":
+                raise ValueError(
+                    f"noise_multiplier: noise is scaled to equal weights; needs aggregation=uniform, not {self.name}"
+                )
+            if self.clip is None:
+                raise ValueError("noise_multiplier: the noise is in units of the clipping norm; give aggregation.clip")
+        return self
+
+
+class ServerConfig(Section):
+    """The server optimizer, and the coordinator's labeled rows."""
+
+    chooser: ClassVar = "optimizer"
+    owners: ClassVar = {
+        "beta1": ("avgm", "nesterov", "adam", "yogi", "adagrad"),
+        "beta2": ("adam", "yogi"),
+        "tau": ("adam", "yogi", "adagrad"),
+    }
+
+    optimizer: Literal["none", "avgm", "nesterov", "adam", "yogi", "adagrad"] = Field(
+        "none",
+        description="`none` adopts the mean; `nesterov` is DiLoCo's; the others are those of Hsu et al. 2019 and "
+        "Reddi et al. 2021.",
+    )
+    lr: float = Field(1.0, gt=0, description="the server's learning rate.")
+    beta1: float = Field(0.9, ge=0, lt=1, description="momentum.")
+    beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment.")
+    tau: float = Field(
+        1e-3, gt=0, description="added to the root of the second moment; larger is less adaptive (Reddi et al. 2021)."
+    )
+    labels_per_class: int | None = Field(
+        None, ge=1, description="number of labeled rows per label that the coordinator has (FedFAME)."
+    )
+    labelled_rows: int | None = Field(
+        None, ge=2, description="their total number, instead of `labels_per_class`; spread evenly over the labels."
+    )
+
+    @model_validator(mode="after")
+    def _one_number_of_labeled_rows(self) -> ServerConfig:
+        if self.labels_per_class is not None and self.labelled_rows is not None:
+            raise ValueError("labels_per_class and labelled_rows exclude each other; unset one (server.labelled_rows=)")
+        return self
+
+
+class FederationConfig(Section):
+    """Who takes part in a run over several machines, and how long the coordinator waits."""
+
+    silos: list[Name] = Field([], description="names of the silos, if their rows are on their own machines.")
+    labelled: ConfigPath | None = Field(
+        None,
+        min_length=1,
+        description="folder of the coordinator's own labeled rows (see `docs/data.md`), for methods that train there.",
+    )
+    join: float = Field(600, gt=0, description="seconds until all silos must have joined.")
+    deadline: float = Field(3600, gt=0, description="seconds that a silo has for one request.")
+    quorum: float = Field(1.0, gt=0, le=1, description="the fraction of a round's silos whose updates must arrive.")
+    retries: int = Field(2, ge=0, description="how often a round below its quorum is repeated.")
+    patience: float = Field(
+        120,
+        gt=0,
+        description="seconds after which an unanswered request is sent again, doubled each time; a silo answers it "
+        "once.",
+    )
+    away: float = Field(
+        120, gt=0, description="seconds after which the coordinator stops waiting for a silo that is not connected."
+    )
+
+    _words = field_validator("silos", mode="before")(listed)
+
+    @field_validator("silos")
+    @classmethod
+    def _once(cls, names: list[str]) -> list[str]:
+        return distinct(names)
