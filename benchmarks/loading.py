@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from silotune.core.process_pool import worker_pool
+from silotune.core.workers import worker_pool
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import load_backbone
 from silotune.models.backbone.stored_model import default_backbone, weight_files

@@ -15,9 +15,8 @@ from multiprocessing.connection import wait
 import pytest
 import torch
 
-from silotune.core import process_pool
-from silotune.core.process_pool import worker_pool
-from silotune.core.workers import Workers
+from silotune.core import workers as core_workers
+from silotune.core.workers import Workers, worker_pool
 from silotune.errors import Diverged, InputError, SilotuneError
 from silotune.lab.comparison import Cell
 from silotune.lab.runner import CellKind, run_cells
@@ -141,7 +140,7 @@ def dies(work: workers.SiloJob) -> None:
 
 
 def test_a_process_that_dies_is_reported_in_one_line(federate, pool, monkeypatch, tmp_path):
-    monkeypatch.setattr(process_pool, "ProcessPoolExecutor", lambda *_: pool)  # one that has started
+    monkeypatch.setattr(core_workers, "ProcessPoolExecutor", lambda *_: pool)  # one that has started
     monkeypatch.setattr(workers, "run_job", dies)
     with pytest.raises(SilotuneError, match="a worker process ended abruptly"):
         federate.run("fedavg", tmp_path / "run", workers=2)
@@ -151,7 +150,7 @@ def test_a_script_without_guard_ends_with_one_line(tmp_path):
     """Workers import the script; what starts processes in it would start them again, in every worker."""
     script = tmp_path / "script.py"
     script.write_text(
-        "from silotune.core.process_pool import worker_pool\n"
+        "from silotune.core.workers import worker_pool\n"
         "with worker_pool(2) as pool:\n    print(pool.submit(max, 1, 2).result())\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=60)
@@ -171,7 +170,7 @@ def test_what_starts_runs_ends_a_worker_that_imports_the_script(start, tmp_path,
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
     with pytest.raises(SystemExit) as ended:
         start((), tmp_path / "out", workers=2)
-    assert ended.value.code == process_pool._UNGUARDED
+    assert ended.value.code == core_workers._UNGUARDED
     assert not (tmp_path / "out").exists()
 
 

@@ -1,16 +1,28 @@
-"""`Workers`: how many processes work, on this machine or on a Ray cluster, and the pool that they are."""
+"""Where work is done: in how many processes of this machine, or on a Ray cluster, and the pool that they are."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.sharedctypes import Synchronized
 from typing import Any
 
-from silotune.core.process_pool import worker_pool
 from silotune.core.ray_pool import ray_pool
-from silotune.errors import InputError
+from silotune.errors import InputError, SilotuneError
+
+_UNGUARDED = 77
+"""Exit code of a worker that ran into the start of a run while it imported the main script."""
+
+_PATIENCE = 5
+"""Seconds in which a process that has ended reports its exit code."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +58,6 @@ class Workers:
         prepare: Callable[[Any], None] | None = None,
         given: Any = None,
         threads: int | None = None,
-        copies: bool = False,
     ) -> Iterator[tuple[Executor, int]]:
         """Start the workers, which live as long as the context, and give the pool and their number.
 
@@ -55,14 +66,95 @@ class Workers:
             prepare: called in each of these when it starts.
             given: its argument.
             threads: PyTorch's threads in each worker of a cluster; None: as in this process.
-            copies: whether idle workers of a cluster copy the work of slow ones; only for work without other effects.
 
         Raises:
             SilotuneError: a worker was lost.
         """
         if self.cluster is not None:
-            with ray_pool(self.number, self.cluster, threads, copies) as on_cluster:
+            with ray_pool(self.number, self.cluster, threads) as on_cluster:
                 yield on_cluster, on_cluster.workers
         else:
             with worker_pool(self.number, imports, prepare, given) as here:
                 yield here, self.number
+
+
+def end_unguarded_worker() -> None:
+    """End this process if it is a worker that imports the main script: the script would start its run once more."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        os._exit(_UNGUARDED)
+
+
+@contextmanager
+def worker_pool(
+    workers: int, imports: Sequence[str] = (), prepare: Callable[[Any], None] | None = None, given: Any = None
+) -> Iterator[ProcessPoolExecutor]:
+    """Start a pool of processes; with several GPUs, the workers take them in turn.
+
+    On Linux they are forked from a server that has imported their modules and runs nothing: a process more costs
+    neither the seconds nor the memory of the libraries.
+
+    Args:
+        workers: number of processes.
+        imports: modules that the workers need.
+        prepare: called in every worker when it starts.
+        given: its argument; it is pickled while a process is started, so that it may hold files.
+
+    Raises:
+        SilotuneError: a worker process died.
+    """
+    end_unguarded_worker()
+    forked = sys.platform == "linux"
+    context: Any = multiprocessing.get_context("forkserver" if forked else "spawn")
+    if forked:
+        context.set_forkserver_preload([*imports, "silotune.core.frozen_imports"])
+    earlier_children = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(workers, context, _initialize_worker, (context.Value("i", 0), prepare, given))
+    processes: Any = pool._processes  # filled when the first work is submitted
+    try:
+        yield pool
+    except BrokenProcessPool as error:
+        for process in processes.values():
+            process.join(_PATIENCE)
+        if any(process.exitcode == _UNGUARDED for process in processes.values()):
+            raise InputError(
+                "workers: worker processes import the script that starts the run; start it under "
+                '`if __name__ == "__main__":`, or with workers=1'
+            ) from None
+        raise SilotuneError("a worker process ended abruptly (out of memory?); run again with --resume") from error
+    except BaseException:  # Ctrl-C or a failed task: end the other workers at once; checkpoints stay
+        for child in multiprocessing.active_children():
+            if child not in earlier_children:
+                child.kill()
+        raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _initialize_worker(started: Synchronized[int], prepare: Callable[[Any], None] | None, given: Any) -> None:
+    """Set up a worker: ignore `Ctrl-C` (the parent handles it), exit with the parent, choose a GPU.
+
+    A worker that outlived its parent would write into the folders of the next run.
+
+    Args:
+        started: number of workers set up so far, shared by all of them.
+        prepare: called last.
+        given: its argument.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this is a worker"
+
+    def exit_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=exit_with_parent, daemon=True).start()
+    with started.get_lock():
+        number = started.value
+        started.value += 1
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(number % torch.cuda.device_count())
+    if prepare is not None:
+        prepare(given)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from silotune.config import Config
 from silotune.config.keys import Keys
 from silotune.core.files import make_folder
-from silotune.core.process_pool import end_unguarded_worker
-from silotune.core.workers import Workers
+from silotune.core.workers import Workers, end_unguarded_worker
 from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.lab.comparison import Comparison, read_comparison
 from silotune.lab.report.curve_figures import rounds_figure

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config import Config, differences, dump
-from silotune.core.process_pool import end_unguarded_worker
-from silotune.core.workers import Workers
+from silotune.core.workers import Workers, end_unguarded_worker
 from silotune.errors import Diverged, InputError
 from silotune.lab.comparison import Cell
 from silotune.models.backbone.backbone import Backbone

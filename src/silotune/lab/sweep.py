@@ -20,8 +20,7 @@ from typing import Any, Unpack, cast
 from silotune.config import Config, dump, load_config
 from silotune.config.keys import Keys
 from silotune.core.files import write_text
-from silotune.core.process_pool import end_unguarded_worker
-from silotune.core.workers import Workers
+from silotune.core.workers import Workers, end_unguarded_worker
 from silotune.errors import InputError, SilotuneError, unknown_name_error
 from silotune.lab.best_values import to_words, write_best
 from silotune.lab.comparison import Cell, compared_methods, refuse_one_of_several, split_words

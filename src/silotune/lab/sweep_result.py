@@ -13,8 +13,7 @@ from silotune.config import Config
 from silotune.config.keys import Keys
 from silotune.core.files import make_folder
 from silotune.core.notebook import html_table
-from silotune.core.process_pool import end_unguarded_worker
-from silotune.core.workers import Workers
+from silotune.core.workers import Workers, end_unguarded_worker
 from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.lab.best_values import BEST_FILE
 from silotune.lab.runner import CallbackFactory, OnCellDone, OnCellsBegin

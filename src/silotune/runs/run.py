@@ -12,9 +12,8 @@ from silotune.config import Config, dump
 from silotune.config.keys import BackboneKeys, Keys, RunKeys
 from silotune.core.determinism import numerics
 from silotune.core.files import write_text
-from silotune.core.process_pool import end_unguarded_worker
 from silotune.core.tensors import digest, flatten
-from silotune.core.workers import Workers
+from silotune.core.workers import Workers, end_unguarded_worker
 from silotune.data.rows import SiloData
 from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.evaluation.baselines import baselines

@@ -88,7 +88,7 @@ class MultiProcessEngine(InProcessEngine):
         imports = [__name__, *backbone.modules_of_its_classes]
         weights = backbone.share() if self._workers.cluster is None else None
         threads = self.federation.config.threads
-        with self._workers.pool(imports, take_weights, weights, threads, copies=True) as (self._pool, self.workers):
+        with self._workers.pool(imports, take_weights, weights, threads) as (self._pool, self.workers):
             super().run()
 
     def _train(
