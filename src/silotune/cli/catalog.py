@@ -1,4 +1,4 @@
-"""The commands `silotune methods`, `presets`, `parts` (of a method) and `init` (an example to edit)."""
+"""The commands that list what there is (`methods`, `presets`, `parts`), and `init`, which writes an example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `silotune config`: all keys with type, default and meaning; the JSON schema for editors."""
+"""The command `silotune config`, which explains the keys of a configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For all commands: `say`, `console`, and types of arguments and options."""
+"""What all commands share: how they print, and the types of their arguments and options."""
 
 from __future__ import annotations
 

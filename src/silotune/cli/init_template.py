@@ -1,4 +1,4 @@
-"""`write_example` (`silotune init`): a commented configuration and two silos' CSV files."""
+"""The example that `silotune init` writes: a commented configuration and two silos' CSV files."""
 
 from __future__ import annotations
 

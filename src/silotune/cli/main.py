@@ -1,4 +1,4 @@
-"""`main`, entry point of `silotune`: runs the command; errors become one line and an exit code."""
+"""The entry point of `silotune`: it runs the command and turns errors into one line and an exit code."""
 
 # All slow imports are inside `main`, which catches a Ctrl-C during them.
 from __future__ import annotations

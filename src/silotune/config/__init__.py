@@ -1,4 +1,4 @@
-"""Configuration: every key with its type and default, presets, and parsing into one checked `Config`."""
+"""The configuration: every key with its type and default, presets, and how files and words become a `Config`."""
 
 from __future__ import annotations
 

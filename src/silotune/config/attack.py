@@ -1,4 +1,4 @@
-"""Section `attack`: a backdoor by a fraction of the silos: trigger, target label, poisoned share, scale."""
+"""Section `attack`: a backdoor that some of the silos train into the shared model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`input_error` makes one line of pydantic's first error: the key, what is allowed, the given value."""
+"""Turn pydantic's errors into one line: the key, what is allowed, the given value."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from silotune.config.data import DATA_SOURCES, SiloConfig
+from silotune.config.data import DATA_SOURCES
 from silotune.config.input_errors import input_error, shown
 from silotune.config.paths import absolute, read_tree, resolve
 from silotune.config.presets import preset_tree
@@ -189,38 +189,9 @@ def _silo_names(tree: Tree) -> list[str]:
     return [name if isinstance(name, str) and is_name(name) else str(number) for number, name in enumerate(names)]
 
 
-_NEWER = {
-    "head": ("chat_template", "chat_kwargs", "train_on", "beta"),
-    "train": ("tokens_at_once",),
-    "evaluation": ("rows_at_once", "bootstrap", "baselines", "predictions", "finish_per_round"),
-    "data": ("positive",),
-    "generation": ("rows_at_once",),
-}
-"""Keys by section that older run folders lack."""
-
-
 def dump(config: Config) -> str:
-    """Return a resolved configuration as YAML; reading it back gives the same run.
-
-    Keys that older run folders lack are included only if they were chosen.
-    """
-    tree = config.model_dump(mode="json", exclude={"per_method", "compare"})
-    if config.device == "auto":
-        del tree["device"]
-    if config.evaluation.validation is None and not config.head.writes:
-        del tree["evaluation"]["validation"]
-    for section, keys in _NEWER.items():
-        fields = type(getattr(config, section)).model_fields
-        for key in keys:
-            if getattr(getattr(config, section), key) == fields[key].get_default():
-                del tree[section][key]
-        if not tree[section]:
-            del tree[section]
-    for silo in tree["silos"]:
-        for key in ("positive", "encoding"):
-            if silo[key] == SiloConfig.model_fields[key].get_default():
-                del silo[key]
-    return dump_yaml(tree)
+    """Return a resolved configuration as YAML; reading it back gives the same run."""
+    return dump_yaml(config.model_dump(mode="json", exclude={"per_method", "compare"}))
 
 
 def differences(before: str, after: str) -> list[str]:
@@ -235,7 +206,7 @@ def differences(before: str, after: str) -> list[str]:
     if before == after:
         return []
     old, new = (
-        dict(flat(_by_name(validated(_with_earlier_defaults(parse_tree(text, "of the run"))).model_dump(mode="json"))))
+        dict(flat(_by_name(validated(parse_tree(text, "of the run")).model_dump(mode="json"))))
         for text in (before, after)
     )
     names = dict.fromkeys([*old, *new])
@@ -247,16 +218,6 @@ def _by_name(tree: Tree) -> Tree:
     silos = {silo["name"]: silo for silo in tree["silos"]}
     words = {key: value for key, value in tree.items() if key != "description"}  # a preset's own text decides nothing
     return words | {"silos": {"(order)": ", ".join(silos)} | silos}
-
-
-def _with_earlier_defaults(tree: Tree) -> Tree:
-    """Return the tree with the keys whose defaults differed in earlier versions."""
-    earlier: dict[str, dict[str, Any]] = {"evaluation": {"validation": "metric"}}
-    method = tree.get("method")
-    if isinstance(method, dict) and method.get("name") == "fedfame":
-        earlier["method"] = {"guard": False}
-    given = {section: tree.get(section) or {} for section in earlier}
-    return tree | {key: earlier[key] | keys for key, keys in given.items() if isinstance(keys, dict)}
 
 
 def _source(source: str, base: object = None) -> tuple[Tree, Tree]:

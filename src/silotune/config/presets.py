@@ -1,4 +1,4 @@
-"""Presets by name: `preset_names`, `preset_text`, and `preset_tree`, a preset over the preset that it names."""
+"""Find presets by name and read their keys."""
 
 from __future__ import annotations
 

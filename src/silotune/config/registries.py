@@ -1,4 +1,4 @@
-"""Registries of methods, tuners, heads, aggregations and codecs, filled by their rooms; checks of plug-in classes.
+"""The registries of methods, tuners, heads, aggregations and codecs, which their rooms fill.
 
 The `reserved` names are built in; no plug-in may take them. What a room adds to its own list is registered too.
 """

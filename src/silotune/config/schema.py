@@ -1,4 +1,4 @@
-"""`Config`: all sections, the keys outside of sections (`rounds`, `seed`, `device`, …), and their joint checks."""
+"""The whole configuration: all sections, the keys outside of sections, and the checks across sections."""
 
 from __future__ import annotations
 

@@ -92,20 +92,9 @@ def has_effect(section: type[Section], key: str, chosen: Any) -> bool:
 
 
 class Options(Section):
-    """Base of a method's or tuner's options, the keys `method.*` and `tuner.*`.
-
-    `newer`: options that older run folders lack; a resolved configuration has them only where they were chosen.
-    """
-
-    newer: ClassVar[tuple[str, ...]] = ()
+    """Base of a method's or tuner's options, the keys `method.*` and `tuner.*`."""
 
     model_config = ConfigDict(frozen=True)
-
-    def resolved(self) -> dict[str, Any]:
-        """Return the options as they are in a resolved configuration."""
-        fields = type(self).model_fields
-        left_out = {key for key in self.newer if getattr(self, key) == fields[key].get_default()}
-        return self.model_dump(mode="json", exclude=left_out)
 
 
 class ShortSection(Section):

@@ -1,4 +1,4 @@
-"""Tables of Python as rows (`table_rows`); those of `run(silos={"a": frame})` are kept here, named by their digest."""
+"""Take tables of Python (`run(silos={"a": frame})`) as silos' rows; they are kept here under their digest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes nested dictionaries ("trees") of YAML and `key=value` words; `merged` puts one layer of them over another."""
+"""Read YAML and `key=value` words as nested dictionaries ("trees"), and put one layer of them over another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`AsyncWriter` writes and removes files of tensors in order, in a background thread; `write_tensors`, at once."""
+"""Write and remove files of tensors in a background thread, so that a run need not wait for its checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`utc_now`, `current_user` and `log_line` (a log's line with its time), for records; results never depend on them."""
+"""The time and the user, for records; results never depend on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`set_numerics` (a process) and `numerics` (a block): PyTorch gives equal bits, or names the key that it refuses."""
+"""Make PyTorch give equal bits for equal seeds, or name the configuration's key when an operation cannot."""
 
 from __future__ import annotations
 

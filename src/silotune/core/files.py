@@ -1,4 +1,4 @@
-"""`read_bytes`, `read_json`, `write_bytes`, `write_text`, `make_folder`; files are replaced atomically."""
+"""Read and replace files; a reader sees the old content or the new, never half of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`change_of` (after minus before), `total_norm` (L1 or L2 over all tensors), `clip_to_norm`; all in float64."""
+"""Compute the change of a silo's tensors, its norm, and its clipped form, all in float64."""
 
 from __future__ import annotations
 

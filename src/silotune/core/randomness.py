@@ -1,4 +1,4 @@
-"""`generator`, `sampler`, `Stream`, `derive`: random numbers from a seed and a purpose, for any order of calls.
+"""Random numbers that depend on a seed and a purpose alone, not on the order of calls.
 
 Every draw names its purpose: `generator(seed, "batches", silo, round)`. The same seed then gives the same bits for any
 order of silos, in any engine and after any interruption.

@@ -1,4 +1,4 @@
-"""`Registry` of named objects (methods, tuners, …), to which other packages add by a call or an entry point.
+"""Register methods, tuners and other objects by name; packages add theirs by a call or an entry point.
 
 Entry points of the group `silotune.methods` add methods, and so on for every kind. A process reads a group once: when a
 name is looked up that is not registered, or when all names are listed. So every process of a run finds the same names.

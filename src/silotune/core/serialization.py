@@ -1,4 +1,4 @@
-"""`tensor_bytes` and `read_tensors`: tensors to safetensors bytes and back, fast for many small tensors.
+"""Write tensors as safetensors bytes and read them back, fast for many small tensors.
 
 `safetensors.torch.save` passes every tensor through NumPy and compares all pairs of storages; a federation of a
 thousand silos writes hundreds of thousands of small tensors per round.

@@ -6,7 +6,7 @@ The paper's local LoRA is the part `PRIVATE`. FedDPA-F trains it after the round
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 from pydantic import Field
 from torch import Tensor
@@ -44,8 +44,6 @@ class FedDPAOptions(FedITOptions):
     The authors' code differs from the paper: docs/feddpa-readings.md.
     """
 
-    newer: ClassVar[tuple[str, ...]] = ("weight_of",)
-
     alpha: float = Field(
         0.5,
         ge=0,
@@ -68,8 +66,6 @@ class FedDPAOptions(FedITOptions):
 
 class FedDPATOptions(FedDPAOptions):
     """The options of FedDPA-T."""
-
-    newer = (*FedDPAOptions.newer, "order")
 
     order: Literal["global-first", "local-first"] = Field(
         "global-first",

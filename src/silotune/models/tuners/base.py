@@ -99,7 +99,7 @@ class Tuner(ABC):
 
     def options_of(self, tensors: Tensors) -> dict[str, Any]:
         """Return the options with which an adapter is exported, with the rank or width that its tensors have."""
-        return self.options.resolved()
+        return self.options.model_dump(mode="json")
 
     @abstractmethod
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:

@@ -62,8 +62,6 @@ class LoRAOptions(TargetModuleOptions):
     )
     lr_ratio: float = Field(1, gt=0, description="B's learning rate over A's (LoRA+, Hayou et al. 2024)")
 
-    newer: ClassVar[tuple[str, ...]] = ("ranks", "scaling", "init", "lr_ratio")
-
     @model_validator(mode="after")
     def _up_to_r(self) -> Self:
         for silo, rank in self.ranks.items():
@@ -139,7 +137,7 @@ class LoRA(Tuner):
     @override
     def options_of(self, tensors: Tensors) -> dict[str, Any]:
         """The scale is that of the run, whatever the adapter's rank."""
-        options = {key: value for key, value in self.options.resolved().items() if key != "ranks"}
+        options = {key: value for key, value in self.options.model_dump(mode="json").items() if key != "ranks"}
         rank = next(len(tensor) for name, tensor in tensors.items() if name.endswith(".lora_A.weight"))
         if rank == self._options.r:
             return options

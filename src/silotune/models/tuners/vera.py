@@ -118,7 +118,7 @@ class VeRA(Tuner):
             tensors[f"{module}.{_MERGED[0]}"] = torch.cat([low for low, _ in factors])
             wide = [part.weight * wide for part, (_, wide) in zip(mix, factors, strict=True)]
             tensors[f"{module}.{_MERGED[1]}"] = torch.cat(wide, 1)
-        return MergedAdapter(tensors, self.options.resolved() | {"r": self._options.r * len(mix)})
+        return MergedAdapter(tensors, self.options.model_dump(mode="json") | {"r": self._options.r * len(mix)})
 
     @override
     def target_modules(self, tensors: Tensors) -> list[str]:

@@ -71,8 +71,8 @@ def with_options(config: Config, method: Method) -> Config:
     tuner = method.setting.tuner
     return config.model_copy(
         update={
-            "method": Choice(name=config.method.name, **method.options.resolved()),
-            "tuner": Choice(name=config.tuner.name, **tuner.options.resolved()),
+            "method": Choice(name=config.method.name, **method.options.model_dump(mode="json")),
+            "tuner": Choice(name=config.tuner.name, **tuner.options.model_dump(mode="json")),
         }
     )
 
