@@ -1,4 +1,4 @@
-"""Bad configuration ends with code 2 and one line that names the key and what is allowed; nothing is written."""
+"""Bad configuration is refused in one line that names the key and what is allowed; a command ends with code 2."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.command_line import Refused
+from silotune import InputError, read_config
+from silotune.config.attack import AttackConfig
+from tests.support.command_line import Refused, Silotune
 
 RUN = ("run", "federation.yaml", "--out", "out")
+ATTACK = ("attack=backdoor", "attack.target=good")
 
 WORDS: dict[str, tuple[list[str], list[str]]] = {
     # values out of range
@@ -24,7 +27,6 @@ WORDS: dict[str, tuple[list[str], list[str]]] = {
     "threads-zero": (["threads=0"], ["threads", "greater than or equal to 1"]),
     "device-unknown": (["device=gpu"], ["device", "allowed: auto, cpu, cuda, cuda:N"]),
     "device-negative": (["device=cuda:-1"], ["device", "cuda:-1"]),
-    "device-absent": (["device=cuda:99"], ["device=cuda:99", "this machine does not have it", "auto, cpu"]),
     "threads-absurd": (["threads=1000000000"], ["threads", "1024"]),
     "seed-negative": (["seed=-1"], ["seed", "greater than or equal to 0"]),
     "epochs-zero": (["train.epochs=0"], ["train.epochs"]),
@@ -58,7 +60,6 @@ WORDS: dict[str, tuple[list[str], list[str]]] = {
     "fraction-nan": (["sampling.fraction=.nan"], ["sampling.fraction", "finite"]),
     "count-zero": (["sampling.count=0"], ["sampling.count", "greater than or equal to 1"]),
     "fraction-and-count": (["sampling.fraction=0.5", "sampling.count=1"], ["sampling", "fraction", "count"]),
-    "more-silos-than-there-are": (["sampling.count=3"], ["sampling.count", "3", "only 2"]),
     "norm-bound": (["aggregation.max_norm=0"], ["aggregation.max_norm", "greater than 0"]),
     # wrong kinds
     "rounds-text": (["rounds=many"], ["rounds", "integer", "many"]),
@@ -115,22 +116,81 @@ WORDS: dict[str, tuple[list[str], list[str]]] = {
     # words
     "no-equals": (["rounds"], ["'rounds'", "key=value"]),
     "no-key": (["=3"], ["'=3'", "key=value"]),
+    # a backdoor
+    "attack-kind": (["attack=poison"], ["attack.name", "'backdoor'", "poison"]),
+    "attack-no-target": (["attack=backdoor"], ["attack", "attack.target=LABEL"]),
+    "attack-target-yes": (["attack=backdoor", "attack.target=yes"], ["attack.target", "quotes"]),
+    "attack-rate": ([*ATTACK, "attack.rate=1.5"], ["attack.rate", "less than or equal to 1", "1.5"]),
+    "attack-rate-below": ([*ATTACK, "attack.rate=-1"], ["attack.rate", "greater than or equal to 0"]),
+    "attack-fraction": ([*ATTACK, "attack.fraction=2"], ["attack.fraction", "less than or equal to 1"]),
+    "attack-scale": ([*ATTACK, "attack.scale=0"], ["attack.scale", "greater than 0"]),
+    "attack-trigger-empty": ([*ATTACK, "attack.trigger=' '"], ["attack.trigger", "none empty"]),
+    "attack-trigger-none": ([*ATTACK, "attack.trigger=[]"], ["attack.trigger", "none empty"]),
+    "attack-trigger-one-empty": ([*ATTACK, "attack.trigger=[cf, '']"], ["attack.trigger", "none empty"]),
+    "attack-trigger-no": ([*ATTACK, "attack.trigger=no"], ["attack.trigger", "quotes"]),
+    "attack-position": ([*ATTACK, "attack.position=middle"], ["attack.position", "'random'"]),
+    "attack-key": ([*ATTACK, "attack.triger=cf"], ["'attack.triger'", "did you mean 'attack.trigger'"]),
+    "attack-rate-of-none": (["attack.rate=0.5"], ["attack", "rate belongs to attack=backdoor"]),
+    "attack-fraction-of-none": (["attack.fraction=0.5"], ["attack", "fraction belongs to attack=backdoor"]),
     # combinations
     "silos-and-path": (["data.path=."], ["'silos'", "'data.path'"]),
     "silos-and-set": (["data.set=demo"], ["'silos'", "'data.set'"]),
     "silos-and-tasks": (["data.tasks=north"], ["'silos'", "'data.tasks'"]),
     "no-data": (["silos=[]"], ["silos", "data.path"]),
-    "silos-elsewhere": (["silos=[]", "federation.silos=[north]"], ["federation.silos", "own machines", "data.path"]),
-    "tasks-elsewhere": (["silos=[]", "federation.silos=[north]", "data.tasks=x"], ["federation.silos", "own machines"]),
-    "shared-head": (["head.scope=shared", "method=fedavg"], ["head.scope", "north", "south", "private"]),
     "odd-task": (["silos=[]", "data.set=demo", "data.tasks=[../x]"], ["data.tasks", "'../x'", "letters"]),
     "task-twice": (["silos=[]", "data.set=demo", "data.tasks=sentiment,sentiment"], ["data.tasks", "'sentiment'"]),
 }
 
 
+def refusal(source: str, *words: str) -> str:
+    """The one line with which a configuration is refused."""
+    with pytest.raises(InputError) as error:
+        read_config(source, words)
+    (line,) = str(error.value).splitlines()
+    return line
+
+
 @pytest.mark.parametrize(("words", "names"), WORDS.values(), ids=WORDS)
-def test_a_bad_word_is_refused(refused: Refused, words: list[str], names: list[str]) -> None:
+@pytest.mark.usefixtures("place")
+def test_a_bad_word_is_refused(words: list[str], names: list[str]) -> None:
+    line = refusal("federation.yaml", *words)
+    assert all(name in line for name in names), line
+
+
+AT_RUN: dict[str, tuple[list[str], list[str]]] = {
+    "lr": (["train.lr=-0.001"], ["train.lr", "greater than 0", "-0.001"]),
+    "device-absent": (["device=cuda:99"], ["device=cuda:99", "this machine does not have it", "auto, cpu"]),
+    "more-silos-than-there-are": (["sampling.count=3"], ["sampling.count", "3", "only 2"]),
+    "silos-elsewhere": (["silos=[]", "federation.silos=[north]"], ["federation.silos", "own machines", "data.path"]),
+    "tasks-elsewhere": (["silos=[]", "federation.silos=[north]", "data.tasks=x"], ["federation.silos", "own machines"]),
+    "shared-head": (["head.scope=shared", "method=fedavg"], ["head.scope", "north", "south", "private"]),
+    "attack-target": (
+        ["attack=backdoor", "attack.target=god"],
+        ["attack.target", "'god'", "did you mean 'good'", "same"],
+    ),
+    "attack-trigger-unknown": ([*ATTACK, "attack.trigger=♞"], ["attack.trigger", "'♞'", "vocabulary"]),
+    "attack-long-trigger": ([*ATTACK, f"attack.trigger={'garden ' * 40}"], ["attack.trigger", "room for 32"]),
+}
+
+
+@pytest.mark.parametrize(("words", "names"), AT_RUN.values(), ids=AT_RUN)
+def test_what_only_rows_or_the_machine_tell_is_refused_before_anything_is_written(
+    refused: Refused, words: list[str], names: list[str]
+) -> None:
     refused(*RUN, *words, names=names)
+
+
+def test_an_attack_on_written_answers_is_refused(refused: Refused, place: Path) -> None:
+    (place / "ask.csv").write_text("ask,answer\n" + "".join(f"say {n},well {n}\n" for n in range(20)))
+    silos = "silos=[{name: east, path: ask.csv, text: ask, label: answer, kind: generation}]"
+    line = refused(*RUN, silos, "head=lm", *ATTACK, names=[])
+    assert line == "silotune: attack=backdoor: needs texts with labels, but silo 'east' writes answers"
+
+
+@pytest.mark.usefixtures("place")
+def test_the_sound_attack_is_not_refused(silotune: Silotune) -> None:
+    outcome = silotune(*RUN, *ATTACK, "attack.fraction=1", "attack.trigger=[cf, old film]", "attack.position=random")
+    assert outcome.code == 0, outcome.err
 
 
 SILOS: dict[str, tuple[dict[str, object], list[str]]] = {
@@ -154,12 +214,13 @@ SILOS: dict[str, tuple[dict[str, object], list[str]]] = {
 
 
 @pytest.mark.parametrize(("changes", "names"), SILOS.values(), ids=SILOS)
-def test_a_bad_silo_is_refused(refused: Refused, place: Path, changes: dict[str, object], names: list[str]) -> None:
+def test_a_bad_silo_is_refused(place: Path, changes: dict[str, object], names: list[str]) -> None:
     path = place / "federation.yaml"
     keys = yaml.safe_load(path.read_text(encoding="utf-8"))
     keys["silos"][0] |= changes
     path.write_text(yaml.safe_dump(keys), encoding="utf-8")
-    refused(*RUN, names=names)
+    line = refusal("federation.yaml")
+    assert all(name in line for name in names), line
 
 
 FILES: dict[str, tuple[bytes, list[str]]] = {
@@ -182,27 +243,32 @@ FILES: dict[str, tuple[bytes, list[str]]] = {
 
 
 @pytest.mark.parametrize(("content", "names"), FILES.values(), ids=FILES)
-def test_a_bad_file_is_refused(refused: Refused, place: Path, content: bytes, names: list[str]) -> None:
+def test_a_bad_file_is_refused(place: Path, content: bytes, names: list[str]) -> None:
     (place / "bad.yaml").write_bytes(content)
-    refused("run", "bad.yaml", "--out", "out", names=names)
+    line = refusal("bad.yaml")
+    assert all(name in line for name in names), line
 
 
-def test_a_preset_that_does_not_exist_is_refused(refused: Refused) -> None:
-    refused("run", "fedmcp-gleu", names=["'fedmcp-gleu'", "did you mean 'fedmcp-glue'", "demo", "YAML file"])
+SOURCES = {
+    "fedmcp-gleu": ["'fedmcp-gleu'", "did you mean 'fedmcp-glue'", "demo", "YAML file"],
+    "none.yaml": ["none.yaml", "no such file"],
+    "none.yml": ["none.yml", "no such file"],
+    "folder.yaml": ["folder.yaml", "no such file"],
+}
 
 
-@pytest.mark.parametrize("source", ["none.yaml", "none.yml"])
-def test_a_config_file_that_does_not_exist_is_refused(refused: Refused, source: str) -> None:
-    refused("run", source, names=[source, "no such file"])
-
-
-def test_a_folder_as_config_file_is_refused(refused: Refused, place: Path) -> None:
+@pytest.mark.parametrize(("source", "names"), SOURCES.items())
+def test_a_preset_or_file_that_does_not_exist_is_refused(place: Path, source: str, names: list[str]) -> None:
     (place / "folder.yaml").mkdir()
-    refused("run", "folder.yaml", names=["folder.yaml", "no such file"])
+    line = refusal(source)
+    assert all(name in line for name in names), line
 
 
-def test_the_sound_federation_is_not_refused(place: Path) -> None:
+@pytest.mark.usefixtures("place")
+def test_the_sound_federation_is_not_refused() -> None:
     """The cases above change one thing each; without the change the configuration is good."""
-    from silotune import read_config
-
     assert [silo.name for silo in read_config("federation.yaml").silos] == ["north", "south"]
+
+
+def test_a_preset_may_prepare_an_attack_without_making_it() -> None:
+    assert AttackConfig(target="good", trigger="cf", position="end").name == "none"

@@ -58,8 +58,6 @@ class AttackConfig(Section):
         words = [str(word) for word in several if isinstance(word, (str, int))]
         if not words or len(words) < len(several) or not all(word.strip() for word in words):
             raise ValueError(f"must be a word or phrase, or a list of them, none empty (got {trigger!r})")
-        if any("\0" in word for word in words):
-            raise ValueError("holds a NUL character; only text is allowed")
         return words if isinstance(trigger, list) else words[0]
 
     @model_validator(mode="after")
