@@ -19,7 +19,7 @@ from silotune.config.evaluation import StdConfig
 from silotune.config.schema import Config
 from silotune.config.section import Choice, Section
 from silotune.config.trees import NAMED
-from silotune.config.validators import ConfigPath, PathKind
+from silotune.config.validators import PathKind
 
 MODULE = Path(__file__).parents[1] / "src" / "silotune" / "config" / "keys.py"
 
@@ -58,7 +58,8 @@ def type_source(annotation: Any, key: str) -> str:
     if kind is list and key in ("text", "labels"):
         return "Sequence[str]" if key == "text" else "Sequence[str | int]"
     if kind in (list, tuple):
-        words = "str | " if kind is list and arguments[0] in (str, int, ConfigPath) else ""
+        item = get_args(arguments[0])[0] if get_origin(arguments[0]) is Annotated else arguments[0]
+        words = "str | " if kind is list and item in (str, int) else ""
         return f"{words}Sequence[{type_source(arguments[0], '')}]"
     if kind is dict:
         return f"Mapping[str, {type_source(arguments[1], '')}]"

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from silotune.config.registries import AGGREGATIONS
 from silotune.config.section import ExtensibleSection, Section, one_of
-from silotune.config.validators import ConfigPath, Name, distinct, listed
+from silotune.config.validators import ConfigPath, Names
 
 
 class AggregationConfig(ExtensibleSection):
@@ -106,7 +106,7 @@ class ServerConfig(Section):
 class FederationConfig(Section):
     """Who takes part in a run over several machines, and how long the coordinator waits."""
 
-    silos: list[Name] = Field([], description="names of the silos, if their rows are on their own machines.")
+    silos: Names = Field([], description="names of the silos, if their rows are on their own machines.")
     labelled: ConfigPath | None = Field(
         None,
         min_length=1,
@@ -125,10 +125,3 @@ class FederationConfig(Section):
     away: float = Field(
         120, gt=0, description="seconds after which the coordinator stops waiting for a silo that is not connected."
     )
-
-    _words = field_validator("silos", mode="before")(listed)
-
-    @field_validator("silos")
-    @classmethod
-    def _once(cls, names: list[str]) -> list[str]:
-        return distinct(names)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from silotune.config.section import Section
-from silotune.config.validators import ConfigPath, Metric, Name, distinct, label_name, label_names, listed
+from silotune.config.validators import ConfigPath, Labels, Metric, Name, Names, label_name
 
 DATA_SOURCES = ("set", "path", "tasks", "task", "labels", "metric", "positive")
 """The keys of `data` that choose rows; they exclude the section `silos`, whose entries name their own files."""
@@ -20,9 +20,9 @@ class DataConfig(Section):
         None, description="a data set that silotune knows by name."
     )
     path: ConfigPath | None = Field(None, description="a folder of task folders.")
-    tasks: list[Name] = Field([], description="the tasks to use; if empty, all.")
+    tasks: Names = Field([], description="the tasks to use; if empty, all.")
     task: Name | None = Field(None, description="one task name for all silos, so that they may share a head.")
-    labels: list[str] | None = Field(
+    labels: Labels | None = Field(
         None, min_length=2, description="the label names of `task`, if the data sets' own names differ."
     )
     metric: Metric | None = Field(None, description="replaces the data sets' own metric.")
@@ -55,14 +55,7 @@ class DataConfig(Section):
         "validation and test rows (FedDPA, appendix A.1).",
     )
 
-    _words = field_validator("tasks", mode="before")(listed)
-    _names = field_validator("labels", mode="before")(label_names)
     _name = field_validator("positive", mode="before")(label_name)
-
-    @field_validator("tasks", "labels")
-    @classmethod
-    def _once(cls, names: list[str] | None) -> list[str] | None:
-        return names and distinct(names)
 
     @model_validator(mode="after")
     def _of_one_task(self) -> DataConfig:
@@ -94,9 +87,7 @@ class SiloConfig(Section):
         "generate.",
     )
     task: Name | None = Field(None, description="silos of one task share label names; unset, the silo's name.")
-    labels: list[str] | None = Field(
-        None, min_length=2, description="the label names; unset, those in the training rows."
-    )
+    labels: Labels | None = Field(None, min_length=2, description="the label names; unset, those in the training rows.")
     kind: Literal["classification", "regression", "multilabel", "generation"] = Field(
         "classification",
         description="what a row is answered with: one label (classification), a number (regression), any number of "
@@ -132,7 +123,6 @@ class SiloConfig(Section):
             raise ValueError(f"must be a text column or a list of two (got {text!r})")
         return text
 
-    _names = field_validator("labels", mode="before")(label_names)
     _name = field_validator("positive", mode="before")(label_name)
 
     @field_validator("encoding")
@@ -143,11 +133,6 @@ class SiloConfig(Section):
         except (LookupError, ValueError):
             raise ValueError(f"{encoding!r} is no encoding of text; allowed: utf-8, latin-1, cp1252, …") from None
         return encoding
-
-    @field_validator("labels")
-    @classmethod
-    def _once(cls, labels: list[str] | None) -> list[str] | None:
-        return labels and distinct(labels)
 
     @model_validator(mode="after")
     def _apart(self) -> SiloConfig:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from silotune.config.registries import METHODS
 from silotune.config.section import Section
-from silotune.config.validators import ConfigPath, KeyGroup, RowsAtOnce, distinct, listed
+from silotune.config.validators import ConfigPath, KeyGroup, RowsAtOnce, Words, distinct, listed
 
 
 class EvaluationConfig(Section):
@@ -30,12 +30,12 @@ class EvaluationConfig(Section):
         description="whether methods that finish after the last round (FedLoRA, FedDPA-F) are judged after every "
         "round, too: their last phases run as if the round was the last, and all silos are set back.",
     )
-    unseen: list[str] = Field(
+    unseen: Words = Field(
         [],
         description="tasks (or entries of `silos`) that no silo trains on; all models are scored on them (FedDPA, "
         "Table 14).",
     )
-    new_silos: list[str] = Field(
+    new_silos: Words = Field(
         [],
         description="silos that join after the last round, with the private part of the most similar silo (appendix "
         "C.1).",
@@ -58,8 +58,6 @@ class EvaluationConfig(Section):
         True, description="whether the run folder gets `predictions.parquet`, the prediction for every test row."
     )
 
-    _words = field_validator("unseen", "new_silos", mode="before")(listed)
-
     @model_validator(mode="after")
     def _check_names_and_per_round(self) -> EvaluationConfig:
         names = self.absent
@@ -76,7 +74,12 @@ class EvaluationConfig(Section):
         return [*self.unseen, *self.new_silos]
 
 
-_SEEDS = range(2**31)
+Seeds = Annotated[
+    list[Annotated[int, Field(ge=0, lt=2**31)]],
+    BeforeValidator(lambda given: [given] if type(given) is int else listed(given)),
+    AfterValidator(distinct),
+]
+"""Different seeds: one, a list, or text with commas between."""
 
 
 class StdConfig(Section):
@@ -91,8 +94,8 @@ class CompareConfig(Section):
     Keys for one method alone are in the top-level `per_method`, which `silotune run` reads, too.
     """
 
-    methods: list[str] = Field([], description="the methods; if empty, the configuration's own method.")
-    seeds: list[int] = Field([], description="the seeds; if empty, the configuration's own seed.")
+    methods: Words = Field([], description="the methods; if empty, the configuration's own method.")
+    seeds: Seeds = Field([], description="the seeds; if empty, the configuration's own seed.")
     ablation: bool = Field(False, description="whether the ablations of each method's paper are entries, too.")
     variants: dict[str, KeyGroup] = Field(
         {},
@@ -104,35 +107,12 @@ class CompareConfig(Section):
         description="groups of variants; every method gets an entry for each choice of one variant from every group, "
         "and none of its own.",
     )
-    best: list[ConfigPath] = Field(
+    best: Annotated[list[ConfigPath], BeforeValidator(listed), AfterValidator(distinct)] = Field(
         [], description="folders of `silotune sweep`; each method takes its best values from them."
     )
     std: StdConfig = Field(StdConfig(), description="the standard deviation over seeds.")
 
-    @field_validator("methods", mode="before")
+    @field_validator("methods")
     @classmethod
-    def _methods(cls, given: object) -> list[str]:
-        return distinct([METHODS.canonical(name) for name in _listed(given, "names")])
-
-    @field_validator("best", mode="before")
-    @classmethod
-    def _names(cls, given: object) -> list[str]:
-        return _listed(given, "names")
-
-    @field_validator("seeds", mode="before")
-    @classmethod
-    def _numbers(cls, given: object) -> list[int]:
-        what = f"whole numbers from 0 to {_SEEDS[-1]}"
-        words = _listed(given, what)
-        if not all(word.isascii() and word.isdecimal() and int(word) in _SEEDS for word in words):
-            raise ValueError(f"must be {what} with commas between (got {given!r})")
-        return [int(word) for word in words]
-
-
-def _listed(given: object, what: str) -> list[str]:
-    """Read a list, or words separated by commas, as distinct words."""
-    items = given if isinstance(given, list) else str(given).split(",")
-    words = [str(item).strip() for item in items]
-    if given is None or isinstance(given, dict) or not all(words):
-        raise ValueError(f"must be {what} with commas between (got {given!r})")
-    return distinct(words)
+    def _ids(cls, names: list[str]) -> list[str]:
+        return distinct([METHODS.canonical(name) for name in names])

@@ -171,7 +171,7 @@ class DataKeys(TypedDict, total=False):
 
     set: Literal["glue", "mixed6", "sentiment5", "feddpa", "fedprompt", "demo"] | None
     path: str | PurePath | None
-    tasks: Sequence[str]
+    tasks: str | Sequence[str]
     task: str | None
     labels: Sequence[str | int] | None
     metric: (
@@ -277,7 +277,7 @@ class GenerationKeys(TypedDict, total=False):
 class FederationKeys(TypedDict, total=False):
     """The section `federation`."""
 
-    silos: Sequence[str]
+    silos: str | Sequence[str]
     labelled: str | PurePath | None
     join: float
     deadline: float

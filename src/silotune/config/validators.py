@@ -12,6 +12,23 @@ from pydantic import AfterValidator, BeforeValidator
 NAME_RULE = "letters, digits, spaces, '.', '_' and '-', beginning with a letter or digit"
 
 
+def distinct(names: list[Any]) -> list[Any]:
+    """Return the names if each appears once.
+
+    Raises:
+        ValueError: naming the first that appears twice.
+    """
+    for position, name in enumerate(names):
+        if name in names[:position]:
+            raise ValueError(f"{name!r} appears twice")
+    return names
+
+
+def listed(value: object) -> object:
+    """Split a string at commas; return any other value unchanged."""
+    return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+
+
 def is_name(name: str) -> bool:
     """Return whether this can be the name of a silo or task."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._-]*", name) is not None
@@ -25,6 +42,12 @@ def _plain_name(name: str) -> str:
 
 Name = Annotated[str, AfterValidator(_plain_name)]
 """The name of a silo or task: it becomes part of paths in the run folder."""
+
+Words = Annotated[list[str], BeforeValidator(listed), AfterValidator(distinct)]
+"""Different words: a list, or text with commas between."""
+
+Names = Annotated[list[Name], BeforeValidator(listed), AfterValidator(distinct)]
+"""Different names of silos or tasks: a list, or text with commas between."""
 
 
 @dataclass(frozen=True)
@@ -107,23 +130,6 @@ RowsAtOnce = Annotated[int | Literal["auto"], number_or_auto("rows", 2**16)]
 """Rows of one batch without gradient; `auto` chooses the number by the device's memory."""
 
 
-def distinct(names: list[str]) -> list[str]:
-    """Return the names if each appears once.
-
-    Raises:
-        ValueError: naming the first that appears twice.
-    """
-    for position, name in enumerate(names):
-        if name in names[:position]:
-            raise ValueError(f"{name!r} appears twice")
-    return names
-
-
-def listed(value: object) -> object:
-    """Split a string at commas; return any other value unchanged."""
-    return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
-
-
 def quoted(values: Iterable[object], what: str) -> None:
     """Refuse truth values, which YAML reads from a bare yes or no.
 
@@ -145,3 +151,7 @@ def label_name(label: object) -> object:
     """Turn a whole number into a label's name."""
     quoted([label], "the label")
     return str(label) if isinstance(label, int) else label
+
+
+Labels = Annotated[list[str], BeforeValidator(label_names), AfterValidator(distinct)]
+"""Different label names, of which whole numbers become text."""
