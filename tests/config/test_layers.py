@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from silotune import InputError, read_config
-from silotune.config import Config, dump, load_config
+from silotune.config import BackboneConfig, Config, dump, load_config
 from silotune.config.paths import read_tree
 from silotune.lab.comparison import read_comparison
 from silotune.runs.build.resolve import METHOD_DEFAULTS
@@ -44,6 +44,15 @@ class TestKeys:
         assert (loose.precision.name, loose.precision.deterministic) == ("bf16", False)
         Path("dumped.yaml").write_text(dump(loose), encoding="utf-8")
         assert read_config("dumped.yaml").precision == loose.precision
+
+    def test_a_backbone_is_a_name_or_a_section(self) -> None:
+        short = read_config("demo", ["backbone=org/model"])
+        assert "\nbackbone: org/model\n" in dump(short)
+        assert Config.model_validate(read_config("demo").model_dump() | {"backbone": "org/model"}) == short
+        whole = read_config("demo", ["backbone=org/model", "backbone.revision=v2", "backbone.attention=sdpa"])
+        assert whole.backbone == BackboneConfig(name="org/model", revision="v2", attention="sdpa")
+        Path("dumped.yaml").write_text(dump(whole), encoding="utf-8")
+        assert read_config("dumped.yaml").backbone == whole.backbone
 
     def test_dotted_nested_and_mixed_keys_are_one(self) -> None:
         nested = config(method={"name": "fedmcp", "gamma": 0.3}, train={"lr": 0.01, "epochs": 2})
@@ -153,6 +162,10 @@ class TestAnotherName:
     def test_the_head_s_scope_and_pooling_outlive_its_kind(self) -> None:
         found = config("head=linear", **{"head.scope": "shared"})
         assert (found.head.name, found.head.scope, found.head.pooling) == ("linear", "shared", "mean")
+
+    def test_the_attention_outlives_the_backbone_and_its_revision_does_not(self) -> None:
+        found = config("backbone=org/other", backbone={"name": "org/model", "revision": "v2", "attention": "sdpa"})
+        assert found.backbone == BackboneConfig(name="org/other", attention="sdpa")
 
     def test_options_alone_are_of_the_default_name(self) -> None:
         Path("bare.yaml").write_text("data: {set: demo}\nmethod.gamma: 0.2\ntuner.r: 5\n", encoding="utf-8")

@@ -94,7 +94,9 @@ WORDS: dict[str, tuple[list[str], list[str]]] = {
     "sites-plain": (["tuner=lora", "tuner.sites=5"], ["tuner.sites", "query"]),
     "sites-none": (["tuner=lora", "tuner.sites=[]"], ["tuner.sites", "query"]),
     "sites-of-bottleneck": (["tuner.sites=query"], ["tuner.sites", "'houlsby'", "'pfeiffer'"]),
+    "attention": (["backbone.attention=paged"], ["backbone.attention", "'eager', 'sdpa' or 'flash'", "paged"]),
     # unknown keys, at every depth
+    "key-of-backbone": (["backbone.revison=v2"], ["'backbone.revison'", "did you mean 'backbone.revision'"]),
     "key": (["round=3"], ["'round'", "did you mean 'rounds'", "seed"]),
     "key-of-transformers": (["train.learning_rate=1"], ["'train.learning_rate'", "did you mean 'train.lr'"]),
     "key-of-peft": (["tuner=lora", "tuner.lora_alpha=1"], ["'tuner.lora_alpha'", "did you mean 'tuner.alpha'"]),

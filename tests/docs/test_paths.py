@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import pytest
 
 from silotune.config import registries
-from silotune.core.registry import Registry
+from silotune.config.registries import Registry
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "silotune"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from silotune.config import registries
-from silotune.core.registry import Registry
+from silotune.config.registries import Registry
 
 PACKAGE = Path(__file__).parent / "package"
 

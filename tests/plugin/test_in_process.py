@@ -19,8 +19,8 @@ from silotune import (
     register_method,
 )
 from silotune.communication.uplink import make_pipeline
+from silotune.config.registries import Registry
 from silotune.config.uplink import UplinkConfig
-from silotune.core.registry import Registry
 from silotune.methods import GLOBAL, HEAD, METHODS, PredictionMix, Scope, Supervised, shared
 from silotune.models.heads import Head
 from silotune.models.tuners import TUNERS, Tuner, TunerOptions

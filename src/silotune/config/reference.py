@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from silotune.config.registries import METHODS, TUNERS
+from silotune.config.registries import METHODS, TUNERS, Registry
 from silotune.config.schema import Config
 from silotune.config.section import Choice, ExtensibleSection, Section
-from silotune.core.registry import Registry
 
 PAGE = "docs/configuration.md"
 

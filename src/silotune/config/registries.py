@@ -1,16 +1,170 @@
-"""The registries of methods, tuners, heads, aggregations and codecs, which their rooms fill.
+"""The registries of methods, tuners, heads, aggregations and codecs, to which other packages add theirs.
 
-The `reserved` names are built in; no plug-in may take them. What a room adds to its own list is registered too.
+They add by a call (`silotune.register_method`), or by an entry point of the group `silotune.methods`, and so on for
+every kind. A process reads a group once: when a name is looked up that is not registered, or when all names are listed.
+So every process of a run finds the same names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import re
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from silotune.core.registry import Registry
+from silotune.errors import InputError, unknown_name_error
+
+T = TypeVar("T")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class Registry(Mapping[str, T]):
+    """Objects of one kind by name; each name once.
+
+    Args:
+        kind: the kind in the singular, as error lines name it; the entry-point group is `silotune.<kind>s`.
+        reserved: names that plug-ins cannot take: those of built-in objects that `provide` loads later, or that another
+            module makes without this registry. They are listed first and known without an import.
+        aliases: other spelling → name.
+        home: the module that provides the built-in objects; a look-up of a name that is not reserved imports it.
+    """
+
+    def __init__(
+        self, kind: str, reserved: tuple[str, ...] = (), aliases: Mapping[str, str] = {}, home: str | None = None
+    ) -> None:
+        self.kind = kind
+        self.group = f"silotune.{kind}s"
+        self.reserved = reserved
+        self.problem: Callable[[object], str | None] = lambda value: None
+        """Returns why an object cannot be registered, or None; the room that defines the objects sets it."""
+        self._aliases = dict(aliases)
+        self._home = home
+        self._entries: dict[str, T] = {}
+        self._built_in: Callable[[], Mapping[str, T]] | None = None
+        self._loaded = False
+        self._lock = threading.RLock()
+
+    def register(self, name: str, value: T) -> None:
+        """Add an object; adding the same object again changes nothing."""
+        problem = self.problem(value)
+        if not name:
+            reason = problem or "has no name; set its attribute 'name'"
+            raise InputError(f"{self.kind} {value!r}: {reason}")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise InputError(
+                f"{self.kind} {name!r}: cannot be a name; allowed: letters, digits, '.', '_' and '-', beginning with a "
+                "letter or digit"
+            )
+        self._load_built_in()
+        if name in self.reserved or name in self._aliases or self._entries.get(name, value) is not value:
+            raise InputError(f"{self.kind} {name!r}: there is one of this name already; choose another name")
+        if problem:
+            raise InputError(f"{self.kind} {name!r}: {problem}")
+        self._entries[name] = value
+
+    def register_as(self, name: str, value: T | None = None) -> Any:
+        """Add an object and return it; with the name alone, return a decorator that does so."""
+        if not isinstance(name, str):
+            raise InputError(f"{self.kind} {name!r}: give its name first, as in register_{self.kind}('name')")
+        if value is None:
+            return partial(self.register_as, name)
+        self.register(name, value)
+        return value
+
+    def provide(self, load: Callable[[], Mapping[str, T]]) -> None:
+        """Set the function that returns the built-in objects, in listing order; the first look-up calls it."""
+        self._built_in = load
+
+    def canonical(self, name: str) -> str:
+        """Return the name that an alias stands for; return other names unchanged."""
+        return self._aliases.get(name, name)
+
+    @property
+    def names(self) -> Names:
+        """All names: reserved, registered, and from entry points; looked up when they are used."""
+        return Names(self)
+
+    def find(self, name: str) -> T:
+        """Return the object of this name."""
+        if name not in self:
+            raise unknown_name_error(self.kind, name, self.names)
+        return self[name]
+
+    def __getitem__(self, name: str) -> T:
+        name = self.canonical(name)
+        self._load_built_in()
+        if name not in self._entries and name not in self.reserved:
+            self._load_entry_points()
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._load_entry_points()
+        return iter(tuple(self._entries))
+
+    def __len__(self) -> int:
+        self._load_entry_points()
+        return len(self._entries)
+
+    def _load_built_in(self) -> None:
+        with self._lock:
+            home, self._home = self._home, None  # before the import: the module may itself look names up
+            if home is not None:
+                import_module(home)
+            load, self._built_in = self._built_in, None
+            if load is not None:
+                self._entries = {**load(), **self._entries}
+
+    def _load_entry_points(self) -> None:
+        self._load_built_in()
+        with self._lock:
+            if self._loaded:
+                return
+            self._loaded = True  # before the imports: a plug-in may itself ask for names
+            try:
+                for entry in sorted(entry_points(group=self.group)):
+                    self._load(entry)
+            except BaseException:
+                self._loaded = False
+                raise
+
+    def _load(self, entry: EntryPoint) -> None:
+        """Import a plug-in and register it; a module registers its objects itself when it is imported."""
+        where = f"entry point {entry.name!r} = {entry.value!r} of group {self.group}"
+        if entry.dist is not None:
+            where += f" (package {entry.dist.name})"
+        try:
+            value = entry.load()
+            if not isinstance(value, ModuleType) and not any(value is known for known in self._entries.values()):
+                self.register(value.name if isinstance(getattr(value, "name", None), str) else entry.name, value)
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+        except (Exception, SystemExit) as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"{where}: cannot be imported ({type(error).__name__}: {reason})") from error
+
+
+class Names(Collection[str]):
+    """The names of a registry, those of built-in choices first."""
+
+    def __init__(self, registry: Registry[T]) -> None:
+        self._registry = registry
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and (name in self._registry.reserved or name in self._registry)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self._registry.reserved, *sorted(self._registry))))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
 
 METHODS: Registry[Any] = Registry("method", aliases={"centralized": "centralised"})
 

@@ -19,8 +19,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from silotune.config.input_errors import input_error
+from silotune.config.registries import Registry
 from silotune.config.validators import listed
-from silotune.core.registry import Registry
 from silotune.errors import InputError, unknown_name_error
 
 

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TypeVar
 
 from silotune.config import registries
-from silotune.core.registry import Registry
+from silotune.config.registries import Registry
 from silotune.core.tensors import State, Tensors
 from silotune.methods.base import Method, MethodOptions, PredictionMix, Setting
 from silotune.methods.head_mix import WhichHead

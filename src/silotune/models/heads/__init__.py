@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from silotune.config import registries
-from silotune.core.registry import Registry
+from silotune.config.registries import Registry
 from silotune.models.heads.base import Head
 from silotune.models.heads.classifier import LinearHead, MLPHead
 from silotune.models.heads.lm import LanguageModelHead

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from silotune.config import registries
-from silotune.core.registry import Registry
+from silotune.config.registries import Registry
 from silotune.models.tuners.base import Tuner, TunerOptions, Weight, WeightedTensors
 from silotune.models.tuners.bitfit import BitFit
 from silotune.models.tuners.bottleneck import Bottleneck
