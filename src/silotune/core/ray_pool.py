@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -71,6 +72,8 @@ class RayPool(ThreadPoolExecutor):
         options = {"num_cpus": cores, "num_gpus": share, "max_retries": _RETRIES, "scheduling_strategy": "SPREAD"}
         self._task = ray.remote(max_calls=0, **options)(_call)  # 0: processes live on and keep the backbone
         self._running: set[Any] = set()
+        self._ended = False
+        self._starting = threading.Lock()
 
     @override
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -78,8 +81,11 @@ class RayPool(ThreadPoolExecutor):
 
     def _wait(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what a function returned on the cluster, or raise what it raised."""
-        task = self._task.remote(self._cores, function, args, kwargs)
-        self._running.add(task)
+        with self._starting:
+            if self._ended:
+                raise CancelledError
+            task = self._task.remote(self._cores, function, args, kwargs)
+            self._running.add(task)
         try:
             return self._ray.get(task)
         except self._ray.exceptions.RayTaskError as error:  # its text is the worker's traceback
@@ -94,6 +100,8 @@ class RayPool(ThreadPoolExecutor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End all work at once; what is finished has been returned."""
         super().shutdown(wait=False, cancel_futures=True)
+        with self._starting:
+            self._ended = True
         for task in [*self._running]:
             with suppress(Exception):  # it may have ended by now
                 self._ray.cancel(task, force=True)
