@@ -9,6 +9,7 @@ from typing import Annotated
 import click
 import typer
 from typer.core import TyperGroup
+from typing_extensions import override
 
 from silotune.errors import unknown_name_error
 
@@ -38,8 +39,15 @@ _OWN = {"lab": "silotune.lab.commands:add_commands", "deploy": "silotune.deploy.
 
 
 class _Commands(TyperGroup):
-    """Command group that answers an unknown command with the available ones."""
+    """The commands in the order of their groups; an unknown one is answered with the available ones."""
 
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        order = {TRAIN: 0, BEFORE: 1, RESULTS: 2, FEDERATION: 3}
+        panels = {name: getattr(command, "rich_help_panel", None) for name, command in self.commands.items()}
+        return sorted(super().list_commands(ctx), key=lambda name: order.get(str(panels[name]), len(order)))
+
+    @override
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
