@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
-from silotune.core.chained_log import check_chain
 from silotune.core.norms import change_of, total_norm
+from silotune.core.records import FILE, check_audit
 from silotune.core.serialization import read_tensors
 from silotune.distributed.protocol.frames import decode
 from silotune.distributed.silo.session import Session
@@ -34,7 +34,7 @@ def digest(data):
 def test_the_record_of_a_silo_equals_the_wire(federated):
     out, link = federated
     for node, name in enumerate(("alpha", "beta", "gamma")):
-        entries, problems = check_chain(out / "checkpoints" / "silos" / name)
+        entries, problems = check_audit(out / "checkpoints" / "silos" / name)
         wire = [data for sender, data in link.came if sender == node]
         assert problems == []
         assert [(entry["sha256"], entry["bytes"]) for entry in entries] == [(digest(d), len(d)) for d in wire]
@@ -45,7 +45,7 @@ def test_the_record_of_a_silo_equals_the_wire(federated):
 
 def test_shapes_numbers_and_norm_are_those_of_the_message(tiny_config, tmp_path):
     _, link = federate(tiny_config("fedmcp", "rounds=1", "train.steps=1"), tmp_path / "run")
-    entries, _ = check_chain(tmp_path / "run" / "checkpoints" / "silos" / "alpha")
+    entries, _ = check_audit(tmp_path / "run" / "checkpoints" / "silos" / "alpha")
     (said,) = [entry for entry in entries if entry["kind"] == "answer"]
     (sent,) = [decode(data) for node, data in link.sent if node == 0 and decode(data).kind == "round"]
     (came,) = [decode(data) for node, data in link.came if node == 0 and decode(data).kind == "answer"]
@@ -59,7 +59,7 @@ def test_shapes_numbers_and_norm_are_those_of_the_message(tiny_config, tmp_path)
 
 def test_the_record_of_the_coordinator_equals_the_wire(federated):
     out, link = federated
-    entries, problems = check_chain(out / "federation")
+    entries, problems = check_audit(out / "federation")
     assert problems == []
     for direction, wire in (("sent", link.sent), ("came", link.came)):
         said = [(entry["node"], entry["sha256"]) for entry in entries if entry.get("direction") == direction]
@@ -70,7 +70,7 @@ def test_the_record_of_the_coordinator_equals_the_wire(federated):
 def test_refused_and_malformed_requests_are_in_the_record(tiny_config, tmp_path):
     settings = next(iter(local_configs(tiny_config("fedmcp"), tmp_path / "run").values()))
     replies = [Session(settings).answer(data) for data in (b"nonsense", b"", b"SLT1\0\0\0\2{}")]
-    entries, _ = check_chain(tmp_path / "run" / "checkpoints" / "silos" / "alpha")
+    entries, _ = check_audit(tmp_path / "run" / "checkpoints" / "silos" / "alpha")
     assert [entry["sha256"] for entry in entries] == [digest(reply) for reply in replies]
     assert {entry["kind"] for entry in entries} == {"failed"}
 
@@ -79,8 +79,9 @@ def test_nothing_leaves_that_cannot_be_recorded(tiny_config, tmp_path):
     settings = next(iter(local_configs(tiny_config("fedmcp"), tmp_path / "run").values()))
     session = Session(settings)
     session.answer(b"nonsense")
-    (tmp_path / "run" / "checkpoints" / "silos" / "alpha" / "audit.jsonl").write_text("")
-    with pytest.raises(Exception, match="nothing leaves"):
+    session.store.records.close()
+    (tmp_path / "run" / "checkpoints" / "silos" / "alpha" / FILE).write_bytes(b"no database" * 100)
+    with pytest.raises(InputError, match="nothing leaves"):
         Session(settings).answer(b"nonsense")
 
 
@@ -97,25 +98,26 @@ def test_the_commands_sum_up_and_find_a_changed_line(federated, silotune, tmp_pa
     assert (total["messages"], total["bytes"], total["rounds"]) == (len(wire), sum(map(len, wire)), 2)
     assert total["epsilon"] == 8
     assert silotune("federation", "audit", str(out)).code == 0
-    path = folder / "audit.jsonl"
-    path.write_text(path.read_text(encoding="utf-8").replace('"bytes": ', '"bytes": 1', 1), encoding="utf-8")
+    with sqlite3.connect(folder / FILE) as connection:
+        connection.execute("UPDATE audit SET line = replace(line, '\"bytes\": ', '\"bytes\": 1') WHERE number = 1")
     done = silotune(*words)
     assert done.code == 1
-    assert "audit.jsonl, line 2: line 1 before it was changed" in done.err
+    assert "line 2: line 1 before it was changed" in done.err
 
 
 def test_refusals_do_not_fill_the_disk(attack):
     """Each has a line, and a coordinator can ask without end."""
-    attacker = attack(ALLOWED, audit_mib_in_all=1)
+    attacker = attack(ALLOWED, policy={"disk_mib": 1})
     assert attacker.reason("round", 9)
-    attacker.session.record._in_all = 5000
+    with attacker.session.store.records.transaction() as connection:
+        connection.execute("CREATE TABLE filled (bytes BLOB)")
+        connection.execute("INSERT INTO filled VALUES (zeroblob(1000000))")
     replies = 1
-    while replies < 20 and (reply := _reply(attacker)):
+    while replies < 99 and (reply := _reply(attacker)):
         replies += bool(reply)
-    assert 3 < replies < 20
-    with pytest.raises(InputError, match="nothing is recorded, and nothing leaves, until its operator has looked"):
+    assert 3 < replies < 99
+    with pytest.raises(InputError, match=r"its policy refuses more files of runs; .*\(policy\.disk_mib\)"):
         attacker.reason("round", 9)
-    assert sum(path.stat().st_size for path in Path(attacker.settings.folder).glob("audit*")) < 7000
 
 
 def _reply(attacker):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from silotune.core.chained_log import check_chain
+from silotune.core.records import check_audit
 from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, decode, receive
 from silotune.distributed.silo import worker
 from silotune.distributed.silo.approvals import Approvals
@@ -39,7 +39,7 @@ def test_a_known_hello_is_the_same_and_recorded(greeted):
     assert decode(reply).kind == "hello"
     assert session.known_hello(greeting) == reply
     assert session.known_hello(greeting + b" ") is None
-    entries, problems = check_chain(Path(settings.folder))
+    entries, problems = check_audit(Path(settings.folder))
     assert problems == []
     assert [entry["kind"] for entry in entries[-2:]] == ["hello", "hello"]
 

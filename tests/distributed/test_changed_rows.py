@@ -10,8 +10,8 @@ import pytest
 from silotune.data.rows import Row, Splits
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import decode
-from silotune.distributed.silo.row_fingerprint import rows_digest
 from silotune.distributed.silo.session import Session
+from silotune.distributed.silo.setup import rows_digest
 from silotune.errors import SilotuneError
 from silotune.runs.storage.readers import read_summary
 from tests.support.method_cases import logged

@@ -25,7 +25,7 @@ from silotune.data.tasks import Task
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, decode
 from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings
-from silotune.distributed.silo.state_store import StateStore
+from silotune.distributed.silo.store import SiloStore
 from silotune.distributed.silo.worker import ping, serve
 from silotune.errors import InputError, SilotuneError
 from tests.support.command_line import Silotune
@@ -221,14 +221,14 @@ def test_a_silo_without_a_row_to_train_on_is_refused(tiny_config, tmp_path, capf
 @pytest.mark.parametrize("run", ["", "../../x", "0" * 15, "A" * 16, "0" * 16 + "/"])
 def test_a_run_id_is_no_path(tmp_path, run):
     with pytest.raises(InputError, match="run id"):
-        StateStore(tmp_path / "silo", run)
+        SiloStore(tmp_path / "silo").make_folder(run)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["", "../0001", "1", "0001-other", "0001/../../x", "0001.safetensors"])
 def test_a_states_name_is_no_path(tmp_path, name):
     with pytest.raises(InputError, match="no name of a state"):
-        StateStore(tmp_path, "0" * 16).read(name)
+        SiloStore(tmp_path).read_state("0" * 16, name)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import yaml
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import decode
 from silotune.distributed.silo import policy as policy_module
-from silotune.distributed.silo.policy_config import PRESETS, PolicyConfig
-from silotune.distributed.silo.silo_config import read_silo_settings
+from silotune.distributed.silo.silo_config import PRESETS, PolicyConfig, read_silo_settings
 from silotune.errors import InputError
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
@@ -120,7 +119,7 @@ def test_a_request_ends_at_its_time_and_memory(attack, monkeypatch):
 
 def test_a_full_disk_ends_training_and_tests_before_they_begin(attack):
     attacker = attack(ALLOWED, policy={"disk_mib": 1})
-    folder = attacker.session._setup.ledger.folder / ("1" * 16)
+    folder = attacker.session.store.folder / ("1" * 16)
     folder.mkdir(parents=True)
     (folder / "kept").write_bytes(bytes(2**20))
     assert "more files of runs; at most 1 MiB; remove finished runs' folders (policy.disk_mib)" in attacker.reason()

@@ -19,9 +19,11 @@ from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.run_status import RunStatus, read_status
 from silotune.distributed.flower.commands import free_ports
 from silotune.distributed.metrics import serve_metrics
+from silotune.distributed.protocol.disclosure import SiloStatus
 from silotune.distributed.protocol.frames import Frame
-from silotune.distributed.protocol.silo_status import SiloStatus
+from silotune.distributed.silo.policy import Request
 from silotune.distributed.silo.silo_config import SiloSettings
+from silotune.distributed.silo.store import Answer, Price, SiloStore
 from silotune.distributed.silo.worker_metrics import WorkerMetrics
 from silotune.errors import InputError
 from silotune.version import __version__
@@ -154,10 +156,10 @@ def test_a_port_that_is_taken_is_named():
 
 def test_metrics_of_a_worker(tmp_path):
     settings = SiloSettings(name="north", folder=str(tmp_path), rows=str(tmp_path), share=[], secret="key", epsilon=8.0)
-    lines = [{"run": "r", "kind": "round", "round": n, "request": f"{n}", "numbers": 40} for n in (1, 2, 2)]
-    (tmp_path / "requests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    price = {"run": "r", "answer": "a", "mechanism": "m", "epsilon": 1.5, "delta": 0.0}
-    (tmp_path / "released.jsonl").write_text(json.dumps(price) + "\n")
+    store = SiloStore(tmp_path)
+    for number in (1, 2, 2):
+        store.count(Request("r", "round", number, str(number), 40), ("configuration", "rows"), 1, 9)
+    store.commit("r", Answer(Frame("answer"), price=Price("m", 1.5, 0.0)), {})
     metrics = WorkerMetrics(settings)
     metrics.count("round", Frame("answer", {}).encode(), 2.0)
     metrics.count(EVIL, Frame("refused", {"reason": "silo 'north': its policy refuses x; y"}).encode(), 0.5)

@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 
 from silotune.config import dump
-from silotune.core.chained_log import check_chain
+from silotune.core.records import check_audit
 from silotune.distributed.protocol.frames import MAGIC, decode
 from tests.support.deployed import SILOS, plain
 
@@ -92,7 +92,7 @@ def test_the_records_equal_the_wire(deployed, tiny_config, capsys):
     started = deployed.command("federation", "start", deployed.link, settings, "--out", out)
     assert started.returncode == 0, started.stderr + started.stdout
     time.sleep(2)  # the last confirmations
-    coordinators, problems = check_chain(out / "federation")
+    coordinators, problems = check_audit(out / "federation")
     assert problems == []
     for direction, entry_of, way in (("up", "came", "from"), ("down", "sent", "to")):
         wire = [frame for relay in relays.values() for frame in relay.frames(direction)]
@@ -100,7 +100,7 @@ def test_the_records_equal_the_wire(deployed, tiny_config, capsys):
         assert len(said) >= 3 * 4, f"greeting, two rounds and scores {way} each silo"
         assert Counter(said) == Counter(map(digest, wire))
     for name, relay in relays.items():
-        entries, problems = check_chain(deployed.folder / name / "state")
+        entries, problems = check_audit(deployed.folder / name / "state")
         assert problems == []
         left = [frame for frame in relay.frames("up") if decode(frame).kind != "unavailable"]  # the node's own word
         assert Counter((entry["sha256"], entry["bytes"]) for entry in entries) == Counter(

@@ -1,4 +1,4 @@
-"""A worker's connections are bounded: idle ones make room, requests have a size together, and pings are answered."""
+"""A worker's connections and the size of its waiting requests are bounded, and pings are answered."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import time
 import pytest
 
 from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, send
-from silotune.distributed.silo import connections as module
 from silotune.distributed.silo import worker
-from silotune.distributed.silo.connections import MOST, Connections, hung_up
 from silotune.distributed.silo.silo_config import SiloSettings
+from silotune.distributed.silo.worker import MOST_CONNECTIONS, hung_up
 
 
 @pytest.fixture
@@ -24,7 +23,7 @@ def listening(short):
     path = short / "worker.sock"
     listener = worker._listen(path)
     threading.Thread(target=worker._accept, args=(listener, waiting), daemon=True).start()
-    yield waiting, path, lambda: len(waiting.connections._bytes)
+    yield waiting, path, lambda: MOST_CONNECTIONS - waiting.connections._value
     listener.close()
 
 
@@ -44,18 +43,6 @@ def until(condition):
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
-
-
-def test_idle_connections_make_room_and_the_log_says_so_once(listening, capfd):
-    _, path, opened = listening
-    idle = [connect(path) for _ in range(4 * MOST)]
-    until(lambda: (answer := worker.ping(path)) is not None and answer["busy"] == "working")  # a busy machine is late
-    until(lambda: opened() == MOST - 1)  # all but that of the ping
-    (line,) = capfd.readouterr().err.splitlines()
-    assert f"more than {MOST} connections: closes the one that idles longest" in line
-    assert idle[0].recv(1) == b""  # closed
-    for connection in idle:
-        connection.close()
 
 
 def test_a_full_backlog_is_waited_for_and_no_worker_is_taken_for_a_dead_one(short):
@@ -84,16 +71,16 @@ def test_a_full_backlog_is_waited_for_and_no_worker_is_taken_for_a_dead_one(shor
 
 def test_where_all_wait_for_replies_a_new_one_is_closed(listening):
     waiting, path, opened = listening
-    asking = [connect(path) for _ in range(MOST)]
+    asking = [connect(path) for _ in range(MOST_CONNECTIONS)]
     for connection in asking:
         send(connection, Frame("round").encode())
-    until(lambda: waiting.requests.qsize() == MOST)
+    until(lambda: waiting.requests.qsize() == MOST_CONNECTIONS)
     with pytest.raises(ProtocolError):
         ask_worker(path, Frame("ping").encode(), 10)
     asking.pop().close()  # its peer is gone: its request is not worked on, and there is room
-    until(lambda: opened() == MOST - 1)
+    until(lambda: opened() == MOST_CONNECTIONS - 1)
     assert worker.ping(path)["busy"] == "working"
-    given_up = [waiting.requests.get().given_up.is_set() for _ in range(MOST)]
+    given_up = [waiting.requests.get().given_up.is_set() for _ in range(MOST_CONNECTIONS)]
     assert given_up.count(True) == 1
     for connection in asking:
         connection.close()
@@ -111,20 +98,6 @@ def test_requests_together_have_a_size(listening, capfd):
     assert "beside others that wait is too much" in capfd.readouterr().err
     for connection in asking:
         connection.close()
-
-
-def test_the_line_comes_again_after_a_while(monkeypatch):
-    said, pairs = [], [socket.socketpair() for _ in range(4)]
-    bound = Connections(10, said.append, most=1)
-    for ours, _ in pairs[:3]:
-        assert bound.admit(ours)
-    assert len(said) == 1
-    monkeypatch.setattr(module, "_SAY_AGAIN", 0.0)
-    assert bound.admit(pairs[3][0])
-    assert len(said) == 2
-    for pair in pairs:
-        for end in pair:
-            end.close()
 
 
 def test_a_peer_that_hung_up():

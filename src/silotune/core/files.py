@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,13 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("not a JSON object")
     return content
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Return the free space where a folder is, in bytes; None if it cannot be asked for."""
+    with suppress(OSError):
+        return shutil.disk_usage(folder).free
+    return None
 
 
 def write_bytes(path: Path, content: bytes) -> None:

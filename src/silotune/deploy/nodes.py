@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config.validators import NAME_RULE, is_name
-from silotune.core.chained_log import ChainedLog
 from silotune.core.clock import current_user
+from silotune.core.records import Records
 from silotune.deploy.settings import CoordinatorSettings
 from silotune.deploy.store import transaction
 from silotune.distributed.flower.commands import flower_environment, run_flwr, write_home
@@ -109,8 +109,8 @@ def node_statuses(settings: CoordinatorSettings) -> dict[str, str]:
 
 
 def record_decision(settings: CoordinatorSettings, kind: str, **fields: str) -> None:
-    """Record what the coordinator's operator did (`audit.jsonl` in its folder), and who it was."""
-    ChainedLog(Path(settings.folder)).append({"kind": kind, **fields, "user": current_user()})
+    """Record what the coordinator's operator did in the audit log of its folder, and who it was."""
+    Records(Path(settings.folder)).append({"kind": kind, **fields, "user": current_user()})
 
 
 def _flwr_supernode(settings: CoordinatorSettings, failure: str, *words: str) -> dict[str, Any]:

@@ -102,11 +102,11 @@ def print_audit(folder: Path, as_json: bool) -> None:
     Raises:
         SilotuneError: it was changed.
     """
-    from silotune.core.chained_log import check_chain
+    from silotune.core.records import check_audit
     from silotune.distributed.protocol.audit import totals
     from silotune.distributed.protocol.frames import printable
 
-    entries, problems = check_chain(folder)
+    entries, problems = check_audit(folder)
     runs = totals(entries)
     last = max((entry["number"] for entry in entries), default=0)
     if as_json:

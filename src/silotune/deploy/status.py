@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from silotune.core.clock import utc_now
+from silotune.core.files import free_bytes
 from silotune.core.locking import is_locked
 from silotune.deploy.nodes import node_statuses, registered_nodes
 from silotune.deploy.queue import STATES, QueuedRun, RunQueue
 from silotune.deploy.settings import CoordinatorSettings
 from silotune.distributed.coordinator.run_status import RunStatus, SiloEntry, read_status
 from silotune.distributed.metrics import Measure
-from silotune.distributed.silo.operation_status import free_bytes
 from silotune.errors import SilotuneError
 from silotune.runs.storage.readers import events
 from silotune.version import __version__

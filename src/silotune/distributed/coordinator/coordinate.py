@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config import Config, dump
-from silotune.core.chained_log import ChainedLog
 from silotune.core.clock import current_user, log_line
 from silotune.core.determinism import set_numerics
 from silotune.core.files import write_text
 from silotune.core.locking import folder_lock
+from silotune.core.records import Records
 from silotune.core.tensors import digest, flatten
 from silotune.data.row_folder import read_rows
 from silotune.data.rows import SiloData
@@ -68,7 +68,7 @@ def coordinate(job: Job, link: Link) -> None:
 
 def _coordinate(job: Job, link: Link, status_folder: Path) -> None:
     status = RunStatus.begin(status_folder)
-    record = ChainedLog(status_folder)
+    record = Records(status_folder)
     record.append({"kind": "started", "user": current_user(), "process": os.getpid()})
     try:
         _run(job, link, record, status)
@@ -80,7 +80,7 @@ def _coordinate(job: Job, link: Link, status_folder: Path) -> None:
     record.append({"kind": "ended", "reason": "finished"})
 
 
-def _run(job: Job, link: Link, record: ChainedLog, status: RunStatus) -> None:
+def _run(job: Job, link: Link, record: Records, status: RunStatus) -> None:
     out = Path(job.out)
     config, names = _checked(job)
     method = make_method(config)
@@ -208,7 +208,7 @@ class _AuditedLink:
         run: the run's id.
     """
 
-    def __init__(self, link: Link, record: ChainedLog, run: str) -> None:
+    def __init__(self, link: Link, record: Records, run: str) -> None:
         self._link = link
         self._record = record
         self._run = run

@@ -12,9 +12,9 @@ from typing import Any, Literal
 from silotune.core.clock import utc_now
 from silotune.core.files import read_json, write_text
 from silotune.core.locking import is_locked
+from silotune.distributed.protocol.disclosure import SiloStatus
 from silotune.distributed.protocol.frames import Frame, peek_kind
 from silotune.distributed.protocol.handshake import protocol_of
-from silotune.distributed.protocol.silo_status import SiloStatus
 from silotune.errors import InputError, SilotuneError
 from silotune.runs.engines.base import Progress
 

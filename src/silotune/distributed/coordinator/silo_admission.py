@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from silotune.config.coordinator import FederationConfig
-from silotune.core.chained_log import ChainedLog
 from silotune.core.clock import log_line
+from silotune.core.records import Records
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.coordinator.run_registry import RunRegistry
 from silotune.distributed.protocol.frames import Frame
@@ -24,7 +24,7 @@ Shapes = Callable[[str], Mapping[str, tuple[int, ...]]]
 class AdmissionPolicy:
     """Admits a silo whose identity equals the coordinator's and whose task is unchanged in this run."""
 
-    def __init__(self, identity: Identity, registry: RunRegistry, record: ChainedLog) -> None:
+    def __init__(self, identity: Identity, registry: RunRegistry, record: Records) -> None:
         self.identity = identity
         self.registry = registry
         self._record = record

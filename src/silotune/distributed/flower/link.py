@@ -1,4 +1,4 @@
-"""`FlowerLink`: pushes frames to silos' nodes and pulls replies (`Arrival`), without waiting, over Flower's grid.
+"""Pushes frames to silos' nodes and pulls their replies, without waiting, over Flower's grid.
 
 A *node* is Flower's word for the SuperNode of a silo. The dispatcher polls the link.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
-from threading import Event, Thread
-from typing import Protocol
+from threading import Event, Lock, Thread
+from typing import Any, Protocol
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from silotune.distributed.flower.bounded_grid import ReplyTooLarge, bounded
 from silotune.distributed.flower.frame_message import unwrap, wrap
 from silotune.distributed.protocol.frames import LARGEST_HEADER, ProtocolError
 from silotune.errors import SilotuneError
@@ -169,3 +169,60 @@ class _Pull(Thread):
                 self._abandoned.wait(self.interval)
         except Exception as error:  # httpx, Flower and its retries raise errors without a common class
             self.error = error
+
+
+# -- replies of bounded size: Flower has no hook for them, so this touches `HttpGrid._client` of Flower 1.41 -----------
+
+
+class ReplyTooLarge(Exception):
+    """A reply is larger than any that was asked for."""
+
+
+class PullAbandoned(Exception):
+    """Nobody waits for the reply any more."""
+
+
+def bounded(grid: Grid, largest: int, abandoned: Event) -> Grid:
+    """Return a grid for the pull of one reply, over the same connection.
+
+    Args:
+        grid: Flower's; one that is not connected over HTTP is returned as it is, as it holds its messages already.
+        largest: bytes of the reply's pieces together.
+        abandoned: set when nobody waits for the reply any more; ends the pull with its next piece.
+    """
+    client = getattr(grid, "_runtime_client", None)
+    if client is None:
+        return grid
+    limited = copy(grid)
+    vars(limited)["_client"] = _BoundedClient(client, largest, abandoned)
+    return limited
+
+
+class _BoundedClient:
+    """Flower's client, whose `PullObject` raises where the pull should end."""
+
+    def __init__(self, client: Any, largest: int, abandoned: Event) -> None:
+        self._client = client
+        self._largest = largest
+        self._abandoned = abandoned
+        self._bytes = 0
+        self._lock = Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def PullObject(self, request: Any) -> Any:  # noqa: N802 (Flower's name)
+        """Pull one piece; threads of Flower call this at the same time.
+
+        Raises:
+            ReplyTooLarge: there is more than was asked for.
+            PullAbandoned: nobody waits for the reply any more.
+        """
+        if self._abandoned.is_set():
+            raise PullAbandoned
+        response = self._client.PullObject(request)
+        with self._lock:
+            self._bytes += len(response.object_content)
+            if self._bytes > self._largest:
+                raise ReplyTooLarge(f"a reply of more than {self._largest:,} bytes is too large")
+        return response

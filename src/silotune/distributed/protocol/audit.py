@@ -1,4 +1,4 @@
-"""`describe_frame`: what the audit log (`audit.jsonl`) says of a frame; `totals`: sums of a log per run."""
+"""What an audit log says of a frame, and the sums of a log per run."""
 
 from __future__ import annotations
 

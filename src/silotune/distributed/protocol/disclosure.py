@@ -1,9 +1,10 @@
-"""Numbers beside tensors: which a silo sends (`filter_…`), and which a coordinator takes (`validate_…`)."""
+"""Numbers beside tensors: which of them a silo sends, and which a coordinator takes from a silo that may lie."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from silotune.data.metrics import metric_range
@@ -19,6 +20,8 @@ _SPLITS = {"train", "validation", "test"}
 _MOST_NUMBERS = 100
 
 _LARGEST = 2**53
+
+_FINGERPRINT = re.compile(r"[0-9a-f]{16,64}")
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
@@ -79,3 +82,40 @@ def validate_scores(entry: object, ranges: Mapping[str, tuple[float, float]] = {
         return True
     counts = rows.values() if isinstance(rows, dict) and rows.keys() == _SPLITS else [None]
     return all(type(count) is int and 0 <= count <= _LARGEST for count in counts)
+
+
+@dataclass(frozen=True)
+class SiloStatus:
+    """A silo's state of operation; None where it is not known.
+
+    Args:
+        rows_fingerprint: changes whenever the rows in use change; says nothing else about them.
+        epsilon_left: ε of the operator's budget that no run has spent; None without a budget.
+        disk_free_bytes: free space where the silo keeps its states.
+    """
+
+    rows_fingerprint: str | None = None
+    epsilon_left: float | None = None
+    disk_free_bytes: int | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return plain values for a frame."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, fields: object) -> SiloStatus | None:
+        """Parse what a silo sent; values of another form are dropped. None if it sent no status."""
+        if not isinstance(fields, dict):
+            return None
+        fingerprint, epsilon, disk = (fields.get(name) for name in cls.__dataclass_fields__)
+        named = isinstance(fingerprint, str) and _FINGERPRINT.fullmatch(fingerprint)
+        return cls(
+            rows_fingerprint=fingerprint if named else None,
+            epsilon_left=_number(epsilon, int, float),
+            disk_free_bytes=None if (free := _number(disk, int)) is None else int(free),
+        )
+
+
+def _number(value: Any, *types: type) -> float | None:
+    """Return a number from 0 on of one of these types; None for anything else."""
+    return value if type(value) in types and 0 <= value <= 2**63 else None

@@ -8,6 +8,7 @@ starts anew for every message, so imports here must be fast.
 from __future__ import annotations
 
 import json
+import re
 import socket
 import struct
 import time
@@ -16,14 +17,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from silotune.errors import InputError
+
 MAGIC = b"SLT1"
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Number of the message format: the kinds of frames, their fields, and what both sides make of them.
 
 Raise it with every change that a silo or coordinator from before would misread. It is apart from the package's version:
-releases that talk to each other share a number. Identities without a number come from before protocol 1.
+releases that talk to each other share a number.
 """
+
+RUN_ID = re.compile(r"[0-9a-f]{16}")
+"""A run's id, and the name of its folder."""
 
 LARGEST_HEADER = 16 * 2**20
 
@@ -44,6 +50,10 @@ class Frame:
     kind: str
     fields: dict[str, Any] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
+
+    def with_fields(self, **fields: Any) -> Frame:
+        """Return the frame with these fields added or replaced."""
+        return Frame(self.kind, self.fields | fields, self.blobs)
 
     def encode(self) -> bytes:
         """Return the frame as bytes."""
@@ -200,6 +210,12 @@ def require_fields(values: Mapping[str, Any], *names: str) -> list[Any]:
     if missing:
         raise ProtocolError(f"a frame without {missing[0]!r}")
     return [values[name] for name in names]
+
+
+def check_run_id(run: str) -> None:
+    """Refuse a malformed run id: it becomes part of paths."""
+    if not RUN_ID.fullmatch(run):
+        raise InputError(f"run id {run[:40]!r}: must be 16 hexadecimal digits")
 
 
 def state_name(number: int, final: bool = False) -> str:

@@ -181,7 +181,7 @@ def check_protocol(silo: str, coordinator_protocol: int | None, silo_protocol: i
         actual, expected = ("none" if number is None else number for number in (silo_protocol, coordinator_protocol))
         raise HandshakeRefused(
             f"silo {silo!r}: identity: protocol {actual}, the coordinator's: {expected}; install the same silotune on "
-            "both sides (an identity without a number is of a silotune from before protocol 1)"
+            "both sides"
         )
 
 

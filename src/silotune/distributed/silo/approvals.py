@@ -1,4 +1,4 @@
-"""`Approvals`: the operator's decisions on `Request`s of runs, files by run id and configuration.
+"""The operator's decisions on runs: one that was not seen before waits until it is approved.
 
 A decision belongs to a run's id and to the digest of its resolved configuration: the same name with another
 configuration is another run, and waits anew.
@@ -9,25 +9,29 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from silotune.config import Config
 from silotune.core.clock import utc_now
-from silotune.core.files import write_text
+from silotune.core.records import Records
 from silotune.errors import InputError, unknown_name_error
-
-FOLDER = "approvals"
 
 State = Literal["pending", "approved", "rejected"]
 
+_TABLE = """CREATE TABLE IF NOT EXISTS approvals (name TEXT PRIMARY KEY, run TEXT, digest TEXT, state TEXT, seen TEXT,
+    decided TEXT, configuration TEXT, description TEXT)"""
+
+_COLUMNS = "name, run, digest, state, seen, decided, configuration, description"
+
 
 @dataclass(frozen=True)
-class Request:
+class WaitingRun:
     """A run that asked a silo to take part.
 
     Args:
+        name: the name by which commands know it: the run's id and the beginning of the digest.
         run: the run's id.
         digest: sha256 of the configuration, as `configuration_digest`.
         state: the operator's decision.
@@ -37,6 +41,7 @@ class Request:
         description: lines about the run in plain words.
     """
 
+    name: str
     run: str
     digest: str
     state: State
@@ -45,13 +50,7 @@ class Request:
     configuration: Mapping[str, Any]
     description: tuple[str, ...]
 
-    @property
-    def name(self) -> str:
-        """The name by which commands know it: the run's id and the beginning of the digest."""
-        return f"{self.run}-{self.digest[:12]}"
 
-
-@dataclass(frozen=True)
 class Approvals:
     """The decisions of one silo's operator.
 
@@ -59,82 +58,79 @@ class Approvals:
         folder: the silo's folder.
     """
 
-    folder: Path
+    def __init__(self, folder: Path) -> None:
+        self._records = Records(folder, _TABLE)
 
-    def find(self, run: str, digest: str) -> Request | None:
-        """Return what is known of a run with this configuration; None if it never asked."""
-        found = self._read(self._path(f"{run}-{digest[:12]}"))
-        return found if found is not None and found.digest == digest else None
-
-    def all(self) -> list[Request]:
+    def all(self) -> list[WaitingRun]:
         """Return all runs that ever asked, oldest first."""
-        files = sorted((self.folder / FOLDER).glob("*.json"))
-        return sorted(filter(None, map(self._read, files)), key=lambda request: (request.seen, request.name))
+        return self._read("ORDER BY seen, name")
+
+    def find(self, run: str, digest: str) -> WaitingRun | None:
+        """Return what is known of a run with this configuration; None if it never asked."""
+        return next(iter(self._read("WHERE run = ? AND digest = ?", run, digest)), None)
 
     def ask(
         self, run: str, digest: str, configuration: Mapping[str, Any], describe: Callable[[], list[str]]
-    ) -> Request:
+    ) -> WaitingRun:
         """Record a run that waits for its operator."""
-        if (taken := self._read(self._path(f"{run}-{digest[:12]}"))) is not None and taken.digest != digest:
-            raise InputError(f"approvals: another configuration is named {taken.name}; change the run's description")
-        request = Request(run, digest, "pending", utc_now(), "", configuration, tuple(describe()))
-        self._write(request)
-        return request
+        name = f"{run}-{digest[:12]}"
+        if self._read("WHERE name = ?", name):
+            raise InputError(f"approvals: another configuration is named {name}; change the run's description")
+        found = WaitingRun(name, run, digest, "pending", utc_now(), "", configuration, tuple(describe()))
+        self._write(found)
+        return found
 
-    def described_anew(self, request: Request, description: Sequence[str]) -> Request:
-        """Replace the description of a run that waits, if it is another one by now."""
-        known = self._read(self._path(request.name)) or request  # its operator may have decided meanwhile
-        if known.state != "pending" or known.description == tuple(description):
+    def described_anew(self, waiting: WaitingRun, description: Sequence[str]) -> WaitingRun:
+        """Replace the description of a run that waits; leave one alone whose operator has decided meanwhile."""
+        with self._records.transaction():
+            known = self.find(waiting.run, waiting.digest) or waiting
+            if known.state == "pending" and known.description != tuple(description):
+                known = replace(known, description=tuple(description))
+                self._write(known)
             return known
-        renewed = replace(known, description=tuple(description))
-        self._write(renewed)
-        return renewed
 
-    def decide(self, name: str, state: State) -> Request:
+    def decide(self, name: str, state: State) -> WaitingRun:
         """Record the operator's decision.
 
         Args:
             name: the run's name, or a beginning of it that no other run has.
             state: the decision.
         """
-        request = replace(self.named(name), state=state, decided=utc_now())
-        self._write(request)
-        return request
+        with self._records.transaction():
+            decided = replace(self.named(name), state=state, decided=utc_now())
+            self._write(decided)
+            return decided
 
-    def named(self, name: str) -> Request:
+    def named(self, name: str) -> WaitingRun:
         """Return the run with this name, or with a name that begins so."""
-        requests = self.all()
-        found = [request for request in requests if name and request.name.startswith(name)]
+        runs = self.all()
+        found = [run for run in runs if name and run.name.startswith(name)]
         if len(found) > 1:
-            raise InputError(f"run {name!r}: several begin so: {', '.join(request.name for request in found)}")
+            raise InputError(f"run {name!r}: several begin so: {', '.join(run.name for run in found)}")
         if not found:
-            raise unknown_name_error("run", name, [request.name for request in requests])
+            raise unknown_name_error("run", name, [run.name for run in runs])
         return found[0]
 
-    def last_approved(self, before: Request) -> Request | None:
+    def last_approved(self, before: WaitingRun) -> WaitingRun | None:
         """Return the run that was approved last, other than this one."""
         approved = [each for each in self.all() if each.state == "approved" and each.name != before.name]
-        return max(approved, key=lambda request: request.decided, default=None)
+        return max(approved, key=lambda run: run.decided, default=None)
 
-    def _path(self, name: str) -> Path:
-        return self.folder / FOLDER / f"{name}.json"
+    def _read(self, which: str, *values: object) -> list[WaitingRun]:
+        found = self._records.rows(f"SELECT {_COLUMNS} FROM approvals {which}", *values)
+        return [
+            WaitingRun(name, run, digest, state, seen, decided, json.loads(config), tuple(json.loads(said)))
+            for name, run, digest, state, seen, decided, config, said in found
+        ]
 
-    def _write(self, request: Request) -> None:
-        path = self._path(request.name)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_text(path, json.dumps(asdict(request), indent=1) + "\n")
-
-    def _read(self, path: Path) -> Request | None:
-        try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-            return Request(**{**fields, "description": tuple(fields["description"])})
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"approvals: {path.name} cannot be read; remove it, and the run asks again") from error
+    def _write(self, run: WaitingRun) -> None:
+        values = (run.name, run.run, run.digest, run.state, run.seen, run.decided)
+        texts = json.dumps(run.configuration), json.dumps(run.description)
+        with self._records.transaction() as connection:
+            connection.execute("INSERT OR REPLACE INTO approvals VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*values, *texts))
 
 
-def configuration_of(config: Config) -> dict[str, Any]:
+def approved_part(config: Config) -> dict[str, Any]:
     """Return what an approval is bound to: all keys but how long the coordinator waits for silos."""
     tree = config.model_dump(mode="json")
     return {**tree, "federation": {"silos": tree["federation"]["silos"]}}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from silotune.distributed.protocol.handshake import HandshakeRefused
-from silotune.distributed.silo.policy_config import PolicyConfig
+from silotune.distributed.silo.silo_config import PolicyConfig
 from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
 from silotune.training.federation import Federation
@@ -26,12 +26,22 @@ class PolicyRefused(HandshakeRefused):
 
 
 @dataclass(frozen=True)
-class Tally:
-    """What a silo worked on before a request; requests that agree in everything count once."""
+class Request:
+    """A request that a silo works on: those that agree in everything count once.
 
-    requests_in_all: int = 0
-    requests_for_round: int = 0
-    numbers_in_all: int = 0
+    Args:
+        run: the run's id.
+        kind: `round`, `final` or `score`.
+        round: the round's number.
+        digest: sha256 of everything that its answer depends on.
+        numbers: how many numbers leave for it.
+    """
+
+    run: str
+    kind: str
+    round: int
+    digest: str
+    numbers: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,28 +76,28 @@ class Policy:
 
     def check_numbers(self, count: int, backbone: Backbone) -> None:
         """Refuse an update with too many numbers."""
-        limit = _most(self.limits.numbers_per_round, backbone)
+        limit = _most(self.limits.numbers_per_round, backbone_parameters(backbone))
         self._at_most("numbers in an update", count, limit, "numbers_per_round")
 
-    def check_request(self, kind: str, number: int, numbers: int, before: Tally, federation: Federation) -> None:
+    def check_request(self, request: Request, before: tuple[int, int, int], backbone: int, rounds: int) -> None:
         """Refuse a request of a round that the run does not have, and one too many over all runs.
 
         Args:
-            kind: `round`, `final` or `score`.
-            number: the round's number.
-            numbers: how many numbers leave for it.
-            before: what the silo worked on so far.
-            federation: the run's.
+            request: the request.
+            before: how many requests, requests for the same round, and numbers there were before.
+            backbone: parameters of the backbone.
+            rounds: rounds of the run.
         """
-        limits, rounds = self.limits, federation.config.rounds
-        if not (0 if kind == "score" else 1) <= number <= rounds:
-            raise PolicyRefused(f"silo {self.silo!r}: {POLICY_REFUSES} round {str(number)[:20]}; the run has {rounds}")
-        self._at_most("requests in all", before.requests_in_all + 1, limits.requests_in_all, "requests_in_all")
-        if kind != "score":
-            again, most = before.requests_for_round + 1, limits.requests_per_round
-            self._at_most(f"requests for round {number}", again, most, "requests_per_round")
-        in_all = _most(limits.numbers_in_all, federation.backbone)
-        self._at_most("numbers in all updates", before.numbers_in_all + numbers, in_all, "numbers_in_all")
+        limits, (requests, again, numbers) = self.limits, before
+        if not (0 if request.kind == "score" else 1) <= request.round <= rounds:
+            number = str(request.round)[:20]
+            raise PolicyRefused(f"silo {self.silo!r}: {POLICY_REFUSES} round {number}; the run has {rounds}")
+        self._at_most("requests in all", requests + 1, limits.requests_in_all, "requests_in_all")
+        if request.kind != "score":
+            what, most = f"requests for round {request.round}", limits.requests_per_round
+            self._at_most(what, again + 1, most, "requests_per_round")
+        in_all = _most(limits.numbers_in_all, backbone)
+        self._at_most("numbers in all updates", numbers + request.numbers, in_all, "numbers_in_all")
 
     def check_disk(self, used: int, more: int) -> None:
         """Refuse to write so many bytes more beside those that are used."""
@@ -145,8 +155,6 @@ def backbone_parameters(backbone: Backbone) -> int:
     return sum(int(parameter.numel()) for parameter in backbone.base.parameters())
 
 
-def _most(amount: int | str | None, backbone: Backbone) -> int | None:
-    """Return a limit as a count of numbers, where it is given as a share of the backbone, too."""
-    if isinstance(amount, str):
-        return int(float(amount.rstrip("%")) / 100 * backbone_parameters(backbone))
-    return amount
+def _most(amount: int | str | None, backbone: int) -> int | None:
+    """Return a limit as a count of numbers, where it is given as a share of the backbone's, too."""
+    return int(float(amount.rstrip("%")) / 100 * backbone) if isinstance(amount, str) else amount

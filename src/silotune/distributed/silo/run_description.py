@@ -10,7 +10,7 @@ from silotune.distributed.silo.silo_config import SiloSettings
 
 if TYPE_CHECKING:
     from silotune.config import Config
-    from silotune.distributed.silo.approvals import Request
+    from silotune.distributed.silo.approvals import WaitingRun
     from silotune.training.federation import Federation
 
 LONGEST_VALUE = 200
@@ -97,12 +97,12 @@ def _noise(federation: Federation, settings: SiloSettings) -> str:
     )
 
 
-def changes(request: Request, earlier: Request | None) -> Iterator[str]:
+def changes(run: WaitingRun, earlier: WaitingRun | None) -> Iterator[str]:
     """Yield what a run changes against an earlier one, a line for each key."""
     if earlier is None:
         yield "no run was approved before"
         return
-    before, now = dict(flat(earlier.configuration)), dict(flat(request.configuration))
+    before, now = dict(flat(earlier.configuration)), dict(flat(run.configuration))
     differing = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
     yield f"against the last approved run ({earlier.name}): {len(differing) or 'no'} keys changed"
     for key in differing:

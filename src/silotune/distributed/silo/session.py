@@ -1,4 +1,4 @@
-"""`Session.answer`: every reply of a silo (hello, training, scores), after all checks and notes in ledgers.
+"""A silo's side of the protocol: each request is checked, worked on, and its answer committed before it leaves.
 
 Torch runs here, in one thread. `Session.answer` makes every reply to a coordinator; `worker.py` answers pings, which
 come from tools on the same machine.
@@ -6,31 +6,51 @@ come from tools on the same machine.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from silotune.communication.messages import with_rows
 from silotune.config import Config
-from silotune.core.chained_log import ChainedLog
 from silotune.core.clock import log_line
 from silotune.core.determinism import key_named
+from silotune.core.files import free_bytes
 from silotune.distributed.protocol.agreement import parse_wire_config, wire_config
 from silotune.distributed.protocol.audit import describe_frame, request_of
-from silotune.distributed.protocol.frames import PROTOCOL, Frame, ProtocolError, decode, require_fields
-from silotune.distributed.protocol.handshake import HandshakeRefused, Identity, check_protocol, protocol_of
+from silotune.distributed.protocol.disclosure import SiloStatus, filter_metrics, filter_scores
+from silotune.distributed.protocol.frames import PROTOCOL, Frame, ProtocolError, check_run_id, decode, require_fields
+from silotune.distributed.protocol.handshake import (
+    WAITS_FOR_APPROVAL,
+    HandshakeRefused,
+    Identity,
+    check_protocol,
+    protocol_of,
+)
+from silotune.distributed.silo.approvals import Approvals, approved_part, configuration_digest
 from silotune.distributed.silo.local_work import LocalWork
-from silotune.distributed.silo.operation_status import operation_status
-from silotune.distributed.silo.run_approval import WaitsForApproval, require_approval, still_approved
 from silotune.distributed.silo.run_description import describe, describe_unfit
-from silotune.distributed.silo.setup import DoesNotFit, SiloSetup
+from silotune.distributed.silo.secret import derived_from_secret
+from silotune.distributed.silo.setup import UNDISCLOSED_ROWS, DoesNotFit, SiloSetup
 from silotune.distributed.silo.silo_config import SiloSettings
-from silotune.distributed.silo.state_store import Reply, StateStore
+from silotune.distributed.silo.store import Answer, Price, SiloStore
 from silotune.errors import InputError, SilotuneError
 from silotune.runs.build.resolve import read_config
 from silotune.training.federation import Federation
 from silotune.version import __version__
+
+CHANGED_ROWS = "its rows changed within this run"
+
+MOST_WAITING = 10
+"""Runs that may wait for approval at once: each is kept on disk, and a person reads them."""
+
+
+class WaitsForApproval(SilotuneError):
+    """A run that the silo's operator has not decided about yet."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +73,9 @@ class Session:
     def __init__(self, settings: SiloSettings) -> None:
         self.settings = settings
         self._setup = SiloSetup(settings)
-        self._work = LocalWork(self._setup)
-        self.record = ChainedLog(Path(settings.folder), settings.audit_mib * 2**20, settings.audit_mib_in_all * 2**20)
-        """The audit log of what left."""
+        self.store = SiloStore(Path(settings.folder), self._setup.policy)
+        self._approvals = Approvals(Path(settings.folder))
+        self._work = LocalWork(self._setup, self.store)
         self._last_hello: _Hello | None = None
 
     def warm(self) -> None:
@@ -76,32 +96,33 @@ class Session:
 
         Returns:
             Bytes of the reply's frame: `refused` or `failed` with a reason if there is no other. Tracebacks stay in the
-            silo's own log. The reply is in the audit log (`audit.jsonl`) by then.
+            silo's own log. Everything about the reply is recorded by then.
 
         Raises:
-            InputError, OSError: the audit log cannot be written; then nothing may leave.
+            InputError, OSError: the reply cannot be recorded; then nothing may leave.
         """
         request: Frame | None = None
         try:
             with key_named():
                 request = decode(data)
-                reply = self._answer(request)
+                answer = self._answer(request)
         except WaitsForApproval as error:
-            reply = self._reason("waiting", str(error))
+            answer = self._reason("waiting", str(error))
         except HandshakeRefused as error:
-            reply = self._reason("refused", str(error))
+            answer = self._reason("refused", str(error))
         except ProtocolError as error:
-            reply = self._reason("failed", f"request: {error}")
+            answer = self._reason("failed", f"request: {error}")
         except SilotuneError as error:
-            reply = self._reason("failed", self._without_paths(str(error)))
+            answer = self._reason("failed", self._without_paths(str(error)))
         except Exception as error:  # its text may quote rows
             traceback.print_exc()
-            reply = self._reason("failed", f"{type(error).__name__} (see the worker's log)")
-        leaving = reply.frame.encode()
-        if reply.frame.kind == "hello":
-            assert request is not None, "it was answered"
-            self._last_hello = _Hello(data, leaving, str(request.fields["run"]), self._setup.config)
-        self.record.append({**request_of(request), **describe_frame(leaving, reply.frame), **reply.about})
+            answer = self._reason("failed", f"{type(error).__name__} (see the worker's log)")
+        frame = self._disclosed(answer.frame)
+        leaving = frame.encode()
+        about = request_of(request)
+        self.store.commit(str(about["run"]), answer, {**about, **describe_frame(leaving, frame), **answer.about})
+        if frame.kind == "hello":
+            self._last_hello = _Hello(data, leaving, str(about["run"]), self._setup.config)
         return leaving
 
     def known_hello(self, data: bytes) -> bytes | None:
@@ -117,32 +138,14 @@ class Session:
             InputError, OSError: as `answer`.
         """
         known = self._last_hello
-        if known is None or known.request != data or not still_approved(self.settings, known.run, known.config):
+        if known is None or known.request != data:
             return None
-        self.record.append({**request_of(decode(data)), **describe_frame(known.reply)})
+        if not _still_approved(self.settings, self._approvals, known.run, known.config):
+            return None
+        self.store.records.append({**request_of(decode(data)), **describe_frame(known.reply)})
         return known.reply
 
-    def _without_paths(self, reason: str) -> str:
-        """Remove local paths from error messages before they leave the silo."""
-        settings = self.settings
-        paths = [
-            settings.folder,
-            settings.rows,
-            settings.backbone.name,
-            settings.start,
-            settings.secret,
-            settings.config,
-        ]
-        paths.append(None if settings.data is None else settings.data.path)
-        for path in sorted({path for path in paths if path and "/" in path}, key=len, reverse=True):
-            reason = reason.replace(path, f"…/{Path(path).name}")
-        return reason
-
-    def _reason(self, kind: str, reason: str) -> Reply:
-        log_line(f"silotune worker {self.settings.name!r}: {kind}: {reason}")
-        return Reply(Frame(kind, {"silo": self.settings.name, "reason": reason}))
-
-    def _answer(self, request: Frame) -> Reply:
+    def _answer(self, request: Frame) -> Answer:
         run, text, identity = require_fields(request.fields, "run", "config", "identity")
         check_protocol(self.settings.name, protocol_of(identity), PROTOCOL)
         coordinators = Identity.read(identity)
@@ -154,26 +157,19 @@ class Session:
         self._setup.guard.begin()
         federation = self._approved(str(run), str(text), coordinators)
         self._setup.check_shapes(coordinators)
-        folder = Path(self.settings.folder)
-        store = StateStore(folder, str(run), self._setup.policy.check_disk)
+        changed = self._changed_rows(str(run))
         if request.kind == "hello":
-            self._work.check_rows(str(run))
-            reply = self._hello(federation)
+            answer = Answer(self._hello(federation))
         elif request.kind in ("round", "final"):
-            reply = self._work.train(federation, store, request)
+            answer = self._work.train(federation, request, changed)
         elif request.kind == "score":
-            reply = self._work.score(federation, store, request)
+            answer = self._work.score(federation, request)
         else:
             raise ProtocolError(f"unknown request {request.kind[:20]!r}")
-        return self._with_status(reply, str(run), federation)
-
-    def _with_status(self, reply: Reply, run: str, federation: Federation) -> Reply:
-        """Add the silo's state of operation to a reply, where its operator shares it."""
-        if "status" not in self.settings.share:
-            return reply
-        status = operation_status(self.settings, self._setup.rows_digest, run, federation.client().privacy)
-        fields = reply.frame.fields | {"status": status.fields()}
-        return replace(reply, frame=replace(reply.frame, fields=fields))
+        if "status" in self.settings.share:
+            status = self._status(str(run), federation, answer)
+            answer = replace(answer, frame=answer.frame.with_fields(status=status.fields()))
+        return answer
 
     def _approved(self, run: str, text: str, coordinators: Identity) -> Federation:
         """Return what a configuration comes to here, once the run is approved.
@@ -186,20 +182,119 @@ class Session:
         try:
             federation = self._setup.federation_for(text, coordinators)
         except DoesNotFit as error:
-            require_approval(settings, run, error.config, partial(describe_unfit, error.config, str(error.reason)))
+            described = partial(describe_unfit, error.config, str(error.reason))
+            _require_approval(settings, self._approvals, run, error.config, described)
             raise error.reason from error
         config = self._setup.config
-        require_approval(settings, run, config, lambda: describe(config, federation, settings))
+        _require_approval(settings, self._approvals, run, config, lambda: describe(config, federation, settings))
         return federation
 
-    def _hello(self, federation: Federation) -> Reply:
-        task = federation.tasks[self.settings.name]
+    def _changed_rows(self, run: str) -> str:
+        """Return a note for the coordinator if the rows changed within a run; empty otherwise."""
+        setup = self._setup
+        seen = self.store.rows_used(run, setup.row_use[0])
+        if seen and seen[-1] != setup.rows_digest and self.settings.changed_rows == "refuse":
+            raise HandshakeRefused(
+                f"silo {self.settings.name!r}: {CHANGED_ROWS}; its silo config has changed_rows: refuse (or accept)"
+            )
+        return CHANGED_ROWS if {*seen, setup.rows_digest} > {setup.rows_digest} else ""
+
+    # -- what leaves ---------------------------------------------------------------------------------------------------
+
+    def _hello(self, federation: Federation) -> Frame:
         fields: dict[str, Any] = {
             "silo": self.settings.name,
             "identity": self._setup.identity().fields(),
-            "task": task.fields(),
+            "task": federation.tasks[self.settings.name].fields(),
             "texts": federation.texts[self.settings.name],
         }
         if self._setup.bounded_rank is not None:
             fields["rank"] = self._setup.bounded_rank
-        return Reply(Frame("hello", fields))
+        return Frame("hello", fields)
+
+    def _disclosed(self, frame: Frame) -> Frame:
+        """Keep the numbers that may leave now; a kept answer may be older than the operator's settings."""
+        share = self.settings.share
+        fields, blobs = dict(frame.fields), dict(frame.blobs)
+        if "metrics" in fields:
+            fields["metrics"] = filter_metrics(fields["metrics"], share)
+        if "scores" in fields:
+            fields["scores"] = filter_scores(fields["scores"], share)
+        if "rows" not in share and blobs.get("message"):
+            blobs["message"] = with_rows(blobs["message"], UNDISCLOSED_ROWS)
+        return Frame(frame.kind, fields, blobs)
+
+    def _status(self, run: str, federation: Federation, answer: Answer) -> SiloStatus:
+        """Return the silo's state of operation; of free space two digits, as files of predictions tell answers."""
+        folder, privacy, budget = Path(self.settings.folder), federation.client().privacy, self.settings.budget
+        spent = self.store.spent(run, None if privacy is None else Price.of(privacy))
+        uses = spent.uses + (answer.price is not None)
+        epsilon = spent.epsilon + (privacy.account.total(uses) if privacy is not None and uses else 0.0)
+        key = derived_from_secret(folder, "status")  # without it nobody can try rows against the fingerprint
+        free = free_bytes(folder)
+        return SiloStatus(
+            rows_fingerprint=hmac.new(key, self._setup.rows_digest.encode(), hashlib.sha256).hexdigest()[:32],
+            epsilon_left=None if budget is None else max(0.0, budget - epsilon),
+            disk_free_bytes=None if free is None else int(float(f"{free:.1e}")),
+        )
+
+    def _reason(self, kind: str, reason: str) -> Answer:
+        log_line(f"silotune worker {self.settings.name!r}: {kind}: {reason}")
+        return Answer(Frame(kind, {"silo": self.settings.name, "reason": reason}))
+
+    def _without_paths(self, reason: str) -> str:
+        """Remove local paths from error messages before they leave the silo."""
+        settings = self.settings
+        own = (settings.folder, settings.rows, settings.backbone.name, settings.start, settings.secret, settings.config)
+        data = None if settings.data is None else settings.data.path
+        for path in sorted({path for path in (*own, data) if path and "/" in path}, key=len, reverse=True):
+            reason = reason.replace(path, f"…/{Path(path).name}")
+        return reason
+
+
+def _require_approval(
+    settings: SiloSettings, approvals: Approvals, run: str, config: Config, describe: Callable[[], list[str]]
+) -> None:
+    """Require that the operator approved a run; record one that was not seen before.
+
+    Args:
+        settings: the operator's.
+        approvals: the operator's decisions.
+        run: the run's id.
+        config: the run's, as it was sent.
+        describe: returns lines about the run for the operator.
+
+    Raises:
+        WaitsForApproval: the operator has not decided.
+        HandshakeRefused: the operator rejected the run, or too many runs wait.
+    """
+    check_run_id(run)
+    if _needs_no_approval(settings):
+        return
+    configuration = approved_part(config)
+    digest = configuration_digest(configuration)
+    known = approvals.find(run, digest)
+    if known is None:
+        waiting = sum(each.state == "pending" for each in approvals.all())
+        if waiting >= MOST_WAITING:
+            raise HandshakeRefused(f"silo {settings.name!r}: {waiting} other runs wait for approval; no more may")
+        known = approvals.ask(run, digest, configuration, describe)
+    elif known.state == "pending":  # the rows or the operator's settings may be others than when it first asked
+        known = approvals.described_anew(known, describe())
+    if known.state == "rejected":
+        raise HandshakeRefused(f"silo {settings.name!r}: its operator rejected the run {known.name}")
+    if known.state == "pending":
+        raise WaitsForApproval(f"{WAITS_FOR_APPROVAL} at {settings.name} (silotune silo show {known.name})")
+
+
+def _still_approved(settings: SiloSettings, approvals: Approvals, run: str, config: Config) -> bool:
+    """Return whether a run that was let in still is: its operator may have rejected it since."""
+    if _needs_no_approval(settings):
+        return True
+    known = approvals.find(run, configuration_digest(approved_part(config)))
+    return known is not None and known.state == "approved"
+
+
+def _needs_no_approval(settings: SiloSettings) -> bool:
+    """Return whether the caps decide alone, or the parties agreed on a configuration, which is checked elsewhere."""
+    return settings.approval == "policy" or settings.config is not None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import hashlib
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -14,13 +16,11 @@ from silotune.core.randomness import derive
 from silotune.core.tensors import State
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import read_rows
-from silotune.data.rows import SiloData
+from silotune.data.rows import SiloData, Splits
 from silotune.distributed.protocol.agreement import check_agreed, check_federated, parse_wire_config
-from silotune.distributed.protocol.handshake import HandshakeRefused, Identity, check_identity
+from silotune.distributed.protocol.handshake import HandshakeRefused, Identity, check_identity, text_digest
 from silotune.distributed.silo.local_config import check_sent, check_settings, local_config
 from silotune.distributed.silo.policy import Policy, WorkGuard
-from silotune.distributed.silo.request_ledger import RequestLedger
-from silotune.distributed.silo.row_fingerprint import rows_digest
 from silotune.distributed.silo.secret import derived_from_secret
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import InputError, SilotuneError
@@ -86,7 +86,6 @@ class SiloSetup:
         self.bounded_rank: int | None = None
         """The rank of the adapters, where the operator bounds it below the run's; else None."""
         self.policy = Policy(settings.name, settings.policy)
-        self.ledger = RequestLedger(Path(settings.folder))
         self.guard = WorkGuard(self.policy)
         self._agreed: Config | None = None
         if settings.config is not None:
@@ -103,6 +102,12 @@ class SiloSetup:
         """The federation that was built last."""
         assert self._federation is not None, "nothing was built"
         return self._federation
+
+    @property
+    def row_use(self) -> tuple[str, str]:
+        """Digests of the configuration, whatever its section `federation`, and of the rows as it splits them."""
+        tree = self.config.model_dump(mode="json", exclude={"federation"})
+        return text_digest(json.dumps(tree, sort_keys=True)), self.rows_digest
 
     def identity(self) -> Identity:
         """Return this silo's identity, with the shapes of the shared parts."""
@@ -232,3 +237,12 @@ def planned_parts(context: TrainingContext, silo: Silo) -> State:
             f"method={context.method.name}: the size of its parts ({names}) is not known before they are made: "
             f"their initial values depend on data ({type(error).__name__})"
         ) from error
+
+
+def rows_digest(splits: Splits) -> str:
+    """Return the sha256 of all rows, in order, by split."""
+    digest = hashlib.sha256()
+    for name in ("train", "validation", "test"):
+        for row in getattr(splits, name):
+            digest.update(json.dumps([name, asdict(row)]).encode())
+    return digest.hexdigest()

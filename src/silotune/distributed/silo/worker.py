@@ -1,4 +1,4 @@
-"""`serve` (`silotune worker`): a silo's process with backbone and rows behind a Unix socket; `ping` asks it.
+"""A silo's process (`silotune worker`), which holds backbone and rows, behind a Unix socket.
 
 Flower starts a process for every message, which only forwards the request (`client_app.py`). Connections are read in
 threads; torch runs in the main thread alone, one request after another, so that its number of threads holds for all.
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from silotune.core.clock import log_line
 from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, decode, peek_kind, receive, send
-from silotune.distributed.silo.connections import Connections, hung_up
 from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings
 from silotune.errors import InputError
 
@@ -40,6 +39,19 @@ class _Request:
     """Set when its peer has hung up."""
 
 
+MOST_CONNECTIONS = 16
+"""Connections at once. Flower's node has one for every message that is under way, and tools ping."""
+
+_REQUESTS_AT_ONCE = 2
+"""Requests of the largest size that may be read or wait together."""
+
+_SLOW_PEER = 60.0
+"""Seconds for a request to arrive, and for a reply to be taken."""
+
+_LOOK = 1.0
+"""Seconds between looks whether the peer of a request that waits is still there."""
+
+
 @dataclass
 class _Worker:
     """What threads of connections share with the main thread.
@@ -57,21 +69,26 @@ class _Worker:
     busy: str = "loading"
     session: Session | None = None
     metrics: WorkerMetrics | None = None
-    connections: Connections = field(init=False)
+    connections: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MOST_CONNECTIONS))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _bytes: int = 0
 
-    def __post_init__(self) -> None:
-        largest = _REQUESTS_AT_ONCE * self.settings.policy.frame_mib * 2**20
-        self.connections = Connections(largest, lambda text: _log(self.settings, text))
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest request."""
+        return self.settings.policy.frame_mib * 2**20
 
+    def claim(self, length: int) -> None:
+        """Set room aside for a request that is about to be read; refuse it if others that wait leave none."""
+        with self._lock:
+            if self._bytes + length > _REQUESTS_AT_ONCE * self.largest:
+                raise ProtocolError(f"a request of {length:,} bytes beside others that wait is too much")
+            self._bytes += length
 
-_REQUESTS_AT_ONCE = 2
-"""Requests of the largest size that may wait together."""
-
-_SLOW_PEER = 60.0
-"""Seconds for a request to arrive, and for a reply to be taken."""
-
-_LOOK = 1.0
-"""Seconds between looks whether the peer of a request that waits is still there."""
+    def release(self, length: int) -> None:
+        """Give back the room of a request."""
+        with self._lock:
+            self._bytes -= length
 
 
 def serve(settings: SiloSettings) -> None:
@@ -160,18 +177,23 @@ def _accept(listener: socket.socket, worker: _Worker) -> None:
             connection, _ = listener.accept()
         except OSError:  # closed
             return
-        if worker.connections.admit(connection):
+        if worker.connections.acquire(blocking=False):
             threading.Thread(target=_connection, args=(connection, worker), daemon=True).start()
+        else:  # who is turned away asks again
+            connection.close()
 
 
 def _connection(connection: socket.socket, worker: _Worker) -> None:
     """Read one request, wait for its reply and send that; pings and known greetings are answered here."""
-    settings, connections = worker.settings, worker.connections
+    settings, claimed = worker.settings, [0]
+
+    def claim(length: int) -> None:
+        worker.claim(length)
+        claimed[0] = length
+
     with connection:
         try:
-            largest, until = settings.policy.frame_mib * 2**20, time.monotonic() + _SLOW_PEER
-            data = receive(connection, until, largest, lambda length: connections.claim(connection, length))
-            connections.received(connection)
+            data = receive(connection, time.monotonic() + _SLOW_PEER, worker.largest, claim)
             kind = peek_kind(data)
             if kind == "ping":
                 fields = {"silo": settings.name, "busy": worker.busy, "pid": os.getpid()}
@@ -182,15 +204,15 @@ def _connection(connection: socket.socket, worker: _Worker) -> None:
                 request = _Request(kind, data)
                 worker.requests.put(request)
                 reply = _awaited(request, connection)
-            if not reply:  # the record of what leaves cannot be written
+            if not reply:  # the records cannot be written
                 return
             connection.settimeout(_SLOW_PEER)
             send(connection, reply)
         except (ProtocolError, OSError) as error:  # the peer is gone; the reply is stored for a repeated request
-            if connections.holds(connection):
-                _log(settings, str(error))
+            _log(settings, str(error))
         finally:
-            connections.ended(connection)
+            worker.release(claimed[0])
+            worker.connections.release()
 
 
 def _awaited(request: _Request, connection: socket.socket) -> bytes:
@@ -206,6 +228,20 @@ def _awaited(request: _Request, connection: socket.socket) -> bytes:
             if hung_up(connection):
                 request.given_up.set()
                 return b""
+
+
+def hung_up(connection: socket.socket) -> bool:
+    """Return whether the other end of a connection is gone; its next bytes, if any, stay to be read.
+
+    The connection does not block afterwards: with a timeout, `recv` would wait, and time out as if the peer were lost.
+    """
+    try:
+        connection.setblocking(False)
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _known_hello(kind: str, data: bytes, worker: _Worker) -> bytes | None:

@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from silotune.core.files import free_bytes
 from silotune.distributed.metrics import Measure, serve_metrics
 from silotune.distributed.protocol.frames import Frame, decode
-from silotune.distributed.silo.operation_status import free_bytes
 from silotune.distributed.silo.policy import POLICY_REFUSES
-from silotune.distributed.silo.privacy_ledger import PrivacyLedger
-from silotune.distributed.silo.request_ledger import RequestLedger
 from silotune.distributed.silo.silo_config import SiloSettings
+from silotune.distributed.silo.store import SiloStore
 
 KINDS = ("hello", "round", "final", "score")
 """Kinds of requests; any other is counted as `other`, because the coordinator chooses the word."""
@@ -30,6 +29,7 @@ class WorkerMetrics:
 
     def __init__(self, settings: SiloSettings) -> None:
         self._settings = settings
+        self._store = SiloStore(Path(settings.folder))
         self._lock = threading.Lock()
         self._requests: Counter[tuple[str, str]] = Counter()
         self._seconds = 0.0
@@ -57,11 +57,11 @@ class WorkerMetrics:
         yield Measure("worker_busy_seconds", "counter", "Time spent on requests.", (), [((), seconds)])
         folder = Path(self._settings.folder)
         yield Measure("worker_disk_free_bytes", "gauge", "Free space for its states.", (), [((), free_bytes(folder))])
-        run, numbers = RequestLedger(folder).last_run()
+        run, numbers = self._store.last_run()
         yield Measure(
             "worker_run_numbers", "gauge", "Numbers that left in the last run.", (), [((), numbers if run else None)]
         )
-        spent = PrivacyLedger(folder).total()
+        spent = self._store.spent("").epsilon
         description = "Epsilon of all noised replies, plainly added up: what composition counts is less."
         yield Measure("worker_epsilon_sum", "gauge", description, (), [((), spent)])
         budget = self._settings.budget

@@ -13,6 +13,7 @@ from silotune.config import Config, differences
 from silotune.core.clock import utc_now
 from silotune.core.files import make_folder, write_text
 from silotune.core.locking import LOCK_FILE, folder_lock
+from silotune.core.records import FILE as RECORDS
 from silotune.core.yaml_text import load_yaml
 from silotune.errors import OR_RESUME, InputError
 from silotune.models.backbone.backbone import Backbone
@@ -166,7 +167,7 @@ def working_in(
 def _begun(entry: Path) -> bool:
     """Return whether `create` may have left this entry when it was killed before its last step."""
     if entry.name == "checkpoints":  # silos on this machine record what they answered from their first answer on
-        return entry.is_dir() and all(path.is_dir() or path.name.startswith("audit.") for path in entry.rglob("*"))
+        return entry.is_dir() and all(path.is_dir() or path.name.startswith(RECORDS) for path in entry.rglob("*"))
     if entry.name in ("federation", "silos"):  # what is there before a federation's coordinator makes the run folder
         return entry.is_dir()
     return entry.name in ("versions.json", LOCK_FILE) or entry.name.startswith((".versions.json.", ".config.yaml."))

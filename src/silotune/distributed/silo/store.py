@@ -1,0 +1,257 @@
+"""Everything that a silo keeps: states, last answers, counts over all runs, decisions of its operator, the audit log.
+
+One SQLite file holds it all but the tensors of states, which are files beside it: `<folder>/<run>/0003.safetensors` is
+the state after round 3, or `0003-final` after the method's final phases. The file is written first, under another name;
+the transaction that records an answer also records the digest of its state, its price and its line in the audit log;
+then the file gets its name. A kill anywhere in between leaves either the old answer with its state, or the new ones.
+
+The coordinator names runs, numbers rounds and says from which state to start, so no count that follows from what it
+sends can bind it: `requests` and `released` only grow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import astuple, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+
+from silotune.core.files import write_bytes
+from silotune.core.records import FILE, Records
+from silotune.core.serialization import read_tensors, tensor_bytes
+from silotune.core.tensors import Tensors
+from silotune.distributed.protocol.frames import RUN_ID, Frame, check_run_id, decode
+from silotune.distributed.silo.policy import Policy, Request
+from silotune.errors import InputError
+from silotune.training.client import PrivacySpent
+
+if TYPE_CHECKING:
+    from silotune.communication.privacy.budget import Privacy
+
+_STATE_NAME = re.compile(r"\d{4,}(-final)?")
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS requests (run TEXT, kind TEXT, round INTEGER, digest TEXT, numbers INTEGER,
+    UNIQUE (run, kind, round, digest));
+CREATE TABLE IF NOT EXISTS answers (run TEXT, name TEXT, round INTEGER, asked TEXT, frame BLOB, about TEXT, state TEXT,
+    PRIMARY KEY (run, name));
+CREATE TABLE IF NOT EXISTS released (run TEXT, mechanism TEXT, epsilon REAL, delta REAL);
+CREATE TABLE IF NOT EXISTS row_use (run TEXT, configuration TEXT, rows TEXT);
+"""
+
+
+@dataclass(frozen=True)
+class Price:
+    """The privacy cost of one noised answer; an accountant composes only answers of the same price."""
+
+    mechanism: str
+    epsilon: float
+    delta: float
+
+    @classmethod
+    def of(cls, privacy: Privacy) -> Price:
+        """Return the price of an answer under a configuration's guarantee."""
+        return cls(privacy.account.mechanism, privacy.epsilon_round, privacy.account.delta)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer, and what is recorded with it.
+
+    Args:
+        frame: the answer with all numbers, also those that the operator does not share.
+        about: what the audit log says beside the frame.
+        name: the name under which it is kept for repeated requests; empty if it is not.
+        round: the round's number.
+        asked: fields in which a repeated request has to agree.
+        state: the silo's new state, if there is one.
+        price: of its noise, if it has some.
+        keep: names of earlier states that are still needed.
+    """
+
+    frame: Frame
+    about: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    round: int = 0
+    asked: Mapping[str, str] = field(default_factory=dict)
+    state: Tensors | None = None
+    price: Price | None = None
+    keep: Collection[str] = ()
+
+
+class SiloStore:
+    """The records and states of one silo.
+
+    Args:
+        folder: the silo's folder.
+        policy: caps what is written; None: nothing does.
+    """
+
+    def __init__(self, folder: Path, policy: Policy | None = None) -> None:
+        self.folder = folder
+        self.records = Records(folder, TABLES)
+        self._policy = policy
+
+    # -- answers and states --------------------------------------------------------------------------------------------
+
+    def find(self, run: str, name: str, asked: Mapping[str, str]) -> Answer | None:
+        """Return the answer that is kept for the same request; None if there is none, or if its state is missing."""
+        query = "SELECT asked, frame, about, state FROM answers WHERE run = ? AND name = ?"
+        for known, frame, about, state in self.records.rows(query, run, name):
+            if json.loads(known) == asked and (state is None or self._state_file(run, name, state) is not None):
+                return Answer(decode(frame), json.loads(about))
+        return None
+
+    def commit(self, run: str, answer: Answer, line: Mapping[str, Any]) -> None:
+        """Record an answer that is about to leave, in one transaction.
+
+        Args:
+            run: the run's id.
+            answer: the answer.
+            line: fields of its line in the audit log.
+        """
+        if self._policy is not None:  # refusals have lines, too, and a coordinator can ask without end
+            self._policy.check_disk(_used(self.records.path), 0)
+        new, digest = None, None
+        if answer.state is not None:
+            data = tensor_bytes(answer.state)
+            digest, new = hashlib.sha256(data).hexdigest(), self._path(run, answer.name, ".new")
+            self.make_folder(run)
+            write_bytes(new, data)
+        outdated: list[str] = []
+        with self.records.transaction() as connection:
+            if answer.name:
+                self.make_folder(run)
+                there = self.records.rows("SELECT DISTINCT run FROM answers")
+                gone = [found for found in there if not (self.folder / found[0]).is_dir()]  # their operator cleaned up
+                connection.executemany("DELETE FROM answers WHERE run = ?", gone)
+                earlier = "SELECT name FROM answers WHERE run = ? AND round < ?"
+                names = {name for (name,) in connection.execute(earlier, (run, answer.round))}
+                outdated = sorted(names - {*answer.keep}) if new is not None else []
+                connection.executemany("DELETE FROM answers WHERE run = ? AND name = ?", [(run, n) for n in outdated])
+                connection.execute(
+                    "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (run, answer.name, answer.round, json.dumps(dict(answer.asked)), answer.frame.encode(),
+                     json.dumps(dict(answer.about)), digest),
+                )  # fmt: skip
+            if answer.price is not None:
+                connection.execute("INSERT INTO released VALUES (?, ?, ?, ?)", (run, *astuple(answer.price)))
+            self.records.append(line)
+        if new is not None:
+            new.replace(self._path(run, answer.name))
+        for name in outdated:
+            self._path(run, name).unlink(missing_ok=True)
+
+    def read_state(self, run: str, name: str) -> Tensors:
+        """Return the tensors of a state."""
+        path = self._state_file(run, name, self.state_digest(run, name))
+        try:
+            if path is None:
+                raise OSError("its file is another one")
+            return read_tensors(path.read_bytes())
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"state {name!r} of this silo: missing or damaged ({error})") from error
+
+    def state_digest(self, run: str, name: str) -> str:
+        """Return the sha256 of a state's file."""
+        if not _STATE_NAME.fullmatch(name):
+            raise InputError(f"state {name[:40]!r}: no name of a state")
+        found = self.records.rows("SELECT state FROM answers WHERE run = ? AND name = ?", run, name)
+        if not found or found[0][0] is None:
+            raise InputError(f"state {name!r} of this silo: missing or damaged (no record of it)")
+        return str(found[0][0])
+
+    def _state_file(self, run: str, name: str, digest: str) -> Path | None:
+        """Return a state's file if its content is the recorded one; finishes what a kill interrupted."""
+        for path in (self._path(run, name), self._path(run, name, ".new")):
+            with suppress(OSError):
+                if hashlib.sha256(path.read_bytes()).hexdigest() == digest:
+                    return path.replace(self._path(run, name))
+        return None
+
+    def _path(self, run: str, name: str, more: str = "") -> Path:
+        return self.run_folder(run) / f"{name}.safetensors{more}"
+
+    def run_folder(self, run: str) -> Path:
+        """Return the folder of a run's files."""
+        check_run_id(run)
+        return self.folder / run
+
+    def make_folder(self, run: str) -> Path:
+        """Make the folder of a run's files, for the operator alone."""
+        path = self.run_folder(run)
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o700)
+        return path
+
+    def require_room(self, more: int) -> None:
+        """Refuse to go on where so many bytes more would be beyond the policy's cap."""
+        if self._policy is not None:
+            runs = [path for path in self.folder.glob("*") if RUN_ID.fullmatch(path.name)]
+            self._policy.check_disk(sum(map(_used, [*runs, self.folder / FILE])), more)
+
+    # -- counts over all runs ------------------------------------------------------------------------------------------
+
+    def count(self, request: Request, row_use: tuple[str, str], backbone: int, rounds: int) -> None:
+        """Record a request before it is worked on, with the rows that it uses: a crash spends it and hides none.
+
+        Args:
+            request: the request.
+            row_use: digests of the configuration and of the rows.
+            backbone: parameters of the backbone, for caps that are a share of it.
+            rounds: rounds of the run.
+        """
+        with self.records.transaction() as connection:
+            known = "SELECT 1 FROM requests WHERE run = ? AND kind = ? AND round = ? AND digest = ?"
+            if not self.records.rows(known, request.run, request.kind, request.round, request.digest):
+                if self._policy is not None:
+                    self._policy.check_request(request, self._tally(request), backbone, rounds)
+                connection.execute("INSERT INTO requests VALUES (?, ?, ?, ?, ?)", astuple(request))
+            if self.rows_used(request.run, row_use[0])[-1:] != [row_use[1]]:
+                connection.execute("INSERT INTO row_use VALUES (?, ?, ?)", (request.run, *row_use))
+
+    def _tally(self, request: Request) -> tuple[int, int, int]:
+        """Return how many requests, requests for the same round, and numbers there were before."""
+        same = "SELECT COUNT(*) FROM requests WHERE run = ? AND kind = ? AND round = ?"
+        ((requests, numbers),) = self.records.rows("SELECT COUNT(*), COALESCE(SUM(numbers), 0) FROM requests")
+        ((again,),) = self.records.rows(same, request.run, request.kind, request.round)
+        return requests, again, numbers
+
+    def rows_used(self, run: str, configuration: str) -> list[str]:
+        """Return the digests of the rows with which a run was worked on, oldest first."""
+        query = "SELECT rows FROM row_use WHERE run = ? AND configuration = ? ORDER BY rowid"
+        return [rows for (rows,) in self.records.rows(query, run, configuration)]
+
+    def spent(self, run: str, price: Price | None = None) -> PrivacySpent:
+        """Return how many noised answers a run had at this price, and the plain sum of all other answers' ε."""
+        uses, others = 0, 0.0
+        for of_run, *rest in self.records.rows("SELECT run, mechanism, epsilon, delta FROM released"):
+            if of_run == run and price is not None and Price(*rest) == price:
+                uses += 1
+            else:
+                others += rest[1]
+        return PrivacySpent(uses, others)
+
+    def last_run(self) -> tuple[str, int]:
+        """Return the run of the last request, and how many numbers left in it; an empty name before the first."""
+        found = self.records.rows("SELECT run FROM requests ORDER BY rowid DESC LIMIT 1")
+        run = found[0][0] if found else ""
+        ((numbers,),) = self.records.rows("SELECT COALESCE(SUM(numbers), 0) FROM requests WHERE run = ?", run)
+        return run, numbers
+
+
+def _used(path: Path) -> int:
+    """Return the bytes of a file, or of the files in a folder and below it."""
+    files = [path] if path.is_file() else [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+    total = 0
+    for file in files:
+        with suppress(FileNotFoundError):
+            total += file.stat().st_size
+    return total
