@@ -29,7 +29,7 @@ from silotune.data.batching import Batch, make_batch
 from silotune.data.cohort_batches import own_micro_batches
 from silotune.data.tasks import Task
 from silotune.data.tokenized import Inputs, TokenizedRows
-from silotune.methods import METHODS, Setting
+from silotune.methods import METHODS, LocalTraining, Setting
 from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.padding import Padding
@@ -87,7 +87,10 @@ def measure(
             for name in phase.trains:
                 state[name] = {key: tensor.requires_grad_() for key, tensor in state[name].items()}
             mixes = {name: context.resolve(mix, state, received, {}) for name, mix in phase.views.items()}
-            step = SiloStep(chosen, state, received, {}, mixes, context.view_cache(phase), ("dropout", "silo"), _same)
+            quiet = LocalTraining(train.lr, {}, {})
+            step = SiloStep(
+                chosen, state, received, {}, mixes, context.view_cache(phase), ("dropout", "silo"), _same, quiet
+            )
             with _reads_on_the_host(), LiveBytes() as live:
                 add_gradients(context, phase, [step], own_micro_batches(chosen))
         most = max(most, live.most)

@@ -62,7 +62,7 @@ def test_the_sent_parts_are_those_of_the_paper(reference, case):
 def trained_names(training: TrainingContext, number: int) -> set[str]:
     """The shared parts that a phase of a round changes."""
     phases = [phase for phase in training.phases if phase.when == "round" and phase.rounds(number)]
-    return shared_names(training) & {name for phase in phases for name in (*phase.trains, *phase.then)}
+    return shared_names(training) & {name for phase in phases for name in phase.changes}
 
 
 def at_rank(shapes: dict[str, tuple[int, ...]], rank: int | None) -> dict[str, tuple[int, ...]]:

@@ -62,7 +62,8 @@ class Case:
         brought = METHODS[self.method].defaults
         means = brought.get("aggregation", "samples") in ("samples", "uniform") and "server.optimizer" not in brought
         chosen = any(word.startswith(("aggregation=", "server.optimizer")) for word in self.overrides)
-        return means and not trains and not chosen
+        own = METHODS[self.method](Setting(TUNERS["lora"](), HEADS["mlp"]())).aggregations_of_parts
+        return means and not trains and not chosen and not own
 
 
 _SEMI_SUPERVISED = (*UNPARTITIONED, "server.labels_per_class=4", "head=linear")

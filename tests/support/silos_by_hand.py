@@ -35,12 +35,13 @@ def set_up(tiny_federation, method, *words):
     return federation, wholes
 
 
-def run_rounds(federation, rounds=2):
-    """Run rounds as an engine does, but for the bytes, which are float32."""
+def run_rounds(federation, rounds=2, sampled=None):
+    """Run rounds as an engine does, but for the bytes, which are float32; `sampled` names each round's silos."""
+    rounds = len(sampled) if sampled else rounds
     coordinator, private = federation.coordinator, names_with(federation.context.parts, Scope.PRIVATE)
     for number in range(1, rounds + 1):
         updates = []
-        for silo in federation.silos.values():
+        for silo in [federation.silos[name] for name in (sampled[number - 1] if sampled else federation.silos)]:
             received = coordinator.shared_of(silo.name)
             result = federation.trainer.rounds([silo], received, number)[0]
             silo.state = SiloState({name: result.state[name] for name in private}, result.memory)

@@ -13,7 +13,15 @@ from silotune.aggregation.low_rank import FedSVD, FlexLoRA, HetLoRA
 from silotune.aggregation.mean import by_samples, uniform, weighted_mean
 from silotune.aggregation.rest_of_world import RestOfWorld, SiloAggregation
 from silotune.aggregation.robust import krum, median, most_byzantine, multi_krum, trimmed_mean
-from silotune.aggregation.update import Aggregation, Update, change_norm, clipped, in_name_order
+from silotune.aggregation.update import (
+    Aggregation,
+    PartAggregation,
+    Server,
+    Update,
+    change_norm,
+    clipped,
+    in_name_order,
+)
 from silotune.config import registries
 from silotune.config.section import make_registered
 from silotune.core.numeric import ceil_fraction
@@ -27,7 +35,7 @@ __all__ = ["AGGREGATIONS", "Aggregation", "Update", "by_samples", "change_norm",
 
 __all__ += ["BY_ROWS", "BroadcastAggregation", "RankAggregation", "in_name_order", "register_aggregation", "uniform"]
 
-__all__ += ["SiloAggregation", "weighted_mean"]
+__all__ += ["PartAggregation", "Server", "SiloAggregation", "weighted_mean"]
 
 
 AGGREGATIONS: dict[str, Callable[..., Any]] = {

@@ -1,12 +1,12 @@
-"""`Update`: a silo's shared tensors; `in_name_order` sorts arriving ones, `clipped` clips their change."""
+"""An `Update` is what a silo sends in a round; aggregations make the new shared parts of a round's updates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from silotune.core.norms import clipping_factor, iter_change, total_norm
-from silotune.core.tensors import Tensors
+from silotune.core.tensors import State, Tensors
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,49 @@ class Update:
         """Return the tensors from which the silo started, where the coordinator's own are `shared`."""
         return shared if self.received is None else self.received
 
+    def part(self, name: str) -> Tensors:
+        """Return the tensors of one part by their own names; empty if the silo did not send the part."""
+        prefix = f"{name}/"
+        return {key.removeprefix(prefix): tensor for key, tensor in self.tensors.items() if key.startswith(prefix)}
+
 
 Aggregation = Callable[[Iterable[Update]], Tensors]
 """Updates in silo-name order, at least one → the aggregated tensors."""
+
+
+@dataclass
+class Server:
+    """What the coordinator knows when a part with an aggregation of its own is aggregated.
+
+    Args:
+        part: the part's name.
+        before: the part's tensors in the round's broadcast, by name.
+        shared: all shared parts in the round's broadcast.
+        silos: the number of all silos of the run, sampled or not.
+        state: tensors that the aggregation keeps from round to round, empty at first. Give them new values, do not
+            change tensors in place. They are in checkpoints and in `state_sha256`.
+    """
+
+    part: str
+    before: Tensors
+    shared: State
+    silos: int
+    state: Tensors = field(default_factory=dict)
+
+
+PartAggregation = Callable[[Sequence[Update], Server], Tensors]
+"""The round's updates in silo-name order, at least one, and the server → new tensors of one part, by name.
+
+Tensors that it does not name stay. An update holds all parts that the silo sent, so that a part may be computed from
+others. Example, the mean over all silos, where those that were not sampled have changed nothing:
+
+    def mean_over_all(updates, server):
+        sums = {name: torch.zeros_like(tensor) for name, tensor in server.before.items()}
+        for update in updates:
+            for name, tensor in update.part(server.part).items():
+                sums[name] += tensor - server.before[name]
+        return {name: server.before[name] + total / server.silos for name, total in sums.items()}
+"""
 
 
 def in_name_order(updates: Iterable[Update], silos: Sequence[str]) -> Iterator[Update]:

@@ -13,26 +13,31 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TypeVar
 
+from silotune.aggregation import PartAggregation, Server, Update
 from silotune.config import registries
 from silotune.config.registries import Registry
 from silotune.core.tensors import State, Tensors
-from silotune.methods.base import Method, MethodOptions, PredictionMix, Setting
+from silotune.methods.base import LocalTraining, Method, MethodOptions, PredictionMix, Setting
 from silotune.methods.head_mix import WhichHead
 from silotune.methods.instance_weighting import InstanceWeighting, Representation, Similarity, WeightOf
 from silotune.methods.parts import (
+    CLASSES,
     GLOBAL,
     HEAD,
     HEAD_GLOBAL,
     HEAD_PRIVATE,
     PRIVATE,
+    WIDTH,
     Part,
     Scalar,
     Scope,
+    Table,
+    ZerosLike,
     fixed,
     private,
     shared,
 )
-from silotune.methods.phase import Phase, copies, even, odd
+from silotune.methods.phase import Phase, StartingTensors, copies, even, gather, odd
 from silotune.methods.similarity import SIMILARITIES, distillation, model_contrast, row_cosine, row_cosine_by_distance
 from silotune.methods.step import Step, mean_over_rows, proximal
 from silotune.methods.supervised import Supervised, SupervisedOptions
@@ -70,6 +75,7 @@ def is_centralized(method: str) -> bool:
 
 
 __all__ = [
+    "CLASSES",
     "GLOBAL",
     "HEAD",
     "HEAD_GLOBAL",
@@ -77,33 +83,42 @@ __all__ = [
     "METHODS",
     "PRIVATE",
     "SIMILARITIES",
+    "WIDTH",
     "InstanceWeighting",
+    "LocalTraining",
     "Method",
     "MethodOptions",
     "Mix",
     "Part",
+    "PartAggregation",
     "Phase",
     "PredictionMix",
     "Projection",
     "Representation",
     "Scalar",
     "Scope",
+    "Server",
     "Setting",
     "Similarity",
+    "StartingTensors",
     "State",
     "Step",
     "Supervised",
     "SupervisedOptions",
+    "Table",
     "TensorGroup",
     "Tensors",
     "TokenMixer",
+    "Update",
     "WeightOf",
     "WhichHead",
+    "ZerosLike",
     "copies",
     "distillation",
     "even",
     "fixed",
     "frozen",
+    "gather",
     "is_centralized",
     "joined",
     "mean_over_rows",

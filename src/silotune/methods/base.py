@@ -1,19 +1,23 @@
-"""`Method`, base of all methods; `Setting`: their tuner and head; `PredictionMix`: what a method answers with.
+"""`Method` is the base of all methods: a subclass in one file reads like its paper's algorithm box.
 
-A method file reads like its paper's algorithm box. Sampling, messages, checkpoints and engines are the same for all
-methods.
+It declares parts, phases of local training and a prediction. Sampling, messages, checkpoints and engines are the same
+for all methods.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
+from silotune.aggregation.update import PartAggregation
 from silotune.config.section import Options
+from silotune.data.tasks import TaskKind
 from silotune.methods.head_mix import WhichHead
 from silotune.methods.instance_weighting import InstanceWeighting
 from silotune.methods.parts import HEAD, Part, Scope, names_with
@@ -51,6 +55,34 @@ class PredictionMix:
         return self.mix if self.weighting is None or alpha is None else self.weighting.mix(alpha)
 
 
+@dataclass(frozen=True)
+class LocalTraining:
+    """The local training of the silo at work in the present round (`Method.train`).
+
+    Args:
+        lr: its learning rate, `train.lr`.
+        steps: phase → number of optimizer steps (K in many papers).
+        rate_sums: phase → sum of the learning rates of its steps: K·η where the rate is constant.
+    """
+
+    lr: float
+    steps: Mapping[str, int]
+    rate_sums: Mapping[str, float]
+
+
+_TRAINING: ContextVar[LocalTraining] = ContextVar("the silo at work")
+
+
+@contextmanager
+def local_training(training: LocalTraining) -> Iterator[None]:
+    """Let methods see a silo's local training as `Method.train` while their functions are called for it."""
+    token = _TRAINING.set(training)
+    try:
+        yield
+    finally:
+        _TRAINING.reset(token)
+
+
 class MethodOptions(Options):
     """Base of a method's options, the keys `method.*`."""
 
@@ -59,6 +91,23 @@ class Method(ABC):
     """One paper's algorithm.
 
     `name` is its id, `paper` the reference that `silotune methods` prints, `Options` its keys `method.*`.
+
+    Example, FedAvg of one adapter:
+
+        class Plain(Method):
+            name = "plain"
+
+            def parts(self):
+                return {GLOBAL: shared(self.setting.tuner), HEAD: self.head()}
+
+            def phases(self):
+                return [Phase("train", trains=(GLOBAL, HEAD), views={"full": {GLOBAL: 1}}, loss=self.loss)]
+
+            def loss(self, step):
+                return step.cross_entropy("full")
+
+            def prediction(self):
+                return PredictionMix({GLOBAL: 1})
     """
 
     name: ClassVar[str]
@@ -70,6 +119,10 @@ class Method(ABC):
     """The tuners that the method is defined for; None: all."""
     aggregations: ClassVar[tuple[str, ...] | None] = None
     """The aggregations that the method is defined for; None: all."""
+    kinds: ClassVar[tuple[TaskKind, ...] | None] = None
+    """The kinds of tasks that the method is defined for; None: all."""
+    optimizers: ClassVar[tuple[str, ...] | None] = None
+    """The optimizers of local training (`train.optimizer`) that the method is defined for; None: all."""
     centralized: ClassVar[bool] = False
     """Whether one silo trains on the rows of all."""
     labeled_only: ClassVar[bool] = False
@@ -125,6 +178,17 @@ class Method(ABC):
         Of the shared parts the others only come down, as the aggregation made them.
         """
         return {name for phase in (*self.phases(), *self.server_phases()) for name in phase.changes}
+
+    @property
+    def train(self) -> LocalTraining:
+        """The local training of the silo at work; only for losses and the functions of phases, which run in a round."""
+        return _TRAINING.get()
+
+    @property
+    def aggregations_of_parts(self) -> dict[str, PartAggregation]:
+        """The shared parts that have an aggregation of their own, with it."""
+        parts = self.parts().items()
+        return {name: part.aggregation for name, part in parts if part.aggregation and part.scope is Scope.SHARED}
 
     @property
     def needs_labeled_rows(self) -> bool:

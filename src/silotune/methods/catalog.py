@@ -11,6 +11,7 @@ from silotune.methods.fedalt import FedALT
 from silotune.methods.fedap import FedAP, FedLR
 from silotune.methods.fedavg import FedAvg, FedAvgFull
 from silotune.methods.feddpa import FedDPAF, FedDPAT
+from silotune.methods.feddyn import FedDyn
 from silotune.methods.fedex_lora import FedExLoRA
 from silotune.methods.fedfame import FedFAME
 from silotune.methods.fedit import FedIT
@@ -19,6 +20,7 @@ from silotune.methods.fedmatch import FedMatch
 from silotune.methods.fedmcp import FedMCP
 from silotune.methods.fedper import FedPer
 from silotune.methods.fedprompt import FedPrompt
+from silotune.methods.fedproto import FedProto
 from silotune.methods.fedprox import FedProx
 from silotune.methods.fedrep import FedRep
 from silotune.methods.fedsa_lora import FedSALoRA
@@ -32,11 +34,12 @@ from silotune.methods.lora_fair import LoRAFAIR
 from silotune.methods.moon import MOON
 from silotune.methods.pfedme import PFedMe
 from silotune.methods.rolora import RoLoRA
+from silotune.methods.scaffold import SCAFFOLD
 from silotune.methods.server_only import ServerOnly
 
 BUILT_IN: tuple[type[Method], ...] = (
-    *(Local, Centralized, ServerOnly, FedAvg, FedAvgFull, FedProx),
-    *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, APFL, PFedMe, FedMCP, FedFAME, FedPrompt),
+    *(Local, Centralized, ServerOnly, FedAvg, FedAvgFull, FedProx, SCAFFOLD, FedDyn),
+    *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, APFL, PFedMe, FedMCP, FedFAME, FedProto, FedPrompt),
     *(FedIT, FedLoRA, FedDPAF, FedDPAT),
     *(FFALoRA, FedSALoRA, RoLoRA, FlexLoRA, HetLoRA, FedSVD, FedExLoRA, FLoRA, LoRAFAIR, FDLoRA, FedALT),
 )

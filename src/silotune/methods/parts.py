@@ -1,4 +1,4 @@
-"""`Part`: a tuner, head or `Scalar` with its `Scope`; `shared()`, `private()`, `fixed()` make parts."""
+"""A method consists of parts: sets of tensors, made by a module, that are sent to the coordinator or stay in a silo."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from silotune.aggregation.update import PartAggregation
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
 
@@ -31,7 +32,7 @@ class Scope(StrEnum):
 
 
 class Module(Protocol):
-    """The module of a part: a tuner, a head, a projection."""
+    """What makes a part's tensors: a tuner, a head, a table, or any object with a `name` and an `init`."""
 
     @property
     def name(self) -> str:
@@ -52,6 +53,12 @@ class Part:
         alike: whether a private part begins equal in all silos (a head: in all silos of one task).
         redrawn: whether the coordinator draws a shared part anew after every round that it has updates of; the
             aggregation has then put elsewhere what silos learned.
+        aggregation: computes a shared part from the round's updates, whatever `aggregation=` says; its result is
+            adopted without a step of the server optimizer. None: the part is aggregated as `aggregation=` says.
+
+    Example, an adapter of which the coordinator takes the median, and a number that stays in each silo:
+
+        {"global": shared(tuner, aggregation=median_of_part), "alpha": private(Scalar(0.5))}
     """
 
     module: Module
@@ -59,6 +66,7 @@ class Part:
     start: str | None = None
     redrawn: bool = False
     alike: bool = False
+    aggregation: PartAggregation | None = None
 
     def __post_init__(self) -> None:
         """Refuse a plain string as scope: it would be neither shared nor private."""
@@ -81,9 +89,53 @@ class Scalar:
         return {"value": torch.tensor(self.start)}
 
 
-def shared(module: Module, redrawn: bool = False) -> Part:
-    """Return a part that is sent to the coordinator and aggregated; `redrawn`: see `Part`."""
-    return Part(module, Scope.SHARED, redrawn=redrawn)
+CLASSES, WIDTH = "classes", "width"
+"""Lengths in the shapes of a `Table`: the number of a task's labels, and the width of the backbone's states."""
+
+
+class Table:
+    """A module of plain tensors that start at zero, for each task one of every name, `<task>.<name>`.
+
+    Args:
+        shapes: name → shape, of numbers, `CLASSES` and `WIDTH`, e.g. `Table(prototypes=(CLASSES, WIDTH))`.
+    """
+
+    name = "table"
+
+    def __init__(self, **shapes: tuple[int | str, ...]) -> None:
+        self._shapes = shapes
+
+    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+        """See `Module.init`."""
+        tensors: Tensors = {}
+        for task in tasks:
+            lengths = {CLASSES: task.outputs, WIDTH: backbone.hidden_size}
+            for name, shape in self._shapes.items():
+                size = [lengths[length] if isinstance(length, str) else length for length in shape]
+                tensors[f"{task.name}.{name}"] = torch.zeros(size)
+        return tensors
+
+
+class ZerosLike:
+    """A module with another one's tensors, all zero at first, e.g. a sum of gradients of that one."""
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+
+    @property
+    def name(self) -> str:
+        """See `Module.name`."""
+        return f"zeros like {self._module.name}"
+
+    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+        """See `Module.init`."""
+        like = self._module.init(backbone, tasks, generator)
+        return {name: torch.zeros_like(tensor) for name, tensor in like.items()}
+
+
+def shared(module: Module, redrawn: bool = False, aggregation: PartAggregation | None = None) -> Part:
+    """Return a part that is sent to the coordinator and aggregated; `redrawn` and `aggregation`: see `Part`."""
+    return Part(module, Scope.SHARED, redrawn=redrawn, aggregation=aggregation)
 
 
 def private(module: Module, start: str | None = None, alike: bool = False) -> Part:

@@ -1,4 +1,4 @@
-"""`Phase`: parts that train, views, loss, rounds; `copies`, a phase that trains nothing; `odd` and `even` rounds."""
+"""A method's local training consists of phases: which parts train, under which views of the model, on which loss."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from silotune.core.tensors import State, Tensors
-from silotune.methods.step import Loss
+from silotune.methods.step import Loss, Step
 from silotune.models.forward.mixing import Mix, trained_parts
 
 StartingTensors = Callable[[State, State], Tensors]
@@ -52,9 +53,15 @@ class Phase:
         steps_per_batch: optimizer steps on each batch, one after the other (pFedMe's K).
         then: part → function of the silo's parts that returns its new tensors; called without gradient when a batch's
             steps are taken. A projection (APFL's α in [0, 1]), or a step that is no gradient step (pFedMe's w).
+        gathers: part → function of a batch's `Step` that returns the part's new tensors, for a phase that trains
+            nothing: it passes over the silo's rows without gradient and dropout (see `gather`).
         same_at_start: anchor's view → view. In the phase's first step the silo's parts are still those received; the
             anchor's view is then the other one without gradient, to the bit. A loss whose terms have a gradient of 0
             for equal views is then exactly stationary there; Adam would make whole steps of the rounding otherwise.
+
+    Example, a private adapter that is trained beside the frozen shared one, from round 2 on:
+
+        Phase("own", trains=("private",), views={"both": {"global": 0.5, "private": 0.5}}, loss=self.loss, from_round=2)
     """
 
     name: str
@@ -69,6 +76,7 @@ class Phase:
     start: Mapping[str, str | StartingTensors] = field(default_factory=dict)
     steps_per_batch: int = 1
     then: Mapping[str, Callable[[State], Tensors]] = field(default_factory=dict)
+    gathers: Mapping[str, Callable[[Step], Tensors]] = field(default_factory=dict)
     skips_first: bool = False
     also_first: bool = False
     same_at_start: Mapping[str, str] = field(default_factory=dict)
@@ -76,7 +84,7 @@ class Phase:
     @property
     def changes(self) -> tuple[str, ...]:
         """The parts that the phase changes: by training, at its start, or after a batch."""
-        return tuple(dict.fromkeys((*self.trains, *self.start, *self.then)))
+        return tuple(dict.fromkeys((*self.trains, *self.start, *self.then, *self.gathers)))
 
     @property
     def copied(self) -> dict[str, str]:
@@ -108,4 +116,25 @@ def copies(
     also_first: bool = False,
 ) -> Phase:
     """Return a phase that trains nothing: every target part becomes a copy of its source, or is set by a function."""
-    return Phase(name, (), {}, lambda step: torch.zeros(()), start=start, rounds=rounds, also_first=also_first)
+    return Phase(name, (), {}, _no_loss, start=start, rounds=rounds, also_first=also_first)
+
+
+def gather(
+    name: str,
+    views: Mapping[str, Mix],
+    gathers: Mapping[str, Callable[[Step], Tensors]],
+    start: Mapping[str, str | StartingTensors],
+) -> Phase:
+    """Return a phase that trains nothing and passes once over the silo's rows, to compute parts from their views.
+
+    Args:
+        name: the phase's name.
+        views: what is computed of each batch.
+        gathers: part → function of a batch's `Step` that returns the part's new tensors, e.g. a sum so far.
+        start: the parts' tensors before the first batch; see `Phase`.
+    """
+    return Phase(name, (), views, _no_loss, epochs=1, start=start, gathers=gathers)
+
+
+def _no_loss(step: Step) -> Tensor:
+    return torch.zeros(())

@@ -1,4 +1,4 @@
-"""`check_method` compares a method's parts, phases and prediction; `check_shared`, `check_private`: have tensors."""
+"""A method whose parts, phases and prediction do not fit together is refused before anything runs."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ def _faults(method: Method, parts: dict[str, Part]) -> Iterator[str]:
             yield f"the part {name!r} is not private, so that it begins equal in all silos anyway; leave alike out"
         if part.redrawn and (part.scope is not Scope.SHARED or tuner_of(part.module) is None):
             yield f"the part {name!r} cannot be drawn anew: it is no shared tuner"
+        if part.aggregation is not None and part.scope is not Scope.SHARED:
+            yield f"the part {name!r} has an aggregation, but is not shared"
         if name == INSTANCES:
             yield f"the part name {name!r} is reserved for the vectors of a silo's rows"
         if part.start is not None and part.start not in parts:
@@ -120,6 +122,8 @@ def _phase_faults(method: Method, parts: dict[str, Part], phase: Phase) -> Itera
             yield f"{where} names an unknown part {name!r}; there are: {', '.join(parts)}"
     if phase.also_first and any(name in parts and parts[name].scope is Scope.SHARED for name in phase.changes):
         yield f"{where} changes a shared part in rounds that depend on the silo"
+    if phase.gathers and phase.trains:
+        yield f"{where} trains and gathers; a phase of its own gathers"
     if phase.steps_per_batch < 1:
         yield f"{where} takes {phase.steps_per_batch} steps per batch; allowed: 1 or more"
     for name in phase.changes:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
 from silotune.aggregation import (
     Aggregation,
     BroadcastAggregation,
+    PartAggregation,
+    Server,
     SiloAggregation,
     Update,
     change_norm,
@@ -84,6 +86,8 @@ class Coordinator:
         by_rows: whether the aggregation weighs silos by their rows, for `product_error`.
         ranks: silo → its LoRA rank, for silos of another one than the shared parts have.
         redrawn: returns the shared parts that are drawn anew before a round, as they are then; None: no part is.
+        own: part → its own aggregation, of which the aggregate is adopted; `aggregation` combines the other parts.
+        silos: the number of all silos, for these aggregations.
     """
 
     def __init__(
@@ -105,6 +109,8 @@ class Coordinator:
         by_rows: bool = True,
         ranks: Mapping[str, int] = NO_RANKS,
         redrawn: Callable[[int], State] | None = None,
+        own: Mapping[str, PartAggregation] = {},
+        silos: int = 0,
     ) -> None:
         self.shared = shared
         self.optimizer = optimizer or ServerOptimizer()
@@ -122,10 +128,14 @@ class Coordinator:
         self._sent = sent or (lambda number: shared)
         self._by_rows = by_rows
         self._redrawn = redrawn or (lambda number: {})
+        self._own = own
+        self._silos = silos
+        self._kept: dict[str, Tensors] = {}  # part → the state of its own aggregation
         self._broadcasts = Broadcasts(shared)
         self._open: _OpenRound | None = None  # of the round whose updates arrive
         if isinstance(aggregation, BroadcastAggregation) and self.communicates:
-            aggregation.check(flatten(shared), self.optimizer, uplink.codec is not None and uplink.feedback)
+            feedback = uplink.codec is not None and uplink.feedback
+            aggregation.check(self._in_common(flatten(shared)), self.optimizer, feedback)
         if ranks and self.communicates:
             self._broadcasts = Broadcasts(shared, ranks, mixing_ranks(aggregation, ranks))
         elif isinstance(aggregation, SiloAggregation):
@@ -259,15 +269,21 @@ class Coordinator:
             if self._clip is not None:
                 limit = self._clip
                 ordered = (clipped(update, before, limit) for update in ordered)
-            error = ProductError(before, self._by_rows, chosen)
-            combined = self._combine(error.watch(ordered), before)
+            whole: list[Update] = []  # with the parts that have aggregations of their own
+            if self._own:
+                ordered = self._watch_own(ordered, whole)
+            in_common = self._in_common(before)
+            error = ProductError(in_common, self._by_rows, chosen)
+            combined = self._combine(error.watch(ordered), in_common)
             self.product_error = error.of(combined)
-            aggregate = before | self.optimizer.step(before, combined)
+            own, kept = self._combine_own(whole)
+            aggregate = before | self.optimizer.step(before, combined) | own
             try:
                 check_aggregate(aggregate, without_outliers.norms, number)
             except SilotuneError:
                 self.optimizer.state = momentum
                 raise
+            self._kept = kept
             self.shared = unflatten(aggregate) | ({} if number is None else self._redrawn(number + 1))
 
     def _combine(self, updates: Iterable[Update], before: Tensors) -> Tensors:
@@ -276,24 +292,57 @@ class Coordinator:
             return aggregation.aggregate(updates, before)
         return aggregation(updates)
 
+    def _in_common(self, tensors: Tensors) -> Tensors:
+        """Return the tensors of the parts that have no aggregation of their own."""
+        return {name: tensor for name, tensor in tensors.items() if name.split("/", 1)[0] not in self._own}
+
+    def _watch_own(self, updates: Iterable[Update], whole: list[Update]) -> Iterator[Update]:
+        """Yield the updates without parts that have aggregations of their own; keep the whole ones in a list."""
+        for update in updates:
+            whole.append(update)
+            yield replace(update, tensors=self._in_common(update.tensors))
+
+    def _combine_own(self, updates: Sequence[Update]) -> tuple[Tensors, dict[str, Tensors]]:
+        """Return the new tensors of the parts with aggregations of their own, and these aggregations' new state."""
+        made: State = {}
+        kept: dict[str, Tensors] = {}
+        for part, aggregation in self._own.items():
+            before = self.shared[part]
+            server = Server(part, before, self.shared, self._silos, dict(self._kept.get(part, {})))
+            new = aggregation(updates, server)
+            for name, tensor in new.items():
+                if name not in before or tensor.shape != before[name].shape:
+                    raise SilotuneError(
+                        f"part {part!r}: its aggregation returns {name!r} of shape {tuple(tensor.shape)}; allowed: "
+                        f"{', '.join(f'{key} {tuple(value.shape)}' for key, value in before.items())}"
+                    )
+            made[part] = {name: tensor.to(before[name].dtype) for name, tensor in new.items()}
+            kept[part] = server.state
+        return flatten(made), kept
+
     def adopt(self, state: State) -> None:
         """Set the shared parts to those of a state: from a server step, or received with a broadcast."""
         self.shared = {name: state.get(name, {}) for name in self.shared}
 
     def flat(self) -> Tensors:
-        """Return `{"shared/part/tensor": …, "server/…": …, "aggregation/…": …}`, as in checkpoints and digests."""
-        groups = {"shared": flatten(self.shared), "server": self.optimizer.state}
+        """Return all state as one flat mapping, as in checkpoints and digests.
+
+        Its names are `shared/part/tensor`, `server/…` of the server optimizer, `part/part/…` of aggregations of
+        parts, and `aggregation/…` of an aggregation that issues other tensors to every silo.
+        """
+        groups = {"shared": flatten(self.shared), "server": self.optimizer.state, "part": flatten(self._kept)}
         if isinstance(self._aggregation, SiloAggregation):
             groups["aggregation"] = self._aggregation.state
         return {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
 
     def load_flat(self, tensors: Tensors) -> None:
         """Set the coordinator to a state from `flat`."""
-        groups: dict[str, Tensors] = {"shared": {}, "server": {}, "aggregation": {}}
+        groups: dict[str, Tensors] = {"shared": {}, "server": {}, "part": {}, "aggregation": {}}
         for name, tensor in tensors.items():
             group, rest = name.split("/", 1)
             groups[group][rest] = tensor
         self.shared, self.optimizer.state = unflatten(groups["shared"]), groups["server"]
+        self._kept = unflatten(groups["part"])
         if isinstance(self._aggregation, SiloAggregation):
             self._aggregation.state = groups["aggregation"]
         elif groups["aggregation"]:

@@ -22,10 +22,11 @@ from silotune.config import TrainConfig
 from silotune.core import tensors as part_tools
 from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch
-from silotune.data.cohort_batches import CohortMicroBatch
+from silotune.data.cohort_batches import CohortMicroBatch, own_micro_batches
 from silotune.errors import Diverged
+from silotune.methods.base import LocalTraining, local_training
 from silotune.methods.phase import Phase
-from silotune.methods.step import PREVIOUS
+from silotune.methods.step import PREVIOUS, Step
 from silotune.models.forward.view_cache import ConstantViewCache
 from silotune.training.context import TrainingContext
 from silotune.training.phase_batches import cohort_micro_batches, phase_batches
@@ -53,6 +54,7 @@ class _SiloRound:
     state: State
     received: State
     memory: Tensors
+    training: LocalTraining
     sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Sum of each loss term."""
     counts: Counter[str] = field(default_factory=Counter)
@@ -81,9 +83,10 @@ class _SiloRound:
 
     def begin(self, phase: Phase) -> Tensors:
         """Set the phase's parts to their starting tensors, as leaves of the graph; return those leaves by name."""
-        for target, source in phase.start.items():
-            made = self.state[source] if isinstance(source, str) else source(self.state, self.received)
-            self.state[target] = part_tools.copy(made)
+        with local_training(self.training):
+            for target, source in phase.start.items():
+                made = self.state[source] if isinstance(source, str) else source(self.state, self.received)
+                self.state[target] = part_tools.copy(made)
         changed = {*phase.changes}
         self.starts_as_received = not changed & self.changed and not phase.start
         self.changed |= changed
@@ -118,17 +121,35 @@ class _SiloRound:
         mixes = {name: context.resolve(mix, self.state, received, self.memory) for name, mix in phase.views.items()}
         drawn_for = ("dropout", self.silo.name, number, phase.name, taken)
         weighted = scaled if batch.weight == 1 else lambda loss: scaled(loss * batch.weight)
-        return SiloStep(batch, self.state, received, self.memory, mixes, self.view_cache, drawn_for, weighted, same)
+        return SiloStep(
+            *(batch, self.state, received, self.memory, mixes, self.view_cache, drawn_for, weighted),
+            *(self.training, same),
+        )
 
     @torch.no_grad()
     def follow(self, phase: Phase) -> None:
         """Set the parts of `Phase.then`, all from the state before; trained tensors stay the optimizer's."""
-        for part, tensors in {name: new(self.state) for name, new in phase.then.items()}.items():
+        with local_training(self.training):
+            changed = {name: new(self.state) for name, new in phase.then.items()}
+        for part, tensors in changed.items():
             if part in phase.trains:
                 for name, tensor in tensors.items():
                     self.state[part][name].copy_(tensor)
             else:
                 self.state[part] = part_tools.copy(tensors)
+
+    @torch.no_grad()
+    def gather(self, context: TrainingContext, phase: Phase, number: int) -> None:
+        """Compute the parts of `Phase.gathers` in a pass over the silo's rows."""
+        for batch in phase_batches(context, self.silo, phase, number):
+            mixes = {
+                name: context.resolve(mix, self.state, self.received, self.memory) for name, mix in phase.views.items()
+            }
+            (views,) = context.views([batch], own_micro_batches(batch), [mixes])
+            step = Step(batch, views, self.state, self.received, self.memory, context.parts, recipe=context.recipe)
+            with local_training(self.training):
+                gathered = {part: new(step) for part, new in phase.gathers.items()}
+            self.state |= {part: part_tools.copy(tensors) for part, tensors in gathered.items()}
 
     def end(self, constant: Collection[str], skipped: int | None) -> None:
         """Detach all parts after a phase but constant ones; add its skipped steps, None where no loss is scaled."""
@@ -207,22 +228,21 @@ def train(
         own = {name: every_part.get(name, {}) for name in context.parts if name not in constant}
         placed = context.place(own) | in_common
         state = {name: placed[name] for name in context.parts}
-        runs.append(_SiloRound(silo, state, received, context.backbone.place(kept.memory)))
+        training = _local_training(context, settings, silo, number, phases)
+        runs.append(_SiloRound(silo, state, received, context.backbone.place(kept.memory), training))
     for phase in phases:
         members = [run for run in runs if run.enters(phase, number)]
         leaves = [run.begin(phase) for run in members]
+        for run in members if phase.gathers else ():
+            run.gather(context, phase, number)
         # A head without tensors has nothing to train.
         members = [run for run, tensors in zip(members, leaves, strict=True) if tensors]
         if members:
             backbone, trained = context.backbone, [tensors for tensors in leaves if tensors]
-            every_round = phase.when == "round"
-            schedules = [
-                Schedule.of(settings, context.steps(run.silo, phase), number, context.rounds if every_round else None)
-                for run in members
-            ]
+            schedules = [_schedule(context, settings, run.silo, number, phase) for run in members]
             scaled = backbone.precision == "fp16"
             optimizer = PhaseOptimizer(settings, trained, schedules, backbone.device, scaled, context.rate_factor)
-            keep = settings.keep_optimizer and every_round
+            keep = settings.keep_optimizer and phase.when == "round"
             for index, run in enumerate(members if keep else []):
                 optimizer.restore(index, phase.name, run.memory)
             _train_phase(context, members, phase, number, optimizer)
@@ -233,6 +253,22 @@ def train(
     seconds, rows = time.perf_counter() - started, sum(run.rows for run in runs)
     shares = [run.rows / rows if rows else 1 / len(runs) for run in runs]
     return [run.result(context.method.remembers, seconds * share) for run, share in zip(runs, shares, strict=True)]
+
+
+def _schedule(context: TrainingContext, settings: TrainConfig, silo: Silo, number: int, phase: Phase) -> Schedule:
+    """Return the learning rates of a silo's steps in a phase."""
+    rounds = context.rounds if phase.when == "round" else None
+    return Schedule.of(settings, context.steps(silo, phase), number, rounds)
+
+
+def _local_training(
+    context: TrainingContext, settings: TrainConfig, silo: Silo, number: int, phases: Sequence[Phase]
+) -> LocalTraining:
+    """Return what a method sees of a silo's local training."""
+    trained = [phase for phase in phases if phase.trains]
+    steps = {phase.name: context.steps(silo, phase) for phase in trained}
+    rates = {phase.name: _schedule(context, settings, silo, number, phase).rate for phase in trained}
+    return LocalTraining(settings.lr, steps, {name: sum(map(rate, range(steps[name]))) for name, rate in rates.items()})
 
 
 def _train_phase(

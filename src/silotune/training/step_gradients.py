@@ -23,6 +23,7 @@ from silotune.core.randomness import Stream
 from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch
 from silotune.data.cohort_batches import CohortMicroBatch
+from silotune.methods.base import LocalTraining, local_training
 from silotune.methods.phase import Phase
 from silotune.methods.step import Step
 from silotune.models.forward.mixing import MixEntry, has_gradient
@@ -48,6 +49,7 @@ class SiloStep:
         view_cache: its constant views.
         drawn_for: the purpose of its random numbers in this step; see `core.randomness`.
         scaled: scales the loss for the backward pass, in float16.
+        training: what `Method.train` shows in the silo's loss.
         same: anchor's view → the view that it equals in this step; see `Phase.same_at_start`.
     """
 
@@ -59,12 +61,18 @@ class SiloStep:
     view_cache: ConstantViewCache
     drawn_for: tuple[str | int, ...]
     scaled: Callable[[Tensor], Tensor]
+    training: LocalTraining
     same: Mapping[str, str] = field(default_factory=dict)
 
     def step(self, context: TrainingContext, views: dict[str, View], batch: Batch | None = None) -> Step:
         """Return the arguments of a loss over the batch, or over a piece of it."""
         parts, recipe, batch = context.parts, context.recipe, batch or self.batch
         return Step(batch, views, self.state, self.received, self.memory, parts, recipe=recipe)
+
+    def loss(self, phase: Phase, step: Step) -> Tensor:
+        """Return the phase's loss of the silo."""
+        with local_training(self.training):
+            return phase.loss(step)
 
 
 def add_gradients(
@@ -126,7 +134,7 @@ class _StepGradients:
             for member, own_views, draw in zip(self.members, views, draws.of_each, strict=True):
                 with draw:
                     step = member.step(self.context, own_views)
-                    loss = self.phase.loss(step)
+                    loss = member.loss(self.phase, step)
                 losses.append(member.scaled(loss))
                 terms.append({"loss": loss.detach(), **step.terms})
         torch.autograd.backward(losses)
@@ -151,7 +159,7 @@ class _StepGradients:
                     if not share:  # rows without a token of response
                         continue
                     step = member.step(self.context, views[piece.batch_index], batch)
-                    loss = share * self.phase.loss(step)
+                    loss = share * member.loss(self.phase, step)
                     losses.append(member.scaled(loss))
                     own_sums = sums[piece.batch_index]
                     terms = {"loss": loss.detach()} | {name: share * term for name, term in step.terms.items()}
@@ -172,7 +180,7 @@ class _StepGradients:
                 with draw:
                     leaves.append(as_leaves(own_views, self._views_with_graph))
                     step = member.step(self.context, leaves[-1])
-                    loss = self.phase.loss(step)
+                    loss = member.loss(self.phase, step)
                 losses.append(member.scaled(loss))
                 terms.append({"loss": loss.detach(), **step.terms})
         torch.autograd.backward(losses)

@@ -16,6 +16,7 @@ from silotune.config import Config
 from silotune.core.tensors import State
 from silotune.data.tasks import Task
 from silotune.errors import InputError
+from silotune.methods import Method
 from silotune.training.context import TrainingContext
 from silotune.training.coordinator import Coordinator
 from silotune.training.silo import Silo
@@ -60,6 +61,9 @@ def build_coordinator(
             f"aggregation={config.aggregation.name}: every silo receives tensors of its own, not one mean; allowed: "
             "server.optimizer=none, server.lr=1, no aggregation.noise_multiplier"
         )
+    own = context.method.aggregations_of_parts if communicates else {}
+    if own:
+        _check_own(config, context.method, all(name in own or not shared[name] for name in shared))
     coordinator = Coordinator(
         shared,
         aggregation,
@@ -77,8 +81,29 @@ def build_coordinator(
         by_rows=config.aggregation.name in BY_ROWS,
         ranks=context.initial.ranks if shared_is_made else {},
         redrawn=context.initial.redrawn,
+        own=own,
+        silos=len(silos),
     )
     return coordinator, privacy_guarantee(config, sorted(silos), groups, labeled) if communicates else None
+
+
+def _check_own(config: Config, method: Method, all_parts: bool) -> None:
+    """Refuse settings that say nothing of parts with aggregations of their own.
+
+    Args:
+        config: the run's configuration.
+        method: the method whose parts they are.
+        all_parts: whether all shared parts have one.
+    """
+    refused = {
+        "aggregation.noise_multiplier": config.aggregation.noise_multiplier is not None,
+        "tuner.ranks": bool(method.setting.tuner.ranks),
+        "server.optimizer": all_parts and config.server.optimizer != "none",
+        "server.lr": all_parts and config.server.lr != 1,
+    }
+    for key, given in refused.items():
+        if given:
+            raise InputError(f"{key}: method {method.name} aggregates parts in its own way; leave it out")
 
 
 def _central_noise(config: Config, chosen_a_round: int, secret: bytes | None) -> CentralNoise | None:

@@ -63,6 +63,11 @@ def read_config(
         raise InputError(
             f"aggregation={config.aggregation.name}: method {method.name} is not defined for it; allowed: {allowed}"
         )
+    if method.optimizers is not None and config.train.optimizer not in method.optimizers:
+        raise InputError(
+            f"train.optimizer={config.train.optimizer}: method {method.name} is not defined for it; allowed: "
+            f"{', '.join(method.optimizers)}"
+        )
     return with_options(config, method)
 
 

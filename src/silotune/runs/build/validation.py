@@ -51,6 +51,9 @@ def check_tasks(
             )
             rows = KINDS[task.kind]
             raise InputError(f"head={config.head.name}: silo {silo!r} holds {rows}; allowed: {', '.join(fitting)}")
+        if method.kinds is not None and task.kind not in method.kinds:
+            allowed = ", ".join(KINDS[kind] for kind in method.kinds)
+            raise InputError(f"method={method.name}: silo {silo!r} holds {KINDS[task.kind]}; allowed: {allowed}")
         if task.kind in ("regression", "multilabel"):
             _check_without_classes(config, method, silo, task)
     if config.attack.name != "none":

@@ -1,0 +1,100 @@
+"""FedProto (Tan et al. 2022): silos share no weights, only the mean representation of each class: its prototype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from silotune.methods import (
+    CLASSES,
+    WIDTH,
+    Part,
+    Phase,
+    Server,
+    State,
+    Step,
+    SupervisedOptions,
+    Table,
+    Tensors,
+    Update,
+    gather,
+    mean_over_rows,
+    shared,
+)
+from silotune.methods.local import Local
+
+TABLE = "prototypes"
+
+
+class FedProtoOptions(SupervisedOptions):
+    """`lam`: λ, the weight of the distance to the prototypes. `representation`: how states are pooled for it."""
+
+    lam: float = Field(1.0, ge=0)
+    representation: Literal["mean", "first"] = "mean"
+
+
+class FedProto(Local):
+    """Algorithm 1. Each silo keeps its model; prototypes are shared by the silos of one task."""
+
+    name = "fedproto"
+    paper = "Tan et al. 2022, FedProto: Federated Prototype Learning across Heterogeneous Clients"
+    Options = FedProtoOptions
+    kinds = ("classification",)
+
+    def parts(self) -> dict[str, Part]:
+        """Return the silo's model, and the table of prototypes with the number of rows that each is the mean of."""
+        table = Table(prototypes=(CLASSES, WIDTH), rows=(CLASSES,))
+        return {**super().parts(), TABLE: shared(table, aggregation=mean_by_class)}
+
+    def phases(self) -> list[Phase]:
+        """Return the training, then a pass over the silo's rows that computes its prototypes (eq. 3)."""
+        (train,) = super().phases()
+        return [train, gather("gather", train.views, {TABLE: self.gathered}, start={TABLE: empty})]
+
+    @mean_over_rows
+    def loss(self, step: Step) -> Tensor:
+        """Return the cross-entropy plus λ times the squared distance of rows to their class's prototype (eq. 5).
+
+        A class without a prototype so far adds 0.
+        """
+        task, options = step.batch.task.name, cast(FedProtoOptions, self.options)
+        z, table = step.views["full"][options.representation], step.received[TABLE]
+        labels = step.batch.labels.to(z.device)
+        distances = (z - table[f"{task}.prototypes"][labels]).square().mean(-1)
+        distance = torch.where(table[f"{task}.rows"][labels] > 0, distances, 0.0).mean()
+        cross_entropy = step.cross_entropy("full")
+        step.log(cross_entropy=cross_entropy, distance=distance)
+        return cross_entropy + options.lam * distance
+
+    def gathered(self, step: Step) -> Tensors:
+        """Return the means of each class over this batch and the ones before."""
+        task, table = step.batch.task.name, step.state[TABLE]
+        z = step.views["full"][cast(FedProtoOptions, self.options).representation]
+        mean, rows = table[f"{task}.prototypes"], table[f"{task}.rows"]
+        of_class = nn.functional.one_hot(step.batch.labels.to(z.device), len(rows)).to(mean)
+        total = rows + of_class.sum(0)
+        change = of_class.T @ z.to(mean) - of_class.sum(0)[:, None] * mean
+        return table | {f"{task}.prototypes": mean + change / total.clamp(min=1)[:, None], f"{task}.rows": total}
+
+
+def empty(state: State, received: State) -> Tensors:
+    """Return a table without rows."""
+    return {name: torch.zeros_like(tensor) for name, tensor in received[TABLE].items()}
+
+
+def mean_by_class(updates: Sequence[Update], server: Server) -> Tensors:
+    """Return per class the mean of the silos' prototypes, weighted by their rows (eq. 6); others stay."""
+    new = dict(server.before)
+    for task in (name.removesuffix(".rows") for name in server.before if name.endswith(".rows")):
+        table, counts = f"{task}.prototypes", f"{task}.rows"
+        sent = [update.part(server.part) for update in updates]
+        rows = torch.stack([tensors[counts] for tensors in sent]).double().clamp(min=0)
+        sums = (rows[:, :, None] * torch.stack([tensors[table] for tensors in sent])).sum(0)
+        total = rows.sum(0)
+        new[table] = torch.where(total[:, None] > 0, sums / total[:, None], server.before[table].double())
+        new[counts] = torch.where(total > 0, total, server.before[counts].double())
+    return new
