@@ -38,6 +38,9 @@ ONE_OF_EACH_KIND = {
     "fdlora": "momentum at the coordinator, and a last phase",
     "fedalt": "tensors of its own for every silo",
     "apfl": "a learned weight of two models",
+    "scaffold": "control variates",
+    "feddyn": "state of a part's own aggregation",
+    "fedproto": "a table",
 }
 
 

@@ -32,6 +32,13 @@ METHOD_OPTIONS: dict[str, Values] = {
     "fedavg": ADAPTERS,
     "fedavg-full": ADAPTERS,
     "fedprox": ADAPTERS | {"mu": (0.01, "Li et al. 2020, section 5: of {0.001, 0.01, 0.1, 1}")},
+    "scaffold": ADAPTERS,
+    "feddyn": ADAPTERS | {"alpha": (0.01, "Acar et al. 2021, section 4: of {0.1, 0.01, 0.001}")},
+    "fedproto": ADAPTERS
+    | {
+        "lam": (1.0, "Tan et al. 2022, section 5.1: λ = 1"),
+        "representation": ("mean", "silotune's own: MiniLM was trained with mean pooling"),
+    },
     "fedap": ADAPTERS,
     "fedlr": ADAPTERS,
     "moon": ADAPTERS
@@ -117,6 +124,11 @@ BROUGHT["flexlora"] = LORA | {"aggregation": ("flexlora", "Bai et al. 2024")}
 BROUGHT["hetlora"] = LORA | {"aggregation": ("hetlora", "Cho et al. 2024")}
 BROUGHT["fedex-lora"] = LORA | {"aggregation": ("fedex-lora", "Singhal et al. 2024")}
 BROUGHT["flora"] = LORA | {"aggregation": ("flora", "Wang et al. 2024")}
+BROUGHT["scaffold"] = {
+    "train.optimizer": ("sgd", "Karimireddy et al. 2020, Algorithm 1"),
+    "aggregation": ("uniform", "Karimireddy et al. 2020, Algorithm 1, line 16"),
+}
+BROUGHT["feddyn"] = {"aggregation": ("uniform", "Acar et al. 2021, Algorithm 1")}
 BROUGHT["lora-fair"] = LORA | {"aggregation": ("lora-fair", "Bian et al. 2024")}
 BROUGHT["fedsvd"] = LORA | {"aggregation": ("fedsvd", "Lee et al. 2025")}
 BROUGHT["fedalt"] = LORA | {"aggregation": ("rest-of-world", "Bian et al. 2025: the mean of the others")}

@@ -40,6 +40,9 @@ SENT = {
     "fedex-lora": {"global"},
     "flora": {"global"},
     "lora-fair": {"global"},
+    "scaffold": {"global", "global_c"},
+    "feddyn": {"global"},
+    "fedproto": {"prototypes"},
 }
 """Sent parts by the papers; heads are private unless the case shares them, the demo's baselines have two adapters."""
 

@@ -132,9 +132,9 @@ def test_fedproto(tiny_federation):
     federation.silos[last].train["alpha"] = replace(rows, labels=torch.zeros_like(rows.labels))
     classes = len(rows.task.labels)
     known = torch.tensor([1.0, *[0.0] * (classes - 1)], dtype=torch.float64)
-    prototypes = next(iter(wholes.values()))["prototypes"]["alpha.prototypes"] * known[:, None]
+    prototypes = next(iter(wholes.values()))["prototypes"]["prototypes"] * known[:, None]
     counts = known * 5
-    federation.coordinator.shared["prototypes"] = {"alpha.prototypes": prototypes, "alpha.rows": counts}
+    federation.coordinator.shared["prototypes"] = {"prototypes": prototypes, "rows": counts}
 
     def representations(silo, adapter):
         found = states(federation, federation.silos[silo], loras=[(SCALE, adapter)])
@@ -163,6 +163,6 @@ def test_fedproto(tiny_federation):
         prototypes = torch.where(total[:, None] > 0, mean, prototypes)
         counts = torch.where(total > 0, total, counts)
     for silo in wholes:
-        wholes[silo] = wholes[silo] | {"prototypes": {"alpha.prototypes": prototypes, "alpha.rows": counts}}
+        wholes[silo] = wholes[silo] | {"prototypes": {"prototypes": prototypes, "rows": counts}}
     run_rounds(federation, sampled=sampled)
     assert_models(federation, wholes)

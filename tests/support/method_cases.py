@@ -88,6 +88,7 @@ CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
     "fedprox, one adapter": Case("fedprox", ("method.adapters=1", "method.mu=0.5")),
     "fedmcp, full": Case("fedmcp", ("tuner=full",)),
     "fedfame": Case("fedfame", _SEMI_SUPERVISED, one_task=True),
+    "fedproto": Case("fedproto", UNPARTITIONED, one_task=True),
     "server-only": Case("server-only", _SEMI_SUPERVISED, one_task=True),
     "feddpa-t, dropout": Case("feddpa-t", ("tuner=lora", "tuner.dropout=0.3")),
     "fedavg, dora": Case(

@@ -35,8 +35,8 @@ METHODS: list[str] = list(_METHODS)
 
 UNPARTITIONED = ("partition=none", "partition.silos=10")
 """Words that undo the partition of one task among silos."""
-ONE_TASK = {"fedfame", "server-only"}
-"""Methods that share a head and therefore need one task in all silos."""
+ONE_TASK = {"fedfame", "fedproto", "server-only"}
+"""Methods that share a head or a table by label, and therefore need one task in all silos."""
 
 TASKS = ("alpha", "beta", "gamma")
 LABELS = {"alpha": ("bad", "good"), "beta": ("other", "same"), "gamma": ("yes", "maybe", "no")}

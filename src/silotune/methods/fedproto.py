@@ -38,7 +38,7 @@ class FedProtoOptions(SupervisedOptions):
 
 
 class FedProto(Local):
-    """Algorithm 1. Each silo keeps its model; prototypes are shared by the silos of one task."""
+    """Algorithm 1. Each silo keeps its model; all silos have one task, whose classes have prototypes."""
 
     name = "fedproto"
     paper = "Tan et al. 2022, FedProto: Federated Prototype Learning across Heterogeneous Clients"
@@ -61,24 +61,23 @@ class FedProto(Local):
 
         A class without a prototype so far adds 0.
         """
-        task, options = step.batch.task.name, cast(FedProtoOptions, self.options)
-        z, table = step.views["full"][options.representation], step.received[TABLE]
+        options, table = cast(FedProtoOptions, self.options), step.received[TABLE]
+        z = step.views["full"][options.representation]
         labels = step.batch.labels.to(z.device)
-        distances = (z - table[f"{task}.prototypes"][labels]).square().mean(-1)
-        distance = torch.where(table[f"{task}.rows"][labels] > 0, distances, 0.0).mean()
+        distances = (z - table["prototypes"][labels]).square().mean(-1)
+        distance = torch.where(table["rows"][labels] > 0, distances, 0.0).mean()
         cross_entropy = step.cross_entropy("full")
         step.log(cross_entropy=cross_entropy, distance=distance)
         return cross_entropy + options.lam * distance
 
     def gathered(self, step: Step) -> Tensors:
         """Return the means of each class over this batch and the ones before."""
-        task, table = step.batch.task.name, step.state[TABLE]
         z = step.views["full"][cast(FedProtoOptions, self.options).representation]
-        mean, rows = table[f"{task}.prototypes"], table[f"{task}.rows"]
+        mean, rows = step.state[TABLE]["prototypes"], step.state[TABLE]["rows"]
         of_class = nn.functional.one_hot(step.batch.labels.to(z.device), len(rows)).to(mean)
         total = rows + of_class.sum(0)
         change = of_class.T @ z.to(mean) - of_class.sum(0)[:, None] * mean
-        return table | {f"{task}.prototypes": mean + change / total.clamp(min=1)[:, None], f"{task}.rows": total}
+        return {"prototypes": mean + change / total.clamp(min=1)[:, None], "rows": total}
 
 
 def empty(state: State, received: State) -> Tensors:
@@ -88,13 +87,9 @@ def empty(state: State, received: State) -> Tensors:
 
 def mean_by_class(updates: Sequence[Update], server: Server) -> Tensors:
     """Return per class the mean of the silos' prototypes, weighted by their rows (eq. 6); others stay."""
-    new = dict(server.before)
-    for task in (name.removesuffix(".rows") for name in server.before if name.endswith(".rows")):
-        table, counts = f"{task}.prototypes", f"{task}.rows"
-        sent = [update.part(server.part) for update in updates]
-        rows = torch.stack([tensors[counts] for tensors in sent]).double().clamp(min=0)
-        sums = (rows[:, :, None] * torch.stack([tensors[table] for tensors in sent])).sum(0)
-        total = rows.sum(0)
-        new[table] = torch.where(total[:, None] > 0, sums / total[:, None], server.before[table].double())
-        new[counts] = torch.where(total > 0, total, server.before[counts].double())
-    return new
+    sent = [update.part(server.part) for update in updates]
+    rows = torch.stack([tensors["rows"] for tensors in sent]).double().clamp(min=0)
+    sums = (rows[:, :, None] * torch.stack([tensors["prototypes"] for tensors in sent])).sum(0)
+    before, total = server.before, rows.sum(0)
+    means = torch.where(total[:, None] > 0, sums / total[:, None], before["prototypes"].double())
+    return {"prototypes": means, "rows": torch.where(total > 0, total, before["rows"].double())}

@@ -94,7 +94,7 @@ CLASSES, WIDTH = "classes", "width"
 
 
 class Table:
-    """A module of plain tensors that start at zero, for each task one of every name, `<task>.<name>`.
+    """A module of plain tensors that start at zero. Methods that share one are for silos of one task.
 
     Args:
         shapes: name → shape, of numbers, `CLASSES` and `WIDTH`, e.g. `Table(prototypes=(CLASSES, WIDTH))`.
@@ -107,13 +107,11 @@ class Table:
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         """See `Module.init`."""
-        tensors: Tensors = {}
-        for task in tasks:
-            lengths = {CLASSES: task.outputs, WIDTH: backbone.hidden_size}
-            for name, shape in self._shapes.items():
-                size = [lengths[length] if isinstance(length, str) else length for length in shape]
-                tensors[f"{task.name}.{name}"] = torch.zeros(size)
-        return tensors
+        lengths = {CLASSES: max(task.outputs for task in tasks), WIDTH: backbone.hidden_size}
+        return {
+            name: torch.zeros([lengths[length] if isinstance(length, str) else length for length in shape])
+            for name, shape in self._shapes.items()
+        }
 
 
 class ZerosLike:

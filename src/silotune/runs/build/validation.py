@@ -13,7 +13,7 @@ from silotune.data.metrics import lower_is_better
 from silotune.data.tasks import KINDS, Task
 from silotune.errors import InputError, unknown_name_error
 from silotune.methods import Method
-from silotune.methods.parts import Scope, names_with
+from silotune.methods.parts import Scope, Table, names_with
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.heads import HEADS, Head, LanguageModelHead, LossRecipe
 from silotune.models.tuners import TUNERS, Tuner, tuner_of
@@ -112,6 +112,11 @@ def _check_head(config: Config, method: Method, tasks: Mapping[str, Task]) -> No
         and not any(isinstance(parts[n].module, Head) for n in shared_parts)
     ):
         raise InputError(f"head.scope=shared: method {method.name} keeps its heads in the silos; allowed: private")
+    if any(isinstance(parts[name].module, Table) for name in shared_parts) and len(names) > 1:
+        raise InputError(
+            f"method={method.name}: shares a table by label, so that it needs one task in all silos, found "
+            f"{', '.join(names)}; allowed: silos of one task (data.task)"
+        )
     shares_head = any(parts[name].module is head for name in shared_parts)
     if shares_head and head.has_tensors and len(names) > 1:
         remedy = "use head.scope=private" if config.head.scope == "shared" else f"method={method.name} shares its head"
