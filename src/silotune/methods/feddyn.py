@@ -10,7 +10,6 @@ from typing import cast
 import torch
 from pydantic import Field
 from torch import Tensor
-from typing_extensions import override
 
 from silotune.methods import (
     Part,
@@ -70,8 +69,8 @@ class FedDyn(FedAvg):
         return [*super().phases(), copies("gradient", new)]
 
     @property
-    @override
-    def proximal_weight(self) -> float:
+    def alpha(self) -> float:
+        """Return α."""
         return cast(FedDynOptions, self.options).alpha
 
     @mean_over_rows
@@ -79,7 +78,7 @@ class FedDyn(FedAvg):
         """Return `L_k(θ) − <∇L_k(θ_k), θ> + (α/2)·‖θ − θ_received‖²`."""
         total = step.cross_entropy("full")
         for part in self.regularized:
-            total = total + self.proximal_weight / 2 * proximal(step.state[part], step.received[part])
+            total = total + self.alpha / 2 * proximal(step.state[part], step.received[part])
             for name, gradient in step.state[gradient_of(part)].items():
                 total = total - (gradient * step.state[part][name]).sum()
         return total
@@ -87,11 +86,11 @@ class FedDyn(FedAvg):
     def new_gradient(self, part: str, state: State, received: State) -> Tensors:
         """Return `∇L_k(θ_k) − α·(θ_k − θ_received)`, the gradient at the new θ_k."""
         old, before = state[gradient_of(part)], received[part]
-        return {name: old[name] - self.proximal_weight * (new - before[name]) for name, new in state[part].items()}
+        return {name: old[name] - self.alpha * (new - before[name]) for name, new in state[part].items()}
 
     def server(self, updates: Sequence[Update], server: Server) -> Tensors:
         """Return `mean(θ_k) − h/α` with `h ← h − α·Σ(θ_k − θ)/m`; m silos in all, of which some were sampled."""
-        alpha, new = self.proximal_weight, {}
+        alpha, new = self.alpha, {}
         for name, before in server.before.items():
             sent = torch.stack([update.part(server.part)[name] for update in updates]).double()
             h = server.state.get(name, torch.zeros_like(before, dtype=torch.float64))
