@@ -79,8 +79,6 @@ def test_the_fingerprint_has_the_stored_weights_and_the_quantization(llama, tmp_
         for precision in ("fp32", "bf16"):
             loaded = load_backbone(section, precision=precision)
             prints.setdefault(quantization, set()).add(loaded.fingerprint)
-            assert loaded.has_fingerprint(loaded.fingerprint)
-            assert not loaded.has_fingerprint("0" * 64)
     assert all(len(found) == 1 for found in prints.values())
     assert len(set.union(*prints.values())) == 4
     other = tmp_path / "other"

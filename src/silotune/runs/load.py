@@ -171,7 +171,7 @@ class _FinishedRun:
         if config.start is not None:  # the run's own copy: the configured file may be gone
             config = config.model_copy(update={"start": str(path / FILE)})
         backbone = run_backbone(config, self.method, backbone)
-        if not backbone.has_fingerprint(read_versions(path)["backbone"]):
+        if backbone.fingerprint != read_versions(path)["backbone"]:
             raise InputError(
                 f"{path}: was made with another backbone than {config.backbone.name!r} is now (its weights differ)"
             )

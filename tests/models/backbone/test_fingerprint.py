@@ -8,11 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from silotune.models.backbone import fingerprint
-from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.fingerprint import CACHE_FILE, stored_fingerprint
 from silotune.models.backbone.loading import load_backbone
 
@@ -107,16 +105,3 @@ def test_a_folder_of_others_is_left_as_it_is(folder, tmp_path, reads, settled):
     assert sorted(installed.iterdir()) == files
     assert len(reads) == 1
     assert len(list((tmp_path / "cache" / "silotune" / "fingerprints").iterdir())) == 1
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_fingerprint_of_0_1_0_is_known_as_well(folder, precision):
-    in_memory = load_backbone(str(folder), precision="fp32")
-    recorded = Backbone(in_memory.model, in_memory.tokenizer).fingerprint
-    backbone = load_backbone(str(folder), precision=precision)
-    assert recorded != backbone.fingerprint
-    assert backbone.has_fingerprint(recorded)
-    assert backbone.has_fingerprint(backbone.fingerprint)
-    with torch.no_grad():
-        next(in_memory.base.parameters()).view(-1)[0] += 1
-    assert not backbone.has_fingerprint(Backbone(in_memory.model, in_memory.tokenizer).fingerprint)

@@ -276,8 +276,6 @@ def test_loading_with_or_without_the_head_gives_the_same_transformer(family, tmp
     assert alone.fingerprint == with_head.fingerprint  # of the files
     in_memory = [Backbone(one.model, one.tokenizer).fingerprint for one in (alone, with_head)]
     assert (in_memory[0] == in_memory[1]) is (family == "t5")  # its head is the word embeddings
-    assert all(one.has_fingerprint(before) for one, before in zip((alone, with_head), in_memory, strict=True))
-    assert with_head.has_fingerprint(in_memory[0]) is (family == "t5")
 
 
 @pytest.mark.parametrize("family", ["bert", "t5"])

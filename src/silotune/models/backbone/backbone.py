@@ -17,7 +17,7 @@ from silotune.models.backbone.architectures import ARCHITECTURES, Architecture, 
 from silotune.models.backbone.base_forward import encoder_decoder_forward, plain_forward
 from silotune.models.backbone.block_devices import BlockDevices, WeightPlacement
 from silotune.models.backbone.device import resolve_device
-from silotune.models.backbone.fingerprint import WeightIdentity
+from silotune.models.backbone.fingerprint import weight_fingerprint
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.hooks import FunctionalWrapper, HookManager
 from silotune.models.backbone.lm_head import LMHead, without_lm_head
@@ -57,7 +57,6 @@ class Backbone:
         name: the name in the configuration: `default`, a hub id or a folder.
         fingerprint: the digest of the weights as stored; None: that of the model's parameters in float32.
         on_use: leave the weights where they are until the first use, and let `rest` take them back.
-        load_float32: loads the stored weights in float32, to compare them with fingerprints of silotune 0.1.0.
         quantization: how the model's linear layers are stored; such a model is on its device already.
         block_devices: where each block is; None: on `device`.
     """
@@ -74,7 +73,6 @@ class Backbone:
         shape_only: bool = False,
         name: str = "",
         fingerprint: str | None = None,
-        load_float32: Callable[[], PreTrainedModel] | None = None,
         on_use: bool = False,
         quantization: str = NONE,
         block_devices: BlockDevices | None = None,
@@ -94,8 +92,7 @@ class Backbone:
         self.lm_head = None if self.model.get_output_embeddings() is None else LMHead(model, self.base)
         """The language-model head; None if the model was loaded without (`load_backbone(…, model_class=…)`)."""
         self.shape_only = shape_only
-        stored = "" if shape_only else fingerprint
-        self._identity = WeightIdentity(self.model, stored, quantization, load_float32)
+        self._stored_fingerprint = "" if shape_only else fingerprint
         self.device = torch.device("cpu") if shape_only else device or resolve_device("auto")
         self.block_devices = block_devices or BlockDevices(self.device)
         self._placement = WeightPlacement(self.model, self.base, self.block_devices, quantization, on_use, shape_only)
@@ -141,14 +138,10 @@ class Backbone:
         """The id of the padding token; 0 if the tokenizer has none (the mask hides it)."""
         return int(self.tokenizer.pad_token_id or 0)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """The sha256 of the stored weights and their quantization: the identity on resume and in handshakes."""
-        return self._identity.fingerprint
-
-    def has_fingerprint(self, recorded: str) -> bool:
-        """Return whether a recorded fingerprint is this backbone's; it may be one that silotune 0.1.0 recorded."""
-        return self._identity.has(recorded)
+        return weight_fingerprint(self.model, self._stored_fingerprint, self.quantization)
 
     def module(self, name: str) -> nn.Module:
         """Look up a module of the base transformer by name."""

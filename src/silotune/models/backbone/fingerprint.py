@@ -1,7 +1,4 @@
-"""`stored_fingerprint`: sha256 of weights in safetensors files, kept beside them; `WeightIdentity` of a loaded model.
-
-The second also counts the quantization in, and knows the fingerprints of silotune 0.1.0.
-"""
+"""Compute the sha256 of a backbone's weights, and keep it beside the files that it was computed from."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -133,45 +130,20 @@ def _read(place: Path) -> dict[str, object]:
     return kept if isinstance(kept, dict) else {}
 
 
-class WeightIdentity:
-    """The digest of a model's stored weights and of their quantization.
+def weight_fingerprint(model: Any, stored: str | None, quantization: str) -> str:
+    """Return the sha256 by which a run and its silos know a model's weights and how they are quantized.
 
     Args:
-        model: the model, whose parameters are hashed if there is no digest.
-        stored: the digest of the weights as stored; None: that of the parameters in float32.
+        model: the model, whose parameters are hashed if there is no digest of its files.
+        stored: the digest of the weights as stored.
         quantization: how the linear layers are stored.
-        load_float32: loads the stored weights in float32; None: the model's own are.
     """
-
-    def __init__(
-        self, model: Any, stored: str | None, quantization: str, load_float32: Callable[[], Any] | None
-    ) -> None:
-        self._model = model
-        self._stored = stored
-        self._quantization = quantization
-        self._load_float32 = load_float32
-
-    @property
-    def fingerprint(self) -> str:
-        """The sha256 of the stored weights and their quantization."""
-        if self._stored is None:
-            self._stored = _float32_fingerprint(self._in_float32())
-        if self._quantization == NONE:
-            return self._stored
-        return hashlib.sha256(f"{self._stored}|{self._quantization}".encode()).hexdigest()
-
-    def has(self, recorded: str) -> bool:
-        """Return whether a recorded fingerprint is of these weights; it may be one that silotune 0.1.0 recorded."""
-        if recorded == self.fingerprint:
-            return True
-        return self._quantization == NONE and recorded == _float32_fingerprint(self._in_float32())
-
-    def _in_float32(self) -> Any:
-        return self._model if self._load_float32 is None else self._load_float32()
+    stored = _float32_fingerprint(model) if stored is None else stored
+    return stored if quantization == NONE else hashlib.sha256(f"{stored}|{quantization}".encode()).hexdigest()
 
 
 def _float32_fingerprint(model: Any) -> str:
-    """Return the sha256 of a model's parameters in float32, without a pooler: the fingerprint of silotune 0.1.0."""
+    """Return the sha256 of a model's parameters in float32, without a pooler."""
     base = without_lm_head(model)
     parameters = dict(base.named_parameters())
     if model.get_output_embeddings() is not None:

@@ -119,7 +119,6 @@ def load_backbone(
     source = default_backbone() if settings.name == "default" else settings.name
     quantization = resolve_quantization(settings.quantization, target)
     options = pretrained_options(settings, dtype, target)
-    float32 = options | {"dtype": torch.float32}
     if quantization != NONE:
         options |= quantized_loading(quantization, dtype, target)
     possible = [target] if settings.device_map is None else candidates(settings.device_map, target)
@@ -144,7 +143,6 @@ def load_backbone(
     if quantization != NONE:
         settle(model, settings.name, quantization)
     files = files or weight_files(source, settings)  # they may have been fetched now
-    as_loaded = dtype is torch.float32 and quantization == NONE
     loaded = Backbone(
         model,
         tokenizer,
@@ -155,7 +153,6 @@ def load_backbone(
         name=settings.name,
         fingerprint=stored_fingerprint(files) if files else None,
         on_use=on_use,
-        load_float32=None if as_loaded else lambda: read(float32),
         quantization=quantization,
         block_devices=block_devices,
     )

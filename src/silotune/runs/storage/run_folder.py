@@ -98,7 +98,7 @@ class RunFolder:
             may_differ: beginnings of the names of keys that may differ, with an event.
         """
         made = cls._made(path, config, may_differ)
-        if not backbone.has_fingerprint(made["backbone"]):
+        if backbone.fingerprint != made["backbone"]:
             raise InputError(f"--resume: {path} was made with another backbone (its weights differ)")
         folder = cls(path)
         folder.checkpoints.path.mkdir(exist_ok=True)
