@@ -46,6 +46,16 @@ def test_a_cluster_gives_the_bits_of_one_process(federate, reference, spread, ca
     assert_the_same(found, reference(case)[0])
 
 
+def test_a_cluster_that_is_too_small_or_is_none(cluster):
+    for workers, address, threads, refusal in (
+        (9, cluster.address, 1, r"--workers 9: the cluster has cores for 3 of threads=1; allowed: 1 to 3"),
+        (0, cluster.address, 64, r"--workers 1: the cluster has cores for 0 of threads=64; allowed: fewer threads"),
+        (1, "nowhere", 1, r"--address nowhere: no cluster there"),
+    ):
+        with pytest.raises(InputError, match=refusal), ray_pool(workers, address, threads):
+            pass
+
+
 def test_a_machine_that_is_lost_in_a_round_has_its_work_done_again(federate, reference, cluster, spread, tmp_path):
     lost = cluster.add_node(num_cpus=2)
 
@@ -61,16 +71,6 @@ def test_a_machine_that_is_lost_in_a_round_has_its_work_done_again(federate, ref
 def test_errors_are_those_of_one_process(federate, spread, tmp_path):
     with pytest.raises(Diverged, match=r"^silo '\w+', round \d[^\n]*$"):
         federate.run("fedavg", tmp_path / "diverged", "train.lr=1e30", workers=spread)
-
-
-def test_a_cluster_that_is_too_small_or_is_none(cluster):
-    for workers, address, threads, refusal in (
-        (9, cluster.address, 1, r"--workers 9: the cluster has cores for 3 of threads=1; allowed: 1 to 3"),
-        (0, cluster.address, 64, r"--workers 1: the cluster has cores for 0 of threads=64; allowed: fewer threads"),
-        (1, "nowhere", 1, r"--address nowhere: no cluster there"),
-    ):
-        with pytest.raises(InputError, match=refusal), ray_pool(workers, address, threads):
-            pass
 
 
 def test_work_that_ends_its_workers_is_given_up_and_the_pool_goes_on(cluster):
