@@ -36,9 +36,9 @@ def gradient_of(part: str) -> str:
 
 
 class FedDynOptions(SupervisedOptions):
-    """`alpha`: α, the weight of the dynamic regularizer."""
+    """The options of FedDyn."""
 
-    alpha: float = Field(0.01, gt=0)
+    alpha: float = Field(0.01, gt=0, description="α, the weight of the dynamic regularizer")
 
 
 class FedDyn(FedAvg):

@@ -31,10 +31,10 @@ TABLE = "prototypes"
 
 
 class FedProtoOptions(SupervisedOptions):
-    """`lam`: λ, the weight of the distance to the prototypes. `representation`: how states are pooled for it."""
+    """The options of FedProto."""
 
-    lam: float = Field(1.0, ge=0)
-    representation: Literal["mean", "first"] = "mean"
+    lam: float = Field(1.0, ge=0, description="λ, the weight of the distance to the prototypes")
+    representation: Literal["mean", "first"] = Field("mean", description="how states are pooled for it")
 
 
 class FedProto(Local):
