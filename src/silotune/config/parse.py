@@ -18,9 +18,9 @@ from silotune.config.data import DATA_SOURCES
 from silotune.config.input_errors import input_error, shown
 from silotune.config.paths import absolute, read_tree, resolve
 from silotune.config.presets import preset_tree
-from silotune.config.registries import METHODS
+from silotune.config.registries import METHODS, TUNERS
 from silotune.config.schema import Config
-from silotune.config.section import Section
+from silotune.config.section import Choice, Section
 from silotune.config.tables import silo_entries
 from silotune.config.trees import NAMED, Tree, flat, load_tree, merged, nested, parse_tree, parse_word, plain
 from silotune.config.validators import is_name
@@ -205,19 +205,20 @@ def differences(before: str, after: str) -> list[str]:
     """
     if before == after:
         return []
-    old, new = (
-        dict(flat(_by_name(validated(parse_tree(text, "of the run")).model_dump(mode="json"))))
-        for text in (before, after)
-    )
+    old, new = (dict(flat(_all_values(validated(parse_tree(text, "of the run"))))) for text in (before, after))
     names = dict.fromkeys([*old, *new])
     return [f"{name}: {old.get(name)} → {new.get(name)}" for name in names if old.get(name) != new.get(name)]
 
 
-def _by_name(tree: Tree) -> Tree:
-    """Return the tree with its silos by name, so that a difference names one silo's key; their order counts, too."""
+def _all_values(config: Config) -> Tree:
+    """Return all keys, options at their defaults too; silos by name, so that a difference names one silo's key."""
+    tree = config.model_dump(mode="json", exclude={"description"})
+    for section, registry in (("method", METHODS), ("tuner", TUNERS)):
+        choice: Choice = getattr(config, section)
+        options = registry.find(choice.name).Options.model_validate(choice.options)
+        tree[section] |= options.model_dump(mode="json")
     silos = {silo["name"]: silo for silo in tree["silos"]}
-    words = {key: value for key, value in tree.items() if key != "description"}  # a preset's own text decides nothing
-    return words | {"silos": {"(order)": ", ".join(silos)} | silos}
+    return tree | {"silos": {"(order)": ", ".join(silos)} | silos}
 
 
 def _source(source: str, base: object = None) -> tuple[Tree, Tree]:
