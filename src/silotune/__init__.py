@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     from silotune.communication.uplink import register_codec
     from silotune.config import Config
     from silotune.core.workers import Workers
-    from silotune.lab.compare import ComparisonResult, compare
+    from silotune.lab.compare import ComparisonResult, Report, compare, report
     from silotune.lab.partition import PartitionResult, partition
-    from silotune.lab.reports import Report, report
-    from silotune.lab.sweep_result import SweepResult, sweep
+    from silotune.lab.sweep import SweepResult, sweep
     from silotune.lab.transfer import TransferResult, transfer
     from silotune.methods import (
         Method,
@@ -117,11 +116,10 @@ _MODULES = {
     **dict.fromkeys(("CsvLog", "MLflow", "TensorBoard", "WandB"), "silotune.runs.callbacks.trackers"),
     "Config": "silotune.config",
     "Run": "silotune.runs.run_result",
-    **dict.fromkeys(("ComparisonResult", "compare"), "silotune.lab.compare"),
+    **dict.fromkeys(("ComparisonResult", "Report", "compare", "report"), "silotune.lab.compare"),
     **dict.fromkeys(("Evaluation", "evaluate"), "silotune.runs.evaluation"),
     **dict.fromkeys(("PartitionResult", "partition"), "silotune.lab.partition"),
-    **dict.fromkeys(("Report", "report"), "silotune.lab.reports"),
-    **dict.fromkeys(("SweepResult", "sweep"), "silotune.lab.sweep_result"),
+    **dict.fromkeys(("SweepResult", "sweep"), "silotune.lab.sweep"),
     **dict.fromkeys(("TransferResult", "transfer"), "silotune.lab.transfer"),
     "Workers": "silotune.core.workers",
     "load_model": "silotune.runs.load",

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from silotune.config import preset_names, preset_tree
+from silotune.lab.commands.compare import read_papers
 from silotune.lab.compare import entries_of
 from silotune.lab.comparison import read_comparison
-from silotune.lab.paper_items import read_papers
+from silotune.lab.report.frame import Results
 from silotune.lab.report.html_page import write_report
 from silotune.lab.runner import run_cells
 from tests.support.command_line import Silotune
@@ -159,7 +160,7 @@ def run_toy(preset: str, rows: list[str], out: Path) -> int:
     comparison.write(out)
     summaries = run_cells(comparison.cells, out)
     assert all((out / name / "summary.json").is_file() for name in summaries)
-    page = write_report(entries_of(comparison, out), out / "report.html", ddof=comparison.ddof)
+    page = write_report(Results(entries_of(comparison, out)), out / "report.html", ddof=comparison.ddof)
     named = {cell.config.backbone.name for cell in comparison.cells}
     assert all(name in page.read_text(encoding="utf-8") for name in named)
     return len(summaries)

@@ -14,7 +14,8 @@ from silotune import Config, InputError, read_config
 from silotune.config import SiloConfig, TrainConfig
 from silotune.config.evaluation import CompareConfig
 from silotune.lab.comparison import read_comparison
-from silotune.lab.report.baseline_rows import beaten_by_words
+from silotune.lab.report.frame import Results
+from silotune.lab.report.significance import beaten_by_words
 from silotune.lab.sweep import read_sweep
 from tests.support.command_line import place
 from tests.support.report_runs import no_figure_files
@@ -43,8 +44,10 @@ def test_a_comparison_is_a_mapping_a_table_and_files(place: Path) -> None:
     for text in (repr(compared), compared._repr_html_()):
         for word in ("local", "fedavg", "north", "south", "bag of words"):
             assert word in text
-        assert text.count("A bag of words is better than all methods") == len(beaten_by_words(compared.entries))
-    assert beaten_by_words(compared.entries)
+        assert text.count("A bag of words is better than all methods") == len(
+            beaten_by_words(Results(compared.entries))
+        )
+    assert beaten_by_words(compared.results)
     assert compared.run("fedavg-2").summary == compared["fedavg-2"]
     assert compared.report.is_file()
     validation = {
@@ -75,7 +78,7 @@ def test_a_sweep_gives_its_best_values(place: Path) -> None:
     assert [trial.chosen["train.lr"] for trial in swept.trials] == [1e-3, 1e-2]
     assert swept.to_pandas()["train.lr"].tolist() == [1e-3, 1e-2]
     assert f"train.lr={swept.best['local'].chosen['train.lr']}" in repr(swept)
-    assert swept._repr_html_().count("(best)") == 1
+    assert swept._repr_html_().count("<td>yes</td>") == 1
     assert all(path.is_file() for path in swept.files)
     for search, message in (({"train.lr": [1e-3]}, "needs several values"), ({}, "nothing to search")):
         with pytest.raises(InputError, match=message):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from silotune.errors import InputError
-from silotune.lab.search_space import Choices, Range, all_combinations, boundary_combinations, split_search
+from silotune.lab.search_space import Dimension, all_combinations, boundary_combinations, split_search
 from silotune.lab.sweep import read_sweep
 
 
@@ -32,29 +33,28 @@ def test_values_ranges_and_what_is_neither() -> None:
     ]
     found, rest = split_search(words)
     assert found == [
-        Choices("train.lr", (1e-3, 5e-4)),
-        Range("method.gamma", 0.1, 0.9, log=False),
-        Range("train.epochs", 1, 3, log=False),
-        Range("method.mu", 0.01, 0.2, log=True),
-        Choices("tuner", ("lora", "bottleneck")),
-        Choices("method.mu", (0.1, 1, 5), method="moon"),
+        Dimension("train.lr", CategoricalDistribution((1e-3, 5e-4))),
+        Dimension("method.gamma", FloatDistribution(0.1, 0.9)),
+        Dimension("train.epochs", IntDistribution(1, 3)),
+        Dimension("method.mu", FloatDistribution(0.01, 0.2, log=True)),
+        Dimension("tuner", CategoricalDistribution(("lora", "bottleneck"))),
+        Dimension("method.mu", CategoricalDistribution((0.1, 1, 5)), method="moon"),
     ]
     assert rest == words[6:]
-    assert [dimension.is_integer for dimension in found if isinstance(dimension, Range)] == [False, True, False]
 
 
 def test_every_combination_once_and_every_end_seen() -> None:
-    space = [Choices("a", (1, 2)), Choices("b", ("x", "y", "z"))]
+    space = {"a": CategoricalDistribution((1, 2)), "b": CategoricalDistribution(("x", "y", "z"))}
     assert all_combinations(space) == [{"a": a, "b": b} for a in (1, 2) for b in ("x", "y", "z")]
-    assert all_combinations([]) == [{}]
-    ends = boundary_combinations([Choices("a", (1, 2)), Range("b", 0.5, 4.0, log=False)])
+    assert all_combinations({}) == [{}]
+    ends = boundary_combinations({"a": CategoricalDistribution((1, 2)), "b": FloatDistribution(0.5, 4.0)})
     assert ends == [{"a": 1, "b": 0.5}, {"a": 2, "b": 0.5}, {"a": 1, "b": 4.0}]
 
 
 def test_each_method_has_its_own_space() -> None:
     words = ["method=local,moon,fedmcp", "train.lr=1e-3,1e-4", "method.mu=0.05,0.1", "per_method.moon.method.mu=1,5"]
     sweep = read_sweep("demo", words)
-    assert {method: [(d.key, d.values) for d in space] for method, space in sweep.spaces.items()} == {
+    assert {method: [(key, d.choices) for key, d in space.items()] for method, space in sweep.spaces.items()} == {
         "local": [("train.lr", (1e-3, 1e-4))],
         "moon": [("train.lr", (1e-3, 1e-4)), ("method.mu", (1, 5))],
         "fedmcp": [("train.lr", (1e-3, 1e-4)), ("method.mu", (0.05, 0.1))],

@@ -15,7 +15,7 @@ import yaml
 
 from silotune.errors import InputError, SilotuneError
 from silotune.lab.comparison import read_comparison
-from silotune.lab.sweep import Sweep, TrialResult, _sampled_trials, best_trial, read_sweep, run_sweep
+from silotune.lab.sweep import TrialResult, _sampled_trials, best_trial, read_sweep, sweep
 from tests.support.command_line import Silotune, tree
 from tests.support.tiny import tiny_overrides, write_data
 
@@ -114,14 +114,9 @@ def test_no_test_row_is_in_a_trials_federation(words: list[str], tmp_path: Path,
     partitioned = ["data.tasks=[alpha]", "partition=iid", "partition.silos=3"]
     few = [word for word in words[2:] if not word.startswith("method.mu")]
     for number, more in enumerate(([], partitioned)):
-        run_sweep(read_sweep("demo", ["method=fedavg", *few, *more]), _new(tmp_path / f"out{number}"))
+        sweep("demo", "method=fedavg", *few, *more, out=tmp_path / f"out{number}", progress=False)
     assert len(seen) == 2 * 3 + 2 * 3
     assert set(seen) == {(20, 0)}
-
-
-def _new(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
 
 
 def test_a_trial_killed_while_its_checkpoints_are_removed_begins_anew(
@@ -175,8 +170,7 @@ def test_the_samplers_proposals_are_the_same_again(words: list[str], tmp_path: P
     asked = ["method=local", *base, "train.lr=1e-4..1e-1:log", "train.epochs=1..2", "train.optimizer=adam,sgd"]
     proposals = []
     for name in ("one", "other"):
-        sweep = read_sweep("demo", asked, trials=4)
-        run_sweep(sweep, _new(tmp_path / name))
+        sweep("demo", *asked, trials=4, out=tmp_path / name, progress=False)
         proposals.append(rows_of(tmp_path / name))
     assert proposals[0] == proposals[1]
     lrs = [float(row["train.lr"]) for row in proposals[0]]
@@ -189,12 +183,12 @@ def test_the_samplers_proposals_are_the_same_again(words: list[str], tmp_path: P
 def test_the_sampler_goes_where_scores_are_high() -> None:
     """Scores made up, highest at lr 1e-3. A quarter of even proposals would be within half an order of it."""
     pytest.importorskip("optuna")
-    sweep = read_sweep("demo", ["method=local", "train.lr=1e-5..1e-1:log"], 40)
+    plan = read_sweep("demo", ["method=local", "train.lr=1e-5..1e-1:log"], 40)
 
     def run(cells):
         return {cell.folder: {"validation": -abs(math.log10(cell.config.train.lr) + 3)} for cell in cells}
 
-    proposed = list(_sampled_trials(sweep, "local", 40, run))
+    proposed = list(_sampled_trials(plan, "local", 40, run))
     near = [trial.score > -0.5 for trial in proposed[10:]]  # the first ten are random
     assert sum(near) >= 13
     assert [trial.number for trial in proposed] == list(range(1, 41))
@@ -241,9 +235,8 @@ def test_validation_rows_are_needed(words: list[str], tmp_path: Path, monkeypatc
         return data
 
     monkeypatch.setattr(trial, "load_silos", without)
-    sweep: Sweep = read_sweep("demo", words[1:])
     with pytest.raises(InputError, match="no silo has validation rows"):
-        run_sweep(sweep, _new(tmp_path / "out"))
+        sweep(*words, out=tmp_path / "out", progress=False)
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ import pytest
 from silotune.core.ray_pool import ray_pool
 from silotune.core.workers import Workers
 from silotune.errors import Diverged, InputError, SilotuneError
-from silotune.lab.sweep_result import sweep
+from silotune.lab.sweep import sweep
 from tests.properties.test_workers import assert_the_same
 
 ray = pytest.importorskip("ray")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from multiprocessing.connection import wait
 
 import pytest
@@ -20,7 +21,7 @@ from silotune.core.workers import Workers, worker_pool
 from silotune.errors import Diverged, InputError, SilotuneError
 from silotune.lab.comparison import Cell
 from silotune.lab.runner import CellKind, run_cells
-from silotune.lab.sweep import run_sweep
+from silotune.lab.sweep import sweep
 from silotune.runs.engines import multi_process as workers
 from silotune.runs.run import run
 from tests.support.method_cases import every_case, logged, same, snapshot, timeless
@@ -159,7 +160,7 @@ def test_a_script_without_guard_ends_with_one_line(tmp_path):
     assert 'start it under `if __name__ == "__main__":`, or with workers=1' in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("start", [run_sweep, run_cells])
+@pytest.mark.parametrize("start", [partial(sweep, "demo"), partial(run_cells, ())], ids=["sweep", "cells"])
 def test_what_starts_runs_ends_a_worker_that_imports_the_script(start, tmp_path, monkeypatch):
     """A worker would otherwise run what is left in itself, before the pool is asked for."""
 
@@ -169,7 +170,7 @@ def test_what_starts_runs_ends_a_worker_that_imports_the_script(start, tmp_path,
     monkeypatch.setattr(os, "_exit", end)
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
     with pytest.raises(SystemExit) as ended:
-        start((), tmp_path / "out", workers=2)
+        start(out=tmp_path / "out", workers=2)
     assert ended.value.code == core_workers._UNGUARDED
     assert not (tmp_path / "out").exists()
 

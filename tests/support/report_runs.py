@@ -104,4 +104,4 @@ def no_figure_files(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let reports have no figures, for tests of their text."""
-    monkeypatch.setattr(html_page, "report_figures", lambda entries, ddof: [])
+    monkeypatch.setattr(html_page, "report_figures", lambda results: [])

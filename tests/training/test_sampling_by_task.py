@@ -12,8 +12,9 @@ from silotune.aggregation import uniform
 from silotune.data.loading import load_silos
 from silotune.errors import InputError
 from silotune.lab.comparison import read_comparison
+from silotune.lab.personalization import measure_tables
 from silotune.lab.report.entries import read_entries
-from silotune.lab.report.personalization import measure_tables
+from silotune.lab.report.frame import Results
 from silotune.runs.build.builder import build
 from silotune.runs.build.coordinator import privacy_guarantee, sampling_groups
 from silotune.runs.build.resolve import read_config
@@ -109,7 +110,7 @@ def test_tables_of_many_silos_are_by_task_over_those_that_took_part(tmp_path):
     (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "run" / "config.yaml").write_text("{}")
     (tmp_path / "run" / "events.jsonl").write_text("")
-    own, others = measure_tables(read_entries([tmp_path / "run"]))
+    own, others = measure_tables(Results(read_entries([tmp_path / "run"])))
     assert own.header == others.header == ["one", "two", "average"]
     assert [value.text for value in own.rows[0][1]] == ["3.00", "10.50", "6.00"]  # 0, 3, 6 and 9, 12
     assert [value.text for value in others.rows[0][1]] == ["1.50", "5.25", "3.00"]

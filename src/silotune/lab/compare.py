@@ -1,11 +1,9 @@
-"""`compare` runs a whole comparison, for Python and `silotune compare`; `ComparisonResult`: its runs and tables."""
+"""Run a comparison, or report on finished runs, from Python or the command line."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -16,23 +14,21 @@ from silotune.core.files import make_folder
 from silotune.core.workers import Workers, end_unguarded_worker
 from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.lab.comparison import Comparison, read_comparison
-from silotune.lab.report.curve_figures import rounds_figure
-from silotune.lab.report.entries import ReportEntry, read_run
+from silotune.lab.report.drawing import draw_figure
+from silotune.lab.report.entries import ReportEntry, read_entries, read_run
+from silotune.lab.report.figures import rounds_figure
+from silotune.lab.report.frame import Results
 from silotune.lab.report.html_page import write_report
-from silotune.lab.report.scores import best_by_validation
-from silotune.lab.report.shown_scores import scores_as_html, scores_as_text
-from silotune.lab.report.significance import PairedTest, paired_tests
-from silotune.lab.report.svg import draw_figure
-from silotune.lab.report.table_files import table_csv, write_tables
+from silotune.lab.report.significance import PairedTest, best_by_validation, paired_tests
+from silotune.lab.report.table_files import comparison_frame, scores_as_html, scores_as_text, write_tables
 from silotune.lab.runner import Announce, CallbackFactory, OnCellDone, OnCellsBegin, run_cells
 from silotune.runs.callbacks.display import default_display
 from silotune.runs.load import load_run
+from silotune.runs.run_result import Run
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
-
-    from silotune.runs.run_result import Run
 
 
 def compare(
@@ -99,10 +95,9 @@ def compare(
         done=done,
         announce=announce,
     )
-    entries = entries_of(comparison, folder)
-    files = [*write_tables(entries, folder, comparison.ddof)]
-    files.append(write_report(entries, folder / "report.html", ddof=comparison.ddof))
-    return ComparisonResult(folder, comparison, entries, summaries, files)
+    results = Results(_entries(comparison, folder), comparison.ddof)
+    files = [*write_tables(results.entries, folder, comparison.ddof), write_report(results, folder / "report.html")]
+    return ComparisonResult(folder, comparison, results, summaries, files)
 
 
 class ComparisonResult(Mapping[str, dict[str, Any]]):
@@ -111,6 +106,7 @@ class ComparisonResult(Mapping[str, dict[str, Any]]):
     Attributes:
         folder: the folder of the runs and files.
         comparison: what was compared.
+        results: the numbers of its table.
         entries: the rows of its table.
         files: the written tables and report.
     """
@@ -119,13 +115,14 @@ class ComparisonResult(Mapping[str, dict[str, Any]]):
         self,
         folder: Path,
         comparison: Comparison,
-        entries: Sequence[ReportEntry],
+        results: Results,
         summaries: Mapping[str, dict[str, Any]],
         files: Sequence[Path],
     ) -> None:
         self.folder = folder
         self.comparison = comparison
-        self.entries = tuple(entries)
+        self.results = results
+        self.entries = results.entries
         self.files = tuple(files)
         self._summaries = summaries
 
@@ -150,7 +147,7 @@ class ComparisonResult(Mapping[str, dict[str, Any]]):
     @property
     def tests(self) -> list[PairedTest]:
         """The paired tests of the best entry against the others."""
-        return paired_tests(self.entries)
+        return paired_tests(self.results)
 
     @property
     def report(self) -> Path:
@@ -166,15 +163,15 @@ class ComparisonResult(Mapping[str, dict[str, Any]]):
 
     def plot(self) -> Figure:
         """Draw validation scores by round, a line for every entry and a diagram for every silo and their mean."""
-        spec = rounds_figure(self.entries, self.comparison.ddof)
+        spec = rounds_figure(self.results)
         if spec is None:
             raise InputError("plot: the runs have no validation scores; allowed: runs with validation rows")
         return draw_figure(spec)
 
     def as_json(self) -> dict[str, Any]:
         """Return the table's rows, the tests, all runs' summaries and the paths of the files, as JSON values."""
-        rows = csv.DictReader(io.StringIO(table_csv(self.entries, self.comparison.ddof)))
-        table = [{key: _number(value) for key, value in row.items()} for row in rows]
+        rows = comparison_frame(self.results).to_dict("records")
+        table = [{str(key): _number(value) for key, value in row.items()} for row in rows]
         return {
             "folder": str(self.folder),
             "table": table,
@@ -185,16 +182,14 @@ class ComparisonResult(Mapping[str, dict[str, Any]]):
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return `table.csv`: a row for every entry and silo, with mean and standard deviation over seeds."""
-        import pandas
-
-        return pandas.read_csv(io.StringIO(table_csv(self.entries, self.comparison.ddof)))
+        return _numeric(comparison_frame(self.results))
 
     def __repr__(self) -> str:
-        return f"ComparisonResult({str(self.folder)!r}): {scores_as_text(self.entries, self.comparison.ddof)}"
+        return f"ComparisonResult({str(self.folder)!r}): {scores_as_text(self.results)}"
 
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows, and where a bag of words is better than all methods."""
-        return scores_as_html(self.entries, self.comparison.ddof)
+        return scores_as_html(self.results)
 
 
 def _number(cell: str) -> str | float | None:
@@ -205,10 +200,71 @@ def _number(cell: str) -> str | float | None:
         return cell
 
 
-def entries_of(comparison: Comparison, folder: Path) -> list[ReportEntry]:
+def _entries(comparison: Comparison, folder: Path) -> list[ReportEntry]:
     """Read the finished runs of a comparison, one entry per row of its table."""
     cells = {entry: [cell for cell in comparison.cells if cell.entry == entry] for entry in comparison.entries}
     return [
         ReportEntry(row, tuple(read_run(folder / cell.folder) for cell in row_cells))
         for row, row_cells in cells.items()
     ]
+
+
+def _numeric(table: pandas.DataFrame) -> pandas.DataFrame:
+    """Turn the columns of numbers, which are texts, into numbers; what is empty is NaN."""
+    import pandas
+
+    texts = ("method", "silo", "metric")
+    return table.apply(lambda column: column if column.name in texts else pandas.to_numeric(column))
+
+
+def report(
+    runs: Iterable[str | Path | Run | ComparisonResult] | str | Path | Run | ComparisonResult,
+    out: str | Path = "report.html",
+    *,
+    ddof: int = 1,
+    title: str = "",
+) -> Report:
+    """Write one self-contained HTML page about finished runs; figures also as PNG and SVG beside it.
+
+    Args:
+        runs: runs, comparisons or their folders; one or several.
+        out: the HTML file.
+        ddof: the standard deviation over n seeds has the divisor n − ddof.
+        title: the page's title.
+    """
+    path = Path(out)
+    if path.is_dir():
+        raise InputError(f"--out {path}: is a folder; give the HTML file's path")
+    several = [runs] if isinstance(runs, (str, Path, Run, ComparisonResult)) else [*runs]
+    folders = [run.folder if isinstance(run, (Run, ComparisonResult)) else Path(run) for run in several]
+    results = Results(read_entries(folders), ddof)
+    return Report(write_report(results, path, title), results)
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """A page about finished runs.
+
+    Attributes:
+        path: the HTML file.
+        results: the numbers of its tables.
+    """
+
+    path: Path
+    results: Results
+
+    @property
+    def entries(self) -> tuple[ReportEntry, ...]:
+        """The rows of its tables."""
+        return self.results.entries
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the scores: a row for every entry and silo, with mean and standard deviation over seeds."""
+        return _numeric(comparison_frame(self.results))
+
+    def __repr__(self) -> str:
+        return f"Report({str(self.path)!r}): {scores_as_text(self.results)}"
+
+    def _repr_html_(self) -> str:
+        """Return the table of scores that a notebook shows."""
+        return scores_as_html(self.results)

@@ -1,4 +1,4 @@
-"""`read_comparison` makes a `Comparison` of `Cell`s: methods, variants, grids, ablations of papers × seeds."""
+"""Plan a comparison: a run (`Cell`) for every method, variant and seed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain, product
 from pathlib import Path
-from typing import Unpack, cast
+from typing import Any, Unpack, cast
 
 from silotune.config import Config, load_config
 from silotune.config.keys import Keys
+from silotune.config.paths import read_tree
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.core.files import write_text
 from silotune.errors import InputError, unknown_name_error
-from silotune.lab.best_values import read_best, to_words
 from silotune.lab.report.entries import COMPARISON_FILE
 from silotune.methods import METHODS
 from silotune.runs.build.resolve import METHOD_DEFAULTS, keys_of, read_config
@@ -37,6 +37,9 @@ ABLATIONS: Mapping[str, Variants] = {
 }
 """Method to the ablations of its paper: name of the variant to `key=value` words."""
 
+
+BEST_FILE = "best.yaml"
+"""The best values of a sweep, by method."""
 
 _COMPARISON_WORDS = ("methods", "seeds", "best", "std.ddof")
 """Words that stand for keys of the section `compare`."""
@@ -226,3 +229,38 @@ def _entries(methods: Iterable[str], variants: Variants, combined: Variants, abl
         method_variants = dict(ABLATIONS.get(method, {}) if ablation else {}) | dict(variants)
         for name, words in method_variants.items():
             yield f"{method}-{name}", method, words
+
+
+def to_words(keys: Mapping[str, Any]) -> tuple[str, ...]:
+    """Convert dotted keys and values to `key=value` words."""
+    return tuple(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in keys.items())
+
+
+def read_best(folders: Iterable[str], methods: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Read the best values of methods from sweeps; later folders take precedence.
+
+    Args:
+        folders: folders of sweeps, or their YAML files.
+        methods: methods that are compared.
+
+    Returns:
+        Method to the words of its best values.
+    """
+    best: dict[str, tuple[str, ...]] = {}
+    sources = list(folders)
+    if not sources:
+        return {}
+    for name in sources:
+        path = Path(name) / BEST_FILE if Path(name).is_dir() else Path(name)
+        if not path.is_file():
+            raise InputError(f"best={name}: no finished sweep there (no {BEST_FILE})")
+        entries = read_tree(path).get("per_method")
+        if not isinstance(entries, dict) or not all(isinstance(keys, dict) for keys in entries.values()):
+            raise InputError(f"best={name}: {path.name} must map methods to groups of keys under per_method")
+        best |= {str(method): to_words(keys) for method, keys in entries.items()}
+    missing = [method for method in methods if method not in best]
+    if missing:
+        raise InputError(
+            f"best={','.join(sources)}: has nothing for method {missing[0]!r}, only for {', '.join(best)}; sweep it too"
+        )
+    return best

@@ -1,8 +1,8 @@
-"""`partition` divides a setting's rows as a run would, for Python and `silotune partition`; `PartitionResult`."""
+"""Divide a data set among silos as a run would, and show how many rows of each label every silo gets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any, Unpack
 from silotune.config.keys import Keys
 from silotune.core.notebook import html_table
 from silotune.data.loading import load_silos
+from silotune.data.rows import SiloData
 from silotune.errors import InputError
-from silotune.lab.report.partition_heatmap import label_counts, partition_figure
+from silotune.lab.report.drawing import heatmap, write_values
 from silotune.runs.build.resolve import read_config
 
 if TYPE_CHECKING:
     import pandas
+
+_MOST_LABELED_SILOS = 30
+"""Number of silos up to which every cell of the heatmap shows its count."""
 
 
 def partition(source: str, *overrides: str, **keys: Unpack[Keys]) -> PartitionResult:
@@ -37,7 +41,7 @@ def partition(source: str, *overrides: str, **keys: Unpack[Keys]) -> PartitionRe
     return PartitionResult(
         config.partition.model_dump(mode="json"),
         tuple(silos[0].task.labels) if silos[0].task.kind == "classification" else ("rows",),
-        {name: tuple(row) for name, row in label_counts(silos).items()},
+        _label_counts(silos),
         splits["validation"],
         splits["test"],
     )
@@ -93,8 +97,28 @@ class PartitionResult:
         return pandas.DataFrame.from_dict(self.counts, orient="index", columns=list(self.labels))
 
     def plot(self, path: str | Path) -> Path:
-        """Draw the counts as a heatmap into a PNG file."""
-        return partition_figure(self.counts, self.labels, checked_picture(Path(path)))
+        """Draw the counts as a heatmap of silos and labels into a PNG file."""
+        from matplotlib.colors import PowerNorm
+        from matplotlib.figure import Figure
+
+        names, picture = list(self.counts), checked_picture(Path(path))
+        table = [*zip(*self.counts.values(), strict=True)]
+        show_counts = len(names) <= _MOST_LABELED_SILOS
+        width = min(16.0, max(5.0, 1.8 + (0.55 if show_counts else 0.13) * len(names)))
+        figure = Figure(figsize=(width, 1.6 + 0.5 * len(self.labels)), layout="constrained")
+        panel = figure.subplots()
+        # square-root scale: on a linear one, a single large silo makes all others look empty
+        norm = PowerNorm(0.5, vmin=0, vmax=max(1, *map(max, table)))
+        image = heatmap(panel, table, self.labels, names, aspect="auto", cmap="Blues", norm=norm)
+        if show_counts:
+            write_values(panel, image, "{:.0f}".format)
+        step = -(-len(names) // _MOST_LABELED_SILOS)
+        panel.set_xticks(range(0, len(names), step), names[::step], rotation=90)
+        panel.set_xlabel("silo")
+        panel.set_ylabel("label")
+        figure.colorbar(image, ax=panel, label="training rows")
+        figure.savefig(picture, dpi=150)
+        return picture
 
     def texts(self) -> list[list[str]]:
         """Return the counts as texts: a row for each silo, which begins with its name and ends with its sum."""
@@ -117,3 +141,14 @@ def checked_picture(path: Path) -> Path:
     if path.suffix.lower() != ".png" or not path.parent.is_dir():
         raise InputError(f"--out {path}: must be a .png file in a folder that exists")
     return path
+
+
+def _label_counts(silos: Sequence[SiloData]) -> dict[str, tuple[int, ...]]:
+    """Count training rows per silo and label; per silo where rows do not have one label each."""
+    counts = {}
+    for silo in silos:
+        numbers = [0] * (len(silo.task.labels) if silo.task.kind == "classification" else 1)
+        for row in silo.splits.train:
+            numbers[row.label] += 1
+        counts[silo.name] = tuple(numbers)
+    return counts

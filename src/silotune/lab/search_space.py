@@ -1,15 +1,12 @@
-"""`split_search` finds the keys that a sweep varies, as `Choices` or `Range`; `all_combinations` is the grid."""
+"""Find the keys that a sweep varies, and their values, among a command's words."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args, get_origin
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from silotune.config.schema import Config
 from silotune.config.trees import NAMED, SECTIONS, parse_word
@@ -17,48 +14,37 @@ from silotune.errors import InputError, unknown_name_error
 from silotune.methods import METHODS
 from silotune.models.tuners import TUNERS
 
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from pydantic import BaseModel
+
+Space = Mapping[str, "BaseDistribution"]
+"""Searched key → its values, as a distribution of optuna."""
+
 _RANGE_START = re.compile(r"[-+]?\.?\d[^/]*\.\.")  # does not match ../folder
 
-_RANGE = re.compile(r"\s*(?P<low>[^\s:]+?)\.\.(?P<high>[^\s:]+?)(?P<log>:log)?\s*")
+_NUMBER = r"[-+]?\d*\.?\d+(?:e[-+]?\d+)?|[-+]?\d+\."
+
+_RANGE = re.compile(rf"(?P<low>{_NUMBER})\.\.(?P<high>{_NUMBER})(?P<log>:log)?", re.IGNORECASE)
 
 _NOT_SEARCHED = ("seed", "data", "partition", "silos", "backbone", "attack", "compare", "per_method", "method.name")
 """Keys whose values cannot be ranked by a validation score: they change the data, the draws, the model or the
 method."""
 
-_DIGITS = 4  # significant digits of a number drawn from a range
-
 
 @dataclass(frozen=True)
-class Choices:
-    """A key and its candidate values, in the given order."""
+class Dimension:
+    """A key that is searched.
+
+    Args:
+        key: the key.
+        values: its values; every value of a list, or whole or decimal numbers between two ends, which are included.
+        method: the only method to search it for; None for every method that has the key.
+    """
 
     key: str
-    values: tuple[Any, ...]
+    values: BaseDistribution
     method: str | None = None
-    """The only method to search it for; None for every method that has the key."""
-
-
-@dataclass(frozen=True)
-class Range:
-    """A key and a range of numbers, both ends included; whole numbers if both ends are. `log`: log-uniform."""
-
-    key: str
-    low: float
-    high: float
-    log: bool
-    method: str | None = None
-
-    @property
-    def is_integer(self) -> bool:
-        """Whether the values are whole numbers."""
-        return isinstance(self.low, int) and isinstance(self.high, int)
-
-    def rounded(self, value: float) -> float:
-        """Round a drawn value to a few digits, so that it can be written down."""
-        return value if self.is_integer else min(max(float(f"{value:.{_DIGITS}g}"), self.low), self.high)
-
-
-Dimension = Choices | Range
 
 
 def split_search(words: Iterable[str]) -> tuple[list[Dimension], list[str]]:
@@ -95,7 +81,7 @@ def _dimension(key: str, text: str) -> Dimension | None:
     if _takes_list(plain_key):
         return None
     if _RANGE_START.match(text):
-        return _range(plain_key, text, method)
+        return Dimension(plain_key, _range(key, text), method)
     if "," not in text:
         return None
     values = [_number(parse_word(f"{key}={word}")[1]) for word in text.split(",")]
@@ -104,32 +90,31 @@ def _dimension(key: str, text: str) -> Dimension | None:
     for position, value in enumerate(values):
         if value in values[:position]:
             raise InputError(f"{key}: {value!r} appears twice")
-    return Choices(plain_key, tuple(values), method)
+    from optuna.distributions import CategoricalDistribution
+
+    return Dimension(plain_key, CategoricalDistribution(values), method)
 
 
-def _range(key: str, text: str, method: str | None) -> Range:
-    match = _RANGE.fullmatch(text)
-    ends = [match["low"], match["high"]] if match else ["", ""]
-    low, high = (_number(parse_word(f"{key}={end}")[1]) for end in ends)
-    finite = [isinstance(end, (int, float)) and not isinstance(end, bool) and math.isfinite(end) for end in (low, high)]
-    if match is None or not all(finite):
+def _range(key: str, text: str) -> BaseDistribution:
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    if (match := _RANGE.fullmatch(text)) is None:
         raise InputError(f"{key}: a range is low..high, or low..high:log (got {text!r})")
-    assert isinstance(low, (int, float))
-    assert isinstance(high, (int, float))
-    if low >= high or (match["log"] and low <= 0):
+    low, high = (_number(parse_word(f"{key}={match[end]}")[1]) for end in ("low", "high"))
+    kind = IntDistribution if isinstance(low, int) and isinstance(high, int) else FloatDistribution
+    try:
+        return kind(low, high, log=bool(match["log"]))
+    except ValueError as error:
         bound = "above 0 and below" if match["log"] else "below"
-        raise InputError(f"{key}: the low end must be {bound} the high one (got {text!r})")
-    return Range(key, low, high, bool(match["log"]), method)
+        raise InputError(f"{key}: the low end must be {bound} the high one (got {text!r})") from error
 
 
 def _number(value: Any) -> Any:
     """Convert text to a number if possible: YAML reads 1e-3 as text."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def _takes_list(key: str) -> bool:
@@ -148,34 +133,36 @@ def _takes_list(key: str) -> bool:
     return any(get_origin(kind) in (list, tuple) for kind in kinds)
 
 
-def space_for_method(method: str, dimensions: Sequence[Dimension]) -> tuple[Dimension, ...]:
-    """Return the dimensions for one method: its own take precedence, options that it does not have are left out."""
-    options = METHODS[method].Options.model_fields
-    own_keys = {d.key for d in dimensions if d.method == method}
-    space = []
-    for dimension in dimensions:
-        option = dimension.key.removeprefix("method.")
-        if dimension.method == method or (
-            dimension.method is None
-            and dimension.key not in own_keys
-            and (option == dimension.key or option in options)
-        ):
-            space.append(dimension)
-    return tuple(space)
+def space_for_method(method: str, dimensions: Sequence[Dimension]) -> Space:
+    """Return the search space of one method: its own keys take precedence, options that it lacks are left out."""
+    own = {dimension.key for dimension in dimensions if dimension.method == method}
+    options = {f"method.{name}" for name in METHODS[method].Options.model_fields}
+    return {
+        dimension.key: dimension.values
+        for dimension in dimensions
+        if dimension.method == method
+        or (
+            (dimension.method is None and dimension.key not in own)
+            and (not dimension.key.startswith("method.") or dimension.key in options)
+        )
+    }
 
 
-def all_combinations(space: Sequence[Dimension]) -> list[dict[str, Any]]:
+def all_combinations(space: Space) -> list[dict[str, Any]]:
     """Return all combinations of values; the last key changes fastest."""
-    for dimension in space:
-        if isinstance(dimension, Range):
-            raise InputError(f"{dimension.key}: a range needs a number of trials (--trials N)")
-    chosen = [dimension.values for dimension in space if isinstance(dimension, Choices)]
-    keys = [dimension.key for dimension in space]
-    return [dict(zip(keys, values, strict=True)) for values in itertools.product(*chosen)]
+    for key, values in space.items():
+        if not hasattr(values, "choices"):
+            raise InputError(f"{key}: a range needs a number of trials (--trials N)")
+    return [dict(zip(space, chosen, strict=True)) for chosen in itertools.product(*map(_ends, space.values()))]
 
 
-def boundary_combinations(space: Sequence[Dimension]) -> list[dict[str, Any]]:
+def boundary_combinations(space: Space) -> list[dict[str, Any]]:
     """Return combinations that try each value (or end of a range) once, to check that all are allowed."""
-    ends = {d.key: d.values if isinstance(d, Choices) else (d.low, d.high) for d in space}
+    ends = {key: _ends(values) for key, values in space.items()}
     first = {key: values[0] for key, values in ends.items()}
     return [first, *(first | {key: value} for key, values in ends.items() for value in values[1:])]
+
+
+def _ends(values: Any) -> tuple[Any, ...]:
+    """Return the values of a list, or both ends of a range."""
+    return tuple(values.choices) if hasattr(values, "choices") else (values.low, values.high)

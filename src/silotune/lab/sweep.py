@@ -1,34 +1,39 @@
-"""`run_sweep`: a `TrialResult` for each of all combinations or optuna's proposals; `sweep.csv`, best values.
+"""Search the values of keys for each method on validation rows alone, from Python or the command line.
 
-It tries all combinations, or a number of trials proposed by optuna's TPE sampler (Bergstra et al. 2011). A trial's
-folder is named after its configuration, so an interrupted or extended sweep repeats no trial. The sampler's state is
-not stored: with the same seed and scores it proposes the same values again.
+A sweep tries all combinations, or a number of trials proposed by optuna's TPE sampler (Bergstra et al. 2011). A trial's
+folder is named after its configuration, so an interrupted or extended sweep repeats no trial. The sampler's state needs
+no storage: with the same seed and scores it proposes the same values again.
 """
 
 from __future__ import annotations
 
-import csv
-import io
+import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from silotune.config import Config, dump, load_config
 from silotune.config.keys import Keys
-from silotune.core.files import write_text
+from silotune.core.files import make_folder, write_text
+from silotune.core.notebook import html_table
 from silotune.core.workers import Workers, end_unguarded_worker
-from silotune.errors import InputError, SilotuneError, unknown_name_error
-from silotune.lab.best_values import to_words, write_best
-from silotune.lab.comparison import Cell, compared_methods, refuse_one_of_several, split_words
+from silotune.core.yaml_text import dump_yaml
+from silotune.errors import OR_RESUME, InputError, SilotuneError, require_unused, unknown_name_error
+from silotune.lab.comparison import (
+    BEST_FILE,
+    Cell,
+    compared_methods,
+    refuse_one_of_several,
+    split_words,
+    to_words,
+)
 from silotune.lab.runner import CallbackFactory, OnCellDone, OnCellsBegin, Summary, run_cells
 from silotune.lab.search_space import (
-    Choices,
-    Dimension,
-    Range,
+    Space,
     all_combinations,
     boundary_combinations,
     space_for_method,
@@ -37,8 +42,95 @@ from silotune.lab.search_space import (
 from silotune.lab.trial import TRIAL
 from silotune.methods import METHODS
 from silotune.runs.build.resolve import METHOD_DEFAULTS, keys_of, read_config
+from silotune.runs.callbacks.display import default_display
+
+if TYPE_CHECKING:
+    import pandas
 
 TABLE = "sweep.csv"
+
+_DIGITS = 4  # significant digits of a number drawn from a range
+
+
+def sweep(
+    source: str | Config,
+    *overrides: str,
+    search: Mapping[str, Sequence[object] | str] = {},
+    methods: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    out: str | Path,
+    trials: int | None = None,
+    resume: bool = False,
+    workers: int | Workers = 1,
+    progress: bool | None = None,
+    callbacks: CallbackFactory | None = None,
+    begin: OnCellsBegin | None = None,
+    done: OnCellDone | None = None,
+    **keys: Unpack[Keys],
+) -> SweepResult:
+    """Search learning rates and other keys for each method, on validation rows alone.
+
+    Args:
+        source: preset name, path of a YAML file, or a `Config`, whose keys are to its own method what a file's are, and
+            to others what a preset's are: a method's own tuner or aggregation comes before them.
+        overrides: `key=value` words, also of searched keys.
+        search: searched key → its values, or a range as text (`"1e-4..1e-2:log"`).
+        methods: ids of the methods; if empty, those of the source.
+        seeds: seeds of every trial; if empty, those of the source.
+        out: the folder of the trials; must be new or empty unless `resume`.
+        trials: trials per method, proposed by optuna's TPE; None: all combinations.
+        resume: go on; no finished trial is repeated.
+        workers: processes, or `Workers` on a Ray cluster. All combinations run in parallel; with a sampler only the
+            seeds of one trial do, because a proposal depends on the scores before it.
+        progress: as of `run`.
+        callbacks: makes what follows a trial, from (title, rounds), instead of `progress`; with one worker only.
+        begin: called with the number of trials' runs that are not there yet; not where a sampler proposes trials.
+        done: called after every trial that was not there yet, with its cell and summary.
+        keys: keys of every run; a group of keys is a dictionary.
+
+    Raises:
+        SilotuneError: every trial of a method diverged.
+    """
+    end_unguarded_worker()
+    folder = Path(out)
+    if not resume:
+        require_unused(folder, "--out", OR_RESUME)
+    words = [f"methods={','.join(methods)}"] if methods else []
+    words += [f"seeds={','.join(map(str, seeds))}"] if seeds else []
+    plan = read_sweep(source, [*overrides, *words, *map(_search_word, search.items())], trials, **keys)
+    make_folder(folder, f"--out {folder}")
+    follow = callbacks or partial(default_display, progress)
+
+    def run(cells: Sequence[Cell]) -> dict[str, Summary]:
+        announced = begin if plan.trials is None else None
+        return run_cells(cells, folder, kind=TRIAL, workers=workers, callbacks=follow, begin=announced, done=done)
+
+    if plan.trials is None:
+        planned = [
+            (method, number, chosen, plan.cells(method, chosen))
+            for method, space in plan.spaces.items()
+            for number, chosen in enumerate(all_combinations(space), 1)
+        ]
+        summaries = run([cell for *_, cells in planned for cell in cells])
+        results = [_trial_of(*trial, summaries) for trial in planned]
+    else:
+        results = [trial for method in plan.spaces for trial in _sampled_trials(plan, method, plan.trials, run)]
+    best = {method: best_trial(results, method) for method in plan.spaces}
+    write_text(folder / TABLE, _table(plan, results).to_csv(index=False, lineterminator="\n"))
+    tree = {"per_method": {method: dict(trial.chosen) for method, trial in best.items()}}
+    write_text(folder / BEST_FILE, _describe_sweep(plan, best) + dump_yaml(tree))
+    return SweepResult(folder, plan, results)
+
+
+def _search_word(searched: tuple[str, Sequence[object] | str]) -> str:
+    """Return a searched key as a word of the command line."""
+    key, values = searched
+    if isinstance(values, str):
+        return f"{key}={values}"
+    if len(values) < 2 or any(isinstance(value, str) and "," in value for value in values):
+        raise InputError(f"{key}: a search needs several values, without commas (got {values!r})")
+    words = (value if isinstance(value, str) else json.dumps(value, default=str) for value in values)
+    return f"{key}={','.join(words)}"
 
 
 @dataclass(frozen=True)
@@ -57,14 +149,14 @@ class Sweep:
     source: str | Config
     words: tuple[str, ...]
     seeds: tuple[int, ...]
-    spaces: Mapping[str, tuple[Dimension, ...]]
+    spaces: Mapping[str, Space]
     trials: int | None
     given: Keys = field(default_factory=lambda: Keys())
 
     @property
     def keys(self) -> list[str]:
         """All searched keys, in the given order."""
-        return list(dict.fromkeys(dimension.key for space in self.spaces.values() for dimension in space))
+        return list(dict.fromkeys(key for space in self.spaces.values() for key in space))
 
     def cells(self, method: str, chosen: Mapping[str, Any]) -> list[Cell]:
         """Return a trial's runs, one per seed.
@@ -92,16 +184,16 @@ class TrialResult:
     lower_is_better: bool = False
 
     @property
-    def goodness(self) -> float:
-        """The mean score, with its sign changed if lower is better; of a trial that has one."""
-        score = self.score if self.score is not None else 0.0
-        return -score if self.lower_is_better else score
-
-    @property
     def score(self) -> float | None:
         """Mean over seeds; None if training diverged with any of them."""
         scores = [score for score in self.scores if score is not None]
         return statistics.fmean(scores) if len(scores) == len(self.scores) else None
+
+    @property
+    def goodness(self) -> float:
+        """The mean score, with its sign changed if lower is better; minus infinity if training diverged."""
+        score = float("-inf") if self.score is None else self.score
+        return -score if self.lower_is_better and self.score is not None else score
 
 
 def read_sweep(source: str | Config, words: Sequence[str], trials: int | None = None, **keys: Unpack[Keys]) -> Sweep:
@@ -118,6 +210,7 @@ def read_sweep(source: str | Config, words: Sequence[str], trials: int | None = 
         key = word.partition("=")[0].removeprefix("compare.")
         if key not in ("methods", "seeds"):
             raise InputError(f"{key}: belongs to compare, not to sweep")
+    _require_optuna()
     dimensions, run_words = split_search(run_words)
     if not dimensions:
         raise InputError("sweep: nothing to search; give a key several values (train.lr=1e-3,5e-4) or a range")
@@ -126,11 +219,11 @@ def read_sweep(source: str | Config, words: Sequence[str], trials: int | None = 
     base = load_config(keys_of(source), [*sweep_words, *run_words], METHOD_DEFAULTS, keys=given)
     methods = compared_methods(base)
     spaces = {method: space_for_method(method, dimensions) for method in methods}
-    searched = {(dimension.key, dimension.method) for space in spaces.values() for dimension in space}
+    searched = {key for space in spaces.values() for key in space}
     for dimension in dimensions:
         if dimension.method is not None and dimension.method not in methods:
             raise InputError(f"per_method.{dimension.method}: is not swept; methods are {', '.join(methods)}")
-        if (dimension.key, dimension.method) not in searched and dimension.key.startswith("method."):
+        if dimension.key not in searched:
             options = {f"method.{name}" for method in methods for name in METHODS[method].Options.model_fields}
             raise unknown_name_error("key", dimension.key, options)
     sweep = Sweep(source, tuple(run_words), tuple(base.compare.seeds or [base.seed]), spaces, trials, keys)
@@ -147,55 +240,6 @@ def _methods_word(word: str) -> str:
     return f"methods={value}" if equals and key.strip() == "method" else word
 
 
-def run_sweep(
-    sweep: Sweep,
-    out: Path,
-    *,
-    workers: int | Workers = 1,
-    callbacks: CallbackFactory | None = None,
-    begin: OnCellsBegin | None = None,
-    done: OnCellDone | None = None,
-) -> list[TrialResult]:
-    """Run the unfinished trials, then write `sweep.csv` and `best.yaml`.
-
-    Args:
-        sweep: the plan, see `read_sweep`.
-        out: folder for the trials and the two files.
-        workers: number of processes, or `Workers` on a Ray cluster. All combinations run in parallel; with a sampler
-            only the seeds of one trial do, because a proposal depends on the scores before it.
-        callbacks: makes what follows a run; used with one worker only.
-        begin: called with the number of unfinished runs; not with a sampler, which proposes them one by one.
-        done: called after every run.
-
-    Returns:
-        All trials.
-
-    Raises:
-        SilotuneError: every trial of a method diverged.
-    """
-    end_unguarded_worker()
-
-    def run(cells: Sequence[Cell]) -> dict[str, Summary]:
-        announced = begin if sweep.trials is None else None
-        return run_cells(cells, out, kind=TRIAL, workers=workers, callbacks=callbacks, begin=announced, done=done)
-
-    if sweep.trials is None:
-        planned = [(method, chosen) for method, space in sweep.spaces.items() for chosen in all_combinations(space)]
-        cells = [sweep.cells(method, chosen) for method, chosen in planned]
-        summaries = run([cell for trial_cells in cells for cell in trial_cells])
-        numbers = [n for space in sweep.spaces.values() for n in range(1, len(all_combinations(space)) + 1)]
-        trials = [
-            _trial_of(method, number, chosen, trial_cells, summaries)
-            for (method, chosen), number, trial_cells in zip(planned, numbers, cells, strict=True)
-        ]
-    else:
-        trials = [trial for method in sweep.spaces for trial in _sampled_trials(sweep, method, sweep.trials, run)]
-    best = {method: best_trial(trials, method) for method in sweep.spaces}
-    write_text(out / TABLE, table_csv(sweep, trials))
-    write_best(out, {method: trial.chosen for method, trial in best.items()}, _describe_sweep(sweep, best))
-    return trials
-
-
 def _trial_of(
     method: str, number: int, chosen: Mapping[str, Any], cells: Sequence[Cell], summaries: Mapping[str, Summary]
 ) -> TrialResult:
@@ -208,12 +252,13 @@ def _sampled_trials(
     sweep: Sweep, method: str, trials: int, run: Callable[[Sequence[Cell]], dict[str, Summary]]
 ) -> Iterator[TrialResult]:
     """Yield trials proposed by optuna's sampler; each score is reported before the next proposal."""
-    optuna = _optuna()
+    import optuna
+
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=sweep.seeds[0]))
     space = sweep.spaces[method]
     for number in range(1, (trials if space else 1) + 1):
-        proposal = study.ask()
-        chosen = {dimension.key: _suggested(proposal, dimension) for dimension in space}
+        proposal = study.ask(dict(space))
+        chosen = {key: _rounded(value, space[key]) for key, value in proposal.params.items()}
         cells = sweep.cells(method, chosen)
         trial = _trial_of(method, number, chosen, cells, run(cells))
         if trial.score is None:
@@ -223,24 +268,19 @@ def _sampled_trials(
         yield trial
 
 
-def _suggested(proposal: Any, dimension: Dimension) -> Any:
-    match dimension:
-        case Choices(key, values):
-            # by index, because categories of optuna must be plain values
-            return values[proposal.suggest_categorical(key, list(range(len(values))))]
-        case Range(key, low, high, log) if dimension.is_integer:
-            return proposal.suggest_int(key, low, high, log=log)
-        case Range(key, low, high, log):
-            return dimension.rounded(proposal.suggest_float(key, low, high, log=log))
+def _rounded(value: Any, drawn_from: Any) -> Any:
+    """Round a decimal number drawn from a range to a few digits, so that it can be written down."""
+    if not isinstance(value, float) or hasattr(drawn_from, "choices"):
+        return value
+    return min(max(float(f"{value:.{_DIGITS}g}"), drawn_from.low), drawn_from.high)
 
 
-def _optuna() -> ModuleType:
+def _require_optuna() -> None:
     try:
         import optuna
     except ImportError as error:
-        raise InputError("--trials: needs the package optuna; pip install 'silotune[sweep]'") from error
+        raise InputError("sweep: needs the package optuna; pip install 'silotune[sweep]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
 
 
 def best_trial(trials: Sequence[TrialResult], method: str) -> TrialResult:
@@ -255,35 +295,72 @@ def best_trial(trials: Sequence[TrialResult], method: str) -> TrialResult:
     return max(scored, key=lambda trial: trial.goodness)
 
 
-def table_csv(sweep: Sweep, trials: Sequence[TrialResult]) -> str:
-    """Return `sweep.csv`: one row per trial, validation scores in percent, empty where training diverged."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["method", "trial", *sweep.keys, "validation", "std", "n", "best", "folder"])
+def _table(sweep: Sweep, trials: Sequence[TrialResult]) -> pandas.DataFrame:
+    """Return the rows of `sweep.csv`: one per trial, validation scores in percent, empty where training diverged."""
+    import pandas
+
+    rows = []
     for trial in trials:
-        score = trial.score
         scores = [value for value in trial.scores if value is not None]
-        std = statistics.stdev(scores) if score is not None and len(scores) > 1 else None
-        numbers = ["" if value is None else f"{value:.6f}" for value in (score, std)]
-        values = [trial.chosen.get(key, "") for key in sweep.keys]
+        std = statistics.stdev(scores) if trial.score is not None and len(scores) > 1 else None
+        numbers = ["" if value is None else f"{value:.6f}" for value in (trial.score, std)]
+        values = [str(trial.chosen.get(key, "")) for key in sweep.keys]
         best = "yes" if trial is best_trial(trials, trial.method) else ""
-        writer.writerow([trial.method, trial.number, *values, *numbers, len(trial.scores), best, trial.folder])
-    return text.getvalue()
+        rows.append([trial.method, trial.number, *values, *numbers, len(trial.scores), best, trial.folder])
+    return pandas.DataFrame(rows, columns=["method", "trial", *sweep.keys, "validation", "std", "n", "best", "folder"])
 
 
 def _describe_sweep(sweep: Sweep, best: Mapping[str, TrialResult]) -> str:
+    """Return the comment at the top of `best.yaml`."""
+    source = Path(sweep.source).name if isinstance(sweep.source, str) else "a Config"
     lines = [
         f"The best values of each method by validation score, from a sweep over {', '.join(sweep.keys)}.",
-        f"Setting: {' '.join([_described(sweep.source), *sweep.words])}; seeds {', '.join(map(str, sweep.seeds))}.",
+        f"Setting: {' '.join([source, *sweep.words])}; seeds {', '.join(map(str, sweep.seeds))}.",
         "For compare: best=FOLDER (this folder), or copied into a configuration.",
+        *(f"{method}: {trial.score:.2f}{'' if trial.lower_is_better else ' %'}" for method, trial in best.items()),
     ]
-    return "\n".join(
-        [
-            *lines,
-            *(f"{method}: {trial.score:.2f}{'' if trial.lower_is_better else ' %'}" for method, trial in best.items()),
+    return "".join(f"# {line}\n" for part in lines for line in part.splitlines())
+
+
+@dataclass(frozen=True, repr=False)
+class SweepResult:
+    """A finished sweep.
+
+    Attributes:
+        folder: the folder of its trials, `sweep.csv` and `best.yaml`, of which `compare` takes `best=FOLDER`.
+        plan: what was searched.
+        trials: all trials.
+    """
+
+    folder: Path
+    plan: Sweep
+    trials: Sequence[TrialResult]
+
+    @property
+    def best(self) -> dict[str, TrialResult]:
+        """Method → its best trial."""
+        return {method: best_trial(self.trials, method) for method in self.plan.spaces}
+
+    @property
+    def files(self) -> tuple[Path, Path]:
+        """The table of trials and the best values."""
+        return self.folder / TABLE, self.folder / BEST_FILE
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return `sweep.csv`: a row for every trial."""
+        import pandas
+
+        return pandas.read_csv(self.files[0])
+
+    def __repr__(self) -> str:
+        lines = [
+            f"{method}: {', '.join(f'{key}={value}' for key, value in trial.chosen.items())} "
+            f"(validation {trial.score:.2f})"
+            for method, trial in self.best.items()
         ]
-    )
+        return "\n".join([f"SweepResult({str(self.folder)!r}): {len(self.trials)} trials, best values", *lines])
 
-
-def _described(source: str | Config) -> str:
-    return Path(source).name if isinstance(source, str) else "a Config"
+    def _repr_html_(self) -> str:
+        """Return the table that a notebook shows: a row for every trial."""
+        table = _table(self.plan, self.trials).astype(str)
+        return html_table("validation score at each trial's best round", list(table.columns), table.to_numpy().tolist())

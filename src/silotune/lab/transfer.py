@@ -1,23 +1,52 @@
-"""`transfer` scores runs' tuned parts on each other's tasks, for Python and `silotune transfer`; `TransferResult`."""
+"""Score runs' tuned parts on each other's tasks, from Python or the command line: a matrix, a table and heatmaps."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from silotune.core.files import make_folder
-from silotune.core.notebook import html_table
+from silotune.core.notebook import COLORS, html_table
+from silotune.core.numeric import mean_ignoring_none
 from silotune.errors import InputError, require_unused
-from silotune.lab.report.transfer_matrices import RunFacts, transfer_figure, write_transfer_csv
-from silotune.lab.transfer_models import alpha_of, describe_differences, open_models
-from silotune.lab.transfer_scores import TASK_TYPES, Matrix, TransferModel, TransferScore, WhoseHead, exchange, matrix
+from silotune.lab.report.drawing import INK, heatmap, write_values
+from silotune.lab.transfer_models import (
+    TransferModel,
+    TransferScore,
+    WhoseHead,
+    alpha_of,
+    describe_differences,
+    exchange,
+    open_models,
+)
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.axes import Axes
 
     from silotune.runs.run_result import Run
+
+SENTIMENT, INFERENCE, PARAPHRASE = "sentiment analysis", "natural language inference", "paraphrase identification"
+
+TASK_TYPES: Mapping[str, str] = {
+    "SST-2": SENTIMENT,
+    **dict.fromkeys(("RTE", "QNLI", "MNLI"), INFERENCE),
+    **dict.fromkeys(("MRPC", "QQP"), PARAPHRASE),
+    "CoLA": "acceptability",
+}
+"""The types of GLUE's tasks, as in the paper's Table 1 (CoLA is not among its six)."""
+
+OTHER = "other"
+
+_TYPE_COLORS = {SENTIMENT: "#2563c9", INFERENCE: "#1f8a4c", PARAPHRASE: "#c8323c", OTHER: "#5a6673"}
+"""Colors of task types as in the paper's figures (blue, green, red)."""
+
+MATRIX_TITLE = "absolute (% of the target's own score)"
+
+_CELL = 0.62  # inches
 
 
 def transfer(
@@ -45,38 +74,26 @@ def transfer(
     if len(folders) < 2:
         raise InputError(f"transfer: at least 2 finished runs are needed (got {len(folders)})")
     kinds = {**TASK_TYPES, **types}
-    groups = open_models(folders, head, lambda name: status(f"opened {name}"))
-    scores: dict[str, list[TransferScore]] = {}
-    for label, models in groups.items():
-        scores[label] = []
+    notes: list[str] = []
+    rows: list[dict[str, Any]] = []
+    matrices = []
+    for label, models in open_models(folders, head, lambda name: status(f"opened {name}")).items():
+        scores = []
         for cell in exchange(models, head):
             status(f"{label}: {cell.source} on {cell.target}")
-            scores[label].append(cell)
-    notes = []
-    for label, models in groups.items():
-        if not any(cell.source != cell.target for cell in scores[label]):
+            scores.append(cell)
+        if not any(cell.source != cell.target for cell in scores):
             raise InputError(
                 f"transfer.head=source: {label} has no two tasks with equally many labels; allowed: target"
             )
-        notes += [*_differing(models, scores[label]), *filter(None, [describe_differences(label, models)])]
-    matrices = tuple(matrix(label, cells, kinds) for label, cells in scores.items())
+        notes += [*_differing(models, scores), *filter(None, [describe_differences(label, models)])]
+        matrices.append(matrix(label, scores, kinds))
+        rows += _rows(label, models, scores, kinds)
     make_folder(folder, f"--out {folder}")
-    settings = {
-        label: (models[0].federation.config.method.name, models[0].federation.config.tuner.name, scores[label])
-        for label, models in groups.items()
-    }
-    facts = {
-        (label, model.task.name, model.seed): RunFacts(
-            model.majority(), model.federation.config.train.lr, alpha_of(model.federation.config)
-        )
-        for label, models in groups.items()
-        for model in models
-    }
-    files = (
-        write_transfer_csv(settings, facts, folder / "transfer.csv", kinds),
-        transfer_figure(matrices, folder / "transfer.png"),
-    )
-    return TransferResult(folder, matrices, tuple(notes), files)
+    files = (folder / "transfer.csv", folder / "transfer.png")
+    _table(rows).to_csv(files[0], index=False, lineterminator="\r\n")
+    draw_matrices(matrices, files[1])
+    return TransferResult(folder, tuple(matrices), tuple(notes), files)
 
 
 def _differing(models: Sequence[TransferModel], cells: Sequence[TransferScore]) -> list[str]:
@@ -87,6 +104,159 @@ def _differing(models: Sequence[TransferModel], cells: Sequence[TransferScore]) 
         if abs(own_score - model.reported) > 1e-6:
             notes.append(f"note: {model.name} scores {own_score:.2f} here, its summary says {model.reported:.2f}")
     return notes
+
+
+def _rows(
+    label: str, models: Sequence[TransferModel], scores: Sequence[TransferScore], types: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Return the rows of `transfer.csv` of one method and tuner: one for every source, target and seed."""
+    known = {(model.task.name, model.seed): model for model in models}
+    rows = []
+    for cell in sorted(scores, key=lambda cell: (cell.source, cell.target, cell.seed)):
+        source, target = (known[name, cell.seed] for name in (cell.source, cell.target))
+        numbers = {"absolute": cell.absolute, "relative": cell.relative, "majority": target.majority}
+        row = {"source": cell.source, "target": cell.target, "metric": cell.metric, "seed": cell.seed}
+        row |= {name: "" if value is None else f"{value:.6f}" for name, value in numbers.items()}
+        row |= {"method": target.config.method.name, "tuner": target.config.tuner.name, "setting": label}
+        for end, model in (("source", source), ("target", target)):
+            alpha = alpha_of(model.config)
+            row[f"{end}_type"] = types.get(model.task.name, OTHER)
+            row[f"{end}_lr"] = f"{model.config.train.lr:g}"
+            row[f"{end}_alpha"] = "" if alpha is None else f"{alpha:g}"
+        rows.append(row)
+    return rows
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
+    import pandas
+
+    columns = ["source", "target", "metric", "absolute", "relative", "method", "tuner", "setting", "seed", "majority"]
+    columns += [f"{end}_{name}" for name in ("type", "lr", "alpha") for end in ("source", "target")]
+    return pandas.DataFrame(rows, columns=columns)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The scores of one method, as means over seeds.
+
+    Args:
+        label: the method's label.
+        tasks: rows (sources) and columns (targets), grouped by type.
+        types: each task's type.
+        absolute: (source, target) → score in percent; pairs that have no score are absent.
+        relative: the same in percent of the target's own score.
+        seeds: the number of seeds.
+    """
+
+    label: str
+    tasks: tuple[str, ...]
+    types: tuple[str, ...]
+    absolute: Mapping[tuple[str, str], float]
+    relative: Mapping[tuple[str, str], float]
+    seeds: int
+
+    def mean(self, alike: bool | None = None) -> float | None:
+        """The mean relative score between two tasks: of the same type, of different types, or (None) of any.
+
+        Pairs with a task of unknown type (`OTHER`) count only among any.
+        """
+        types = dict(zip(self.tasks, self.types, strict=True))
+
+        def counts(source: str, target: str) -> bool:
+            kinds = types[source], types[target]
+            return alike is None or (OTHER not in kinds and alike == (kinds[0] == kinds[1]))
+
+        return mean_ignoring_none(value for (s, t), value in self.relative.items() if s != t and counts(s, t))
+
+    def asymmetry(self) -> float | None:
+        """The mean of |A on B − B on A| over pairs of tasks, in points of relative score."""
+        scores = self.relative
+        gaps = [abs(value - scores[t, s]) for (s, t), value in scores.items() if s < t and (t, s) in scores]
+        return mean_ignoring_none(gaps)
+
+    def texts(self) -> list[list[str]]:
+        """Return the matrix as texts: a row for each source, which begins with its name."""
+        rows = []
+        for source in self.tasks:
+            cells = [source]
+            for target in self.tasks:
+                absolute, relative = (values.get((source, target)) for values in (self.absolute, self.relative))
+                share = "–" if relative is None else f"{relative:.0f}"
+                cells.append("–" if absolute is None else f"{absolute:.1f} ({share})")
+            rows.append(cells)
+        return rows
+
+
+def matrix(label: str, scores: Sequence[TransferScore], types: Mapping[str, str] = TASK_TYPES) -> Matrix:
+    """Make the matrix of one method's scores; tasks are in the order of `types`, unknown tasks last."""
+    names = list(dict.fromkeys(one.target for one in scores))
+    kinds = {name: types.get(name, OTHER) for name in names}
+    order, known = list(dict.fromkeys([*types.values(), OTHER])), list(types)
+    tasks = sorted(names, key=lambda name: (order.index(kinds[name]), known.index(name) if name in known else 0))
+    absolute: dict[tuple[str, str], list[float]] = {}
+    relative: dict[tuple[str, str], list[float]] = {}
+    for one in scores:
+        absolute.setdefault((one.source, one.target), []).append(one.absolute)
+        if one.relative is not None:
+            relative.setdefault((one.source, one.target), []).append(one.relative)
+    means = [{pair: math.fsum(values) / len(values) for pair, values in of.items()} for of in (absolute, relative)]
+    seeds = len({one.seed for one in scores})
+    return Matrix(label, tuple(tasks), tuple(kinds[name] for name in tasks), means[0], means[1], seeds)
+
+
+def draw_matrices(matrices: Sequence[Matrix], path: Path) -> Path:
+    """Draw one row of heatmaps per matrix, relative and absolute scores, into a PNG file.
+
+    Relative scores share one scale centered at 100 (white: as good as the target's own model), absolute scores another.
+    Task names have the color of their type.
+    """
+    from matplotlib.colors import Normalize, TwoSlopeNorm
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    side = _CELL * max(len(one.tasks) for one in matrices)
+    names = 0.09 * max(len(task) for one in matrices for task in one.tasks)
+    size = (2 * (side + names + 1.9), len(matrices) * (side + names + 1.0) + 0.5)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(len(matrices), 2, squeeze=False)
+    reach = max([10.0, *(abs(value - 100) for one in matrices for value in one.relative.values())])
+    absolute = [value for one in matrices for value in one.absolute.values()]
+    scales = (
+        ("relative", "% of the target's own score", "BrBG", TwoSlopeNorm(100, 100 - reach, 100 + reach)),
+        ("absolute", "score (%)", "Purples", Normalize(min(absolute), max(max(absolute), min(absolute) + 1))),
+    )
+    kinds = dict.fromkeys(kind for one in matrices for kind in one.types)
+    unnamed = [kind for kind in kinds if kind not in _TYPE_COLORS]
+    more = {kind: COLORS[(4 + number) % len(COLORS)] for number, kind in enumerate(unnamed)}
+    colors = {kind: (_TYPE_COLORS | more)[kind] for kind in kinds}
+    for line, one in zip(panels, matrices, strict=True):
+        seeds = f" (mean of {one.seeds} seeds)" if one.seeds > 1 else ""
+        for panel, (values, quantity, color_map, norm) in zip(line, scales, strict=True):
+            _draw_matrix(panel, one, getattr(one, values), colors, cmap=color_map, norm=norm)
+            panel.set_title(f"{one.label}{seeds}: {quantity}", fontsize=9, color=INK, loc="left")
+            figure.colorbar(panel.images[0], ax=panel, shrink=0.85).ax.tick_params(labelsize=7)
+    handles = [Line2D([], [], marker="s", linestyle="none", color=color, label=kind) for kind, color in colors.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False, fontsize=8)
+    figure.savefig(path, dpi=150)
+    return path
+
+
+def _draw_matrix(
+    panel: Axes, one: Matrix, values: Mapping[tuple[str, str], float], colors: Mapping[str, str], **style: Any
+) -> None:
+    tasks = one.tasks
+    table = [[values.get((source, target), float("nan")) for target in tasks] for source in tasks]
+    image = heatmap(panel, table, tasks, tasks, **style)
+    write_values(panel, image, lambda value: f"{value:.0f}" if value >= 99.95 else f"{value:.1f}", bold_diagonal=True)
+    for axis, rotation in ((panel.xaxis, 45), (panel.yaxis, 0)):
+        for tick, kind in zip(axis.get_ticklabels(), one.types, strict=True):
+            tick.set(color=colors[kind], fontweight="bold", fontsize=8, rotation=rotation)
+    for position in range(1, len(tasks)):  # lines between types
+        if one.types[position] != one.types[position - 1]:
+            panel.axhline(position - 0.5, color=INK, linewidth=1)
+            panel.axvline(position - 0.5, color=INK, linewidth=1)
+    panel.set_xlabel("target", fontsize=8)
+    panel.set_ylabel("source", fontsize=8)
 
 
 @dataclass(frozen=True, repr=False)
@@ -121,25 +291,9 @@ class TransferResult:
     def _repr_html_(self) -> str:
         """Return the tables that a notebook shows."""
         return "".join(
-            html_table(f"{one.label}: {MATRIX_TITLE}", ["source ↓ target →", *one.tasks], matrix_rows(one))
+            html_table(f"{one.label}: {MATRIX_TITLE}", ["source ↓ target →", *one.tasks], one.texts())
             for one in self.matrices
         )
-
-
-MATRIX_TITLE = "absolute (% of the target's own score)"
-
-
-def matrix_rows(scores: Matrix) -> list[list[str]]:
-    """Return a matrix as texts: a row for each source, which begins with its name."""
-    rows = []
-    for source in scores.tasks:
-        cells = [source]
-        for target in scores.tasks:
-            absolute, relative = (values.get((source, target)) for values in (scores.absolute, scores.relative))
-            share = "–" if relative is None else f"{relative:.0f}"
-            cells.append("–" if absolute is None else f"{absolute:.1f} ({share})")
-        rows.append(cells)
-    return rows
 
 
 def _percent(value: float | None) -> str:

@@ -1,17 +1,30 @@
-"""`open_models` opens finished runs for `lab/transfer_scores.py`, and groups those that are comparable."""
+"""Open finished runs and score their tuned parts in each other's models (FedFAME, section 5.4.2).
+
+"The delta parameters of PLM trained on one dataset are transferred to all other datasets": every part that a source's
+prediction mixes takes the place of the target's; nothing is trained. The head is the target's own, so that tasks with
+other labels can be compared, or the source's, where label counts agree.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from silotune.config import Config
+from silotune.core.numeric import mean_ignoring_none
+from silotune.core.tensors import State, Tensors
 from silotune.data.loading import load_silos
+from silotune.data.metrics import LOSS_METRICS
+from silotune.data.scores import constant_score
+from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import current_model_state
-from silotune.lab.transfer_scores import TransferModel, WhoseHead, check_alike
+from silotune.evaluation.predict import score
 from silotune.methods import is_centralized
 from silotune.methods.head_mix import heads_of
 from silotune.methods.parts import Scope
@@ -24,8 +37,61 @@ from silotune.runs.run_result import Run
 from silotune.runs.storage.readers import read_summary
 from silotune.training.federation import Federation
 
-Groups = dict[str, list[TransferModel]]
+WhoseHead = Literal["target", "source"]
+
+Groups = dict[str, list["TransferModel"]]
 """Label of a matrix (method, tuner and further distinguishing settings) to its models, one per task and seed."""
+
+
+@dataclass(frozen=True)
+class TransferModel:
+    """A finished run that has one model for one task.
+
+    Args:
+        name: its name in messages.
+        federation: the run's federation, whose method, backbone and head predict.
+        task: the task of the run.
+        seed: the seed of the run.
+        state: the parts at the best round.
+        tests: its sets of test rows; a score is the mean over them.
+        reported: the test score in the run's summary.
+    """
+
+    name: str
+    federation: Federation
+    task: Task
+    seed: int
+    state: State
+    tests: tuple[TokenizedRows, ...]
+    reported: float
+
+    @property
+    def tuned(self) -> tuple[str, ...]:
+        """Names of the parts that its prediction mixes."""
+        return tuple(parts_in(self.federation.context.method.prediction().mix))
+
+    @property
+    def heads(self) -> list[str]:
+        """Names of the parts that are the prediction's head."""
+        return heads_of(self.federation.context.method.prediction().head)
+
+    def judge(self, state: State) -> float:
+        """Return the score of a state on the model's test rows, in percent."""
+        average = mean_ignoring_none(score(self.federation.context, state, rows) for rows in self.tests)
+        assert average is not None, "a run without test rows has no score to be compared with"
+        return average
+
+    @property
+    def config(self) -> Config:
+        """The run's configuration."""
+        return self.federation.config
+
+    @cached_property
+    def majority(self) -> float | None:
+        """The score of the best constant answer to its test rows; None without labels, or by loss."""
+        if not self.task.labeled or self.task.metric in LOSS_METRICS:
+            return None
+        return mean_ignoring_none(constant_score(self.task, rows.labels) for rows in self.tests)
 
 
 def open_models(
@@ -201,7 +267,7 @@ def _check_group(label: str, models: Sequence[TransferModel], head: WhoseHead) -
         check_alike(first, model)
 
 
-def _seeds(seeds: Mapping[str, Mapping[int, TransferModel]], model: TransferModel) -> str:
+def _seeds(seeds: dict[str, dict[int, TransferModel]], model: TransferModel) -> str:
     return f"{model.task.name} has seed {', '.join(map(str, sorted(seeds[model.task.name])))}"
 
 
@@ -224,3 +290,74 @@ def _check_same_options(model_a: TransferModel, model_b: TransferModel, head: Wh
             raise InputError(
                 f"transfer.head=source: {model.name} reads labels with the backbone's own vocabulary; allowed: target"
             )
+
+
+@dataclass(frozen=True)
+class TransferScore:
+    """The score of one source on one target, in percent. `relative` is None if the target's own score is 0."""
+
+    source: str
+    target: str
+    seed: int
+    metric: str
+    absolute: float
+    relative: float | None
+
+
+def exchange(models: Sequence[TransferModel], head: WhoseHead = "target") -> Iterator[TransferScore]:
+    """Score every model's tuned parts on every task of the same seed, its own task first; yields one score at a time.
+
+    Args:
+        models: one per task and seed, of one method and tuner.
+        head: whose head reads the labels. With the source's, pairs of different label counts have no score.
+    """
+    references: dict[str, float] = {}
+    for target in models:
+        sources = [source for source in models if source.seed == target.seed]
+        for source in sorted(sources, key=lambda model: model is not target):  # its own comes first
+            if head == "source" and (source.task.kind, source.task.outputs) != (target.task.kind, target.task.outputs):
+                continue
+            absolute = target.judge(transferred(source, target, head))
+            if source is target:
+                references[target.name] = absolute
+            reference = references[target.name]
+            relative = 100 * absolute / reference if reference else None
+            yield TransferScore(source.task.name, target.task.name, target.seed, target.task.metric, absolute, relative)
+
+
+def transferred(source: TransferModel, target: TransferModel, head: WhoseHead = "target") -> State:
+    """Replace the target's tuned parts by the source's, and its head too if `head` asks for the source's."""
+    check_alike(source, target)
+    state = target.state | {name: source.state[name] for name in source.tuned}
+    if head == "target":
+        return state
+    if not any(source.state.get(name) for name in source.heads):
+        raise InputError(
+            f"transfer.head=source: {source.name} reads labels with the backbone's own vocabulary; allowed: target"
+        )
+    before, after = f"{source.task.name}.", f"{target.task.name}."  # a head's tensors begin with its task's name
+
+    def renamed(tensors: Tensors) -> Tensors:
+        return {after + key.removeprefix(before): each for key, each in tensors.items() if key.startswith(before)}
+
+    return state | {name: renamed(source.state.get(name, {})) for name in source.heads}
+
+
+def check_alike(first: TransferModel, second: TransferModel) -> None:
+    """Refuse two runs whose tuned parts cannot take each other's place."""
+    shapes = [
+        {
+            f"{part}/{name}": tuple(tensor.shape)
+            for part in model.tuned
+            for name, tensor in model.state.get(part, {}).items()
+        }
+        for model in (first, second)
+    ]
+    differing = sorted(name for name in {*shapes[0], *shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
+    if differing:
+        expected, actual = (by_name.get(differing[0], "absent") for by_name in shapes)
+        raise InputError(
+            f"{second.name}: its tuned parts are not those of {first.name} "
+            f"({differing[0]}: {actual} instead of {expected}); "
+            "transfer takes runs with the same tuner and options"
+        )

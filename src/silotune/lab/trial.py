@@ -1,4 +1,4 @@
-"""`TRIAL`: a cell of a sweep: a run without test rows, whose result is its validation score."""
+"""A trial of a sweep: a run that never sees test rows, and whose result is its validation score."""
 
 from __future__ import annotations
 

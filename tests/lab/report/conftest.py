@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from silotune.lab.report.entries import read_entries
+from silotune.lab.report.frame import Results
 from silotune.lab.report.html_page import write_report
 from tests.support.report_runs import no_figure_files, no_figures, write_run
 
@@ -30,4 +31,4 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def written(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of `runs`, with its figures."""
-    return write_report(read_entries([runs]), tmp_path_factory.mktemp("page") / "report.html")
+    return write_report(Results(read_entries([runs])), tmp_path_factory.mktemp("page") / "report.html")

@@ -8,7 +8,7 @@ import pytest
 
 from silotune.errors import InputError
 from silotune.lab.report.entries import ReportEntry, read_run
-from silotune.lab.report.scores import best_by_validation
+from silotune.lab.report.significance import best_by_validation
 from tests.support.report_runs import write_run
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from silotune.lab.personalization import measure_tables
 from silotune.lab.report.entries import read_entries
+from silotune.lab.report.frame import Results
 from silotune.lab.report.html_page import write_report
-from silotune.lab.report.personalization import measure_tables
 from silotune.lab.report.significance import paired_tests
-from silotune.lab.report.tables_by_method import score_table
+from silotune.lab.report.tables import score_table
 from silotune.runs.scores import ranks
 from tests.support.report_runs import write_comparison, write_run
 
@@ -42,7 +43,7 @@ def test_ranks_by_hand() -> None:
 
 
 def test_every_data_set_has_its_best_and_second(folders: list[Path]) -> None:
-    grid = score_table(read_entries(folders), 1)
+    grid = score_table(Results(read_entries(folders)))
     assert {label: [value.rank for value in values] for label, values in grid.rows} == {
         "easy: fedavg": [1, 1, 1],
         "easy: fedfame": [2, 2, 2],
@@ -51,23 +52,23 @@ def test_every_data_set_has_its_best_and_second(folders: list[Path]) -> None:
         "hard: fedfame": [1, 1, 1],
     }
     assert grid.title.endswith("; best and second of each data set")
-    assert "data set" not in score_table(read_entries(folders[:1]), 1).title
+    assert "data set" not in score_table(Results(read_entries(folders[:1]))).title
 
 
 @pytest.mark.usefixtures("no_figures")
 def test_every_data_set_is_tested(folders: list[Path], tmp_path: Path) -> None:
     """Twelve pairs of one sign each: p = 2 · 2⁻¹² before Holm, three tests together."""
     entries = read_entries(folders)
-    tests = {(pair.best, pair.other): (pair.difference, pair.pairs, pair.p) for pair in paired_tests(entries)}
+    tests = {(pair.best, pair.other): (pair.difference, pair.pairs, pair.p) for pair in paired_tests(Results(entries))}
     p = pytest.approx(3 * 2 * 2**-12)
     assert tests == {
         ("easy: fedavg", "easy: fedfame"): (2, 12, p),
         ("easy: fedavg", "local"): (12, 12, p),
         ("hard: fedfame", "hard: fedavg"): (3, 12, p),
     }
-    page = write_report(entries, tmp_path / "page.html").read_text(encoding="utf-8")
+    page = write_report(Results(entries), tmp_path / "page.html").read_text(encoding="utf-8")
     assert "the best average of each data set against the others" in page
-    page = write_report(read_entries(folders[:1]), tmp_path / "page.html").read_text(encoding="utf-8")
+    page = write_report(Results(read_entries(folders[:1])), tmp_path / "page.html").read_text(encoding="utf-8")
     assert "the best average against the others" in page
 
 
@@ -77,7 +78,7 @@ def test_measures_are_ranked_by_data_set(folders: list[Path]) -> None:
         for silo in summary["silos"].values():
             silo |= {"personalization": silo["test"], "test_time": silo["test"]}
         path.write_text(json.dumps(summary))
-    own, _ = measure_tables(read_entries(folders))
+    own, _ = measure_tables(Results(read_entries(folders)))
     assert [values[-1].rank for _, values in own.rows] == [1, 2, 0, 2, 1]
 
 
@@ -95,8 +96,8 @@ def test_federations_of_other_data_under_one_configuration(tmp_path: Path, case:
     write_run(tmp_path / "two", "fedprox", 1, {"a": 51.0, "b": 61.0})
     write_run(tmp_path / "three", "moon", 1, {"a": 90.0, "b": 91.0}, **OTHERS[case])  # type: ignore[arg-type]
     entries = read_entries([tmp_path])
-    assert [(pair.best, pair.other) for pair in paired_tests(entries)] == [("fedprox", "fedavg")]
-    assert {label: values[-1].rank for label, values in score_table(entries, 1).rows} == {
+    assert [(pair.best, pair.other) for pair in paired_tests(Results(entries))] == [("fedprox", "fedavg")]
+    assert {label: values[-1].rank for label, values in score_table(Results(entries)).rows} == {
         "fedavg": 2,
         "fedprox": 1,
         "moon": 0,
@@ -109,7 +110,7 @@ def test_how_one_test_set_is_shared_does_not_matter(tmp_path: Path) -> None:
     many: Mapping[str, float] = dict.fromkeys(("silo-1", "silo-2", "silo-3"), 60.0)
     write_run(tmp_path / "few", "fedavg", 1, few, central=True, more={"partition": {"silos": 2}})
     write_run(tmp_path / "many", "fedavg", 1, many, central=True, more={"partition": {"silos": 3}})
-    (pair,) = paired_tests(read_entries([tmp_path]))
+    (pair,) = paired_tests(Results(read_entries([tmp_path])))
     assert (pair.difference, pair.pairs) == (10, 1)
 
 
@@ -119,4 +120,4 @@ def test_seeds_that_cut_other_numbers_of_rows_are_one_row_all_the_same(tmp_path:
             write_run(tmp_path / f"{method}-{seed}", method, seed, {"a": score}, test_rows=20 + seed)
     entries = read_entries([tmp_path])
     assert [len(entry.runs) for entry in entries] == [2, 2]
-    assert [(pair.difference, pair.pairs) for pair in paired_tests(entries)] == [(10, 2)]
+    assert [(pair.difference, pair.pairs) for pair in paired_tests(Results(entries))] == [(10, 2)]

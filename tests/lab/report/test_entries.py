@@ -13,21 +13,18 @@ from rich.console import Console
 
 from silotune.cli.result_table import result_table
 from silotune.errors import InputError
-from silotune.lab.report.caveats import list_caveats
-from silotune.lab.report.entries import read_entries
+from silotune.lab.report.entries import ReportEntry, read_entries
+from silotune.lab.report.frame import Curve, Results
 from silotune.lab.report.html_page import write_report
-from silotune.lab.report.series import (
-    curve,
-    mean_validation,
-    sent_by_silo,
-    split_seconds,
-    traffic,
-    validation_of,
-)
 from silotune.lab.report.significance import holm, paired_tests
-from silotune.lab.report.table_files import COLUMNS, table_csv
-from silotune.lab.report.tables_by_method import as_latex, as_markdown, score_table
+from silotune.lab.report.statements import list_caveats
+from silotune.lab.report.table_files import as_latex, as_markdown, comparison_frame, write_tables
+from silotune.lab.report.tables import score_table
 from tests.support.report_runs import write_run
+
+
+def curve(entry: ReportEntry, *what: str) -> Curve | None:
+    return Results([entry]).curve(entry.label, *what)
 
 
 def entries(runs: Path, *methods: str):
@@ -45,11 +42,12 @@ def test_runs_that_differ_in_the_seed_alone_are_one_row(runs: Path, tmp_path: Pa
     assert len(read_entries([runs / "alone-1", runs, runs / "alone-1"])[0].runs) == 3
 
 
-def test_the_csv_by_hand(runs: Path) -> None:
-    text = table_csv(entries(runs, "local", "fedmcp"), 1)
+def test_the_csv_by_hand(runs: Path, tmp_path: Path) -> None:
+    found = entries(runs, "local", "fedmcp")
+    text = (write_tables(found, tmp_path)[0]).read_text(encoding="utf-8")
     rows = {(row["method"], row["silo"]): row for row in csv.DictReader(io.StringIO(text))}
+    assert list(rows.values()) == comparison_frame(Results(found)).to_dict("records")
     assert text.splitlines()[0] == "method,silo,metric,mean,std,n,trainable_percent,sent_percent,bytes_up"
-    assert tuple(text.splitlines()[0].split(",")) == COLUMNS
     # east: 72, 74, 76; west: 70, 69, 68; averages: 71, 71.5, 72
     expected = {"east": (74, 2), "west": (69, 1), "average": (71.5, 0.5)}
     for silo, (mean, std) in expected.items():
@@ -57,8 +55,8 @@ def test_the_csv_by_hand(runs: Path) -> None:
         assert (float(row["mean"]), float(row["std"]), row["n"]) == (mean, std, "3")
         assert row["bytes_up"] == str(3 * 2 * 2**20)
         assert row["sent_percent"] == ""  # that backbone is nowhere: no share of it
-    population = table_csv(entries(runs, "fedmcp"), 0)
-    deviations = [float(row["std"]) for row in csv.DictReader(io.StringIO(population))]
+    population = comparison_frame(Results(entries(runs, "fedmcp"), 0))
+    deviations = [float(std) for std in population["std"]]
     assert deviations == pytest.approx([np.std([72, 74, 76]), np.std([70, 69, 68]), np.std([71, 71.5, 72])], abs=1e-6)
 
 
@@ -71,25 +69,24 @@ def test_the_success_rate_of_an_attack_by_hand(tmp_path: Path) -> None:
         (folder / "summary.json").write_text(json.dumps(summary))
     write_run(tmp_path / "plain-1", "local", 1, {"north": 70.0, "south": 70.0})
     entries = read_entries(sorted(tmp_path.iterdir()))
-    rows = list(csv.DictReader(io.StringIO(table_csv(entries, 1))))
+    rows = comparison_frame(Results(entries)).to_dict("records")
     rates = {(row["method"], row["silo"]): (row["asr_mean"], row["asr_std"]) for row in rows}
     assert rates["fedprompt", "north"] == ("40", f"{200**0.5:.6f}")
     assert rates["fedprompt", "average"] == ("45", f"{50**0.5:.6f}")
     assert rates["fedprompt", "south"] == rates["local", "average"] == ("", "")
-    grid = score_table(entries, 1)
+    grid = score_table(Results(entries))
     assert grid.header[-2:] == ["average", "ASR"]
     assert [values[-1].text for _, values in grid.rows] == ["45.00 ± 7.07", "–"]
 
 
 def test_one_seed_has_no_standard_deviation(runs: Path) -> None:
-    text = table_csv(read_entries([runs / "alone-1"]), 1)
-    assert {row["std"] for row in csv.DictReader(io.StringIO(text))} == {""}
-    text = table_csv(read_entries([runs / "alone-1"]), 0)
-    assert {row["std"] for row in csv.DictReader(io.StringIO(text))} == {"0"}
+    one = read_entries([runs / "alone-1"])
+    assert {*comparison_frame(Results(one))["std"]} == {""}
+    assert {*comparison_frame(Results(one, 0))["std"]} == {"0"}
 
 
 def test_best_and_second_are_marked(runs: Path) -> None:
-    grid = score_table(entries(runs, "local", "fedmcp", "fedavg-full"), 1)
+    grid = score_table(Results(entries(runs, "local", "fedmcp", "fedavg-full")))
     assert grid.header == ["east", "west", "average"]
     assert {label: [value.rank for value in values] for label, values in grid.rows} == {
         "local": [0, 0, 0],
@@ -106,7 +103,7 @@ def test_best_and_second_are_marked(runs: Path) -> None:
 
 def test_latex_special_characters_are_escaped(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", "fedavg", 1, {"a_b": 1.0})
-    assert r"a\_b" in as_latex(score_table(read_entries([run]), 1))
+    assert r"a\_b" in as_latex(score_table(Results(read_entries([run]))))
 
 
 def exact_wilcoxon(differences: list[float]) -> float:
@@ -127,7 +124,7 @@ def test_the_paired_test_by_enumeration(tmp_path: Path) -> None:
         write_run(tmp_path / f"one-{seed}", "fedmcp", seed, tests)
     for seed, tests in other.items():
         write_run(tmp_path / f"other-{seed}", "fedavg", seed, tests)
-    (pair,) = paired_tests(read_entries([tmp_path]))
+    (pair,) = paired_tests(Results(read_entries([tmp_path])))
     differences = [one[seed][silo] - other[seed][silo] for seed in one for silo in "abc"]  # seed 4 has no partner
     assert (pair.best, pair.other, pair.pairs) == ("fedmcp", "fedavg", 9)
     assert pair.difference == pytest.approx(np.mean(differences))
@@ -142,18 +139,18 @@ def test_silos_judged_on_the_same_rows_are_no_repetitions(tmp_path: Path) -> Non
             tests = dict.fromkeys(("a", "b", "c", "d"), score)
             write_run(tmp_path / f"{method}-{seed}", method, seed, tests, central=True)
     entries = read_entries([tmp_path])
-    (pair,) = paired_tests(entries)
+    (pair,) = paired_tests(Results(entries))
     assert (pair.difference, pair.pairs, pair.p) == (8, 3, pytest.approx(0.25))  # 2 · 2⁻³
-    grid = score_table(entries, 1)
+    grid = score_table(Results(entries))
     assert (grid.header, [values[0].text for _, values in grid.rows]) == (["average"], ["62.00 ± 1.00", "54.00 ± 2.00"])
-    assert len(table_csv(entries, 1).splitlines()) == 1 + 2 * 5  # a row for every silo all the same
-    assert curve(entries[0], mean_validation).mean == pytest.approx([62 - 10, 62 - 5, 62 - 10 / 3])
-    assert curve(entries[0], validation_of("a")) is None
+    assert len(comparison_frame(Results(entries))) == 2 * 5  # a row for every silo all the same
+    assert curve(entries[0], "validation").mean == pytest.approx([62 - 10, 62 - 5, 62 - 10 / 3])
+    assert curve(entries[0], "validation", "a") is None
 
 
 def test_personal_models_on_the_same_rows_keep_their_columns(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", "fedper", 1, {"a": 50.0, "b": 60.0}, central=True)
-    assert score_table(read_entries([run]), 1).header == ["a", "b", "average"]
+    assert score_table(Results(read_entries([run]))).header == ["a", "b", "average"]
 
 
 def test_scores_on_other_data_are_no_pairs(tmp_path: Path) -> None:
@@ -161,17 +158,17 @@ def test_scores_on_other_data_are_no_pairs(tmp_path: Path) -> None:
     data = {"sst": {"tasks": ["SST-2"]}, "sst-less": {"tasks": ["SST-2"], "train_rows": 9}, "rte": {"tasks": ["RTE"]}}
     for number, (name, of) in enumerate(data.items()):
         write_run(tmp_path / name, "fedavg", 1, {"a": 50.0 - number}, central=True, more={"data": of})
-    (pair,) = paired_tests(read_entries([tmp_path]))
+    (pair,) = paired_tests(Results(read_entries([tmp_path])))
     assert (pair.difference, pair.pairs) == (1, 1)
     assert "train_rows=9" in pair.other
 
 
 def test_equal_scores_are_no_difference(runs: Path, tmp_path: Path) -> None:
     same = [write_run(tmp_path / name, name, 1, {"a": 50.0, "b": 60.0}) for name in ("fedavg", "fedap")]
-    (pair,) = paired_tests(read_entries(same))
+    (pair,) = paired_tests(Results(read_entries(same)))
     assert (pair.difference, pair.pairs, pair.differing, pair.p) == (0, 2, 0, 1)
     half = [write_run(tmp_path / "half", "moon", 1, {"a": 50.0, "b": 61.0}), same[0]]
-    (pair,) = paired_tests(read_entries(half))
+    (pair,) = paired_tests(Results(read_entries(half)))
     assert (pair.pairs, pair.differing) == (2, 1)
 
 
@@ -183,14 +180,14 @@ def test_holm_by_hand() -> None:
 
 def test_curves_by_hand(runs: Path) -> None:
     (entry,) = entries(runs, "fedmcp")
-    east = curve(entry, validation_of("east"))
+    east = curve(entry, "validation", "east")
     assert east.x == [1, 2, 3]
     assert east.mean == pytest.approx([74 - 10, 74 - 5, 74 - 10 / 3])
     assert east.std == pytest.approx([2, 2, 2])
-    assert curve(entry, mean_validation).mean == pytest.approx([71.5 - 10, 71.5 - 5, 71.5 - 10 / 3])
-    assert curve(entry, traffic).mean == [4, 8, 12]  # 1 MiB both ways for two silos
-    assert sent_by_silo(entry) == {"east": pytest.approx(3), "west": pytest.approx(3)}
-    assert curve(entry, validation_of("nobody")) is None
+    assert curve(entry, "validation").mean == pytest.approx([71.5 - 10, 71.5 - 5, 71.5 - 10 / 3])
+    assert curve(entry, "mib").mean == [4, 8, 12]  # 1 MiB both ways for two silos
+    assert Results([entry]).sent_by_silo(entry.label) == {"east": pytest.approx(3), "west": pytest.approx(3)}
+    assert curve(entry, "validation", "nobody") is None
 
 
 def test_final_phases_and_the_coordinator_count(tmp_path: Path) -> None:
@@ -199,18 +196,18 @@ def test_final_phases_and_the_coordinator_count(tmp_path: Path) -> None:
     server = [{"event": "server", "round": number, "seconds": 1.5} for number in (1, 2, 3)]
     run = write_run(tmp_path / "r", "fedfame", 1, {"east": 50.0}, extra=[final, *server])
     (entry,) = read_entries([run])
-    assert curve(entry, traffic).mean == [2, 4, 9]
-    assert split_seconds(entry) == (3 * 2 + 4 + 3 * 1.5, 3 * 7 - (3 * 2 + 4 + 3 * 1.5))
+    assert curve(entry, "mib").mean == [2, 4, 9]
+    assert Results([entry]).seconds(entry) == (3 * 2 + 4 + 3 * 1.5, 3 * 7 - (3 * 2 + 4 + 3 * 1.5))
 
 
 def test_what_a_reader_is_warned_of(tmp_path: Path, runs: Path) -> None:
     refused = {"event": "refused", "round": 2, "silo": "east", "reason": "tensor 'x' holds NaN or infinity"}
     run = write_run(tmp_path / "r", "fedavg", 7, {"east": 50.0, "west": 1.0}, extra=[refused, refused])
-    caveats = "\n".join(list_caveats(read_entries([run, runs])))
+    caveats = "\n".join(list_caveats(Results(read_entries([run, runs]))))
     assert "r (seed 7): 2 updates were refused; the first in round 2 from east: tensor 'x' holds NaN" in caveats
     assert "One seed only, so no standard deviation: fedavg" in caveats
     assert "different seeds" in caveats
-    assert not any("refused" in text for text in list_caveats(read_entries([runs])))
+    assert not any("refused" in text for text in list_caveats(Results(read_entries([runs]))))
 
 
 def test_who_never_trained(tmp_path: Path) -> None:
@@ -220,7 +217,8 @@ def test_who_never_trained(tmp_path: Path) -> None:
     lines = (run / "events.jsonl").read_text().splitlines()
     kept = [line for line in lines if json.loads(line)["event"] != "silo" or json.loads(line)["silo"] not in others]
     (run / "events.jsonl").write_text("".join(f"{line}\n" for line in kept))
-    assert any(text.endswith("never sampled, so never trained: north") for text in list_caveats(read_entries([run])))
+    caveats = list_caveats(Results(read_entries([run])))
+    assert any(text.endswith("never sampled, so never trained: north") for text in caveats)
 
 
 @pytest.mark.parametrize("damage", ["summary.json", "config.yaml"])
@@ -247,13 +245,13 @@ def test_silos_that_keep_their_scores_to_themselves(tmp_path: Path) -> None:
         summary["average"] = 80.0 if method == "local" else None
         (folder / "summary.json").write_text(json.dumps(summary))
     entries = read_entries([tmp_path / "fedmcp-1", tmp_path / "local-1"])
-    grid = score_table(entries, 1)
+    grid = score_table(Results(entries))
     shown = {label: dict(zip(grid.header, [v.text for v in values], strict=True)) for label, values in grid.rows}
     assert shown["fedmcp"]["average"] == "–"
     assert shown["local"]["average"] == "80.00"
     assert shown["local"].get("south", "–") == "–"
-    assert [pair.pairs for pair in paired_tests(entries)] == [1]  # north alone
-    page = write_report(entries, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert [pair.pairs for pair in paired_tests(Results(entries))] == [1]  # north alone
+    page = write_report(Results(entries), tmp_path / "report.html").read_text(encoding="utf-8")
     assert "80.00" in page
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(result_table([run.summary for entry in entries for run in entry.runs]))

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from silotune.lab.report.entries import read_entries
+from silotune.lab.report.entries import ReportEntry, read_entries
+from silotune.lab.report.frame import Curve, Results
 from silotune.lab.report.html_page import write_report
-from silotune.lab.report.series import curve, mean_validation
 from tests.support.command_line import Silotune
 from tests.support.report_runs import write_run
 
@@ -23,8 +23,17 @@ FIGURES = {"tests": 1, "communication": 1, "rounds": 3, "losses": 4, "similarity
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
+def curve(entry: ReportEntry, *what: str) -> Curve | None:
+    return Results([entry]).curve(entry.label, *what)
+
+
 def sections(page: str) -> dict[str, str]:
     return dict(re.findall(r'<section id="(\w+)"[^>]*>(.*?)</section>', page, flags=re.DOTALL))
+
+
+def sections_of(folder: Path, page: Path) -> dict[str, str]:
+    """The sections of a report on the runs of a folder."""
+    return sections(write_report(Results(read_entries([folder])), page).read_text(encoding="utf-8"))
 
 
 def test_every_figure_is_there_with_titled_axes(written: Path) -> None:
@@ -67,7 +76,9 @@ def test_what_it_says(written: Path) -> None:
 @pytest.mark.usefixtures("no_figure_files")
 def test_figures_without_data_are_left_out(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", "local", 1, {"a": 50.0}, message=0)
-    page_sections = sections(write_report(read_entries([run]), tmp_path / "page.html").read_text(encoding="utf-8"))
+    page_sections = sections(
+        write_report(Results(read_entries([run])), tmp_path / "page.html").read_text(encoding="utf-8")
+    )
     assert not {"communication", "sent", "similarity"} & set(page_sections)
     assert {"tests", "rounds", "losses", "seconds"} <= set(page_sections)
 
@@ -79,11 +90,11 @@ def test_privacy_is_told_where_there_is_noise(tmp_path: Path) -> None:
     summary["privacy"] = {"mechanism": "gaussian", "epsilon_round": 1.25, "epsilon_total": 3.5, "delta": 1e-5}
     summary["privacy"] |= {"participations": 7, "noise": "noise", "budget": None, "uncovered": "those who know <it>"}
     (noised / "summary.json").write_text(json.dumps(summary))
-    page = write_report(read_entries([noised, plain]), tmp_path / "page.html").read_text(encoding="utf-8")
+    page = write_report(Results(read_entries([noised, plain])), tmp_path / "page.html").read_text(encoding="utf-8")
     cells = re.findall(r"<td[^>]*>(.*?)</td>", sections(page)["privacy"])
     assert cells == ["fedavg", "gaussian", "1.25", "3.5", "1e-05", "7"], "the noised run alone"
     assert "The guarantee does not hold against those who know &lt;it&gt;." in sections(page)["privacy"]
-    page = write_report(read_entries([plain]), tmp_path / "plain.html").read_text(encoding="utf-8")
+    page = write_report(Results(read_entries([plain])), tmp_path / "plain.html").read_text(encoding="utf-8")
     privacy = sections(page)["privacy"]
     assert "<td" not in privacy
     assert "No differential privacy" in privacy, "said where there is none, too"
@@ -95,7 +106,7 @@ def test_known_events_need_no_remark_and_other_versions_get_one(tmp_path: Path) 
     extra += [{"event": "cohort", "size": 1, "reason": "r"}, {"event": "odd"}]
     extra += [{"event": "budget", "round": 3, "reason": "ε is spent"}]
     runs = [write_run(tmp_path / f"r{seed}", "fedfame", seed, {"a": 50.0}, extra=extra) for seed in (1, 2, 3)]
-    page = write_report(read_entries(runs), tmp_path / "page.html").read_text(encoding="utf-8")
+    page = write_report(Results(read_entries(runs)), tmp_path / "page.html").read_text(encoding="utf-8")
     remarks = sections(page)["warnings"]
     assert remarks.count("r1 (seed 1) and 2 more: 1 × “odd”") == 1, "what several runs have is said once"
     assert "r2 (seed 2)" not in remarks
@@ -114,7 +125,9 @@ def test_partitioned_data_have_one_curve(tmp_path: Path, silos: int) -> None:
     tests = {f"silo-{number}": 60.0 for number in range(silos)}
     for method in ("fedavg", "fedprox"):
         write_run(tmp_path / method, method, 1, tests, central=True)
-    page_sections = sections(write_report(read_entries([tmp_path]), tmp_path / "page.html").read_text(encoding="utf-8"))
+    page_sections = sections(
+        write_report(Results(read_entries([tmp_path])), tmp_path / "page.html").read_text(encoding="utf-8")
+    )
     for name in ("tests", "communication", "rounds"):
         (svg,) = re.findall(r"<svg.*?</svg>", page_sections[name], flags=re.DOTALL)
         ElementTree.fromstring(svg)
@@ -131,11 +144,11 @@ def test_a_real_partitioned_run(tiny_config, tmp_path: Path) -> None:
         own = words if method == "fedavg" else words[:-1]
         run(tiny_config(method, *own), out=tmp_path / method)
     entries = read_entries([tmp_path])
-    page_sections = sections(write_report(entries, tmp_path / "page.html").read_text(encoding="utf-8"))
+    page_sections = sections(write_report(Results(entries), tmp_path / "page.html").read_text(encoding="utf-8"))
     assert page_sections["rounds"].count("<svg") == 1
     assert "<td" in page_sections["results"]
     for entry in entries:
-        points = curve(entry, mean_validation)
+        points = curve(entry, "validation")
         logged = [event["validation"]["global"] for event in entry.first.events_of("round")]
         assert points is not None
         assert (points.x, points.mean) == ([1, 2], logged)
@@ -150,13 +163,13 @@ def test_long_names_leave_room_for_the_data(tmp_path: Path) -> None:
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        write_report(read_entries(paths), tmp_path / "page.html")
+        write_report(Results(read_entries(paths)), tmp_path / "page.html")
 
 
 @pytest.mark.usefixtures("no_figure_files")
 def test_names_are_escaped(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", "a<b>&c", 1, {"x": 50.0})
-    page = write_report(read_entries([run]), tmp_path / "page.html", title="<i>").read_text(encoding="utf-8")
+    page = write_report(Results(read_entries([run])), tmp_path / "page.html", title="<i>").read_text(encoding="utf-8")
     assert "a<b>" not in page
     assert "<i>" not in page
 

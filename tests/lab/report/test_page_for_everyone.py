@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from silotune.core.notebook import COLORS
 from silotune.lab.report.entries import read_entries
+from silotune.lab.report.frame import Results
 from silotune.lab.report.html_page import write_report
-from silotune.lab.report.score_intervals import clear_winners, score_interval
-from silotune.lab.report.svg import COLORS
 from tests.support.report_runs import write_run
 
 STYLE = files("silotune.lab.report").joinpath("templates/style.css").read_text(encoding="utf-8")
@@ -25,7 +25,7 @@ VOID = {"meta", "link", "br", "img", "input"}
 
 
 def page_of(folder: Path) -> str:
-    return write_report(read_entries([folder]), folder / "page.html").read_text(encoding="utf-8")
+    return write_report(Results(read_entries([folder])), folder / "page.html").read_text(encoding="utf-8")
 
 
 def with_summary(run: Path, **more: object) -> Path:
@@ -54,12 +54,12 @@ def test_intervals_over_seeds_are_students(tmp_path: Path) -> None:
     for seed, score in ((1, 70.0), (2, 72.0), (3, 77.0)):
         write_run(tmp_path / f"r-{seed}", "fedavg", seed, {"a": score, "b": 99.0 + seed / 3})
     (entry,) = read_entries([tmp_path])
-    bounds = score_interval(entry, "a")
+    bounds = Results([entry]).interval(entry, "a")
     assert bounds == pytest.approx(t.interval(0.95, 2, loc=73.0, scale=(13 / 3) ** 0.5))
-    beside = score_interval(entry, "b")
+    beside = Results([entry]).interval(entry, "b")
     assert beside is not None
     assert beside[1] == 100.0, "no score above the metric's largest"
-    assert clear_winners([entry], "a") == [False], "nobody wins alone"
+    assert Results([entry]).clear_winners("a") == [False], "nobody wins alone"
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 
 import pytest
 
-from silotune.lab.report.caveats import list_caveats
-from silotune.lab.report.curve_figures import product_error_figure
 from silotune.lab.report.entries import ReportEntry, read_entries
+from silotune.lab.report.figures import product_error_figure
+from silotune.lab.report.frame import Curve, Results
 from silotune.lab.report.html_page import write_report
-from silotune.lab.report.series import curve, mean_product_error, product_error
-from silotune.lab.report.table_files import table_csv
-from silotune.lab.report.tables_by_method import as_markdown, cost_table
+from silotune.lab.report.statements import list_caveats
+from silotune.lab.report.table_files import as_markdown, comparison_frame
+from silotune.lab.report.tables import cost_table
 from tests.support.report_runs import write_run
 
 ERRORS = {1: (0.2, 0.1, 0.3), 2: (0.4, 0.3, 0.5)}
 """Seed → error by round."""
+
+
+def curve(entry: ReportEntry, *what: str) -> Curve | None:
+    return Results([entry]).curve(entry.label, *what)
 
 
 def errors(values: tuple[float, ...]) -> list[dict[str, object]]:
@@ -41,17 +43,17 @@ def of(entries: list[ReportEntry], method: str) -> ReportEntry:
 
 
 def test_the_curve_by_hand(entries: list[ReportEntry]) -> None:
-    found = curve(of(entries, "fedlr"), product_error)
+    found = curve(of(entries, "fedlr"), "product_error")
     assert found is not None
     assert found.x == [1, 2, 3]
     assert found.mean == pytest.approx([0.3, 0.2, 0.4])
     assert found.std == pytest.approx([2**0.5 / 10] * 3)
-    assert mean_product_error(of(entries, "fedlr")) == pytest.approx(0.3)
-    assert mean_product_error(of(entries, "fedmcp")) is None
+    assert Results([found := of(entries, "fedlr")]).product_error(found.label) == pytest.approx(0.3)
+    assert Results([found := of(entries, "fedmcp")]).product_error(found.label) is None
 
 
 def test_a_column_of_the_tables(entries: list[ReportEntry]) -> None:
-    table = cost_table(entries)
+    table = cost_table(Results(entries))
     assert table.header[-1] == "product error %"
     assert {label: cells[-1].text for label, cells in table.rows} == {
         of(entries, "fedlr").label: "30.00",
@@ -59,7 +61,7 @@ def test_a_column_of_the_tables(entries: list[ReportEntry]) -> None:
         of(entries, "fedmcp").label: "–",
     }
     assert "product error %" in as_markdown(table)
-    rows = list(csv.DictReader(io.StringIO(table_csv(entries, 1))))
+    rows = comparison_frame(Results(entries)).to_dict("records")
     assert {row["method"]: row["product_error"] for row in rows} == {
         of(entries, "fedlr").label: "0.3",
         of(entries, "fedex-lora").label: "6.66667e-10",
@@ -68,12 +70,12 @@ def test_a_column_of_the_tables(entries: list[ReportEntry]) -> None:
 
 
 def test_the_figure_has_a_line_for_every_method_with_pairs(entries: list[ReportEntry], tmp_path: Path) -> None:
-    spec = product_error_figure(entries, 1)
+    spec = product_error_figure(Results(entries))
     assert spec is not None
     assert set(spec.legend.values()) == {of(entries, name).label for name in ("fedlr", "fedex-lora")}
     assert f"No product is averaged: {of(entries, 'fedmcp').label}." in spec.caption
-    page = write_report(entries, tmp_path / "report.html").read_text(encoding="utf-8")
-    assert not any("aggregation" in remark for remark in list_caveats(entries)), "nothing to warn of"
+    page = write_report(Results(entries), tmp_path / "report.html").read_text(encoding="utf-8")
+    assert not any("aggregation" in remark for remark in list_caveats(Results(entries))), "nothing to warn of"
     assert '<section id="product_error"' in page
     assert "Error of averaging A and B" in page
     for name in ("product_error.png", "product_error.svg"):
@@ -83,10 +85,11 @@ def test_the_figure_has_a_line_for_every_method_with_pairs(entries: list[ReportE
 @pytest.mark.usefixtures("no_figure_files")
 def test_reports_without_pairs_stay_as_they_were(entries: list[ReportEntry], tmp_path: Path) -> None:
     alone = [of(entries, "fedmcp")]
-    assert product_error_figure(alone, 1) is None
-    assert cost_table(alone).header[-1] == "seconds"
-    assert "product_error" not in table_csv(alone, 1)
-    assert 'id="product_error"' not in write_report(alone, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert product_error_figure(Results(alone)) is None
+    assert cost_table(Results(alone)).header[-1] == "seconds"
+    assert "product_error" not in comparison_frame(Results(alone))
+    page = write_report(Results(alone), tmp_path / "report.html").read_text(encoding="utf-8")
+    assert 'id="product_error"' not in page
 
 
 def test_a_run_and_what_follows_it_have_it(reference) -> None:

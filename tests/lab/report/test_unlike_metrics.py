@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 from silotune.cli.result_table import result_table
-from silotune.lab.report.baseline_rows import beaten_by_words
-from silotune.lab.report.caveats import list_caveats
 from silotune.lab.report.entries import ReportEntry, read_entries
+from silotune.lab.report.frame import Results
 from silotune.lab.report.html_page import render_page
-from silotune.lab.report.significance import paired_tests
-from silotune.lab.report.table_files import table_csv, write_tables
-from silotune.lab.report.tables_by_method import score_table
+from silotune.lab.report.significance import beaten_by_words, paired_tests
+from silotune.lab.report.statements import list_caveats
+from silotune.lab.report.table_files import comparison_frame, write_tables
+from silotune.lab.report.tables import score_table
 from silotune.runs.scores import average_text
 from tests.support.report_runs import write_run
 
@@ -50,7 +50,7 @@ def entries(tmp_path: Path) -> list[ReportEntry]:
 
 
 def test_each_metric_has_its_average(entries: list[ReportEntry]) -> None:
-    table = score_table(entries, 1)
+    table = score_table(Results(entries))
     assert table.header == ["a", "b", "c", "average accuracy", "average f1"]
     assert "accuracy: a, c; F1 of yes: b" in table.title
     shown = {label: [cell.text for cell in cells] for label, cells in table.rows}
@@ -62,12 +62,12 @@ def test_each_metric_has_its_average(entries: list[ReportEntry]) -> None:
 
 
 def test_tests_are_of_one_metric(entries: list[ReportEntry]) -> None:
-    tests = {(pair.best, pair.other): (pair.difference, pair.pairs) for pair in paired_tests(entries)}
+    tests = {(pair.best, pair.other): (pair.difference, pair.pairs) for pair in paired_tests(Results(entries))}
     assert tests == {("moon by accuracy", "fedavg"): (3.75, 4), ("fedavg by F1", "moon"): (10.0, 2)}
 
 
 def test_the_files_and_the_page_have_them(entries: list[ReportEntry], tmp_path: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(table_csv(entries, 1))))
+    rows = comparison_frame(Results(entries)).to_dict("records")
     found = {(row["method"], row["silo"]): (row["metric"], row["mean"]) for row in rows}
     assert found["moon", "average f1"] == ("f1", "80")
     assert ("moon", "average") not in found
@@ -78,7 +78,7 @@ def test_the_files_and_the_page_have_them(entries: list[ReportEntry], tmp_path: 
     assert beside["most frequent label", "b"] == ("f1", "41.5")
     assert "bag of words" in (tmp_path / "table.tex").read_text()
     assert "Baselines learn" in (tmp_path / "table.md").read_text()
-    page = render_page(entries, [])
+    page = render_page(Results(entries), [])
     assert "average f1" in page
     assert "bag of words" in page
 
@@ -104,7 +104,7 @@ def test_runs_of_older_versions_have_neither(tmp_path: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert "95 %" not in printed(result_table([summary]))
     (entry,) = read_entries([run])
-    assert [label for label, _ in score_table([entry], 1).rows] == ["fedavg"]
+    assert [label for label, _ in score_table(Results([entry])).rows] == ["fedavg"]
 
 
 def test_one_metric_stands_in_the_title_and_names_stay_whole(tmp_path: Path) -> None:
@@ -121,19 +121,19 @@ def test_one_metric_stands_in_the_title_and_names_stay_whole(tmp_path: Path) -> 
 
 
 def test_where_words_are_enough_is_said(entries: list[ReportEntry], tmp_path: Path) -> None:
-    assert beaten_by_words(entries) == []
+    assert beaten_by_words(Results(entries)) == []
     for seed in (1, 2):
         path = mixed(tmp_path / f"local-{seed}", "local", seed, {"a": 50.0, "b": 54.0, "c": 55.0}) / "summary.json"
         summary = json.loads(path.read_text())
         summary["baselines"]["silos"]["c"]["bag_of_words"] = 54.0
         path.write_text(json.dumps(summary))
-    assert beaten_by_words(read_entries([tmp_path])) == [], "other methods are better"
-    (text,) = beaten_by_words(alone := read_entries([tmp_path / f"local-{seed}" for seed in (1, 2)]))
+    assert beaten_by_words(Results(read_entries([tmp_path]))) == [], "other methods are better"
+    (text,) = beaten_by_words(Results(alone := read_entries([tmp_path / f"local-{seed}" for seed in (1, 2)])))
     assert text == (
         "A bag of words is better than all methods on a (55.00, best method 50.00), b (55.00, best method 54.00), "
         "average accuracy (54.50, best method 52.50), average f1 (55.00, best method 54.00)"
     )
-    assert text in list_caveats(alone)
+    assert text in list_caveats(Results(alone))
 
 
 def test_of_a_loss_the_least_is_best(tmp_path: Path) -> None:
@@ -142,6 +142,6 @@ def test_of_a_loss_the_least_is_best(tmp_path: Path) -> None:
         summary = json.loads(path.read_text())
         summary["baselines"] = {"silos": {"a": {"mean": 20.0, "bag_of_words": of_words}}, "global": None}
         path.write_text(json.dumps(summary))
-    assert beaten_by_words(read_entries([tmp_path / "worse"])) == []
-    (text,) = beaten_by_words(read_entries([tmp_path / "better"]))
+    assert beaten_by_words(Results(read_entries([tmp_path / "worse"]))) == []
+    (text,) = beaten_by_words(Results(read_entries([tmp_path / "better"])))
     assert text.endswith("on a (7.00, best method 8.00), average (7.00, best method 8.00)")

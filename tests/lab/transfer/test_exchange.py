@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from silotune.lab.transfer_models import alpha_of, describe_differences, open_models
-from silotune.lab.transfer_scores import TransferScore, exchange, matrix
+from silotune.lab.transfer import matrix
+from silotune.lab.transfer_models import TransferScore, alpha_of, describe_differences, exchange, open_models
 from silotune.runs.load import load_run
 from tests.support.tiny import LABELS
 
@@ -88,7 +88,7 @@ def test_the_source_really_acts(made):
     """Gone from the target's model are its own parts: another source, another state."""
     (models,) = open_models([made("fedavg", "alpha"), made("fedavg", "beta")]).values()
     alpha, beta = models
-    from silotune.lab.transfer_scores import transferred
+    from silotune.lab.transfer_models import transferred
 
     state = transferred(alpha, beta)
     assert state["global"] is alpha.state["global"]

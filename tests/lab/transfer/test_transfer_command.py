@@ -11,8 +11,7 @@ import pytest
 
 import silotune
 from silotune import InputError
-from silotune.lab.report import transfer_matrices as drawing
-from silotune.lab.transfer_scores import Matrix
+from silotune.lab.transfer import Matrix, draw_matrices
 from tests.support.command_line import tree
 from tests.support.tiny import UNPARTITIONED, save_backbone
 
@@ -89,7 +88,7 @@ def test_names_have_the_colour_of_their_type(tmp_path, monkeypatch):
     values = {(source, target): 100.0 if source == target else 40.0 for source in tasks for target in tasks}
     del values["RTE", "MRPC"]
     kinds = ("sentiment analysis", "natural language inference", "paraphrase identification")
-    drawing.transfer_figure([Matrix("fedavg, lora", tasks, kinds, values, values, 1)], tmp_path / "x.png")
+    draw_matrices([Matrix("fedavg, lora", tasks, kinds, values, values, 1)], tmp_path / "x.png")
     relative, absolute = figures[0].axes[:2]
     for panel in (relative, absolute):
         for axis in (panel.xaxis, panel.yaxis):

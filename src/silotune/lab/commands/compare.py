@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -135,10 +137,45 @@ def _preview(cells: Sequence[Cell]) -> None:
     say(f"{len(cells)} runs; {END}")
 
 
+@dataclass(frozen=True)
+class Item:
+    """A table or figure of a paper.
+
+    Args:
+        name: its number in the paper.
+        shows: what it compares or measures.
+        commands: what makes it, one after another.
+    """
+
+    name: str
+    shows: str
+    commands: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper and its items, in the paper's order."""
+
+    title: str
+    items: tuple[Item, ...]
+
+
+def read_papers() -> dict[str, Paper]:
+    """Return the papers by the names of their folders of presets."""
+    from silotune.core.yaml_text import load_yaml
+
+    text = (resources.files("silotune") / "presets" / "papers.yaml").read_text(encoding="utf-8")
+    return {
+        name: Paper(
+            entry["title"],
+            tuple(Item(item, about["shows"], tuple(about["commands"])) for item, about in entry["items"].items()),
+        )
+        for name, entry in load_yaml(text).items()
+    }
+
+
 def _list_items(paper: str | None) -> None:
     """Print the papers' items and their commands; `paper` is the id of one paper, or None."""
-    from silotune.lab.paper_items import read_papers
-
     papers = read_papers()
     if paper is not None and paper not in papers:
         raise unknown_name_error("paper", paper, papers)
@@ -153,14 +190,13 @@ def _list_items(paper: str | None) -> None:
 
 def _show(finished: ComparisonResult) -> None:
     """Print the tables of a finished comparison, its tests and files."""
-    from silotune.lab.report.baseline_rows import beaten_by_words
-    from silotune.lab.report.significance import NOTE
-    from silotune.lab.report.tables_by_method import as_terminal, cost_table, score_table
+    from silotune.lab.report.significance import NOTE, beaten_by_words
+    from silotune.lab.report.table_files import as_terminal
+    from silotune.lab.report.tables import cost_table, score_table
 
-    entries = finished.entries
-    console.print(as_terminal(score_table(entries, finished.comparison.ddof), console.width))
-    console.print(as_terminal(cost_table(entries), console.width))
-    for sentence in beaten_by_words(entries):
+    console.print(as_terminal(score_table(finished.results), console.width))
+    console.print(as_terminal(cost_table(finished.results), console.width))
+    for sentence in beaten_by_words(finished.results):
         say(sentence)
     for pair in (pairs := finished.tests):
         pairs_text = f"{pair.pairs} pairs, {pair.differing} differ"

@@ -50,6 +50,7 @@ def demo(
     from silotune.cli.progress import show_progress
     from silotune.cli.result_table import result_table
     from silotune.lab.report.entries import read_entries
+    from silotune.lab.report.frame import Results
     from silotune.lab.report.html_page import write_report
     from silotune.runs.run import run
 
@@ -72,7 +73,8 @@ def demo(
             )
             runs.append(finished)
     console.print(result_table([finished.summary for finished in runs]))
-    page = write_report(read_entries([finished.folder for finished in runs]), out / "report.html", title="The demo")
+    results = Results(read_entries([finished.folder for finished in runs]))
+    page = write_report(results, out / "report.html", "The demo")
     say(f"run folders: {', '.join(str(finished.folder) for finished in runs)}")
     if task == CHAT:
         say(f"ask a silo's model: silotune predict {runs[1].folder} --silo polite --text 'Bring the menu.'")

@@ -17,8 +17,7 @@ def import_data(
     to: Annotated[Path, typer.Option("--to", help="The folder for data.path; other tasks in it stay.")],
 ) -> None:
     """Convert a data set as its authors distribute it into folders of tasks for data.path."""
-    from silotune.lab.published import PUBLISHED, read_published
-    from silotune.lab.write_tasks import write_tasks
+    from silotune.lab.published import PUBLISHED, read_published, write_tasks
 
     if kind not in PUBLISHED:
         raise unknown_name_error("kind of data", kind, PUBLISHED)

@@ -17,13 +17,14 @@ def report(
     title: Annotated[str, typer.Option(help="Title of the page.")] = "",
 ) -> None:
     """Write one self-contained HTML page about finished runs; figures also as PNG and SVG beside it."""
-    from silotune.lab.report.baseline_rows import beaten_by_words
-    from silotune.lab.report.tables_by_method import as_terminal, score_table
-    from silotune.lab.reports import report as write
+    from silotune.lab.compare import report as write
+    from silotune.lab.report.significance import beaten_by_words
+    from silotune.lab.report.table_files import as_terminal
+    from silotune.lab.report.tables import score_table
 
     written = write(runs, out, ddof=ddof, title=title)
-    console.print(as_terminal(score_table(written.entries, ddof), console.width))
-    for sentence in beaten_by_words(written.entries):
+    console.print(as_terminal(score_table(written.results), console.width))
+    for sentence in beaten_by_words(written.results):
         say(sentence)
     say(f"wrote {written.path}")
 
@@ -36,24 +37,20 @@ def personalization(
     """Tables and figures of FedDPA's personalization measures; the runs need evaluation.test_time=true."""
     from silotune.core.files import make_folder
     from silotune.errors import require_unused
+    from silotune.lab.personalization import measure_tables, rounds_figure, silo_task_heatmap, unseen_table
     from silotune.lab.report.entries import read_entries
-    from silotune.lab.report.personalization import (
-        measure_tables,
-        rounds_figure,
-        silo_task_heatmap,
-        unseen_table,
-    )
-    from silotune.lab.report.tables_by_method import as_markdown, as_terminal
+    from silotune.lab.report.frame import Results
+    from silotune.lab.report.table_files import as_markdown, as_terminal
 
     require_unused(out, "--out")
-    entries = read_entries(runs)
-    unseen = unseen_table(entries, ddof)
-    result_tables = [*measure_tables(entries, ddof), *([unseen] if unseen else [])]
+    results = Results(read_entries(runs), ddof)
+    unseen = unseen_table(results)
+    result_tables = [*measure_tables(results), *([unseen] if unseen else [])]
     for table in result_tables:
         console.print(as_terminal(table, console.width))
     make_folder(out, f"--out {out}")
     text = "\n".join(f"## {table.title}\n\n{as_markdown(table)}" for table in result_tables)
     (out / "tables.md").write_text(text, encoding="utf-8")
-    silo_task_heatmap(entries, out / "silo-task.png")
-    rounds_figure(entries, out / "rounds.png")
+    silo_task_heatmap(results.entries, out / "silo-task.png")
+    rounds_figure(results.entries, out / "rounds.png")
     say(f"wrote {out}: tables.md and figures")

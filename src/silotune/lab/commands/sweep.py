@@ -47,7 +47,7 @@ def sweep(
     """Search learning rates and other keys for each method, on validation rows alone: `sweep.csv` and `best.yaml`."""
     where = workers_of(engine, workers, address)
     from silotune.cli.progress import CellCount, show_progress
-    from silotune.lab.sweep_result import sweep as run_all
+    from silotune.lab.sweep import sweep as run_all
 
     folder, count = output_folder(out, "sweep"), CellCount()
     with show_progress(quiet, verbose, log_file) as followers:

@@ -14,7 +14,8 @@ from silotune.cli.console import console, say
 from silotune.errors import InputError, require_unused, unknown_name_error
 
 if TYPE_CHECKING:
-    from silotune.lab.transfer_scores import Matrix, WhoseHead
+    from silotune.lab.transfer import Matrix
+    from silotune.lab.transfer_models import WhoseHead
 
 
 _KEYS = ("transfer.head", "transfer.types")
@@ -55,7 +56,7 @@ def transfer(
 def _parse_words(words: Sequence[str]) -> tuple[WhoseHead, dict[str, str], list[Path]]:
     """Parse the arguments into (whose head, task to type, run folders)."""
     from silotune.config.trees import parse_word
-    from silotune.lab.transfer_scores import WhoseHead
+    from silotune.lab.transfer_models import WhoseHead
 
     options: dict[str, Any] = {"transfer.head": "target", "transfer.types": {}}
     folders = []
@@ -76,13 +77,13 @@ def _parse_words(words: Sequence[str]) -> tuple[WhoseHead, dict[str, str], list[
 
 
 def _table(matrix: Matrix) -> Table:
-    from silotune.lab.transfer import MATRIX_TITLE, matrix_rows
+    from silotune.lab.transfer import MATRIX_TITLE
 
     table = Table(title=escape(f"{matrix.label}: {MATRIX_TITLE}"))
     table.add_column("source ↓ target →")
     for task in matrix.tasks:
         table.add_column(escape(task), justify="right")
-    for cells in matrix_rows(matrix):
+    for cells in matrix.texts():
         table.add_row(*map(escape, cells))
     return table
 

@@ -1,10 +1,11 @@
-"""`FinishedRun` and `ReportEntry` (a method over seeds): reads and groups run folders for a report."""
+"""Read finished runs for a report, and group them into entries: one method, or a variant of it, over several seeds."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -84,6 +85,17 @@ class FinishedRun:
         """Return the events of one kind."""
         return [event for event in self.events if event.get("event") == kind]
 
+    @property
+    def message_bytes(self) -> float:
+        """The mean size of the updates that left silos; 0 if none did."""
+        sizes = [event["bytes_up"] for event in self.events_of("silo") if event.get("bytes_up")]
+        return statistics.fmean(sizes) if sizes else 0.0
+
+    @property
+    def rows_are_fixed(self) -> bool:
+        """Whether `data.seed` chooses the run's rows, and not the run's own seed."""
+        return (self.config.get("data") or {}).get("seed") is not None
+
 
 @dataclass(frozen=True)
 class ReportEntry:
@@ -104,11 +116,6 @@ class ReportEntry:
     def first(self) -> FinishedRun:
         """The first run, for values that do not depend on the seed."""
         return self.runs[0]
-
-    @property
-    def evaluated_on(self) -> str:
-        """See `FinishedRun.evaluated_on`; entries with the same value can be compared."""
-        return self.first.evaluated_on
 
 
 def read_run(folder: Path) -> FinishedRun:
@@ -218,26 +225,8 @@ def group_by_data(entries: Sequence[ReportEntry]) -> list[list[ReportEntry]]:
     """Group entries that are tested on the same data."""
     groups: dict[str, list[ReportEntry]] = {}
     for entry in entries:
-        groups.setdefault(entry.evaluated_on, []).append(entry)
+        groups.setdefault(entry.first.evaluated_on, []).append(entry)
     return list(groups.values())
-
-
-def rows_are_fixed(run: FinishedRun) -> bool:
-    """Whether the run's rows follow from `data.seed` and not from the run's own seed."""
-    return (run.config.get("data") or {}).get("seed") is not None
-
-
-def centrally_evaluated(entries: Sequence[ReportEntry]) -> bool:
-    """Whether every run tests all silos on the same rows."""
-    return all(run.shares_test_rows for entry in entries for run in entry.runs)
-
-
-def distinguishable_silos(entries: Sequence[ReportEntry]) -> list[str]:
-    """Return the silos that need a column each: none if every run has one model, tested on the same rows."""
-    uniform = (
-        len({silo.get("test") for silo in run.summary["silos"].values()}) <= 1 for e in entries for run in e.runs
-    )
-    return [] if centrally_evaluated(entries) and all(uniform) else silo_names(entries)
 
 
 def silo_names(entries: Sequence[ReportEntry]) -> list[str]:

@@ -1,68 +1,237 @@
-"""`report_figures`: a report's figures: scores, traffic, loss terms, similarities, errors, bytes, seconds."""
+"""The figures of a report: test scores, validation over rounds and traffic, loss terms, similarities, bytes, time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
-from silotune.core.notebook import wrap_label
-from silotune.lab.report.curve_figures import (
-    Draw,
-    legend,
-    logarithmic,
-    losses_figure,
-    needs_log_scale,
-    product_error_figure,
-    rounds_figure,
-    scores_axis,
-    traffic_figure,
-)
-from silotune.lab.report.entries import ReportEntry, distinguishable_silos
-from silotune.lab.report.score_intervals import Interval, interval_text, score_interval
-from silotune.lab.report.scores import average_columns, mean_score
-from silotune.lab.report.series import sent_by_silo, split_seconds, values_by_silo
-from silotune.lab.report.svg import (
+from silotune.data.metrics import metric_title
+from silotune.lab.report.drawing import (
     GRID,
     INK,
     FigureSpec,
+    LabeledCurve,
+    LabeledValues,
     Mark,
     Panel,
     artist_name,
-    horizontal_bars,
+    band,
+    bars,
+    dots,
     line_style,
+    lines,
+    logarithmic_if_wide,
+    name_rows,
+    whole_rounds,
 )
+from silotune.lab.report.frame import Curve, Results
+from silotune.lab.report.tables import interval_text
+from silotune.runs.scores import metrics_of
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.axes import Axes
 
-_MOST_SILOS = 16
+_MOST_LINES = 16
 """Number of silos up to which a figure has a line of its own for each; beyond it, silos are dots in one line."""
 
+_MOST_PANELS = 12
+"""Number of silos up to which a figure has a diagram for each; beyond it, the page's reader chooses one."""
 
-def report_figures(entries: Sequence[ReportEntry], ddof: int = 1) -> list[FigureSpec]:
+_MOST_CHOICES = 60
+"""Number of silos up to which the page has a diagram for each."""
+
+_UNITS = {"contrastive": "mean over steps", "distance": "mean over steps (no unit)"}
+"""Units of loss terms that are no log probabilities."""
+
+_WIDE = 4.3  # inches
+
+
+def report_figures(results: Results) -> list[FigureSpec]:
     """Return all figures that have data."""
-    specs = [
-        _tests(entries),
-        traffic_figure(entries, ddof),
-        rounds_figure(entries, ddof),
-        losses_figure(entries, ddof),
-        _similarity(entries),
-        product_error_figure(entries, ddof),
-        _sent(entries),
-        _seconds(entries),
-    ]
-    return [spec for spec in specs if spec is not None]
+    makers = (_tests, _traffic, rounds_figure, _losses, _similarity, product_error_figure, _sent, _seconds)
+    return [spec for make in makers if (spec := make(results)) is not None]
 
 
-def _similarity(entries: Sequence[ReportEntry]) -> FigureSpec | None:
-    by_row = [(entry.label, values) for entry in entries if (values := values_by_silo(entry, "similarity_private"))]
-    numbers = [value for _, values in by_row for series in values.values() for value in series.values()]
-    if not numbers:
+def _legend(results: Results) -> dict[int, str]:
+    return {position: entry.label for position, entry in enumerate(results.entries)}
+
+
+def _curves(results: Results, name: str, silo: str | None = None) -> list[LabeledCurve]:
+    """Return every entry's curve; entries without one are left out."""
+    curves = ((n, entry.label, results.curve(entry.label, name, silo)) for n, entry in enumerate(results.entries))
+    return [(position, label, found) for position, label, found in curves if found is not None]
+
+
+def _over_rounds(curves: Sequence[LabeledCurve], axes: Axes) -> list[Mark]:
+    marks = lines(axes, curves)
+    whole_rounds(axes)
+    return marks
+
+
+def _scores_axis(results: Results) -> str:
+    """Name the scores on an axis: the metric if all silos have one."""
+    metrics = {metric for run in results.runs for metric in metrics_of(run.summary)}
+    name = metric_title(next(iter(metrics))) if len(metrics) == 1 else "score"
+    return name if metrics <= {"loss", "perplexity"} else f"{name} (%)"
+
+
+def _validation_axis(results: Results) -> str:
+    """Name the metric or loss that validation rows were judged by."""
+    if any((run.config.get("evaluation") or {}).get("validation") == "loss" for run in results.runs):
+        return "validation loss"
+    return f"validation {_scores_axis(results)}"
+
+
+def _whole(results: Results) -> str:
+    """Name the curve of all silos together."""
+    return "all silos on the same rows" if results.central else "mean over silos"
+
+
+def _band_note(results: Results) -> str:
+    several = any(len(entry.runs) > 1 for entry in results.entries)
+    return "; the band is ± one standard deviation over seeds" if several else ""
+
+
+def rounds_figure(results: Results) -> FigureSpec | None:
+    """Draw validation over rounds: of every silo and their mean; of many silos, their spread and one by choice."""
+    names, axis = results.silos, _validation_axis(results)
+
+    def panel(title: str, curves: Sequence[LabeledCurve], silo: str = "") -> list[Panel]:
+        return [Panel(title, "round", axis, partial(_over_rounds, curves), silo=silo)] if curves else []
+
+    chosen = names if 1 < len(names) <= _MOST_CHOICES else []
+    of_silos = [one for name in chosen for one in panel(name, _curves(results, "validation", name), name)]
+    whole = panel(_whole(results), _curves(results, "validation"))
+    caption = f"Validation after every round{_band_note(results)}."
+    if len(names) <= _MOST_PANELS:
+        panels, further = [*of_silos, *whole], []
+    else:
+        panels, further = [*whole, *_spread(results, axis)], of_silos
+        if len(panels) > 1:
+            caption += " Spread: the median over silos, and the band from the 10th to the 90th percentile of silos."
+    if not panels:
         return None
-    low, high = min(0.0, -1.0 if min(numbers) < 0 else 0.0), max(1.0, *numbers)
+    title = "Validation over rounds" if results.central else "Validation per round and silo"
+    return FigureSpec("rounds", title, caption, tuple(panels), _legend(results), tuple(further))
+
+
+def _spread(results: Results, axis: str) -> list[Panel]:
+    """Make the diagram of the silos' median and of the band that holds eight of ten silos."""
+    tenths: list[tuple[int, str, pandas.DataFrame]] = []
+    for position, entry in enumerate(results.entries):
+        logged = results.logged(entry.label, "validation")
+        logged = logged[logged["silo"].isin(results.silos)]
+        by_round = logged.groupby(["round", "silo"])["value"].mean().groupby("round")
+        by_round = by_round.filter(lambda values: len(values) > 1).groupby("round")
+        found = by_round.quantile([0.1, 0.5, 0.9]).unstack()
+        if len(found):
+            tenths.append((position, entry.label, found))
+
+    def draw(axes: Axes) -> list[Mark]:
+        medians = [
+            (position, label, Curve([*map(float, found.index)], [*found[0.5]], [None] * len(found)))
+            for position, label, found in tenths
+        ]
+        marks = lines(axes, medians, "median of silos, round {:g}")
+        for position, _, found in tenths:
+            band(axes, position, [*found.index], [*found[0.1]], [*found[0.9]], 0.12)
+        whole_rounds(axes)
+        return marks
+
+    return [Panel(f"spread over {len(results.silos)} silos", "round", axis, draw)] if tenths else []
+
+
+def _traffic(results: Results) -> FigureSpec | None:
+    """Draw validation scores against the bytes of all messages so far."""
+    curves: list[LabeledCurve] = []
+    silent = []
+    for position, entry in enumerate(results.entries):
+        size, scores = results.curve(entry.label, "mib"), results.curve(entry.label, "validation")
+        if size is None or scores is None:
+            continue
+        if not size.mean[-1]:
+            silent.append((position, entry.label, max(scores.mean)))
+            continue
+        at = dict(zip(size.x, size.mean, strict=True))
+        points = [(at[x], *of) for x, *of in zip(scores.x, scores.mean, scores.std, strict=True) if x in at]
+        if points:
+            curves.append((position, entry.label, Curve(*(list(column) for column in zip(*points, strict=True)))))
+    if not curves:
+        return None
+
+    def draw(axes: Axes) -> list[Mark]:
+        marks = lines(axes, curves, "{:.3g} MiB")
+        for position, label, level in silent:
+            color = line_style(position)["color"]
+            axes.axhline(level, color=color, linestyle="--", linewidth=1.2, gid=artist_name(position, "level"))
+            marks.append(Mark(curves[0][2].x[0], level, f"{label}, sends nothing: {level:.4g}"))
+        logarithmic_if_wide(axes, [size for _, _, series in curves for size in (series.x[0], series.x[-1])])
+        return marks
+
+    caption = f"Bytes are those of the serialized messages, all silos together, both ways{_band_note(results)}."
+    if silent:
+        caption += " Dashed: the best score of a method that sends nothing."
+    panel = Panel(_whole(results), "sent and received so far (MiB)", _validation_axis(results), draw, 3.6, _WIDE)
+    return FigureSpec("communication", "Validation against traffic", caption, (panel,), _legend(results))
+
+
+def _losses(results: Results) -> FigureSpec | None:
+    """Draw the training loss and its terms over rounds."""
+    names = {name.removeprefix("term ") for name in results.series["name"].unique() if name.startswith("term ")}
+    terms = sorted((name for name in names if not name.startswith("similarity_")), key=lambda n: (n != "loss", n))
     panels = [
-        Panel(label, "round", "silo", _heatmap(values, low, high), max(2.9, 0.9 + 0.2 * len(values)))
-        for label, values in by_row
+        Panel(
+            name.replace("_", " "),
+            "round",
+            _UNITS.get(name, "mean over steps (nats)"),
+            partial(_over_rounds, _curves(results, f"term {name}")),
+        )
+        for name in terms
+    ]
+    caption = f"Training loss and its terms as each method logs them, mean over silos{_band_note(results)}."
+    figure = FigureSpec("losses", "Loss terms over rounds", caption, tuple(panels), _legend(results))
+    return figure if panels else None
+
+
+def product_error_figure(results: Results) -> FigureSpec | None:
+    """Draw the error of averaging LoRA's A and B apart, over rounds."""
+    curves = _curves(results, "product_error")
+    if not curves:
+        return None
+
+    def draw(axes: Axes) -> list[Mark]:
+        marks = _over_rounds(curves, axes)
+        highest = max(mark.y for mark in marks)
+        axes.set_ylim(-0.04 * highest, 1.1 * highest if highest else 1.0)  # lines at 0 stay visible
+        return marks
+
+    caption = (
+        "How far the product B·A of the aggregate is from the mean of the silos' products, relative to that mean "
+        f"(Frobenius norm, all target modules){_band_note(results)}. 0: averaging lost nothing."
+    )
+    labels = {position: label for position, label, _ in curves}
+    without = [label for position, label in _legend(results).items() if position not in labels]
+    caption += f" No product is averaged: {', '.join(without)}." if without else ""
+    panel = Panel("all target modules", "round", "share of the mean product", draw, 3.6, _WIDE)
+    return FigureSpec("product_error", "Error of averaging A and B", caption, (panel,), labels)
+
+
+def _similarity(results: Results) -> FigureSpec | None:
+    """Draw how alike a silo's global and private adapters are, by silo and round."""
+    tables = {}
+    for entry in results.entries:
+        logged = results.logged(entry.label, "term similarity_private")
+        if len(logged):
+            tables[entry.label] = logged.groupby(["silo", "round"])["value"].mean().unstack("round").sort_index()
+    if not tables:
+        return None
+    low = -1.0 if min(float(table.min(axis=None)) for table in tables.values()) < 0 else 0.0
+    high = max(1.0, *(float(table.max(axis=None)) for table in tables.values()))
+    panels = [
+        Panel(label, "round", "silo", partial(_similarities, table, low, high), max(2.9, 0.9 + 0.2 * len(table)))
+        for label, table in tables.items()
     ]
     caption = (
         "Similarity of a silo's global and private adapter as the method's loss measures it on training batches (CKA "
@@ -72,109 +241,74 @@ def _similarity(entries: Sequence[ReportEntry]) -> FigureSpec | None:
     return FigureSpec("similarity", "Private against global adapters", caption, tuple(panels))
 
 
-def _heatmap(values: Mapping[str, Mapping[float, float]], low: float, high: float) -> Draw:
-    silos, rounds = sorted(values), sorted({number for series in values.values() for number in series})
-    table = [[values[silo].get(number, float("nan")) for number in rounds] for silo in silos]
-
-    def draw(axes: Axes) -> list[Mark]:
-        from matplotlib.ticker import MaxNLocator
-
-        edges = [*(number - 0.5 for number in rounds), rounds[-1] + 0.5]
-        mesh = axes.pcolormesh(edges, range(len(silos) + 1), table, cmap="viridis", vmin=low, vmax=high)
-        axes.set_yticks([n + 0.5 for n in range(len(silos))], labels=[wrap_label(name) for name in silos])
-        axes.invert_yaxis()
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
-        scale = axes.figure.colorbar(mesh, ax=axes)
-        scale.set_label("similarity (no unit)", color=INK, fontsize=8)
-        scale.ax.tick_params(labelsize=8, colors=INK)
-        scale.outline.set_visible(False)
-        return [
-            Mark(number, row + 0.5, f"{silo}, round {number:g}: {values[silo][number]:.4f}")
-            for row, silo in enumerate(silos)
-            for number in rounds
-            if number in values[silo]
-        ]
-
-    return draw
+def _similarities(table: pandas.DataFrame, low: float, high: float, axes: Axes) -> list[Mark]:
+    rounds, silos = [*table.columns], [*table.index]
+    edges = [*(number - 0.5 for number in rounds), rounds[-1] + 0.5]
+    places = [number - 0.5 for number in range(len(silos) + 1)]
+    mesh = axes.pcolormesh(edges, places, table.to_numpy(), cmap="viridis", vmin=low, vmax=high)
+    name_rows(axes, silos)
+    axes.grid(visible=False)
+    whole_rounds(axes)
+    scale = axes.figure.colorbar(mesh, ax=axes)
+    scale.set_label("similarity (no unit)", color=INK, fontsize=8)
+    scale.ax.tick_params(labelsize=8, colors=INK)
+    scale.outline.set_visible(False)
+    known = enumerate(table.iterrows())
+    return [
+        Mark(number, row, f"{silo}, round {number:g}: {value:.4f}")
+        for row, (silo, values) in known
+        for number, value in values.dropna().items()
+    ]
 
 
-def _sent(entries: Sequence[ReportEntry]) -> FigureSpec | None:
-    sent = [
+def _sent(results: Results) -> FigureSpec | None:
+    """Draw what each silo sent in a whole run."""
+    sent: list[LabeledValues] = [
         (position, entry.label, by_silo)
-        for position, entry in enumerate(entries)
-        if any((by_silo := sent_by_silo(entry)).values())
+        for position, entry in enumerate(results.entries)
+        if any((by_silo := results.sent_by_silo(entry.label)).values())
     ]
     if not sent:
         return None
     silos = sorted({name for _, _, by_silo in sent for name in by_silo})
-    many = len(silos) > _MOST_SILOS
+    many = len(silos) > _MOST_LINES
 
-    def draw(axes: Axes) -> Sequence[Mark]:
+    def draw(axes: Axes) -> list[Mark]:
+        marks = dots(axes, sent, "MiB") if many else bars(axes, silos, sent, "MiB")
         if many:
-            dots = [(position, label, by_silo) for position, label, by_silo in sent]
-            marks = _dots_by_method(axes, dots, "MiB")
             axes.set_xlim(left=0)
-        else:
-            bars = [(position, label, [of.get(name, 0.0) for name in silos]) for position, label, of in sent]
-            marks = horizontal_bars(axes, silos, bars, "MiB")
-        if needs_log_scale([value for _, _, by_silo in sent for value in by_silo.values()]):
-            logarithmic(axes)
+        logarithmic_if_wide(axes, [value for _, _, by_silo in sent for value in by_silo.values()])
         return marks
 
     rows = len(sent) * 3 if many else len(silos)
     height = max(2.2, 0.9 + rows * (0.18 + (0 if many else 0.13 * len(sent))))
-    panel = Panel("updates of all rounds", "left the silo (MiB)", "method" if many else "silo", draw, height, 4.3)
+    panel = Panel("updates of all rounds", "left the silo (MiB)", "method" if many else "silo", draw, height, _WIDE)
     caption = "What each silo sent in a whole run: size of its serialized messages, mean over seeds."
-    if len(sent) < len(entries):
-        caption += f" Nothing: {', '.join(e.label for n, e in enumerate(entries) if n not in {s[0] for s in sent})}."
-    return FigureSpec("sent", "What left each silo", caption, (panel,), {n: label for n, label, _ in sent})
+    labels = {position: label for position, label, _ in sent}
+    if nothing := [label for position, label in _legend(results).items() if position not in labels]:
+        caption += f" Nothing: {', '.join(nothing)}."
+    return FigureSpec("sent", "What left each silo", caption, (panel,), labels)
 
 
-def _dots_by_method(axes: Axes, rows: Sequence[tuple[int, str, Mapping[str, float]]], unit: str) -> list[Mark]:
-    """Draw a line of dots per method, a dot for each silo and a bar at their mean; many silos stay readable so."""
-    marks = []
-    for line, (position, label, values) in enumerate(rows):
-        color = line_style(position)["color"]
-        ordered = sorted(values, key=lambda name: values[name])
-        places = [line + 0.32 * ((n * 7) % 11 / 5 - 1) for n in range(len(ordered))]  # apart, and always the same
-        numbers = [values[name] for name in ordered]
-        name = artist_name(position, "dots")
-        axes.plot(numbers, places, ".", color=color, markersize=5, alpha=0.7, gid=name, linestyle="none")
-        mean = sum(numbers) / len(numbers)
-        axes.plot([mean, mean], [line - 0.4, line + 0.4], color=color, linewidth=2, gid=artist_name(position, "mean"))
-        marks += [
-            Mark(value, place, f"{silo}, {label}: {value:.4g} {unit}")
-            for silo, place, value in zip(ordered, places, numbers, strict=True)
-        ]
-        marks.append(Mark(mean, line - 0.4, f"mean over {len(numbers)} silos, {label}: {mean:.4g} {unit}"))
-    axes.set_yticks(range(len(rows)), labels=[wrap_label(label) for _, label, _ in rows])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.grid(axis="x", color=GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
-    return marks
-
-
-def _seconds(entries: Sequence[ReportEntry]) -> FigureSpec | None:
-    spent = [split_seconds(entry) for entry in entries]
+def _seconds(results: Results) -> FigureSpec | None:
+    """Draw the seconds of training and of everything else."""
+    labels = [entry.label for entry in results.entries]
+    spent = [results.seconds(entry) for entry in results.entries]
     if not any(sum(pair) for pair in spent):
         return None
 
     def draw(axes: Axes) -> list[Mark]:
-        positions = range(len(entries))
-        colors = [line_style(position)["color"] for position in positions]
-        training, other = [pair[0] for pair in spent], [pair[1] for pair in spent]
-        axes.barh(positions, training, height=0.6, color=colors)
-        axes.barh(positions, other, left=training, height=0.6, color=colors, alpha=0.4)
-        axes.set_yticks(positions, labels=[wrap_label(entry.label) for entry in entries])
-        axes.invert_yaxis()
-        axes.grid(axis="x", color=GRID, linewidth=0.6)
-        axes.set_axisbelow(True)
+        colors = [line_style(position)["color"] for position in range(len(labels))]
+        training, rest = zip(*spent, strict=True)
+        axes.barh(range(len(labels)), training, height=0.6, color=colors)
+        axes.barh(range(len(labels)), rest, left=training, height=0.6, color=colors, alpha=0.4)
+        name_rows(axes, labels)
         return [
-            Mark(pair[0], position, f"{entry.label}: training {pair[0]:.0f} s, rest {pair[1]:.0f} s")
-            for position, (entry, pair) in enumerate(zip(entries, spent, strict=True))
+            Mark(pair[0], position, f"{label}: training {pair[0]:.0f} s, rest {pair[1]:.0f} s")
+            for position, (label, pair) in enumerate(zip(labels, spent, strict=True))
         ]
 
-    panel = Panel("all rounds", "seconds", "method", draw, max(1.8, 0.9 + 0.34 * len(entries)), 4.3)
+    panel = Panel("all rounds", "seconds", "method", draw, max(1.8, 0.9 + 0.34 * len(labels)), _WIDE)
     caption = (
         "Solid: training, in silos and, where a method trains there, at the coordinator; pale: messages, aggregation "
         "and validation. Mean over seeds; without start-up."
@@ -182,65 +316,50 @@ def _seconds(entries: Sequence[ReportEntry]) -> FigureSpec | None:
     return FigureSpec("seconds", "Time", caption, (panel,))
 
 
-def _tests(entries: Sequence[ReportEntry]) -> FigureSpec | None:
-    silos, averages = distinguishable_silos(entries), average_columns(entries)
-    many = len(silos) > _MOST_SILOS
-    columns = averages if many else [*silos, *averages]
-    rows = [(position, entry.label, entry) for position, entry in enumerate(entries)]
-    if not any(mean_score(entry, column) for entry in entries for column in [*silos, *averages]):
+def _tests(results: Results) -> FigureSpec | None:
+    """Draw test scores with their intervals."""
+    silos, averages, rows = results.distinct_silos, results.averages, len(results.entries)
+    of_entries: list[LabeledValues] = [
+        (position, entry.label, {silo: s.mean for silo in silos if (s := results.score(entry.label, silo))})
+        for position, entry in enumerate(results.entries)
+    ]
+    scored = [row for row in of_entries if row[2]]
+    if not scored and not any(results.score(entry.label, name) for entry in results.entries for name in averages):
         return None
-    axis = f"test {scores_axis(entries)}"
-    if many:
-        dots = [
-            (position, label, {silo: score.mean for silo in silos if (score := mean_score(entry, silo))})
-            for position, label, entry in rows
+    axis = f"test {_scores_axis(results)}"
+    if len(silos) > _MOST_LINES:
+        height = max(2.2, 0.9 + 0.55 * rows)
+        by_silo: Callable[[Axes], list[Mark]] = lambda axes: dots(axes, scored, "")  # noqa: E731
+        panels = [
+            Panel("a dot for each silo", axis, "method", by_silo, height, _WIDE),
+            Panel("averages", axis, "", partial(_with_intervals, results, averages), 2.2 + 0.08 * rows, _WIDE),
         ]
-        height = max(2.2, 0.9 + 0.55 * len(rows))
-        by_silo = Panel("a dot for each silo", axis, "method", _dots([row for row in dots if row[2]]), height, 4.3)
-        panels = [by_silo, Panel("averages", axis, "", _with_intervals(rows, columns), 2.2 + 0.08 * len(rows), 4.3)]
         caption = f"{len(silos)} silos; the upright bar is their mean."
     else:
-        height = max(2.2, 0.9 + len(columns) * (0.25 + 0.05 * len(rows)))
-        panels = [Panel("at the best round by validation", axis, "silo", _with_intervals(rows, columns), height, 4.3)]
+        columns = [*silos, *averages]
+        draw, height = partial(_with_intervals, results, columns), max(2.2, 0.9 + len(columns) * (0.25 + 0.05 * rows))
+        panels = [Panel("at the best round by validation", axis, "silo", draw, height, _WIDE)]
         caption = "At the round that is best by validation."
     caption += " Lines are 95 % intervals (see Results)."
-    return FigureSpec("tests", "Test score per silo", caption, tuple(panels), legend(entries))
+    return FigureSpec("tests", "Test score per silo", caption, tuple(panels), _legend(results))
 
 
-def _dots(rows: Sequence[tuple[int, str, Mapping[str, float]]]) -> Draw:
-    return lambda axes: _dots_by_method(axes, rows, "")
-
-
-def _with_intervals(rows: Sequence[tuple[int, str, ReportEntry]], columns: Sequence[str]) -> Draw:
-    """Return a drawing of every row's score in every column, with its 95 % interval."""
-
-    def draw(axes: Axes) -> list[Mark]:
-        step, marks = 0.7 / max(1, len(rows)), []
-        for number, (position, label, entry) in enumerate(rows):
-            for line, column in enumerate(columns):
-                score = mean_score(entry, column)
-                if score is None:
-                    continue
-                place, interval = line - 0.35 + (number + 0.5) * step, score_interval(entry, column)
-                _point(axes, position, f"{line}", score.mean, place, interval)
-                known = f" ({interval_text(interval)})" if interval else ""
-                marks.append(Mark(score.mean, place, f"{column}, {label}: {score.text}{known}"))
-        for line in range(1, len(columns)):
-            axes.axhline(line - 0.5, color=GRID, linewidth=0.6)
-        axes.set_yticks(range(len(columns)), labels=[wrap_label(name) for name in columns])
-        axes.set_ylim(len(columns) - 0.5, -0.5)
-        axes.grid(axis="x", color=GRID, linewidth=0.6)
-        axes.set_axisbelow(True)
-        return marks
-
-    return draw
-
-
-def _point(axes: Axes, position: int, name: str, score: float, place: float, interval: Interval | None) -> None:
-    """Draw one score with its interval."""
-    style = line_style(position)
-    if interval is not None:
-        gid = artist_name(position, f"interval{name}")
-        axes.plot(interval, [place, place], color=style["color"], linewidth=1, gid=gid)
-    marker = style | {"linestyle": "none"}
-    axes.plot([score], [place], markersize=4, gid=artist_name(position, f"score{name}"), **marker)
+def _with_intervals(results: Results, columns: Sequence[str], axes: Axes) -> list[Mark]:
+    """Draw every entry's score in every column, with its 95 % interval."""
+    step, marks = 0.7 / max(1, len(results.entries)), []
+    for position, entry in enumerate(results.entries):
+        for line, column in enumerate(columns):
+            if (score := results.score(entry.label, column)) is None:
+                continue
+            place, interval = line - 0.35 + (position + 0.5) * step, results.interval(entry, column)
+            style = line_style(position) | {"linestyle": "none"}
+            if interval is not None:
+                gid = artist_name(position, f"interval{line}")
+                axes.plot(interval, [place, place], color=style["color"], linewidth=1, gid=gid)
+            axes.plot([score.mean], [place], markersize=4, gid=artist_name(position, f"score{line}"), **style)
+            known = f" ({interval_text(interval)})" if interval else ""
+            marks.append(Mark(score.mean, place, f"{column}, {entry.label}: {score.text}{known}"))
+    for line in range(1, len(columns)):
+        axes.axhline(line - 0.5, color=GRID, linewidth=0.6)
+    name_rows(axes, columns)
+    return marks

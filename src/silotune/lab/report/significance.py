@@ -1,4 +1,4 @@
-"""`paired_tests`: Wilcoxon tests of the best entry against others, by seed and silo; Holm's correction."""
+"""Which entry of a report is best, and how sure that is: by validation, by paired tests, against a bag of words."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from silotune.data.metrics import lower_is_better, metric_title
-from silotune.lab.report.entries import ReportEntry, group_by_data
-from silotune.lab.report.scores import average_columns, mean_score, metric_name
-from silotune.runs.scores import metric_of_column
+from silotune.errors import InputError
+from silotune.evaluation.baselines import BAG_OF_WORDS
+from silotune.lab.report.entries import ReportEntry
+from silotune.lab.report.frame import Results
+from silotune.runs.scores import TITLES, metric_of_column
 
 NOTE = (
     "Two-sided Wilcoxon signed-rank test on the differences of test scores (zeros dropped), paired by seed and silo, "
@@ -20,6 +22,9 @@ NOTE = (
 
 
 _CENTRAL = ":all"  # no silo can have this name
+
+_MOST_NAMED = 6
+"""Silos and averages that a sentence names."""
 
 
 @dataclass(frozen=True)
@@ -42,47 +47,42 @@ class PairedTest:
     differing: int
     p: float
 
+    @property
+    def numbers(self) -> list[str]:
+        """Difference, pairs, differing pairs and p-value for display."""
+        return [f"{self.difference:+.2f}", str(self.pairs), str(self.differing), f"{self.p:.3g}"]
 
-def paired_tests(entries: Sequence[ReportEntry]) -> list[PairedTest]:
+
+def paired_tests(results: Results) -> list[PairedTest]:
     """Test, on every data set, the entry with the best average against each other entry that shares pairs with it."""
-    tests = [pair for group in group_by_data(entries) for pair in _against_the_best(group)]
+    tests = [pair for part in results.parts for column in part.averages for pair in _of_column(part, column)]
     adjusted = holm([pair.p for pair in tests])
     return [replace(pair, p=p) for pair, p in zip(tests, adjusted, strict=True)]
 
 
-def heading(entries: Sequence[ReportEntry]) -> str:
+def heading(results: Results) -> str:
     """Describe what the tests compare."""
-    return f"the best average{' of each data set' if len(group_by_data(entries)) > 1 else ''} against the others"
+    return f"the best average{' of each data set' if len(results.parts) > 1 else ''} against the others"
 
 
-def _against_the_best(entries: Sequence[ReportEntry]) -> list[PairedTest]:
-    """Test the entries of one data set, each metric for itself; p-values are not adjusted yet."""
-    return [pair for column in average_columns(entries) for pair in _by_column(entries, column)]
-
-
-def _by_column(entries: Sequence[ReportEntry], column: str) -> list[PairedTest]:
+def _of_column(results: Results, column: str) -> list[PairedTest]:
     """Test the entry with the best average of a column against the others, over the silos of that column's metric."""
-    means = {entry.label: score.mean for entry in entries if (score := mean_score(entry, column))}
-    scored = [entry for entry in entries if entry.label in means]
+    scored = [(entry, score.mean) for entry in results.entries if (score := results.score(entry.label, column))]
     if not scored:
         return []
-    choose = min if lower_is_better(metric_name(scored[0], column)) else max
-    best = choose(scored, key=lambda entry: means[entry.label])
+    choose = min if results.lower(column) else max
+    best, _ = choose(scored, key=lambda pair: pair[1])
     metric, tests = metric_of_column(column), []
-    for other in entries:
-        differences = _differences(best, other, metric) if other is not best else []
-        if differences:
-            label = f"{best.label} by {metric_title(metric)}" if metric else best.label
-            mean = statistics.fmean(differences)
+    label = f"{best.label} by {metric_title(metric)}" if metric else best.label
+    of_best = _by_pair(best, metric)
+    for other in results.entries:
+        of_other = _by_pair(other, metric) if other is not best else {}
+        if shared := sorted(of_best.keys() & of_other.keys()):
+            differences = [of_best[key] - of_other[key] for key in shared]
             rounded = [round(value, 9) for value in differences]  # so that ties and zeros are recognized
-            differing = sum(value != 0 for value in rounded)
+            mean, differing = statistics.fmean(differences), sum(value != 0 for value in rounded)
             tests.append(PairedTest(label, other.label, mean, len(rounded), differing, _wilcoxon(rounded)))
     return tests
-
-
-def _differences(entry: ReportEntry, other: ReportEntry, metric: str) -> list[float]:
-    scores, other_scores = _by_pair(entry, metric), _by_pair(other, metric)
-    return [scores[key] - other_scores[key] for key in sorted(scores.keys() & other_scores.keys())]
 
 
 def _by_pair(entry: ReportEntry, metric: str) -> dict[tuple[int, str], float]:
@@ -90,18 +90,15 @@ def _by_pair(entry: ReportEntry, metric: str) -> dict[tuple[int, str], float]:
 
     Silos tested on the same rows are no repetitions: they count as one.
     """
-    central = {
-        (run.seed, _CENTRAL): float(run.summary["average"])
-        for run in entry.runs
-        if run.shares_test_rows and run.summary["average"] is not None
-    }
-    return central | {
-        (run.seed, name): float(silo["test"])
-        for run in entry.runs
-        if not run.shares_test_rows
-        for name, silo in run.summary["silos"].items()
-        if silo.get("test") is not None and metric in ("", silo.get("metric"))
-    }
+    scores: dict[tuple[int, str], float] = {}
+    for run in entry.runs:
+        if not run.shares_test_rows:
+            for name, silo in run.summary["silos"].items():
+                if silo.get("test") is not None and metric in ("", silo.get("metric")):
+                    scores[run.seed, name] = float(silo["test"])
+        elif run.summary["average"] is not None:
+            scores[run.seed, _CENTRAL] = float(run.summary["average"])
+    return scores
 
 
 def _wilcoxon(differences: Sequence[float]) -> float:
@@ -120,3 +117,54 @@ def holm(values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(values) - rank) * values[position]))
         adjusted[position] = largest
     return adjusted
+
+
+def beaten_by_words(results: Results) -> list[str]:
+    """Say where a bag of words scores better than every method, a sentence for each data set; none otherwise."""
+    sentences = []
+    for number, part in enumerate(results.parts, 1):
+        better = []
+        for column in [*part.distinct_silos, *part.averages]:
+            of_words = part.score(TITLES[BAG_OF_WORDS], column)
+            means = [score.mean for entry in part.entries if (score := part.score(entry.label, column))]
+            if of_words is not None and means:
+                best = min(means) if part.lower(column) else max(means)
+                if of_words.mean < best if part.lower(column) else of_words.mean > best:
+                    better.append(f"{column} ({of_words.mean:.2f}, best method {best:.2f})")
+        if better:
+            more = f" and {len(better) - _MOST_NAMED} more" if len(better) > _MOST_NAMED else ""
+            data = f" of data {number}" if len(results.parts) > 1 else ""
+            named = ", ".join(better[:_MOST_NAMED])
+            sentences.append(f"A bag of words is better than all methods{data} on {named}{more}")
+    return sentences
+
+
+def best_by_validation(entries: Sequence[ReportEntry]) -> ReportEntry:
+    """Return the entry with the best mean validation score over silos and seeds; the first of equals.
+
+    Where silos were judged by a loss, or a metric that is better if lower, the lowest mean is the best.
+    """
+    judged = {
+        (
+            entry.first.evaluated_on,
+            tuple(str(s.get("validation_metric", s["metric"])) for s in run.summary["silos"].values()),
+        )
+        for entry in entries
+        for run in entry.runs
+    }
+    if len(judged) != 1:
+        raise InputError("best: the entries differ in their data or metrics; allowed: a comparison of one data set")
+    means = [_validation(entry) for entry in entries]
+    ((_, metrics),) = judged
+    return entries[means.index(min(means) if any(map(lower_is_better, metrics)) else max(means))]
+
+
+def _validation(entry: ReportEntry) -> float:
+    """Return an entry's validation score, its mean over seeds and silos; silos without validation rows are left out."""
+    scores = []
+    for run in entry.runs:
+        of_silos = [silo["validation"] for silo in run.summary["silos"].values() if silo["validation"] is not None]
+        if not of_silos:
+            raise InputError(f"best: {run.folder} has no validation score; allowed: runs with validation rows")
+        scores.append(statistics.fmean(of_silos))
+    return statistics.fmean(scores)

@@ -1,27 +1,169 @@
-"""What a report says of every run, also where nothing happened: privacy, attacks and defenses, traffic."""
+"""What a report says in words: warnings about its numbers, and what left silos, privacy and attacks of every entry."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
-from silotune.lab.report.caveats import describe_sent_parts
-from silotune.lab.report.entries import ReportEntry
-from silotune.lab.report.scores import success_rate
-from silotune.lab.report.tables_by_method import ResultTable, TableCell
+from silotune.errors import InputError
+from silotune.lab.report.entries import FinishedRun, ReportEntry
+from silotune.lab.report.frame import MIB, Results
+from silotune.lab.report.significance import beaten_by_words
+from silotune.lab.report.tables import MOST_SILOS
+from silotune.methods.parts import Scope, names_with
+from silotune.runs.build.resolve import make_method, read_config
+from silotune.runs.build.run_warnings import refusal_warning
+from silotune.runs.storage.readers import read_versions
 
-Statement = tuple[str, str]
-"""An entry's label, and what is said of it."""
+_FEW_ROWS = 100
+"""Test rows below which a report warns of a silo."""
+
+_MOST_NAMED = 6
+"""Silos that a warning names."""
+
+_EXPECTED_EVENTS = {
+    *("silo", "round", "final", "refused", "evaluation", "server", "versions", "cohort", "budget", "stopped"),
+    "aggregation",
+}
+"""Events that need no generic warning (`_warnings_of_run` has specific ones for some)."""
 
 _MEANS = ("samples", "uniform")
 """Aggregations that take every update as it is."""
 
 
-def privacy_statements(entries: Sequence[ReportEntry]) -> list[Statement]:
-    """Say of every entry whether noise protects what was sent, and what that does not cover."""
-    return [(entry.label, _privacy(entry)) for entry in entries]
+def list_caveats(results: Results) -> list[str]:
+    """Return the warnings about a report's rows, one sentence each."""
+    entries = results.entries
+    caveats = _run_warnings(results.runs) + _differences(results.runs)
+    for entry in entries:
+        repeated = sorted(seed for seed, number in Counter(run.seed for run in entry.runs).items() if number > 1)
+        if repeated:
+            caveats.append(
+                f"{entry.label}: seed {repeated[0]} appears in several folders; repetitions are not independent"
+            )
+    single = [entry.label for entry in entries if len(entry.runs) == 1]
+    if single and len(single) == len(entries):
+        caveats.append("One seed per row: there is no standard deviation, and small differences mean nothing.")
+    elif single:
+        caveats.append(f"One seed only, so no standard deviation: {', '.join(single)}")
+    if any(len(entry.runs) > 1 and not all(run.rows_are_fixed for run in entry.runs) for entry in entries):
+        caveats.append(
+            "Seeds also choose the rows (data.seed is unset): the standard deviation holds the noise of the split and "
+            "that of training together."
+        )
+    caveats += _small_test_sets(results.runs) + beaten_by_words(results)
+    if len({tuple(sorted({run.seed for run in entry.runs})) for entry in entries}) > 1:
+        caveats.append("Rows have different seeds: tests pair only those that two rows share.")
+    late = [
+        entry.label for entry in entries if all(r.summary["best_round"] == r.summary["rounds"] > 1 for r in entry.runs)
+    ]
+    if late:
+        caveats.append(f"Best at the last round with every seed, so more rounds may help: {', '.join(late)}")
+    if len(results.silos) > MOST_SILOS:
+        caveats.append(f"More than {MOST_SILOS} silos: the table has their average; table.csv has every silo.")
+    return caveats
 
 
-def _privacy(entry: ReportEntry) -> str:
+def _small_test_sets(runs: Sequence[FinishedRun]) -> list[str]:
+    """Warn of silos that are tested on few rows: one row changes their score by a point or more."""
+    smallest: dict[str, int] = {}
+    for run in runs:
+        for name, silo in run.summary["silos"].items():
+            rows = (silo.get("rows") or {}).get("test")
+            if rows is not None:
+                smallest[name] = min(rows, smallest.get(name, rows))
+    few = [f"{name} ({rows})" for name, rows in smallest.items() if rows < _FEW_ROWS]
+    if not few:
+        return []
+    more = f" and {len(few) - _MOST_NAMED} more" if len(few) > _MOST_NAMED else ""
+    named = ", ".join(few[:_MOST_NAMED]) + more
+    return [f"Fewer than {_FEW_ROWS} test rows, so that one row changes the score by a point or more: {named}"]
+
+
+def _run_warnings(runs: Sequence[FinishedRun]) -> list[str]:
+    """Collect the warnings of single runs; the same warning of several runs becomes one sentence."""
+    runs_by_remark: dict[str, list[str]] = {}
+    for run in runs:
+        for remark in _warnings_of_run(run):
+            runs_by_remark.setdefault(remark, []).append(f"{run.folder.name} (seed {run.seed})")
+    return [
+        f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {remark}"
+        for remark, names in runs_by_remark.items()
+    ]
+
+
+def _warnings_of_run(run: FinishedRun) -> list[str]:
+    refusals = refusal_warning(run.events)
+    remarks = [refusals] if refusals else []
+    for kind, number in Counter(str(event.get("event")) for event in run.events).items():
+        if kind not in _EXPECTED_EVENTS:
+            remarks.append(f"{number} × “{kind}” in events.jsonl")
+    for event in run.events_of("budget"):
+        remarks.append(f"stopped after round {event.get('round')}: {event.get('reason')}")
+    for event in run.events_of("versions"):
+        remarks.append(f"resumed under other versions: {', '.join(map(str, event.get('changed', [])))}")
+    silos = run.summary["silos"]
+    trained = {event["silo"] for event in (*run.events_of("silo"), *run.events_of("final"))}
+    never = sorted({*silos} - trained)
+    if never and run.summary["method"] not in trained:  # the one training silo of a centralized method has its name
+        remarks.append(f"never sampled, so never trained: {', '.join(never)}")
+    unvalidated = sorted(silo for silo, result in silos.items() if result.get("validation") is None)
+    if unvalidated:
+        remarks.append(f"no validation rows in {', '.join(unvalidated)}; the best round does not see them")
+    return remarks
+
+
+def _differences(runs: Sequence[FinishedRun]) -> list[str]:
+    settings: dict[str, Callable[[FinishedRun], object]] = {
+        "precision": lambda run: run.summary.get("precision"),
+        "threads": lambda run: run.summary.get("threads"),
+        "rounds": lambda run: run.summary.get("rounds"),
+        "backbone": lambda run: _versions(run).get("backbone", run.summary.get("backbone")),
+        "version of torch": lambda run: _versions(run).get("torch"),
+        "version of silotune": lambda run: _versions(run).get("silotune"),
+    }
+    remarks = []
+    for setting, read in settings.items():
+        values = sorted({str(read(run))[:16] for run in runs})
+        if len(values) > 1:
+            remarks.append(f"The runs differ in {setting}: {', '.join(values)}")
+    return remarks
+
+
+def _versions(run: FinishedRun) -> dict[str, str]:
+    """Read the run's `versions.json`; empty if there is none."""
+    try:
+        return read_versions(run.folder)
+    except InputError:
+        return {}
+
+
+def traffic_statement(entry: ReportEntry) -> str:
+    """Say which parts left the silos, and the bytes of all messages of a run."""
+    up, down = (entry.mean_of(key) / MIB for key in ("bytes_up", "bytes_down"))
+    total = f"In all, {up:.2f} MiB from silos and {down:.2f} MiB to them." if up or down else ""
+    return f"{_sent_parts(entry)} {total}".strip()
+
+
+def _sent_parts(entry: ReportEntry) -> str:
+    """Describe which parts left a silo and which stayed."""
+    run = entry.first
+    try:
+        method = make_method(read_config(str(run.folder / "config.yaml")))
+    except (InputError, ValueError):  # the run was made by another version of the package
+        return f"{run.summary['sent_parameters']:,} parameters left a silo in every round it took part in."
+    if method.collects_rows:
+        return "All rows were in one place: no federation."
+    leaving, private = ", ".join(method.sends()), ", ".join(names_with(method.parts(), Scope.PRIVATE))
+    if not run.message_bytes:
+        return f"Nothing left a silo. Kept: {private or leaving}."
+    size = run.message_bytes / MIB
+    sent = f"Sent: {leaving} ({run.summary['sent_parameters']:,} parameters; {size:.2f} MiB a message, as measured)."
+    return f"{sent} Kept: {private}." if private else sent
+
+
+def privacy_statement(entry: ReportEntry) -> str:
+    """Say whether noise protects the updates, and what that does not cover."""
     guarantees = [run.summary["privacy"] for run in entry.runs if run.summary.get("privacy")]
     if not guarantees:
         if not entry.first.summary["bytes_up"]:
@@ -38,53 +180,16 @@ def _privacy(entry: ReportEntry) -> str:
     return text + "".join(f" The guarantee does not hold against {limit}." for limit in limits)
 
 
-def privacy_table(entries: Sequence[ReportEntry]) -> ResultTable | None:
-    """Make the table of the guarantee of every run with noise; None without any."""
-    rows = []
-    for entry in entries:
-        for run in entry.runs:
-            if guarantee := run.summary.get("privacy"):
-                texts = [
-                    run.folder.name,
-                    str(guarantee["mechanism"]),
-                    f"{guarantee['epsilon_round']:.4g}",
-                    f"{guarantee['epsilon_total']:.4g}",
-                    f"{guarantee['delta']:g}",
-                    str(guarantee["participations"]),
-                ]
-                rows.append((entry.label, [TableCell(text) for text in texts]))
-    header = ["folder", "mechanism", "ε a round", "ε in total", "δ", "participations"]
-    return ResultTable("differential privacy of every noised run", header, rows) if rows else None
-
-
-def attack_statements(entries: Sequence[ReportEntry]) -> list[Statement]:
-    """Say of every entry whether an attack was simulated, with what success, and which aggregation defended."""
-    return [(entry.label, _attack(entry)) for entry in entries]
-
-
-def _attack(entry: ReportEntry) -> str:
+def attack_statement(entry: ReportEntry, results: Results) -> str:
+    """Say whether an attack was simulated, with what success, and which aggregation defended."""
     config = entry.first.config
     attack, aggregation = config.get("attack") or {}, config.get("aggregation") or {}
     name = str(aggregation.get("name", "samples") if isinstance(aggregation, dict) else aggregation)
-    defense = (
-        f"Aggregation: {name}, a mean that takes updates as they are."
-        if name in _MEANS
-        else f"Aggregation: {name}."
-    )  # fmt: skip
-    rate = success_rate(entry)
+    defense = f"Aggregation: {name}{', a mean that takes updates as they are' if name in _MEANS else ''}."
+    rate = results.success_rate(entry.label)
     if rate is None and attack.get("name", "none") == "none":
         return f"No attack was simulated. {defense}"
     share = 100 * float(attack.get("fraction", 0))
     text = f"Backdoor by {share:g} % of the silos toward the label {attack.get('target')!r}"
     measured = "not measured" if rate is None else f"{rate.text} % of the test rows with the trigger"
     return f"{text}: success {measured}. {defense}"
-
-
-def traffic_statements(entries: Sequence[ReportEntry]) -> list[Statement]:
-    """Say of every entry which parts left the silos, and the bytes of all messages of a run."""
-    return [(entry.label, f"{describe_sent_parts(entry)} {_traffic(entry)}".strip()) for entry in entries]
-
-
-def _traffic(entry: ReportEntry) -> str:
-    up, down = (entry.mean_of(key) / 2**20 for key in ("bytes_up", "bytes_down"))
-    return f"In all, {up:.2f} MiB from silos and {down:.2f} MiB to them." if up or down else ""

@@ -1,4 +1,4 @@
-"""`Panel`, `Mark` and `FigureSpec` describe figures; matplotlib renders inline SVG, or PNG and SVG files."""
+"""How figures are drawn: panels of matplotlib, as SVG for the page or as PNG and SVG files, in one theme."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silotune.core.notebook import COLORS, notebook_figure, wrap_label
+from silotune.lab.report.frame import Curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 
 # Placeholders that `panel_svg` replaces by CSS variables, so that one SVG serves light and dark themes.
@@ -27,6 +29,15 @@ _VARIABLES = {INK: "var(--ink)", GRID: "var(--grid)"}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 
 _PANEL = (3.9, 2.9)  # inches; about 375 pixels on the page
+
+_LOG_SCALE_RATIO = 20.0
+"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
+
+LabeledCurve = tuple[int, str, Curve]
+"""A row's position, its label, and its curve."""
+
+LabeledValues = tuple[int, str, Mapping[str, float]]
+"""A row's position, its label, and its value for each name."""
 
 
 @dataclass(frozen=True)
@@ -187,33 +198,119 @@ def draw_figure(spec: FigureSpec) -> Figure:
     return figure
 
 
-def horizontal_bars(
-    axes: Axes, names: Sequence[str], groups: Sequence[tuple[int, str, Sequence[float]]], unit: str
-) -> list[Mark]:
-    """Draw horizontal bars: for each name one bar per group.
-
-    Args:
-        axes: where to draw.
-        names: labels of the y axis.
-        groups: (position in the legend, label, value per name).
-        unit: of the values.
-
-    Returns:
-        The values.
-    """
-    thickness, marks = 0.8 / len(groups), []
-    for number, (position, label, values) in enumerate(groups):
-        heights = [index - 0.4 + (number + 0.5) * thickness for index in range(len(names))]
-        color = line_style(position)["color"]
-        bars = axes.barh(heights, list(values), height=thickness * 0.92, color=color)
-        for index, bar in enumerate(bars):
-            bar.set_gid(artist_name(position, f"bar{index}"))
-        marks += [
-            Mark(value, height, f"{name}, {label}: {value:.3g} {unit}")
-            for name, height, value in zip(names, heights, values, strict=True)
-        ]
+def name_rows(axes: Axes, names: Sequence[str], above: float = 0.5) -> None:
+    """Name the rows of a diagram from top to bottom, with lines of a grid at the values."""
     axes.set_yticks(range(len(names)), labels=[wrap_label(name) for name in names])
-    axes.invert_yaxis()
+    axes.set_ylim(len(names) - 1 + above, -above)
     axes.grid(axis="x", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
+
+
+def whole_rounds(axes: Axes) -> None:
+    """Give the x axis whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
+
+
+def logarithmic_if_wide(axes: Axes, values: Sequence[float]) -> None:
+    """Make the x axis logarithmic where the small values would vanish on a linear one.
+
+    It then has plain numbers: at 1, 2 and 5, or at powers of ten over wide ranges.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    positive = [value for value in values if value > 0]
+    if not positive or max(positive) <= _LOG_SCALE_RATIO * min(positive):
+        return
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 60 * low else (1.0,), numticks=9))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def band(
+    axes: Axes, position: int, x: Sequence[float], low: Sequence[float], high: Sequence[float], alpha: float
+) -> None:
+    """Fill the area between two curves of a row."""
+    color, name = line_style(position)["color"], artist_name(position, "band")
+    axes.fill_between(x, low, high, color=color, alpha=alpha, linewidth=0, gid=name)
+
+
+def lines(axes: Axes, curves: Sequence[LabeledCurve], x_unit: str = "round {:g}") -> list[Mark]:
+    """Draw curves with bands of ± one standard deviation; `x_unit` names x in the values' texts."""
+    alpha = 0.15 if len(curves) <= 5 else 0.06  # many overlapping bands would hide the lines
+    marks = []
+    for position, label, series in curves:
+        style, interval = line_style(position), max(1, len(series.x) // 8)
+        gid = artist_name(position, "line")
+        axes.plot(series.x, series.mean, markersize=3.5, markevery=interval, linewidth=1.4, gid=gid, **style)
+        if all(std is not None for std in series.std):
+            spread = [(mean - (std or 0), mean + (std or 0)) for mean, std in zip(series.mean, series.std, strict=True)]
+            band(axes, position, series.x, [low for low, _ in spread], [high for _, high in spread], alpha)
+        marks += [
+            Mark(x, mean, f"{label}, {x_unit.format(x)}: {mean:.4g}" + ("" if std is None else f" ± {std:.2g}"))
+            for x, mean, std in zip(series.x, series.mean, series.std, strict=True)
+        ]
+    axes.grid(color=GRID, linewidth=0.6)
+    axes.margins(x=0.03)
     return marks
+
+
+def bars(axes: Axes, names: Sequence[str], groups: Sequence[LabeledValues], unit: str) -> list[Mark]:
+    """Draw horizontal bars: for each name one bar of every row."""
+    thickness, marks = 0.8 / len(groups), []
+    for number, (position, label, values) in enumerate(groups):
+        for index, name in enumerate(names):
+            place, value = index - 0.4 + (number + 0.5) * thickness, values.get(name, 0.0)
+            gid = artist_name(position, f"bar{index}")
+            axes.barh(place, value, height=thickness * 0.92, color=line_style(position)["color"])[0].set_gid(gid)
+            marks.append(Mark(value, place, f"{name}, {label}: {value:.3g} {unit}"))
+    name_rows(axes, names)
+    return marks
+
+
+def dots(axes: Axes, rows: Sequence[LabeledValues], unit: str) -> list[Mark]:
+    """Draw a line of dots for every row, a dot for each silo and a bar at their mean: many silos stay readable so."""
+    marks = []
+    for line, (position, label, values) in enumerate(rows):
+        color = line_style(position)["color"]
+        ordered = sorted(values, key=lambda name: values[name])
+        places = [line + 0.32 * ((n * 7) % 11 / 5 - 1) for n in range(len(ordered))]  # apart, and always the same
+        numbers = [values[name] for name in ordered]
+        name = artist_name(position, "dots")
+        axes.plot(numbers, places, ".", color=color, markersize=5, alpha=0.7, gid=name, linestyle="none")
+        mean = sum(numbers) / len(numbers)
+        axes.plot([mean, mean], [line - 0.4, line + 0.4], color=color, linewidth=2, gid=artist_name(position, "mean"))
+        marks += [
+            Mark(value, place, f"{silo}, {label}: {value:.4g} {unit}")
+            for silo, place, value in zip(ordered, places, numbers, strict=True)
+        ]
+        marks.append(Mark(mean, line - 0.4, f"mean over {len(numbers)} silos, {label}: {mean:.4g} {unit}"))
+    name_rows(axes, [label for _, label, _ in rows], 0.6)
+    return marks
+
+
+def heatmap(
+    axes: Axes, table: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], **style: Any
+) -> AxesImage:
+    """Draw a matrix with names of rows and columns; `style` goes to `imshow`."""
+    image = axes.imshow(table, **style)
+    axes.set_xticks(range(len(columns)), labels=columns)
+    axes.set_yticks(range(len(rows)), labels=rows)
+    return image
+
+
+def write_values(axes: Axes, image: AxesImage, text: Callable[[float], str], bold_diagonal: bool = False) -> None:
+    """Write every value of a heatmap into its cell, white on dark cells; a dash where there is none."""
+    import numpy as np
+
+    values: np.ndarray = np.ma.filled(np.ma.asarray(image.get_array()), np.nan)
+    luminance = image.to_rgba(values)[..., :3] @ np.array([0.299, 0.587, 0.114])
+    for (row, column), value in np.ndenumerate(values):
+        known = not np.isnan(value)
+        color = "white" if known and luminance[row, column] < 0.5 else "black"
+        weight = "bold" if bold_diagonal and row == column else "normal"
+        label = text(float(value)) if known else "–"
+        axes.text(column, row, label, ha="center", va="center", fontsize=8, color=color, fontweight=weight)

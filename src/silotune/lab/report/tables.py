@@ -1,0 +1,273 @@
+"""The tables of a report: scores, costs, silos, labels, runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+from silotune.data.metrics import lower_is_better
+from silotune.errors import InputError
+from silotune.lab.report.entries import ReportEntry
+from silotune.lab.report.frame import MIB, Interval, Results, Score
+from silotune.runs.scores import average_text, backbones_text, silo_metric
+
+MOST_SILOS = 12
+"""Number of silos up to which each has a column; beyond it the table has the average only (`table.csv` has all
+silos)."""
+
+_MOST_NAMES = 6
+"""Silos of a metric that a title names."""
+
+_BYTES_PER_WEIGHT = 4  # float32
+
+INTERVAL_NOTE = (
+    "Small numbers are 95 % intervals: by bootstrap over the test rows (of an average: from its silos' half-widths, as "
+    "if independent), and with several seeds by Student's t over seeds, which is very wide with two, if that is wider. "
+    "The best score is bold, the second underlined. A best score is green with a check mark only if its interval lies "
+    "apart from those of all others on the same data; where none is, no winner is shown."
+)
+
+BASELINE_NOTE = (
+    "Baselines learn from a silo's own training rows (of a partitioned data set, from all of them): the most frequent "
+    "label (of numbers, their mean), and logistic (of numbers, ridge) regression over the TF-IDF of words and pairs of "
+    "words."
+)
+
+COST_NOTE = (
+    "Percentages are of full fine-tuning of the bare model with its head: trained parameters with heads, the adapters "
+    "among them alone, sent parameters, and one silo's update as it was really serialized against all weights in "
+    "float32. MiB are totals over silos and rounds, sent by silos (up) and to them (down), mean over seeds. Product "
+    "error: how far the aggregate's B·A is from the mean of the silos' B·A, in % of that mean, over rounds and seeds; "
+    "–: no pair of LoRA's factors was averaged."
+)
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """A cell of a table.
+
+    Args:
+        text: what it says.
+        rank: 1 for the best of the rows on the same data, 2 for the second, 0 otherwise.
+        clear: whether the score's interval lies apart from those of the other rows.
+        note: what the page adds in small letters.
+    """
+
+    text: str
+    rank: int = 0
+    clear: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """A titled table.
+
+    Args:
+        title: its title.
+        header: the names of all columns but the first.
+        rows: (label, cells).
+        first: name of the first column.
+        notes: column → what the page adds to its name in small letters.
+        silos: the silo of every row, of which the page's reader can choose; empty if rows are no silos.
+    """
+
+    title: str
+    header: list[str]
+    rows: list[tuple[str, list[TableCell]]]
+    first: str = "method"
+    notes: Mapping[str, str] = field(default_factory=dict)
+    silos: Sequence[str] = ()
+
+    def texts(self) -> tuple[str, list[str], list[list[str]]]:
+        """Return title, names of all columns and rows as texts."""
+        rows = [[label, *(cell.text for cell in cells)] for label, cells in self.rows]
+        return self.title, [self.first, *self.header], rows
+
+
+def plain_table(
+    title: str,
+    header: Sequence[str],
+    rows: Iterable[tuple[str, Sequence[str]]],
+    first: str = "method",
+    silos: Sequence[str] = (),
+) -> ResultTable:
+    """Make a table of texts without ranks."""
+    cells = [(label, [TableCell(text) for text in texts]) for label, texts in rows]
+    return ResultTable(title, [*header], cells, first, {}, silos)
+
+
+def score_table(results: Results) -> ResultTable:
+    """Make the table of test scores, mean ± std over seeds; after an attack also its success rate (ASR)."""
+    entries, silos = results.entries, results.distinct_silos
+    columns = [*(silos if len(silos) <= MOST_SILOS else []), *results.averages]
+    table = [_score_column(results, column) for column in columns]
+    notes = {column: _column_note(results, column) for column in columns}
+    header = [*columns]
+    if any_attacked(results):
+        header.append("ASR")
+        table.append([TableCell(score.text if score else "–") for score in _rates(results)])
+    rows = [(entry.label, [column[number] for column in table]) for number, entry in enumerate(entries)]
+    for label in results.baselines(columns):
+        scores = [results.score(label, column) if column in columns else None for column in header]
+        rows.append((label, [TableCell(score.text if score else "–") for score in scores]))
+    seeds = sorted({len(entry.runs) for entry in entries})
+    repeats = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    deviation = f"standard deviation ({'n − 1' if results.ddof else 'n'})"
+    drawn = f"mean ± {deviation} over {repeats} seeds of {_drawn_by_seeds(results)}"
+    repetitions = drawn if seeds[-1] > 1 else "one seed"
+    ranking = "; best and second of each data set" if len(results.parts) > 1 else ""
+    backbones = backbones_text(run.summary for run in results.runs)
+    return ResultTable(f"{_what(entries)}, {repetitions}; {backbones}{ranking}", header, rows, notes=notes)
+
+
+def any_attacked(results: Results) -> bool:
+    """Whether any run measured a backdoor attack."""
+    return any(run.summary.get("attack") for run in results.runs)
+
+
+def _rates(results: Results) -> list[Score | None]:
+    return [results.success_rate(entry.label) for entry in results.entries]
+
+
+def _score_column(results: Results, column: str) -> list[TableCell]:
+    """Make a column of scores with ranks, intervals, and which of them is clearly the best."""
+    scores = [results.score(entry.label, column) for entry in results.entries]
+    cells = ranked_cells(results, scores, results.lower(column))
+    notes = [interval_text(results.interval(entry, column)) for entry in results.entries]
+    winners = results.clear_winners(column)
+    return [replace(cell, clear=clear, note=note) for cell, clear, note in zip(cells, winners, notes, strict=True)]
+
+
+def ranked_cells(results: Results, scores: Sequence[Score | None], lower: bool) -> list[TableCell]:
+    """Return a column's cells: each entry's score, with its rank among entries on the same data."""
+    ranked = zip(scores, results.rank(scores, lower), strict=True)
+    return [TableCell(score.text, rank) if score else TableCell("–") for score, rank in ranked]
+
+
+def interval_text(interval: Interval | None) -> str:
+    """Return the bounds for display; empty without an interval."""
+    return "" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}"
+
+
+def _column_note(results: Results, column: str) -> str:
+    """Return a silo's metric and number of test rows, as the first run that has the silo says; empty for averages."""
+    for run in results.runs:
+        if silo := run.summary["silos"].get(column):
+            rows = (silo.get("rows") or {}).get("test")
+            return silo_metric(run.summary, column) + ("" if rows is None else f", {rows:,} rows")
+    return ""
+
+
+def _what(entries: Sequence[ReportEntry]) -> str:
+    """Describe the scores of a table: the metric of all silos, or those of each."""
+    metrics: dict[str, dict[str, None]] = {}
+    for entry in entries:
+        for name in entry.first.summary["silos"]:
+            metrics.setdefault(silo_metric(entry.first.summary, name), {})[name] = None
+    unit = "" if all(map(lower_is_better, metrics)) else " (%)"
+    if len(metrics) == 1:
+        return f"test {next(iter(metrics))}{unit}"
+    named = "; ".join(
+        f"{metric}: {', '.join(names) if len(names) <= _MOST_NAMES else f'{len(names)} silos'}"
+        for metric, names in metrics.items()
+    )
+    return f"test score{unit} by unlike metrics ({named})"
+
+
+def _drawn_by_seeds(results: Results) -> str:
+    """Say what differs between the seeds: training alone, where `data.seed` fixes the rows, or the rows as well."""
+    fixed = {run.rows_are_fixed for run in results.runs}
+    return "training on the same rows" if fixed == {True} else "rows and training" if fixed == {False} else "runs"
+
+
+@dataclass(frozen=True)
+class CostShares:
+    """What a method trains and sends, in percent of full fine-tuning; None if the backbone's size is unknown.
+
+    Args:
+        trained: trained parameters, with heads.
+        adapters: trained parameters without heads.
+        sent: sent parameters.
+        message: measured bytes of one silo's update, relative to all weights in float32.
+    """
+
+    trained: float | None
+    adapters: float | None
+    sent: float | None
+    message: float | None
+
+
+def cost_shares(entry: ReportEntry) -> CostShares:
+    """Return the shares of an entry; all its runs have those of the first.
+
+    Full fine-tuning trains the bare model with a head for the task with most labels.
+    """
+    summary, head = entry.first.summary, entry.first.config.get("head") or {}
+    tasks: dict[str, Any] = summary.get("tasks") or {}
+    labels = max((len(task.get("labels") or ()) for task in tasks.values()), default=2)
+    full = _full_parameters(str(summary["backbone"]), str(head.get("name", "mlp")), max(labels, 2))
+    trained, adapters, sent = (summary[f"{kind}_parameters"] for kind in ("trainable", "adapter", "sent"))
+    numbers = (trained, adapters, sent, entry.first.message_bytes / _BYTES_PER_WEIGHT)
+    return CostShares(*(100 * number / full if full else None for number in numbers))
+
+
+@cache
+def _full_parameters(backbone: str, head: str, labels: int) -> int | None:
+    from silotune.cost.estimate import estimate
+
+    try:
+        words = [f"backbone={backbone}", f"head={head}", "tuner=lora", f"labels={labels}"]
+        return estimate("local", words, count_flops=False).bare_parameters
+    except InputError:  # the backbone is not on this machine
+        return None
+
+
+def cost_table(results: Results) -> ResultTable:
+    """Make the table of trained and sent parameters, messages and seconds; of LoRAs also of the error of averaging."""
+    errors = [results.product_error(entry.label) for entry in results.entries]
+    averaged = any(error is not None for error in errors)
+    header = ["trained %", "adapters %", "sent %", "message %", "up MiB", "down MiB", "seconds"]
+    rows = []
+    for entry, error in zip(results.entries, errors, strict=True):
+        shares = cost_shares(entry)
+        texts = [_percent(value) for value in (shares.trained, shares.adapters, shares.sent, shares.message)]
+        texts += [f"{entry.mean_of(key) / MIB:.2f}" for key in ("bytes_up", "bytes_down")]
+        texts += [f"{entry.mean_of('seconds'):.0f}"]
+        texts += ["–" if error is None else f"{100 * error:.2f}"] if averaged else []
+        rows.append((entry.label, texts))
+    header += ["product error %"] if averaged else []
+    return plain_table("trained and sent, in % of full fine-tuning; measured messages", header, rows)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}" if value else "0"
+
+
+def runs_table(results: Results) -> ResultTable:
+    """Make the table of all runs."""
+    rows = []
+    for entry in results.entries:
+        for run in entry.runs:
+            summary = run.summary
+            texts = [run.folder.name, str(run.seed), average_text(summary), str(summary["best_round"])]
+            texts += [str(summary.get("rounds", "–")), f"{summary['seconds']:.0f}"]
+            texts += [f"{summary.get('samples_per_second', 0):.1f}", str(summary.get("state_sha256", "–"))[:12]]
+            rows.append((entry.label, texts))
+    header = ["folder", "seed", "average", "best round", "rounds", "seconds", "rows/s", "state sha256"]
+    return plain_table("every run; rows/s are those of local training", header, rows)
+
+
+def privacy_table(results: Results) -> ResultTable | None:
+    """Make the table of the guarantee of every run with noise; None without any."""
+    rows = []
+    for entry in results.entries:
+        for run in entry.runs:
+            if found := run.summary.get("privacy"):
+                epsilons = [f"{found[key]:.4g}" for key in ("epsilon_round", "epsilon_total")]
+                texts = [run.folder.name, str(found["mechanism"]), *epsilons]
+                rows.append((entry.label, [*texts, f"{found['delta']:g}", str(found["participations"])]))
+    header = ["folder", "mechanism", "ε a round", "ε in total", "δ", "participations"]
+    return plain_table("differential privacy of every noised run", header, rows) if rows else None
