@@ -129,8 +129,12 @@ def _takes_list(key: str) -> bool:
     }
     models = [*options.get(section, ()), *([SECTIONS[section]] if section in SECTIONS else ())]
     fields = [model.model_fields[last] for model in models if last in model.model_fields]
-    kinds = [kind for field in fields for kind in (field.annotation, *get_args(field.annotation))]
-    return any(get_origin(kind) in (list, tuple) for kind in kinds)
+    return any(_is_list(field.annotation) for field in fields)
+
+
+def _is_list(kind: Any) -> bool:
+    """Whether a type is a list, or may be one, as `Words | None`."""
+    return get_origin(kind) in (list, tuple) or any(map(_is_list, get_args(kind)))
 
 
 def space_for_method(method: str, dimensions: Sequence[Dimension]) -> Space:
