@@ -41,7 +41,7 @@ def load_config(
 
     Args:
         source: a preset's name or the path of a YAML file (which may name a preset as its base: `preset: NAME`), or
-            the keys of a configuration (see `_of_another`); if empty, `keys` stand alone.
+            the keys of an earlier `Config`; if empty, `keys` stand alone.
         overrides: `key=value` words, dotted keys.
         method_defaults: method id → the method's defaults, by dotted key.
         changes: words that override all others; `preset=NAME` puts the source over another preset.
@@ -61,9 +61,9 @@ def load_config(
 
 
 def _of_another(given: Tree, chosen: Tree) -> bool:
-    """Return whether a configuration is asked for with another method than its own.
+    """Return whether the user overrides the method of a `Config` that is run again.
 
-    Its keys are then what a preset's are: defaults of that method come before them, e.g. its aggregation.
+    Its other keys then act as a preset's do, so that the new method's defaults (its aggregation, say) replace them.
     """
     method = chosen.get("method", {}).get("name")
     return isinstance(method, str) and METHODS.canonical(method) != given.get("method", {}).get("name")
@@ -162,7 +162,7 @@ def validated(tree: Tree) -> Config:
 
 
 def load_resolved(path: Path) -> Config:
-    """Return the configuration that `dump` wrote into a run folder. It says every key, so there are no layers.
+    """Return the configuration that `dump` wrote into a run folder; its layers were merged when the run began.
 
     Sections that say what the schema's defaults say are left to the schema, which does not check its defaults anew.
     """

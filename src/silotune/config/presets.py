@@ -23,7 +23,7 @@ def preset_text(name: str) -> str:
 
 
 def preset_tree(name: str, base: str | None = None) -> Tree:
-    """Return a preset's keys, over those of the preset that it names as its base (`preset: NAME`).
+    """Return a preset's keys, laid over the keys of its base if it names one (`preset: NAME`).
 
     The base's comparison is not taken along: rows belong to the preset that lists them.
 

@@ -27,7 +27,7 @@ _NAMES = {int: "integer", float: "number", str: "text", bool: "`true`, `false`",
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 _CHOSEN: dict[str, Registry[Any]] = {"method": METHODS, "tuner": TUNERS}
-"""Sections whose options are those of the chosen class."""
+"""Sections whose keys are the options of the class that `name` chooses."""
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ class Registry(Mapping[str, T]):
 
     Args:
         kind: the kind in the singular, as error lines name it; the entry-point group is `silotune.<kind>s`.
-        reserved: names that plug-ins cannot take: those of built-in objects that `provide` loads later, or that another
-            module makes without this registry. They are listed first and known without an import.
+        reserved: names that plug-ins cannot take, because built-in objects have them that are loaded later, or made
+            without this registry. They are listed first and known without an import.
         aliases: other spelling → name.
         home: the module that provides the built-in objects; a look-up of a name that is not reserved imports it.
     """
@@ -151,7 +151,7 @@ class Registry(Mapping[str, T]):
 
 
 class Names(Collection[str]):
-    """The names of a registry, those of built-in choices first."""
+    """The names of a registry, looked up when they are used; names of built-in objects come first."""
 
     def __init__(self, registry: Registry[T]) -> None:
         self._registry = registry
@@ -202,7 +202,7 @@ def subclass_problem(base: type) -> Callable[[object], str | None]:
 
 
 def options_problem(value: object) -> str | None:
-    """Return what is wrong with a plug-in's `Options`, if it has any."""
+    """Return why a plug-in's `Options` cannot be used; None if they can, or if it has none."""
     options = getattr(value, "Options", None)
     if options is None or (isinstance(options, type) and issubclass(options, BaseModel)):
         return None

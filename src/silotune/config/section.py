@@ -115,7 +115,7 @@ class ShortSection(Section):
 
 
 class ExtensibleSection(Section):
-    """A section with the keys of its built-in choices, and with those of a plug-in if one is chosen.
+    """A section with the keys of its built-in choices, and with the options of a plug-in if one is chosen.
 
     A registered object declares its keys by a pydantic model in the attribute `Options`, as methods and tuners do. They
     are read into `options`, with their defaults filled in.

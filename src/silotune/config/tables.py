@@ -110,7 +110,7 @@ def table_rows(table: Table, key: str) -> Rows:
 
 
 def _named_labels(dataset: Any) -> Any:
-    """Return a `datasets.Dataset` with the names of its class labels, of which it stores the numbers."""
+    """Replace the numbers that a `datasets.Dataset` stores for class labels by the labels' names."""
     rows: Rows = dataset.to_list()
     for column, feature in dataset.features.items():
         if hasattr(feature, "int2str"):

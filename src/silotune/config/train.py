@@ -70,7 +70,7 @@ ClassWeights = Annotated[dict[str, float] | Literal["none", "balanced"], BeforeV
 
 
 _ADAM_EPSILON = 1e-8
-"""Of the paper (Kingma and Ba 2015), torch and transformers' Trainer."""
+"""The value in the paper (Kingma and Ba 2015), in torch and in transformers' Trainer."""
 
 
 class TrainConfig(Section):

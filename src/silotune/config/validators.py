@@ -154,4 +154,4 @@ def label_name(label: object) -> object:
 
 
 Labels = Annotated[list[str], BeforeValidator(label_names), AfterValidator(distinct)]
-"""Different label names, of which whole numbers become text."""
+"""Different label names; whole numbers become text."""

@@ -25,7 +25,7 @@ def log_line(text: str, file: TextIO | None = None) -> None:
 
 
 def current_user() -> str:
-    """Return the name of the user who runs this process, with the one who called `sudo` before it."""
+    """Return the user who runs this process; under `sudo`, as `CALLER as USER`."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # no entry for the number

@@ -98,7 +98,7 @@ class RayPool(ThreadPoolExecutor):
 
     @override
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End all work at once; what is finished has been returned."""
+        """Cancel all work that is not finished."""
         super().shutdown(wait=False, cancel_futures=True)
         with self._starting:
             self._ended = True

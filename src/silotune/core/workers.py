@@ -90,14 +90,14 @@ def worker_pool(
 ) -> Iterator[ProcessPoolExecutor]:
     """Start a pool of processes; with several GPUs, the workers take them in turn.
 
-    On Linux they are forked from a server that has imported their modules and runs nothing: a process more costs
-    neither the seconds nor the memory of the libraries.
+    On Linux they are forked from a server that has imported their modules, so that each starts fast and shares the
+    memory of the libraries.
 
     Args:
         workers: number of processes.
         imports: modules that the workers need.
         prepare: called in every worker when it starts.
-        given: its argument; it is pickled while a process is started, so that it may hold files.
+        given: the argument of `prepare`; it is pickled while a process starts, so it may hold open files.
 
     Raises:
         SilotuneError: a worker process died.

@@ -12,7 +12,7 @@ _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class _Loader(_LOADER):  # type: ignore[misc]
-    """A safe loader that refuses a key given twice, of which YAML itself keeps the last value."""
+    """A safe loader that refuses a key given twice; YAML itself would keep its last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
