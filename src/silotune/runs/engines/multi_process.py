@@ -1,9 +1,9 @@
-"""`MultiProcessEngine` (`--workers`): silos in several processes, which share the weights; `RayEngine`; the same bits.
+"""Train silos in several processes (`--workers`, `--engine ray`) and get the same bits as in one.
 
-Each process has the silos' rows and a backbone, whose weights are in this machine's memory once; on a Ray cluster every
-worker reads them. The main process keeps the silos' states, and sends and receives them with the work; it has no
-weights on a device while others work. A silo's result depends neither on the process nor on the order, so the bits are
-those of one process at equal `threads`.
+Each process has the silos' rows and a backbone. On one machine the processes share the memory of the weights; on a Ray
+cluster every worker reads them. The main process keeps the silos' states, sends them with the work, and has no weights
+on a device meanwhile. A silo's result depends neither on the process nor on the order, so the bits are those of one
+process at equal `threads`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,6 @@ class MultiProcessEngine(InProcessEngine):
 
     @override
     def run(self) -> None:
-        """The processes live as long as it takes."""
         backbone = self.federation.backbone
         imports = [__name__, *backbone.modules_of_its_classes]
         weights = backbone.share() if self._workers.cluster is None else None
@@ -105,8 +104,8 @@ class MultiProcessEngine(InProcessEngine):
 
     @override
     def _validation(self, round_number: int) -> Scores:
-        """One model on the same rows is judged once."""
         federation = self.federation
+        # one model on the same rows is judged once
         once = federation.central is not None and all_share_one_model(federation.context)
         scores: Scores = {}
         singles = [[name] for name in federation.silos][: 1 if once else None]
