@@ -30,7 +30,7 @@ LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 EXAMPLES = {"methods/fedrod.py", "silotune.methods.fedrod"}
 """Files and modules that a page has its reader write."""
 
-GROUPS = {value.group for value in vars(registries).values() if isinstance(value, Registry)}
+GROUPS = {value.group for value in vars(registries).values() if isinstance(value, Registry)} | {"silotune.commands"}
 """Groups of entry points are named like modules."""
 
 OUTSIDE = {"standalone.py"}
