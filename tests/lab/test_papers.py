@@ -26,7 +26,8 @@ CHECKLIST = {
     "fedprompt": [f"Table {n}" for n in range(1, 6)],
     "feddpa": [*(f"Table {n}" for n in range(1, 15)), *(f"Figure {n}" for n in (3, 4, 5)), "Appendix C.1"],
 }
-COMMANDS = sorted({command for paper in read_papers().values() for item in paper.items for command in item.commands})
+ITEMS = [item for paper in read_papers().values() for item in paper["items"].values()]
+COMMANDS = sorted({command for item in ITEMS for command in item["commands"]})
 COMPARED = sorted({words[2] for words in map(shlex.split, COMMANDS) if words[:2] == ["silotune", "compare"]})
 
 BACKBONES = {
@@ -113,19 +114,19 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_item_of_the_checklist_has_a_command() -> None:
     papers = read_papers()
-    named = {name: [item.name for item in paper.items] for name, paper in papers.items()}
+    named = {name: list(paper["items"]) for name, paper in papers.items()}
     assert {name: [item for item in items if item in CHECKLIST[name]] for name, items in named.items()} == CHECKLIST
-    assert all(item.shows and item.commands for paper in papers.values() for item in paper.items)
+    assert all(item["shows"] and item["commands"] for item in ITEMS)
 
 
 def test_the_list_prints_every_item_with_its_commands(silotune: Silotune) -> None:
     outcome = silotune("compare", "--list")
     assert (outcome.code, outcome.err) == (0, "")
     for paper in read_papers().values():
-        assert paper.title in outcome.out
-        for item in paper.items:
-            assert f"{item.name}: {item.shows}\n" in outcome.out
-            assert all(f"      {command}\n" in outcome.out for command in item.commands)
+        assert paper["title"] in outcome.out
+        for name, item in paper["items"].items():
+            assert f"{name}: {item['shows']}\n" in outcome.out
+            assert all(f"      {command}\n" in outcome.out for command in item["commands"])
     alone = silotune("compare", "feddpa", "--list")
     assert "Table 14" in alone.out
     assert "Table I:" not in alone.out
@@ -160,7 +161,7 @@ def run_toy(preset: str, rows: list[str], out: Path) -> int:
     comparison.write(out)
     summaries = run_cells(comparison.cells, out)
     assert all((out / name / "summary.json").is_file() for name in summaries)
-    page = write_report(Results(entries_of(comparison, out)), out / "report.html", ddof=comparison.ddof)
+    page = write_report(Results(entries_of(comparison, out), comparison.ddof), out / "report.html")
     named = {cell.config.backbone.name for cell in comparison.cells}
     assert all(name in page.read_text(encoding="utf-8") for name in named)
     return len(summaries)

@@ -95,7 +95,7 @@ def compare(
         done=done,
         announce=announce,
     )
-    results = Results(_entries(comparison, folder), comparison.ddof)
+    results = Results(entries_of(comparison, folder), comparison.ddof)
     files = [*write_tables(results.entries, folder, comparison.ddof), write_report(results, folder / "report.html")]
     return ComparisonResult(folder, comparison, results, summaries, files)
 
@@ -200,7 +200,7 @@ def _number(cell: str) -> str | float | None:
         return cell
 
 
-def _entries(comparison: Comparison, folder: Path) -> list[ReportEntry]:
+def entries_of(comparison: Comparison, folder: Path) -> list[ReportEntry]:
     """Read the finished runs of a comparison, one entry per row of its table."""
     cells = {entry: [cell for cell in comparison.cells if cell.entry == entry] for entry in comparison.entries}
     return [

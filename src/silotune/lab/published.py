@@ -1,4 +1,4 @@
-"""`read_published` reads data sets as their authors distribute them as `PublishedTask`s (`PUBLISHED`: their kinds)."""
+"""Convert data sets from the folders that their authors distribute to folders of `data.path` (docs/data.md)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import hashlib
 import io
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +21,19 @@ from silotune.errors import InputError
 
 @dataclass(frozen=True)
 class PublishedTask:
-    """A task as it was published, in the columns of `data.path` (docs/data.md).
+    """A task as it was published.
 
     Args:
         name: name of its folder.
         splits: train, validation or test → records.
-        labels: label names by index; empty for instructions and numbers.
-        left_out: rows that are not there whole, as a few of QQP's.
-        numbers: whether `label` holds numbers to be predicted.
+        meta: the content of its `meta.json`; empty where it needs none.
+        left_out: number of rows that lack columns, as a few of QQP's.
     """
 
     name: str
     splits: Mapping[str, Sequence[Record]]
-    labels: tuple[str, ...] = ()
-    left_out: int = field(default=0)
-    numbers: bool = False
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """The content of its `meta.json`; empty where it needs none."""
-        if self.numbers:
-            return {"kind": "regression"}
-        return {"label_names": self.labels} if self.labels else {}
-
-
-Reader = Callable[[Path], list[PublishedTask]]
+    meta: Mapping[str, Any]
+    left_out: int = 0
 
 
 def read_published(kind: str, source: Path) -> list[PublishedTask]:
@@ -60,7 +48,9 @@ def read_published(kind: str, source: Path) -> list[PublishedTask]:
     return PUBLISHED[kind](source)
 
 
-# -- FedDPA ------------------------------------------------------------------------------------------------------------
+def _labeled(name: str, labels: Sequence[str], **splits: Sequence[Record]) -> list[PublishedTask]:
+    """Return the only task of a data set whose rows have labels."""
+    return [PublishedTask(name, splits, {"label_names": list(labels)})]
 
 
 def read_feddpa(source: Path) -> list[PublishedTask]:
@@ -80,7 +70,7 @@ def read_feddpa(source: Path) -> list[PublishedTask]:
             for name, rows in _by_task(file, _parsed(file, _text(file))).items():
                 if name not in tested:
                     raise InputError(f"{test}: no row of task {name!r}, which {file.name} trains")
-                tasks.append(PublishedTask(name, {"train": rows, "test": tested[name]}))
+                tasks.append(PublishedTask(name, {"train": rows, "test": tested[name]}, {}))
     return tasks
 
 
@@ -105,20 +95,17 @@ def _parsed(path: Path, text: str) -> Any:
         raise InputError(f"{path}: not JSON ({error})") from error
 
 
-# -- GLUE --------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Glue:
     """Columns of a task's TSV files, and its labels as the files have them and as silotune names them, by index.
 
-    Without labels the column holds numbers.
+    Without labels the column holds numbers. `whole` is false where lines that lack columns are left out.
     """
 
     texts: tuple[str, ...]
     label: str
-    written: tuple[str, ...]
-    labels: tuple[str, ...]
+    written: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
     validation: str = "dev.tsv"
     header: tuple[str, ...] | None = None
     whole: bool = True
@@ -136,7 +123,7 @@ _GLUE = {
     "RTE": _Glue(("sentence1", "sentence2"), "label", _ENTAILMENT, _ENTAILMENT),
     "QNLI": _Glue(("question", "sentence"), "label", _ENTAILMENT, _ENTAILMENT),
     "QQP": _Glue(("question1", "question2"), "is_duplicate", _NUMBERED, ("not_duplicate", "duplicate"), whole=False),
-    "STS-B": _Glue(("sentence1", "sentence2"), "score", (), ()),
+    "STS-B": _Glue(("sentence1", "sentence2"), "score"),
     "MNLI": _Glue(
         ("sentence1", "sentence2"), "gold_label", *(("entailment", "neutral", "contradiction"),) * 2,
         validation="dev_matched.tsv",
@@ -146,41 +133,52 @@ _GLUE = {
 
 
 def read_glue(source: Path) -> list[PublishedTask]:
-    """Read the tasks that a folder of GLUE's download holds, of its seven of classification and STS-B."""
+    """Read the tasks that a folder of GLUE's download holds: seven of classification, and STS-B."""
     found = {name: about for name, about in _GLUE.items() if (source / name / "train.tsv").is_file()}
     if not found:
         raise InputError(f"{source}: no train.tsv in any of its folders {', '.join(_GLUE)}")
     tasks = []
     for name, about in found.items():
-        files = {"train": source / name / "train.tsv", "validation": source / name / about.validation}
-        splits = {split: _glue_rows(file, about) for split, file in files.items()}
-        rows = {split: kept for split, (kept, _) in splits.items()}
-        left_out = sum(short for _, short in splits.values())
-        tasks.append(PublishedTask(name, rows, about.labels, left_out, numbers=not about.labels))
+        splits: dict[str, list[Record]] = {}
+        left_out = 0
+        for split, file in {"train": "train.tsv", "validation": about.validation}.items():
+            path = source / name / file
+            lines, short = _table(path, (*about.texts, about.label), about.header, about.whole)
+            splits[split] = [_glue_row(path, number, row, about) for number, row in lines]
+            left_out += short
+        meta = {"label_names": about.labels} if about.labels else {"kind": "regression"}
+        tasks.append(PublishedTask(name, splits, meta, left_out))
     return tasks
 
 
-def _glue_rows(path: Path, about: _Glue) -> tuple[list[Record], int]:
-    """Return the rows of a TSV file, whose quotation marks mean nothing, and the number of rows that lack columns."""
+def _glue_row(path: Path, line: int, row: Mapping[str, str], about: _Glue) -> Record:
+    label = row[about.label]
+    known = (
+        _index(path, line, label, about.written)
+        if about.labels
+        else read_number(label, f"{path}: line {line}: {about.label!r}")
+    )
+    return {f"sentence{n}": row[column] for n, column in enumerate(about.texts, start=1)} | {"label": known}
+
+
+def _table(
+    path: Path, columns: Sequence[str], header: Sequence[str] | None = None, whole: bool = True
+) -> tuple[list[tuple[int, dict[str, str]]], int]:
+    """Return the rows of a TSV file with their line numbers, and the number of lines left out as they lack columns.
+
+    Quotation marks mean nothing in these files. Unless lines may be left out, one that lacks columns is an error.
+    """
     lines = [line.split("\t") for line in _text(path).split("\n") if line]
-    header = list(about.header) if about.header else lines.pop(0) if lines else []
-    missing = [column for column in (*about.texts, about.label) if column not in header]
+    names = list(header or (lines.pop(0) if lines else []))
+    missing = [column for column in columns if column not in names]
     if missing:
-        raise InputError(f"{path}: no column {missing[0]!r}; there: {', '.join(header)}")
-    places = [header.index(column) for column in about.texts]
-    label = header.index(about.label)
-    rows, short = [], 0
-    for number, cells in enumerate(lines, start=1 if about.header else 2):
-        if len(cells) != len(header):
-            if about.whole:
-                raise InputError(f"{path}: line {number}: {len(cells)} columns instead of {len(header)}")
-            short += 1
-            continue
-        texts = {f"sentence{n}": cells[place] for n, place in enumerate(places, start=1)}
-        where = f"{path}: line {number}: {about.label!r}"
-        known = _index(path, number, cells[label], about.written) if about.labels else read_number(cells[label], where)
-        rows.append(texts | {"label": known})
-    return rows, short
+        raise InputError(f"{path}: no column {missing[0]!r}; there: {', '.join(names)}")
+    rows = [(number, cells) for number, cells in enumerate(lines, start=1 if header else 2)]
+    short = [(number, len(cells)) for number, cells in rows if len(cells) != len(names)]
+    if short and whole:
+        raise InputError(f"{path}: line {short[0][0]}: {short[0][1]} columns instead of {len(names)}")
+    complete = [(number, dict(zip(names, cells, strict=True))) for number, cells in rows if len(cells) == len(names)]
+    return complete, len(short)
 
 
 def _index(path: Path, line: int, label: str, known: tuple[str, ...]) -> int:
@@ -189,52 +187,30 @@ def _index(path: Path, line: int, label: str, known: tuple[str, ...]) -> int:
     return known.index(label)
 
 
-# -- FedPrompt's sets --------------------------------------------------------------------------------------------------
-
-
 def read_imdb(source: Path) -> list[PublishedTask]:
     """Read `aclImdb`: a file a review in `{train,test}/{neg,pos}`."""
-    labels = {"neg": 0, "pos": 1}
-    splits = {
-        split: [
-            {"sentence1": text.replace("<br />", " "), "label": label}
-            for folder, label in labels.items()
-            for text in _texts(source / split / folder, "*.txt")
-        ]
+    train, test = (
+        [row | {"sentence1": row["sentence1"].replace("<br />", " ")} for row in _mails(source / split, ("neg", "pos"))]
         for split in ("train", "test")
-    }
-    return [PublishedTask("imdb", splits, ("negative", "positive"))]
+    )
+    return _labeled("imdb", ("negative", "positive"), train=train, test=test)
 
 
 def read_offenseval(source: Path) -> list[PublishedTask]:
     """Read OLID's level A: `olid-training-v1.0.tsv`, `testset-levela.tsv` and `labels-levela.csv`."""
     labels = ("NOT", "OFF")
-    path = source / "olid-training-v1.0.tsv"
-    trained = [
+    path, test, gold = (source / name for name in ("olid-training-v1.0.tsv", "testset-levela.tsv", "labels-levela.csv"))
+    train = [
         {"sentence1": row["tweet"], "label": _index(path, number, row["subtask_a"], labels)}
-        for number, row in enumerate(_table(path, ("tweet", "subtask_a")), start=2)
+        for number, row in _table(path, ("tweet", "subtask_a"))[0]
     ]
-    gold = source / "labels-levela.csv"
     answers = dict(cells for cells in csv.reader(io.StringIO(_text(gold))) if len(cells) == 2)
-    path = source / "testset-levela.tsv"
     tested = []
-    for number, row in enumerate(_table(path, ("id", "tweet")), start=2):
+    for number, row in _table(test, ("id", "tweet"))[0]:
         if row["id"] not in answers:
-            raise InputError(f"{gold}: no label of id {row['id']!r}, which {path.name} has")
+            raise InputError(f"{gold}: no label of id {row['id']!r}, which {test.name} has")
         tested.append({"sentence1": row["tweet"], "label": _index(gold, number, answers[row["id"]], labels)})
-    return [PublishedTask("offenseval", {"train": trained, "test": tested}, labels)]
-
-
-def _table(path: Path, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    lines = (line.split("\t") for line in _text(path).split("\n") if line)
-    header = next(lines, [])
-    missing = [column for column in columns if column not in header]
-    if missing:
-        raise InputError(f"{path}: no column {missing[0]!r}; there: {', '.join(header)}")
-    for number, cells in enumerate(lines, start=2):
-        if len(cells) != len(header):
-            raise InputError(f"{path}: line {number}: {len(cells)} columns instead of {len(header)}")
-        yield dict(zip(header, cells, strict=True))
+    return _labeled("offenseval", labels, train=train, test=tested)
 
 
 def read_enron(source: Path) -> list[PublishedTask]:
@@ -246,45 +222,49 @@ def read_enron(source: Path) -> list[PublishedTask]:
     folders = [folder for folder in sorted(source.glob("enron[1-6]")) if folder.is_dir()]
     if not folders:
         raise InputError(f"{source}: no folder enron1 to enron6")
-    splits: dict[str, list[Record]] = {"train": [], "test": []}
-    for folder in folders:
-        for label, name in enumerate(("ham", "spam")):
-            for text in _texts(folder / name, "*.txt", "latin-1"):
-                tested = int.from_bytes(hashlib.sha256(text.encode()).digest()) % 5 == 0
-                splits["test" if tested else "train"].append({"sentence1": text, "label": label})
-    return [PublishedTask("enron", splits, ("ham", "spam"))]
+    sides: tuple[list[Record], list[Record]] = ([], [])
+    for row in (row for folder in folders for row in _mails(folder, ("ham", "spam"), encoding="latin-1")):
+        tested = int.from_bytes(hashlib.sha256(row["sentence1"].encode()).digest()) % 5 == 0
+        sides[tested].append(row)
+    return _labeled("enron", ("ham", "spam"), train=sides[0], test=sides[1])
 
 
 def read_lingspam(source: Path) -> list[PublishedTask]:
     """Read `lingspam_public/bare` (or the folder with `part1` to `part10`): parts 9 and 10 are tested.
 
-    Files whose names begin with spmsg are spam.
+    Files whose names begin with spmsg are spam; the names of the others begin with numbers.
     """
-    folder = next(
-        (path for path in (source, source / "bare", source / "lingspam_public" / "bare") if (path / "part1").is_dir()),
-        None,
-    )
-    if folder is None:
+    places = (source, source / "bare", source / "lingspam_public" / "bare")
+    place = next((path for path in places if (path / "part1").is_dir()), None)
+    if place is None:
         raise InputError(f"{source}: no part1 in it, in bare or in lingspam_public/bare")
 
     def rows(parts: Iterable[int]) -> list[Record]:
-        return [
-            {"sentence1": text, "label": label}
-            for part in parts
-            for label, pattern in enumerate(("[!s]*.txt", "spmsg*.txt"))  # ham's names begin with numbers
-            for text in _texts(folder / f"part{part}", pattern, "latin-1")
-        ]
+        patterns = ("[!s]*.txt", "spmsg*.txt")
+        return [row for part in parts for row in _mails(place / f"part{part}", patterns, "", "latin-1")]
 
-    return [PublishedTask("lingspam", {"train": rows(range(1, 9)), "test": rows((9, 10))}, ("ham", "spam"))]
+    return _labeled("lingspam", ("ham", "spam"), train=rows(range(1, 9)), test=rows((9, 10)))
 
 
-def _texts(folder: Path, pattern: str, encoding: str = "utf-8") -> list[str]:
-    """Return the texts of a folder's files in the order of their names, without empty ones; NULs become blanks."""
-    files = sorted(folder.glob(pattern))
-    if not files:
-        raise InputError(f"{folder}: no {pattern} there")
-    texts = (_text(file, encoding).replace("\0", " ") for file in files)
-    return [text for text in texts if text.strip()]
+def _mails(folder: Path, labels: Sequence[str], pattern: str = "/*.txt", encoding: str = "utf-8") -> list[Record]:
+    """Return the rows of a folder with a file for each text, label after label.
+
+    Texts are in the order of their names, without empty ones; NULs become blanks.
+
+    Args:
+        folder: the folder.
+        labels: beginning of every label's files.
+        pattern: the end of their names.
+        encoding: of the files.
+    """
+    rows = []
+    for number, label in enumerate(labels):
+        files = sorted(folder.glob(label + pattern))
+        if not files:
+            raise InputError(f"{folder}: no {label + pattern} there")
+        texts = (_text(file, encoding).replace("\0", " ") for file in files)
+        rows += [{"sentence1": text, "label": number} for text in texts if text.strip()]
+    return rows
 
 
 def _text(path: Path, encoding: str = "utf-8-sig") -> str:
@@ -296,7 +276,7 @@ def _text(path: Path, encoding: str = "utf-8-sig") -> str:
         raise InputError(f"{path}: not {error.encoding} (byte {error.start})") from error
 
 
-PUBLISHED: dict[str, Reader] = {
+PUBLISHED: dict[str, Callable[[Path], list[PublishedTask]]] = {
     "feddpa": read_feddpa,
     "glue": read_glue,
     "imdb": read_imdb,

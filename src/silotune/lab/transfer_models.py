@@ -106,20 +106,25 @@ def open_models(
         head: the run whose head will classify: `target` or `source`.
         opened: called with every run's name once it is loaded.
     """
-    _check_distinct(folders)
+    seen: dict[Path, Path] = {}
     for folder in folders:
+        if (earlier := seen.setdefault(folder.resolve(), folder)) is not folder:
+            raise InputError(f"transfer: {folder} is given twice (also as {earlier})")
         read_summary(folder)
     backbones: dict[BackboneRequirements, Backbone] = {}
-    first: Federation | None = None
-    models = []
+    models: list[TransferModel] = []
     for folder in folders:
         config = read_config(str(folder / "config.yaml"))
         requirements = BackboneRequirements.of(config, make_method(config))
         run = load_run(folder, backbones.get(requirements))
         backbones[requirements] = run.federation.backbone
-        first = first or run.federation
-        _check_backbone(folders[0], first, folder, run.federation)
         models.append(_model(run))
+        first, backbone = models[0].federation.backbone, run.federation.backbone
+        if backbone.fingerprint != first.fingerprint:
+            raise InputError(
+                f"{folder}: was made with another backbone ({backbone.name}) than {folders[0]} ({first.name}); "
+                "transfer takes runs over one backbone"
+            )
         opened(str(folder))
     groups = _group(models)
     for label, group in groups.items():
@@ -127,48 +132,29 @@ def open_models(
     return groups
 
 
-def _check_distinct(folders: Sequence[Path]) -> None:
-    seen: dict[Path, Path] = {}
-    for folder in folders:
-        if (first := seen.setdefault(folder.resolve(), folder)) is not folder:
-            raise InputError(f"transfer: {folder} is given twice (also as {first})")
-
-
-def _check_backbone(first_folder: Path, first: Federation, folder: Path, federation: Federation) -> None:
-    if federation.backbone.fingerprint != first.backbone.fingerprint:
-        raise InputError(
-            f"{folder}: was made with another backbone ({federation.backbone.name}) than {first_folder} "
-            f"({first.backbone.name}); transfer takes runs over one backbone"
-        )
-
-
 def _model(run: Run) -> TransferModel:
     """Return the run's only model, with its test rows."""
-    federation, name = run.federation, str(run.folder)
+    federation, folder = run.federation, str(run.folder)
     tasks = sorted({task.name for task in federation.tasks.values()})
     if len(tasks) > 1:
-        raise InputError(f"{name}: holds {len(tasks)} tasks ({', '.join(tasks)}); transfer takes one run per task")
-    private = _private_parts(federation)
+        raise InputError(f"{folder}: holds {len(tasks)} tasks ({', '.join(tasks)}); transfer takes one run per task")
+    parts, prediction = federation.context.parts, federation.context.method.prediction()
+    private = [
+        name
+        for name in (*parts_in(prediction.mix), *heads_of(prediction.head))
+        if parts[name].scope is Scope.PRIVATE and getattr(parts[name].module, "has_tensors", True)
+    ]
     if private and len(federation.silos) > 1:
         raise InputError(
-            f"{name}: each of its {len(federation.silos)} silos predicts with its own {' and '.join(private)}; "
+            f"{folder}: each of its {len(federation.silos)} silos predicts with its own {' and '.join(private)}; "
             "transfer takes runs with one model, e.g. method=fedavg head.scope=shared, fedfame or centralised"
         )
     if run.summary["average"] is None:
-        raise InputError(f"{name}: its summary has no test score to compare with (silos kept theirs to themselves)")
+        raise InputError(f"{folder}: its summary has no test score to compare with (silos kept theirs to themselves)")
     state = current_model_state(federation, next(iter(federation.silos.values())))
     task = next(iter(federation.tasks.values()))
     seed, reported = int(run.summary["seed"]), float(run.summary["average"])
-    return TransferModel(name, federation, task, seed, state, _test_rows(run), reported)
-
-
-def _private_parts(federation: Federation) -> list[str]:
-    """Return the private parts that predictions use."""
-    parts, prediction = federation.context.parts, federation.context.method.prediction()
-    used = [*parts_in(prediction.mix), *heads_of(prediction.head)]
-    return [
-        name for name in used if parts[name].scope is Scope.PRIVATE and getattr(parts[name].module, "has_tensors", True)
-    ]
+    return TransferModel(folder, federation, task, seed, state, _test_rows(run), reported)
 
 
 def _test_rows(run: Run) -> tuple[TokenizedRows, ...]:
@@ -194,25 +180,17 @@ def _test_rows(run: Run) -> tuple[TokenizedRows, ...]:
 
 
 def _group(models: Sequence[TransferModel]) -> Groups:
-    short_groups = _group_by(models, lambda config: f"{config.method.name}, {config.tuner.name}")
+    """Group models by method and tuner, and where a task and seed would occur twice by rate and skew, too."""
+    short = [f"{model.config.method.name}, {model.config.tuner.name}" for model in models]
+    keys = [(label, model.task.name, model.seed) for label, model in zip(short, models, strict=True)]
+    ambiguous = {label for (label, *_), number in Counter(keys).items() if number > 1}
     groups: Groups = {}
-    for label, group in short_groups.items():
-        duplicates = [pair for pair, number in Counter((m.task.name, m.seed) for m in group).items() if number > 1]
-        groups |= _group_by(group, _detailed_label) if duplicates else {label: group}
+    for label, model in zip(short, models, strict=True):
+        if label in ambiguous:
+            alpha = alpha_of(model.config)
+            label += f", lr {model.config.train.lr:g}" + ("" if alpha is None else f", α {alpha:g}")
+        groups.setdefault(label, []).append(model)
     return groups
-
-
-def _group_by(models: Sequence[TransferModel], name: Callable[[Config], str]) -> Groups:
-    groups: Groups = {}
-    for model in models:
-        groups.setdefault(name(model.federation.config), []).append(model)
-    return groups
-
-
-def _detailed_label(config: Config) -> str:
-    alpha = alpha_of(config)
-    skew = "" if alpha is None else f", α {alpha:g}"
-    return f"{config.method.name}, {config.tuner.name}, lr {config.train.lr:g}{skew}"
 
 
 def alpha_of(config: Config) -> float | None:
@@ -222,12 +200,7 @@ def alpha_of(config: Config) -> float | None:
 
 
 def describe_differences(label: str, models: Sequence[TransferModel]) -> str | None:
-    """Describe in one line the settings in which models of a group differ; None if they agree.
-
-    Args:
-        label: label of the group.
-        models: its models.
-    """
+    """Describe in one line the rates and skews in which the models of a group differ; None if they agree."""
     settings: dict[str, Callable[[Config], float | None]] = {
         "train.lr": lambda config: config.train.lr,
         "partition.alpha": alpha_of,
@@ -236,7 +209,7 @@ def describe_differences(label: str, models: Sequence[TransferModel]) -> str | N
     for key, read in settings.items():
         values: dict[str, dict[str, None]] = {}
         for model in models:
-            value = read(model.federation.config)
+            value = read(model.config)
             values.setdefault(model.task.name, {})["none" if value is None else f"{value:g}"] = None
         if len({value for task_values in values.values() for value in task_values}) > 1:
             details = ", ".join(f"{task} {'/'.join(task_values)}" for task, task_values in values.items())
@@ -273,11 +246,8 @@ def _seeds(seeds: dict[str, dict[int, TransferModel]], model: TransferModel) -> 
 
 def _check_same_options(model_a: TransferModel, model_b: TransferModel, head: WhoseHead) -> None:
     """Check that two runs have the same tuner options, and head options if the source's head is used."""
-    config_a, config_b = model_a.federation.config, model_b.federation.config
-    pairs = {"tuner": (config_a.tuner.model_dump(), config_b.tuner.model_dump())}
-    if head == "source":
-        pairs["head"] = (config_a.head.model_dump(), config_b.head.model_dump())
-    for section, (options_a, options_b) in pairs.items():
+    for section in ("tuner", "head") if head == "source" else ("tuner",):
+        options_a, options_b = (getattr(model.config, section).model_dump() for model in (model_a, model_b))
         for key in sorted(options_a.keys() | options_b.keys()):
             if options_a.get(key) != options_b.get(key):
                 raise InputError(

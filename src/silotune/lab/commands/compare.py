@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -137,41 +136,11 @@ def _preview(cells: Sequence[Cell]) -> None:
     say(f"{len(cells)} runs; {END}")
 
 
-@dataclass(frozen=True)
-class Item:
-    """A table or figure of a paper.
-
-    Args:
-        name: its number in the paper.
-        shows: what it compares or measures.
-        commands: what makes it, one after another.
-    """
-
-    name: str
-    shows: str
-    commands: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Paper:
-    """A paper and its items, in the paper's order."""
-
-    title: str
-    items: tuple[Item, ...]
-
-
-def read_papers() -> dict[str, Paper]:
-    """Return the papers by the names of their folders of presets."""
+def read_papers() -> dict[str, Any]:
+    """Return `presets/papers.yaml`: paper → its title, and its tables and figures with the commands that make them."""
     from silotune.core.yaml_text import load_yaml
 
-    text = (resources.files("silotune") / "presets" / "papers.yaml").read_text(encoding="utf-8")
-    return {
-        name: Paper(
-            entry["title"],
-            tuple(Item(item, about["shows"], tuple(about["commands"])) for item, about in entry["items"].items()),
-        )
-        for name, entry in load_yaml(text).items()
-    }
+    return dict(load_yaml((resources.files("silotune") / "presets" / "papers.yaml").read_text(encoding="utf-8")))
 
 
 def _list_items(paper: str | None) -> None:
@@ -181,10 +150,10 @@ def _list_items(paper: str | None) -> None:
         raise unknown_name_error("paper", paper, papers)
     for name, entry in papers.items():
         if paper in (None, name):
-            say(f"\n{entry.title} ({name})")
-            for item in entry.items:
-                say(f"  {item.name}: {item.shows}")
-                for command in item.commands:
+            say(f"\n{entry['title']} ({name})")
+            for item, about in entry["items"].items():
+                say(f"  {item}: {about['shows']}")
+                for command in about["commands"]:
                     say(f"      {command}")
 
 
