@@ -116,7 +116,7 @@ def test_scores_of_every_step_are_those_of_whole_forwards(family, options):
                 inputs["decoder_input_ids"] = torch.tensor([[*begin, *written[position]]])
             states = backbone.encode(inputs, make_plan(backbone, of_row(mix, row)))
             torch.testing.assert_close(scores[position], backbone.lm_head(states[0, -1]), atol=5e-5, rtol=1e-5)
-        decoding.select(turn)
+        decoding.select(torch.tensor(turn))
         rows, written = [rows[position] for position in turn], [written[position] for position in turn]
         tokens = [5 + position for position in range(len(turn))]
         written = [[*tokens_so_far, token] for tokens_so_far, token in zip(written, tokens, strict=True)]

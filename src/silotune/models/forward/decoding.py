@@ -1,22 +1,113 @@
-"""`Decoding`: a batch's generation in progress with its cache, for decoder-only and encoder–decoder models."""
+"""Write answers token by token, each row under its own mix: greedily, or with the beams of transformers."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import EncoderDecoderCache
+from transformers import GenerationConfig, GenerationMixin, PretrainedConfig
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from typing_extensions import override
 
 from silotune.data.batching import pad_lists
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.base_forward import encoder_states
 from silotune.models.backbone.forward_plan import ForwardPlan
-from silotune.models.backbone.generation_cache import GenerationCache, room_pays
 from silotune.models.backbone.virtual_tokens import Prefix, mask_columns
 from silotune.models.forward.mixing import MixEntry, make_plan, select_rows
+
+
+_Options = cast(Any, GenerationConfig)
+
+
+def greedy(decoding: Decoding, ends: Set[int], max_new_tokens: int) -> list[list[int]]:
+    """Append the likeliest token to every row until it ends the answer; a finished row leaves the batch.
+
+    Args:
+        decoding: rows that have not begun.
+        ends: ids of the tokens that end an answer.
+        max_new_tokens: the longest answer, with its end token.
+
+    Returns:
+        Token ids per row without the end token.
+    """
+    answers: list[list[int]] = [[] for _ in range(decoding.rows)]
+    open_rows = list(range(decoding.rows))
+    tokens = decoding.first().argmax(-1)
+    for length in range(1, max_new_tokens + 1):
+        ids = tokens.tolist()  # the one transfer from the device per token
+        unfinished = [position for position, token in enumerate(ids) if token not in ends]
+        for position in unfinished:
+            answers[open_rows[position]].append(ids[position])
+        if not unfinished or length == max_new_tokens:
+            break
+        if len(unfinished) < len(open_rows):
+            decoding.select(torch.tensor(unfinished, device=tokens.device))
+            open_rows = [open_rows[position] for position in unfinished]
+            tokens = torch.tensor([ids[position] for position in unfinished], device=tokens.device)
+        tokens = decoding.next(tokens).argmax(-1)
+    return answers
+
+
+def beam_search(decoding: Decoding, ends: Set[int], beams: int, max_new_tokens: int) -> list[list[int]]:
+    """Have transformers' `generate` search for the answer with the highest mean log-probability per token.
+
+    Arguments and result as for `greedy`; `beams` answers of each row are open at a time.
+    """
+    rows, device = decoding.rows, decoding.device
+    options = _Options(num_beams=beams, do_sample=False, max_new_tokens=max_new_tokens, use_cache=False)
+    options.eos_token_id, options.pad_token_id = sorted(ends), -1
+    begun = torch.full((rows, 1), 0, device=device)  # a column that stands for the prompt
+    written = cast(Any, _Model(decoding, beams)).generate(begun, generation_config=options)
+    answers: list[list[int]] = written[:, 1:].tolist()
+    return [ids[: next((at for at, token in enumerate(ids) if token in ends), len(ids))] for ids in answers]
+
+
+class _Model(GenerationMixin):
+    """Shows a decoding to `generate` as a model that scores the next token of every beam.
+
+    Args:
+        decoding: rows that have not begun; they are repeated, with their mixes, after the first token is scored.
+        beams: open answers per row.
+    """
+
+    main_input_name = "input_ids"
+
+    def __init__(self, decoding: Decoding, beams: int) -> None:
+        self.config, self.generation_config = PretrainedConfig(), _Options()
+        self.device = decoding.device
+        self._decoding, self._beams = decoding, beams
+        self._began = False
+
+    def __call__(self, input_ids: Tensor, **_: Any) -> Any:
+        """Score the token after `input_ids`, shape (rows · beams,)."""
+        if self._began:
+            scores = self._decoding.next(input_ids)
+        else:
+            self._began = True
+            repeated = torch.arange(self._decoding.rows, device=self.device).repeat_interleave(self._beams)
+            scores = self._decoding.first()[repeated]
+            self._decoding.select(repeated)
+        return CausalLMOutputWithPast(logits=cast(Any, scores.unsqueeze(1)), past_key_values=cast(Any, self._decoding))
+
+    forward = __call__
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, *_: Any, **__: Any) -> dict[str, Any]:
+        """Pass on the newest token alone: a decoding keeps what came before."""
+        return {"input_ids": input_ids[:, -1]}
+
+    def get_experts_implementation(self) -> dict[str, str]:
+        """Leave mixtures of experts as they are."""
+        return {}
+
+    @staticmethod
+    def _reorder_cache(decoding: Decoding, beams: Tensor) -> Decoding:
+        decoding.select(beams.long())
+        return decoding
 
 
 def start_decoding(backbone: Backbone, prompts: Sequence[Sequence[int]], mix: Sequence[MixEntry]) -> Decoding:
@@ -38,8 +129,7 @@ class Decoding(ABC):
         self._backbone = backbone
         self._mix = list(mix)
         self._plan = make_plan(backbone, mix)
-        pad = backbone.pad_id
-        ids, mask = pad_lists(prompts, pad, left=not backbone.base.config.is_encoder_decoder)
+        ids, mask = pad_lists(prompts, backbone.pad_id, left=not backbone.base.config.is_encoder_decoder)
         self._inputs = {"input_ids": ids.to(backbone.device), "attention_mask": mask.to(backbone.device)}
         self.rows = len(prompts)
 
@@ -50,11 +140,11 @@ class Decoding(ABC):
 
     @abstractmethod
     def _first(self, plan: ForwardPlan) -> Tensor:
-        """The states that predict the first token, shape (rows, hidden)."""
+        """Return the states that predict the first token, shape (rows, hidden)."""
 
     @abstractmethod
     def _next(self, tokens: Tensor) -> Tensor:
-        """The states, shape (rows, hidden), that predict the token after `tokens`, shape (rows,)."""
+        """Return the states, shape (rows, hidden), that predict the token after `tokens`, shape (rows,)."""
 
     @abstractmethod
     def _reorder(self, index: Tensor) -> None:
@@ -68,16 +158,13 @@ class Decoding(ABC):
         """Append one token per row, shape (rows,), and score the next: logits of shape (rows, words)."""
         return self._scores(lambda: self._next(tokens))
 
-    def select(self, rows: Sequence[int] | Tensor) -> None:
-        """Continue with these rows, in this order; a row may be named more than once. A tensor is on the device."""
-        if not isinstance(rows, Tensor) and list(rows) == list(range(self.rows)):
-            return
-        index = rows if isinstance(rows, Tensor) else torch.tensor(rows, device=self.device)
-        self._reorder(index)
-        self._mix = select_rows(self._mix, index)
+    def select(self, rows: Tensor) -> None:
+        """Continue with these rows, in this order; a row may be named more than once."""
+        self._reorder(rows)
+        self._mix = select_rows(self._mix, rows)
         if any(part.by_row for part in self._mix):
             self._plan = make_plan(self._backbone, self._mix)
-        self.rows = len(index)
+        self.rows = len(rows)
 
     def _scores(self, states: Callable[[], Tensor]) -> Tensor:
         lm_head = self._backbone.lm_head
@@ -85,11 +172,10 @@ class Decoding(ABC):
         with self._backbone.autocast():
             return lm_head(self._backbone.applied(self._plan, states), None, self._plan.weights)
 
-    def _cache_with(self, prefixes: Sequence[Prefix]) -> GenerationCache:
-        """A cache that begins with the keys and values of prefixes."""
+    def _cache_with(self, prefixes: Sequence[Prefix]) -> KeptKeys:
+        """Return a cache that begins with the keys and values of prefixes."""
         backbone = self._backbone
-        kept = backbone.autocast_dtype
-        cache = GenerationCache(backbone.base.config, kept, room_pays(backbone.device, kept))
+        cache = KeptKeys(backbone.base.config, backbone.autocast_dtype)
         for prefix in prefixes:
             stack = backbone.architecture.stacks[-1 if prefix.decoder else 0]
             for layer, pair in enumerate(prefix.layers):
@@ -99,9 +185,42 @@ class Decoding(ABC):
         return cache
 
 
+class KeptKeys(DynamicCache):
+    """Keys and values of a text so far, in the type that products are computed in.
+
+    Args:
+        config: the model's configuration, which says what layers look at.
+        dtype: rotary embeddings leave keys in float32 under autocast, whose products cast them to this type anyway.
+            None: as they come.
+    """
+
+    def __init__(self, config: Any, dtype: torch.dtype | None) -> None:
+        super().__init__(config=config)
+        self._dtype = dtype
+
+    @override
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if self._dtype is not None:
+            key_states, value_states = key_states.to(self._dtype), value_states.to(self._dtype)
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    @override
+    def batch_select_indices(self, indices: Tensor) -> None:
+        for layer in cast("list[Any]", self.layers):  # which may be on several devices
+            layer.batch_select_indices(indices if layer.keys is None else indices.to(layer.keys.device))
+
+    @property
+    def sees_everything(self) -> bool:
+        """Whether every layer looks at all tokens before, rather than at a window of them."""
+        return all(type(layer) is DynamicLayer for layer in self.layers)
+
+
 class CausalDecoding(Decoding):
     """A decoder-only model: prompts are padded on the left, so that all rows grow at the same column."""
 
+    @override
     def _first(self, plan: ForwardPlan) -> Tensor:
         backbone = self._backbone
         batch = backbone.prepare_inputs(self._inputs, plan)
@@ -110,10 +229,9 @@ class CausalDecoding(Decoding):
         output = backbone.base(**batch.inputs, attention_mask=self._mask, past_key_values=self._cache, use_cache=True)
         architecture = backbone.known_architecture
         self._counts_positions = architecture is not None and architecture.positions is not None
-        self._attention = str(backbone.base.config._attn_implementation)
-        self._takes_finished_mask = self._counts_positions and self._cache.sees_everything
         return cast(Tensor, output.last_hidden_state)[:, -1]
 
+    @override
     def _next(self, tokens: Tensor) -> Tensor:
         positions = {"position_ids": self._mask.sum(1, keepdim=True)} if self._counts_positions else {}
         self._mask = torch.cat([self._mask, self._mask.new_ones(self.rows, 1)], 1)
@@ -127,18 +245,20 @@ class CausalDecoding(Decoding):
         return cast(Tensor, output.last_hidden_state)[:, -1]
 
     def _attention_mask(self) -> Tensor:
-        """The mask as attention takes it, where that is known; else transformers makes it of one row per text.
+        """Return the mask as attention takes it, where that is known; else transformers makes it of one row per text.
 
         transformers reads the mask's values to do without it, for which the host has to wait at every token.
         """
-        if self._takes_finished_mask and self._attention == "sdpa":
-            return self._mask[:, None, None, :].bool()
-        if self._takes_finished_mask and self._attention == "eager":
-            dtype = self._backbone.word_embeddings.dtype
-            hidden = (1 - self._mask[:, None, None, :]).to(dtype)
-            return hidden * torch.finfo(dtype).min
-        return self._mask
+        attention = self._backbone.base.config._attn_implementation
+        if not self._counts_positions or not self._cache.sees_everything or attention not in ("sdpa", "eager"):
+            return self._mask
+        mask = self._mask[:, None, None, :]
+        if attention == "sdpa":
+            return mask.bool()
+        dtype = self._backbone.word_embeddings.dtype
+        return (1 - mask).to(dtype) * torch.finfo(dtype).min
 
+    @override
     def _reorder(self, index: Tensor) -> None:
         self._cache.batch_select_indices(index)
         self._mask = self._mask[index]
@@ -147,19 +267,21 @@ class CausalDecoding(Decoding):
 class EncoderDecoderDecoding(Decoding):
     """An encoder–decoder: the prompt is encoded once, the answer grows in the decoder."""
 
+    @override
     def _first(self, plan: ForwardPlan) -> Tensor:
         base = self._backbone.base
         batch = self._backbone.prepare_inputs(self._inputs, plan)
         self._encoded = encoder_states(base, batch)
         self._encoder_mask = batch.mask[:, batch.prefix_tokens :]
         prefixes = [prefix for prefix in plan.prefixes if prefix.decoder]
-        looked_at = GenerationCache(base.config, self._backbone.autocast_dtype, with_room=False)
+        looked_at = KeptKeys(base.config, self._backbone.autocast_dtype)
         self._cache = EncoderDecoderCache(self._cache_with(prefixes), looked_at)
         columns = [mask_columns(prefix, self.rows, self._encoder_mask) for prefix in prefixes]
         self._mask = torch.cat([*columns, self._encoder_mask.new_zeros(self.rows, 0)], 1)
         start = int(base.config.decoder_start_token_id)
         return self._next(torch.full((self.rows,), start, device=self.device))
 
+    @override
     def _next(self, tokens: Tensor) -> Tensor:
         self._mask = torch.cat([self._mask, self._mask.new_ones(self.rows, 1)], 1)
         output = self._backbone.base.decoder(
@@ -172,6 +294,7 @@ class EncoderDecoderDecoding(Decoding):
         )
         return cast(Tensor, output.last_hidden_state)[:, -1]
 
+    @override
     def _reorder(self, index: Tensor) -> None:
         cast(Any, self._cache).batch_select_indices(index)
         self._encoded, self._mask = self._encoded[index], self._mask[index]

@@ -1,8 +1,8 @@
-"""`generate` writes answers to prompts under a mix: batches, a cache of keys and values, greedy or beams."""
+"""Generate the answers to prompts under a mix, in batches of prompts of similar length."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -12,8 +12,7 @@ import torch
 from silotune.data.chat_template import turn_end_ids
 from silotune.data.tokenized import TokenizedRows
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.forward.beam_search import beam_search
-from silotune.models.forward.decoding import Decoding, start_decoding
+from silotune.models.forward.decoding import beam_search, greedy, start_decoding
 from silotune.models.forward.mixing import MixEntry, fold_entries, group_by_weight, make_plan, select_rows
 
 
@@ -115,32 +114,3 @@ def _batches(order: Sequence[int], lengths: Sequence[int], rows_at_once: int) ->
         rows = list(group)
         for begin in range(0, len(rows), rows_at_once):
             yield rows[begin : begin + rows_at_once]
-
-
-def greedy(decoding: Decoding, ends: Set[int], max_new_tokens: int) -> list[list[int]]:
-    """Append the likeliest token until it ends the answer.
-
-    Args:
-        decoding: rows that have not begun.
-        ends: ids of the tokens that end an answer.
-        max_new_tokens: the longest answer, with its end token.
-
-    Returns:
-        Token ids per row without the end token.
-    """
-    answers: list[list[int]] = [[] for _ in range(decoding.rows)]
-    open_rows = list(range(decoding.rows))
-    tokens = decoding.first().argmax(-1)
-    for length in range(1, max_new_tokens + 1):
-        ids = tokens.tolist()  # the one transfer from the device per token
-        unfinished = [position for position, token in enumerate(ids) if token not in ends]
-        for position in unfinished:
-            answers[open_rows[position]].append(ids[position])
-        if not unfinished or length == max_new_tokens:
-            break
-        if len(unfinished) < len(open_rows):
-            decoding.select(unfinished)
-            open_rows = [open_rows[position] for position in unfinished]
-            tokens = torch.tensor([ids[position] for position in unfinished], device=tokens.device)
-        tokens = decoding.next(tokens).argmax(-1)
-    return answers
