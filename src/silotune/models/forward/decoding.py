@@ -20,7 +20,6 @@ from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.virtual_tokens import Prefix, mask_columns
 from silotune.models.forward.mixing import MixEntry, make_plan, select_rows
 
-
 _Options = cast(Any, GenerationConfig)
 
 
