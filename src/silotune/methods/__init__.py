@@ -42,7 +42,7 @@ from silotune.methods.similarity import SIMILARITIES, distillation, model_contra
 from silotune.methods.step import Step, mean_over_rows, proximal
 from silotune.methods.supervised import Supervised, SupervisedOptions
 from silotune.models.forward.mixing import Mix, frozen, joined, previous, received
-from silotune.models.heads.projection import Projection
+from silotune.models.heads.classifier import Projection
 from silotune.models.tuners import TensorGroup, TokenMixer, token_weight
 
 METHODS: Registry[type[Method]] = registries.METHODS

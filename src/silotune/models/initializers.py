@@ -1,4 +1,4 @@
-"""`uniform`, and `draw_linear` as PyTorch draws a linear layer; tuners draw other initial values themselves."""
+"""Draw initial values as PyTorch does for a linear layer."""
 
 from __future__ import annotations
 

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from silotune.models.backbone.allocator import keep_freed_memory
+from silotune.models.backbone.device import keep_freed_memory
 
 STEPS, MIB, BLOCKS, PAGE = 5, 12, 10, 4096
 PROGRAM = f"""
 import resource, torch
-from silotune.models.backbone.allocator import keep_freed_memory
+from silotune.models.backbone.device import keep_freed_memory
 def step():
     return [torch.ones({MIB} * 2**18) for _ in range({BLOCKS})]
 def faults():
@@ -38,6 +38,4 @@ def test_the_pages_of_one_step_serve_the_next() -> None:
     assert keep_freed_memory()
     kept, given_back = _faults()
     assert kept < STEPS * BLOCKS * MIB * 2**20 // PAGE / 20
-    assert given_back > 4 * kept, (
-        "the system's own allocator does as well: silotune/models/backbone/allocator.py can go"
-    )
+    assert given_back > 4 * kept, "the system's own allocator does as well: `keep_freed_memory` can go"

@@ -13,10 +13,9 @@ from accelerate.utils import infer_auto_device_map
 
 from silotune.config import BackboneConfig
 from silotune.errors import InputError
-from silotune.models.backbone import device_map
+from silotune.models.backbone import block_devices as device_map
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.block_devices import BlockDevices
-from silotune.models.backbone.device_map import candidates, plan_blocks, release
+from silotune.models.backbone.block_devices import BlockDevices, candidates, plan_blocks, release
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.lm_head import without_lm_head
 from silotune.models.backbone.loading import load_backbone

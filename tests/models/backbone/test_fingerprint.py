@@ -1,4 +1,4 @@
-"""The digest of stored weights: what it is of, when it is computed again, and the form of silotune 0.1.0."""
+"""The digest of stored weights: what it is of, and when it is computed again."""
 
 from __future__ import annotations
 

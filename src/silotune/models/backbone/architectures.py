@@ -1,4 +1,4 @@
-"""`ARCHITECTURES`: per family, where tuners act, how it takes positions and prefixes; `max_positions` of a model.
+"""Describe each family of transformers: which modules tuners act on, how it takes positions and prefixes.
 
 Module names are relative to the base transformer (`model.base_model`), or to one of its blocks. A new family is one
 entry; a family without an entry can still be tuned by naming its modules (`tuner.sites=`).
@@ -258,7 +258,7 @@ def architecture_of(model_type: str) -> Architecture:
 
 
 def max_positions(base: nn.Module, architecture: Architecture | None) -> int | None:
-    """The number of tokens in the model's table of learned positions; None without such a table."""
+    """Return the number of tokens in the model's table of learned positions; None without such a table."""
     table = position_table(base, architecture)
     return None if table is None else table.num_embeddings - first_position(table)
 
@@ -272,5 +272,5 @@ def position_table(base: nn.Module, architecture: Architecture | None) -> nn.Emb
 
 
 def first_position(table: nn.Embedding) -> int:
-    """The first token's position: RoBERTa and MPNet count from behind their padding index."""
+    """Return the position of the first token: RoBERTa and MPNet count from the one after their padding index."""
     return 0 if table.padding_idx is None else table.padding_idx + 1

@@ -1,10 +1,11 @@
-"""`Backbone`: the frozen transformer and its tokenizer, loaded once per process; `encode` runs it under a plan."""
+"""Hold the frozen transformer of a run and run batches through it under a plan of changes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -14,7 +15,6 @@ from silotune.core.tensors import Tensors, on_device
 from silotune.data.batching import call_cost_for
 from silotune.data.tokenized import Inputs
 from silotune.models.backbone.architectures import ARCHITECTURES, Architecture, architecture_of, max_positions
-from silotune.models.backbone.base_forward import encoder_decoder_forward, plain_forward
 from silotune.models.backbone.block_devices import BlockDevices, WeightPlacement
 from silotune.models.backbone.device import resolve_device
 from silotune.models.backbone.fingerprint import weight_fingerprint
@@ -24,11 +24,12 @@ from silotune.models.backbone.lm_head import LMHead, without_lm_head
 from silotune.models.backbone.padding import Padding, known_masks
 from silotune.models.backbone.quantization import NONE, linear_weights
 from silotune.models.backbone.shared_activations import SharedActivations
-from silotune.models.backbone.shared_weights import SharedWeights
 from silotune.models.backbone.virtual_tokens import (
     PreparedInputs,
+    encoder_decoder_forward,
     gather_columns,
     pad_on_the_right,
+    plain_forward,
     prepare_inputs,
 )
 
@@ -42,7 +43,13 @@ WEIGHT_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Backbone:
-    """A frozen Hugging Face transformer and its tokenizer.
+    """A frozen Hugging Face transformer and its tokenizer, loaded once per process and used by all silos in turn.
+
+    A tuner writes its changes into a `ForwardPlan`, and `encode` runs a padded batch under it::
+
+        backbone = load_backbone("default")
+        text = backbone.tokenizer(["a fine film"], return_tensors="pt")
+        states = backbone.encode(backbone.place(text), ForwardPlan())  # (rows, tokens, hidden)
 
     Args:
         model: any transformer; its parameters are frozen here. Families in `ARCHITECTURES` have named target modules.
@@ -59,6 +66,7 @@ class Backbone:
         on_use: leave the weights where they are until the first use, and let `rest` take them back.
         quantization: how the model's linear layers are stored; such a model is on its device already.
         block_devices: where each block is; None: on `device`.
+        stored_as_used: whether the weights' files hold them in the type that they are computed in.
     """
 
     def __init__(
@@ -76,6 +84,7 @@ class Backbone:
         on_use: bool = False,
         quantization: str = NONE,
         block_devices: BlockDevices | None = None,
+        stored_as_used: bool = False,
     ) -> None:
         self.name = name
         self.model = cast(Any, model)  # transformers' annotations fail strict type checking
@@ -95,7 +104,9 @@ class Backbone:
         self._stored_fingerprint = "" if shape_only else fingerprint
         self.device = torch.device("cpu") if shape_only else device or resolve_device("auto")
         self.block_devices = block_devices or BlockDevices(self.device)
-        self._placement = WeightPlacement(self.model, self.base, self.block_devices, quantization, on_use, shape_only)
+        self._placement = WeightPlacement(
+            self.model, self.base, self.block_devices, quantization, on_use, shape_only, stored_as_used
+        )
         self.block_devices.move_at_borders(self.base, self.known_architecture)
         self._hooks = HookManager(self.base)
         if checkpointing:
@@ -176,11 +187,11 @@ class Backbone:
         return on_device(tensors, self.device)
 
     def rest(self) -> None:
-        """Free the device's memory until the next use; nothing happens to a backbone that is not loaded `on_use`."""
+        """Free the device's memory until the next use, if the backbone was loaded `on_use`."""
         self._placement.rest()
 
-    def share(self) -> SharedWeights | None:
-        """Put the weights where other processes of this machine can use them; see `WeightPlacement.share`."""
+    def share(self) -> Path | None:
+        """Write the weights where other processes of this machine can use them; see `WeightPlacement.share`."""
         return self._placement.share()
 
     @property

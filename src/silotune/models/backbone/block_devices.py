@@ -1,4 +1,4 @@
-"""`BlockDevices`: on which device each block is, and how what it reads gets there; `WeightPlacement` moves weights.
+"""Decide on which device each block of a backbone is (`backbone.device_map`), and move weights and activations there.
 
 Blocks alone are spread. Embeddings, final norm and language-model head are on the main device, where parts of a model,
 inputs and readings are too; a block's part of a tuner is copied beside the block for each forward.
@@ -6,17 +6,21 @@ inputs and readings are too; a block's part of a tuner is copied beside the bloc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from silotune.core.tensors import Tensors
-from silotune.models.backbone.architectures import Architecture
+from silotune.errors import InputError
+from silotune.models.backbone.architectures import ARCHITECTURES, Architecture
+from silotune.models.backbone.device import GIB, available_devices, free_memory, release_freed_memory
 from silotune.models.backbone.lm_head import without_lm_head
-from silotune.models.backbone.quantization import NONE
-from silotune.models.backbone.shared_weights import SharedWeights
+from silotune.models.backbone.quantization import NONE, weight_bytes
 
 
 class BlockDevices:
@@ -62,7 +66,7 @@ class BlockDevices:
             cast(Any, module)._apply(lambda tensor, device=device: tensor.to(device), recurse=False)
 
     def move_at_borders(self, base: nn.Module, architecture: Architecture | None) -> None:
-        """Hook blocks, so that what they are given follows them to their devices, and the last one's states return."""
+        """Hook blocks so that their inputs are moved to their devices, and the last block's states to the main one."""
         if not self._elsewhere or architecture is None:
             return
         for stack in architecture.stacks:
@@ -85,7 +89,7 @@ class BlockDevices:
 
 
 class _Mover:
-    """Moves what the blocks of a stack are given; what all blocks on a device read is moved there once a forward."""
+    """Moves the inputs of a stack's blocks; a tensor that several blocks of a device read is moved once a forward."""
 
     def __init__(self) -> None:
         self._moved: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
@@ -138,7 +142,7 @@ def _spread(
 
 
 class WeightPlacement:
-    """Moves a model's weights to the device at once or at the first use, back to rest, and into shared memory.
+    """Moves a model's weights to the device at once or at the first use, back to rest, and to a shared file.
 
     Args:
         model: the whole model.
@@ -148,6 +152,7 @@ class WeightPlacement:
         on_use: leave the weights where they are until `wake`, and let `rest` take them back; not where they are spread
             over several devices.
         shape_only: the model has shapes but no data, and stays where it is.
+        stored_as_used: whether its files hold the weights in the type that is computed in.
     """
 
     def __init__(
@@ -158,6 +163,7 @@ class WeightPlacement:
         quantization: str,
         on_use: bool,
         shape_only: bool,
+        stored_as_used: bool,
     ) -> None:
         self._model = model
         self._device = devices.main
@@ -167,7 +173,8 @@ class WeightPlacement:
         self._resting = self._on_use
         self._host: list[Tensor] | None = None
         """The weights on the CPU, while they are on the device too."""
-        self._shared: SharedWeights | None = None
+        self._stored_as_used = stored_as_used
+        self._folder: TemporaryDirectory[str] | None = None
         if not shape_only and not self._on_use and not self._quantized:
             devices.place(model, base)
 
@@ -179,25 +186,146 @@ class WeightPlacement:
             self._resting = False
 
     def rest(self) -> None:
-        """Free the device's memory until `wake`; nothing happens without `on_use`."""
+        """Free the device's memory until `wake`, if weights are loaded `on_use`."""
         if self._on_use and self._host is not None:
             for tensor, host in zip(self._tensors(), self._host, strict=True):
                 tensor.data = host
             self._resting, self._host = True, None
 
-    def share(self) -> SharedWeights | None:
-        """Put the weights where other processes of this machine can use them.
+    def share(self) -> Path | None:
+        """Write the weights to a temporary file, from which this process and others of the machine map them.
 
         Returns:
-            What another process loads the backbone with; None if it shares the files, if they are on a device, or if
-            they are quantized (every process then quantizes its own, which are small).
+            The file, for `load_backbone`; None if processes load better by themselves: weights that are stored as they
+            are used, weights on a device, quantized ones.
         """
-        if self._quantized:
-            return None
         self.rest()
-        if self._shared is None and {tensor.device.type for tensor in self._tensors()} == {"cpu"}:
-            self._shared = SharedWeights.of(self._model)
-        return self._shared
+        if self._stored_as_used or self._quantized or any(tensor.device.type != "cpu" for tensor in self._tensors()):
+            return None
+        if self._folder is None:
+            self._folder = TemporaryDirectory(prefix="silotune-weights-")
+            tensors = {id(tensor): (name, tensor) for name, tensor in self._model.state_dict(keep_vars=True).items()}
+            named = dict(tensors.values())  # tied tensors once
+            save_file({name: tensor.detach().contiguous() for name, tensor in named.items()}, self._file)
+            for name, tensor in load_file(self._file).items():
+                named[name].data = tensor
+            release_freed_memory()
+        return self._file
+
+    @property
+    def _file(self) -> Path:
+        assert self._folder is not None, "shared"
+        return Path(self._folder.name) / "weights.safetensors"
 
     def _tensors(self) -> list[Tensor]:
         return [*self._model.parameters(), *self._model.buffers()]
+
+
+DeviceMap = str | Mapping[str, str]
+"""A value of `backbone.device_map`: `auto`, or names of blocks, or of their list → device."""
+
+
+def candidates(setting: DeviceMap, main: torch.device) -> list[torch.device]:
+    """Return the devices that a value of `backbone.device_map` can put weights on, the main one first."""
+    main = _with_index(main)
+    if setting == "auto" and main.type != "cuda":
+        return [main]
+    if isinstance(setting, str):
+        found = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    else:
+        found = [_device(module, name, main) for module, name in setting.items()]
+    return list(dict.fromkeys([main, *found]))
+
+
+def plan_blocks(
+    setting: DeviceMap, model: Any, main: torch.device, dtype: torch.dtype, quantization: str = NONE
+) -> BlockDevices:
+    """Decide where each block goes.
+
+    Args:
+        setting: the value of `backbone.device_map`.
+        model: the model without data.
+        main: the run's device.
+        dtype: type of the loaded weights.
+        quantization: as `backbone.quantization`.
+    """
+    base, family = without_lm_head(model), model.config.model_type
+    if family not in ARCHITECTURES:
+        raise InputError(f"backbone.device_map: it is not known which modules of {family!r} are blocks; leave it out")
+    lists = [stack.blocks for stack in ARCHITECTURES[family].stacks]
+    blocks = {f"{name}.{index}": block for name in lists for index, block in enumerate(base.get_submodule(name))}
+    main = _with_index(main)
+    if isinstance(setting, str):
+        devices = candidates(setting, main)
+        return BlockDevices(main, _balanced(model, blocks, devices, dtype, quantization) if len(devices) > 1 else None)
+    for module in setting:
+        if module not in blocks and module not in lists:
+            raise InputError(
+                f"backbone.device_map: {module!r} is no block of this model; allowed: {', '.join(lists)} (all its "
+                f"blocks), {next(iter(blocks))} to {list(blocks)[-1]}; all else is on the main device"
+            )
+    given = {name: setting.get(name, setting.get(name.rpartition(".")[0])) for name in blocks}
+    return BlockDevices(main, {name: _device(name, device, main) for name, device in given.items() if device})
+
+
+def _balanced(
+    model: Any, blocks: Mapping[str, nn.Module], devices: Sequence[torch.device], dtype: torch.dtype, quantization: str
+) -> dict[str, torch.device]:
+    """Spread blocks over devices in their order, about equally many bytes each, as accelerate plans it."""
+    infer = require_accelerate().utils.infer_auto_device_map
+    sizes = [dtype.itemsize * sum(tensor.numel() for tensor in block.parameters()) for block in blocks.values()]
+    whole, held = weight_bytes(model, NONE, dtype.itemsize), weight_bytes(model, quantization, dtype.itemsize)
+    shrunk = max(1, held - whole + sum(sizes)) / sum(sizes)  # of a quantized block's bytes
+    room = {index: free_memory(device) for index, device in enumerate(devices)}
+    room[0] -= whole - sum(sizes)  # embeddings and head
+    room = {index: max(0, int(free / shrunk)) for index, free in room.items()}
+    fair = -(-sum(sizes) // len(devices)) + max(sizes)
+    stack, classes = nn.ModuleList(blocks.values()), list({type(block).__name__ for block in blocks.values()})
+    for bounds in ({index: min(free, fair) for index, free in room.items()}, room):
+        chosen = infer(stack, dict(bounds), classes, dtype=dtype, clean_result=False)
+        if all(isinstance(device, int) for device in chosen.values()):
+            return {name: devices[chosen[str(index)]] for index, name in enumerate(blocks)}
+    raise InputError(
+        f"backbone.device_map=auto: {len(blocks)} blocks of up to {max(sizes) * shrunk / GIB:.1f} GiB do not fit onto "
+        f"{', '.join(map(str, devices))}; use backbone.quantization or a smaller backbone"
+    )
+
+
+def require_accelerate() -> Any:
+    """Import accelerate, or say how to install it."""
+    try:
+        import accelerate
+    except ImportError as error:
+        raise InputError(
+            "backbone.device_map: needs accelerate; install silotune[quantization], or leave it out"
+        ) from error
+    return accelerate
+
+
+def release(model: nn.Module) -> None:
+    """Remove what accelerate put on a model that was loaded onto several devices: `BlockDevices` moves activations."""
+    hooks = require_accelerate().hooks
+    for module in model.modules():
+        if hasattr(module, "_hf_hook"):
+            hooks.remove_hook_from_module(module)
+            module.__dict__.pop("forward", None)  # bound to this module also in copies of it
+    for name in ("to", "cuda"):
+        model.__dict__.pop(name, None)
+
+
+def _device(module: str, name: str, main: torch.device) -> torch.device:
+    """Return the device that an entry of a map names."""
+    available = [device for device in available_devices() if torch.device(device).type == main.type]
+    if name not in available:
+        raise InputError(
+            f"backbone.device_map: {module} cannot be on {name!r}; allowed here, beside device={main.type}: "
+            f"{', '.join(available)}"
+        )
+    return _with_index(torch.device(name))
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """Return the device with its index, as tensors on it name it."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

@@ -1,8 +1,11 @@
-"""What `auto` means on this machine (`resolve_device`, `resolve_precision`), and a device's memory within its limit."""
+"""Choose the device and precision that `auto` means on this machine, and read or set how it uses its memory."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -81,3 +84,34 @@ def free_memory(device: torch.device) -> int:
 def _within_limit(memory: int) -> int:
     limit = _LIMIT.read_text(encoding="utf-8").strip() if _LIMIT.is_file() else "max"
     return min(memory, int(limit)) if limit.isdecimal() else memory
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""`M_TRIM_THRESHOLD` and `M_MMAP_THRESHOLD` of glibc's malloc.h."""
+
+TRIM_BYTES = 2**30
+"""Free bytes kept at the top of the heap: more than one step of a small backbone allocates."""
+
+_MMAP_BYTES = 2**25
+"""Blocks of at least 32 MiB are mapped on their own: glibc's upper limit of the setting."""
+
+
+@cache
+def keep_freed_memory() -> bool:
+    """Ask glibc to keep freed memory for the next batch, once per process.
+
+    It returns large blocks to the system when they are freed, and the system hands the pages out again one by one,
+    zeroed: without this setting, a tenth of a training step's seconds is spent on page faults.
+
+    Returns:
+        Whether the allocator accepted both settings (glibc does).
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    return mallopt is not None and all([mallopt(_TRIM_THRESHOLD, TRIM_BYTES), mallopt(_MMAP_THRESHOLD, _MMAP_BYTES)])
+
+
+def release_freed_memory() -> None:
+    """Return what was freed to the system once, after something large that does not come again (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

@@ -1,4 +1,4 @@
-"""`ForwardPlan`: what one forward of the backbone changes; tuners write it, `Backbone.encode` applies it."""
+"""Describe how a forward of the backbone is changed; tuners write it, and `Backbone.encode` applies it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ InputChange = Callable[[Tensor], Tensor]
 
 @dataclass
 class ForwardPlan:
-    """The changes of one forward of the backbone.
+    """The changes of one forward: of modules' inputs and outputs, virtual tokens, replaced weights, dropout.
 
     Args:
         outputs: module's name → changes of its output, applied in order.

@@ -1,4 +1,4 @@
-"""`HookManager`: hooks on a model's modules that carry out the present plan; without one they do nothing.
+"""Install hooks on a model's modules that apply the plan of the current forward; without a plan they do nothing.
 
 The hooks change modules' inputs and outputs, give attention modules their prefixes, record and reuse shared
 activations, and run blocks under gradient checkpointing. `Backbone.applied` replaces weights, and `ReplicateMode` of
@@ -181,7 +181,7 @@ _RATES = ("attention_dropout", "activation_dropout", "dropout")
 
 @contextlib.contextmanager
 def dropout_of(module: nn.Module, plan: ForwardPlan) -> Iterator[None]:
-    """Put a module into the mode of its plan while the context lasts, with the plan's rate; then back as it was.
+    """Switch a module's dropout to what a plan wants while the context lasts, and restore it afterwards.
 
     Args:
         module: the whole model, or a block that runs again for the backward pass.
@@ -205,7 +205,7 @@ def dropout_of(module: nn.Module, plan: ForwardPlan) -> Iterator[None]:
 
 
 def _places(module: nn.Module) -> list[tuple[nn.Module, str]]:
-    """The modules inside one, itself included, that drop values, each with the attribute that holds its rate."""
+    """Find the modules that drop values, each with the attribute that holds its rate."""
     return [
         (inner, name)
         for inner in module.modules()

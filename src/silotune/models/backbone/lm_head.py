@@ -1,4 +1,4 @@
-"""`LMHead`, the backbone's own language-model head: words' scores from states; `without_lm_head`, the model below it.
+"""Split a language model into its transformer and its frozen language-model head, and score words with the head.
 
 The model's own code runs over given states, including its layers between transformer and vocabulary (a dense layer and
 a norm in BERT, a scale in T5, none in LLaMA). Only the last projection is replaced, by one that multiplies with the

@@ -1,4 +1,4 @@
-"""`load_backbone`: from the hub, a folder or the offline default; silences transformers; refuses missing weights."""
+"""Load a backbone from the hub, a folder or the offline default, and refuse one with missing weights."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from safetensors.torch import load_file
 
 from silotune.config.backbone import BackboneConfig
 from silotune.errors import InputError
-from silotune.models.backbone.allocator import keep_freed_memory
 from silotune.models.backbone.backbone import WEIGHT_TYPES, Backbone
-from silotune.models.backbone.device import GIB, free_memory, resolve_device, resolve_precision
-from silotune.models.backbone.device_map import candidates, plan_blocks, release, require_accelerate
-from silotune.models.backbone.fingerprint import stored_fingerprint
+from silotune.models.backbone.block_devices import candidates, plan_blocks, release, require_accelerate
+from silotune.models.backbone.device import GIB, free_memory, keep_freed_memory, resolve_device, resolve_precision
+from silotune.models.backbone.fingerprint import read_header, stored_fingerprint
 from silotune.models.backbone.quantization import (
     NONE,
     quantized_loading,
@@ -26,7 +26,6 @@ from silotune.models.backbone.quantization import (
     settle,
     weight_bytes,
 )
-from silotune.models.backbone.shared_weights import SharedWeights
 from silotune.models.backbone.stored_model import (
     DESCRIPTIONS,
     ModelClass,
@@ -93,7 +92,7 @@ def load_backbone(
     checkpointing: bool = False,
     model_class: ModelClass = "AutoModel",
     on_use: bool = False,
-    weights: SharedWeights | None = None,
+    weights: Path | None = None,
 ) -> Backbone:
     """Load a backbone: `default` (offline MiniLM), a hub id or a local folder.
 
@@ -105,7 +104,7 @@ def load_backbone(
         checkpointing: see `Backbone`.
         model_class: the class the head needs; an encoder–decoder serves as either kind of language model.
         on_use: leave the weights in the machine's memory until they are used; see `Backbone`.
-        weights: those of a process that has loaded the same backbone with the same options; None: they are read.
+        weights: the file that another process with the same options shares; None: the backbone's own are read.
     """
     settings = BackboneConfig(name=backbone) if isinstance(backbone, str) else backbone
     target = resolve_device(device)
@@ -155,6 +154,7 @@ def load_backbone(
         on_use=on_use,
         quantization=quantization,
         block_devices=block_devices,
+        stored_as_used=bool(files) and _types_stored(files) <= {dtype},
     )
     _check_tokenizer(loaded)
     _check_lm_head(loaded)
@@ -175,6 +175,17 @@ def _require_room(
             f"{'has' if len(devices) == 1 else 'have'} {free / GIB:.1f} GiB free; precision=bf16, "
             "backbone.quantization and a smaller backbone need less"
         )
+
+
+def _types_stored(files: Sequence[Path]) -> set[torch.dtype | None]:
+    """Return the types of the numbers in safetensors files; None for one that backbones do not compute in."""
+    names = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+    found = set()
+    for path in files:
+        with path.open("rb") as file:
+            tensors = [tensor for name, tensor in read_header(file).items() if name != "__metadata__"]
+        found |= {names.get(tensor["dtype"]) for tensor in tensors if "F" in tensor["dtype"]}
+    return found
 
 
 def _check_tokenizer(backbone: Backbone) -> None:
@@ -210,9 +221,9 @@ def _read(
     config: Any,
     auto: Any,
     options: dict[str, Any],
-    weights: SharedWeights | None = None,
+    weights: Path | None,
 ) -> PreTrainedModel:
-    """Read a model's weights, or put it together from given ones; refuses files that do not have all of them."""
+    """Read a model's weights from its files or from a shared one; refuses files that do not have all of them."""
     with one_message(name, model_class):
         if weights is None:
             model, loading_info = auto.from_pretrained(source, config=config, output_loading_info=True, **options)
@@ -221,7 +232,7 @@ def _read(
 
             concrete = cast(Any, _get_model_class)(config, auto._model_mapping)
             model, loading_info = concrete.from_pretrained(
-                None, config=config, state_dict=weights.tensors, output_loading_info=True, **options
+                None, config=config, state_dict=load_file(weights), output_loading_info=True, **options
             )
     # a pooler may be missing: no head reads it
     missing = sorted(key for key in loading_info["missing_keys"] if not key.startswith("pooler."))

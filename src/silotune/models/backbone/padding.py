@@ -1,8 +1,9 @@
-"""`Padding`: where a batch's rows are padded, seen on the CPU; `known_masks` makes transformers' masks from that.
+"""Tell transformers where a batch is padded, so that it does not ask the device and make the host wait.
 
-Asking the device would make the host wait for it in every forward. transformers asks of every mask whether it hides
-anything. Its table of mask functions (`ALL_MASK_ATTENTION_FUNCTIONS`) is public: those of `eager` and `sdpa` are
-wrapped, and then answer from what `Padding` knows. The masks are the same.
+transformers asks of every mask whether it hides anything. Its table of mask functions
+(`ALL_MASK_ATTENTION_FUNCTIONS`) is public: those of `eager` and `sdpa` are wrapped, and answer from what `Padding` saw
+on the CPU. The masks are the same. They are wrapped for the whole process, because models look them up by the kind of
+attention inside their own forward, and a kind of another name would lose what is written for `eager` and `sdpa`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Padding:
         return cls(bool((mask[:, 0] == 0).any()), not bool(mask.all()), decoder)
 
     def by_length(self, text: Collection[int], decoder: int) -> dict[int, bool]:
-        """Return number of a mask's columns → whether it hides any; nothing if two unlike masks have one length.
+        """Map a mask's number of columns to whether it hides any; empty if two different masks have the same length.
 
         Args:
             text: columns of the text's masks, with those of virtual tokens.

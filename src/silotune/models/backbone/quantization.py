@@ -1,4 +1,4 @@
-"""`QUANTIZATIONS` (8 or 4 bits, by bitsandbytes or torchao): loads, settles, measures; refuses stored ones."""
+"""Load the linear layers of a backbone in 8 or 4 bits, with bitsandbytes or torchao."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def quantized_loading(name: str, dtype: torch.dtype, device: torch.device) -> di
 
 
 def _require(name: str) -> None:
-    """Import a quantization's library without its log messages."""
+    """Check that a quantization's library is installed, and silence its log messages."""
     library = QUANTIZATIONS[name].library
     logging.getLogger(library).setLevel(logging.ERROR)
     needed = (library, "accelerate") if library == "bitsandbytes" else (library,)
@@ -127,7 +127,7 @@ def refuse_stored_quantization(name: str, config: Any) -> None:
 
 
 def settle(model: nn.Module, backbone: str, quantization: str) -> None:
-    """Make a model's quantized layers compute alike in every forward, and keep no more than the backward pass reads."""
+    """Disable the CPU weight packing that loses gradients, and free int8 inputs that frozen weights never need."""
     layers = [module for module in model.modules() if is_quantized(module)]
     if not layers:
         raise InputError(

@@ -1,4 +1,4 @@
-"""A stored model's files, class and shapes (`weight_files`, `model_class_of`, `without_data`); the offline default.
+"""Find a stored model's files, class and shapes without loading its weights, and the offline default model.
 
 `hub_options` are the arguments of every `from_pretrained`, and `one_message` turns its many errors into one line.
 """

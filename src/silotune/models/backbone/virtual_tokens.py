@@ -1,7 +1,7 @@
-"""`prepare_inputs` puts a `Prompt` or `Prefix` into a batch: embeddings, mask, positions; pads on the right.
+"""Run the base transformer over a batch with virtual tokens: prompts among the embeddings, prefixes before the keys.
 
-Prompts are vectors before the text's embeddings, or inside the text where the inputs say (`SOFT_AT`); a prefix is keys
-and values that every attention layer sees before the text's own. Both are in the attention mask, neither is in the
+Prompts are vectors before the text's embeddings, or inside the text where the inputs say (`SOFT_AT`). A prefix is keys
+and values that every attention layer sees before the text's own. Both are in the attention mask, and neither is in the
 returned states. Conventions are those of peft (virtual tokens first, positions counted through, segment 0), so that an
 exported part means the same there. One thing differs on purpose: rows that are padded on the left are moved before the
 model sees them, so that virtual tokens stand right before the text and a row's states do not depend on the side it is
@@ -12,18 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from typing_extensions import override
 
 from silotune.data.tokenized import SOFT_AT, Inputs
 from silotune.errors import InputError
 from silotune.models.backbone.architectures import Architecture, first_position, max_positions, position_table
-
-if TYPE_CHECKING:
-    from silotune.models.backbone.kv_prefix import PrefixCache
 
 
 @dataclass(frozen=True)
@@ -90,6 +89,37 @@ class PreparedInputs:
         return states[:, self.virtual :] if self.columns is None else gather_columns(states, self.columns)
 
 
+Layers = Sequence[tuple[Tensor, Tensor]]
+"""A prefix's keys and values per layer, each of shape (rows or 1, heads, tokens, head width)."""
+
+
+class PrefixCache(DynamicCache):
+    """Past keys and values that hold the prefixes and never grow, because checkpointing runs a block twice.
+
+    Args:
+        prefixes: one or several; their tokens follow one another.
+        rows: rows of the batch.
+    """
+
+    def __init__(self, prefixes: Sequence[Layers], rows: int) -> None:
+        def concatenate(layer: int, which: int) -> Tensor:
+            pieces = [prefix[layer][which].expand(rows, -1, -1, -1) for prefix in prefixes]
+            return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2)
+
+        super().__init__([(concatenate(layer, 0), concatenate(layer, 1)) for layer in range(len(prefixes[0]))])
+
+    @override
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        layer = cast(Any, self.layers[layer_idx])
+        keys, values = cast(Tensor, layer.keys), cast(Tensor, layer.values)
+        return (
+            torch.cat([keys.to(key_states), key_states], 2),
+            torch.cat([values.to(value_states), value_states], 2),
+        )
+
+
 def prepare_inputs(
     base: nn.Module,
     architecture: Architecture | None,
@@ -148,11 +178,7 @@ def prepare_inputs(
     if has_positions and (some_absent or (_padded_left(text) if padded_left is None else padded_left)):
         counted = (mask.cumsum(1) - 1).clamp(min=0)[:, prefix_tokens:]
         inputs["position_ids"] = counted + (0 if table is None else first_position(table))
-    cache = None
-    if prefixes:
-        from silotune.models.backbone.kv_prefix import PrefixCache
-
-        cache = PrefixCache([prefix.layers for prefix in prefixes], rows)
+    cache = PrefixCache([prefix.layers for prefix in prefixes], rows) if prefixes else None
     return PreparedInputs(inputs, mask, virtual, cache, prefix_tokens, columns)
 
 
@@ -213,3 +239,59 @@ def mask_columns(tokens: Prompt | Prefix, rows: int, like: Tensor) -> Tensor:
 def _padded_left(mask: Tensor) -> bool:
     """Whether any row of a mask, shape (rows, tokens), begins with padding; False for a mask without data."""
     return not isinstance(mask, FakeTensor) and bool((mask[:, 0] == 0).any())
+
+
+def plain_forward(base: nn.Module, batch: PreparedInputs) -> Tensor:
+    """Run an encoder or a decoder; returns its last states, shape (rows, text tokens, hidden)."""
+    extra: dict[str, Any] = {}
+    if batch.prefix is not None:
+        extra["past_key_values"] = batch.prefix
+    if getattr(base.config, "use_cache", None):
+        extra["use_cache"] = False
+    output = base(**batch.inputs, attention_mask=batch.mask, **extra)
+    return batch.of_text(cast(Tensor, output.last_hidden_state))
+
+
+def encoder_states(base: nn.Module, batch: PreparedInputs) -> Tensor:
+    """Run an encoder–decoder's encoder; returns its states, shape (rows, prompt + text tokens, hidden)."""
+    arguments = {name: tensor for name, tensor in batch.inputs.items() if name in ("input_ids", "inputs_embeds")}
+    return cast(Tensor, cast(Any, base).encoder(**arguments, attention_mask=batch.mask).last_hidden_state)
+
+
+def encoder_decoder_forward(
+    base: nn.Module, batch: PreparedInputs, decoder: Inputs, prefixes: Sequence[Prefix]
+) -> Tensor:
+    """Run an encoder–decoder.
+
+    Args:
+        base: an encoder–decoder with `encoder` and `decoder` (T5).
+        batch: the encoder's side. Its prefix is put into the attention modules by the caller.
+        decoder: `decoder_input_ids` and, where rows differ in length, `decoder_attention_mask`, each of shape (rows,
+            decoder tokens); or nothing.
+        prefixes: those of the decoder.
+
+    Returns:
+        The decoder's last states, shape (rows, decoder tokens, hidden); without decoder tokens the encoder's, shape
+        (rows, text tokens, hidden).
+    """
+    model = cast(Any, base)
+    encoded = encoder_states(base, batch)
+    if "decoder_input_ids" not in decoder:
+        return batch.of_text(encoded)
+    ids = decoder["decoder_input_ids"]
+    mask = decoder.get("decoder_attention_mask")
+    past = None
+    if prefixes:
+        own = PrefixCache([prefix.layers for prefix in prefixes], len(ids))
+        past = EncoderDecoderCache(own, DynamicCache())
+        text = torch.ones_like(ids) if mask is None else mask
+        mask = torch.cat([*(mask_columns(prefix, len(ids), text) for prefix in prefixes), text], 1)
+    output = model.decoder(
+        input_ids=ids,
+        attention_mask=mask,
+        encoder_hidden_states=encoded,
+        encoder_attention_mask=batch.mask[:, batch.prefix_tokens :],
+        past_key_values=past,
+        use_cache=False,
+    )
+    return cast(Tensor, output.last_hidden_state)

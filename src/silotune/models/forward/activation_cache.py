@@ -1,4 +1,4 @@
-"""`ActivationCache` (`cache=frozen-prefix`): a run's activations below the first part, by fixed groups of rows.
+"""Keep the activations below the first adapter from round to round (`cache=frozen-prefix`).
 
 No part acts there, so a row's activations are the same in every epoch and round. They are computed for fixed groups of
 rows: a set's rows, sorted by length, `GROUP` at a time. So they do not depend on when or with which other rows a row

@@ -15,9 +15,8 @@ from typing_extensions import override
 
 from silotune.data.batching import pad_lists
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.base_forward import encoder_states
 from silotune.models.backbone.forward_plan import ForwardPlan
-from silotune.models.backbone.virtual_tokens import Prefix, mask_columns
+from silotune.models.backbone.virtual_tokens import Prefix, encoder_states, mask_columns
 from silotune.models.forward.mixing import MixEntry, make_plan, select_rows
 
 _Options = cast(Any, GenerationConfig)
@@ -116,7 +115,7 @@ def start_decoding(backbone: Backbone, prompts: Sequence[Sequence[int]], mix: Se
 
 
 class Decoding(ABC):
-    """Rows that grow by one token at a time. Rows may be dropped or repeated on the way (`select`).
+    """A batch of answers that grow by one token at a time; `select` drops or repeats rows on the way.
 
     Args:
         backbone: loaded with its language-model head.

@@ -50,7 +50,7 @@ def generate_ids(
     options: GenerationOptions,
     rows_at_once: int = 32,
 ) -> list[list[int]]:
-    """Generate tokens after prompts.
+    """Generate an answer's tokens after each prompt, greedily or with beams.
 
     Args:
         backbone: loaded with its language-model head.

@@ -1,4 +1,4 @@
-"""`POOLINGS`: from the last layer's states to one vector per row: first token, mean, or last token."""
+"""Pool the last layer's states to one vector per row: the first token, the mean, or the last token."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Pooling = Callable[[Tensor, Inputs], Tensor]
 
 
 def first(states: Tensor, _: Inputs) -> Tensor:
-    """The first token's state ([CLS] or <s>): (rows, tokens, hidden) → (rows, hidden)."""
+    """Return the first token's state ([CLS] or <s>): (rows, tokens, hidden) → (rows, hidden)."""
     return states[:, 0]
 
 
 def mean(states: Tensor, inputs: Inputs) -> Tensor:
-    """The mean over tokens that are not padding: (rows, tokens, hidden) → (rows, hidden)."""
+    """Return the mean over tokens that are not padding: (rows, tokens, hidden) → (rows, hidden)."""
     mask = _mask(inputs).unsqueeze(-1).to(states.dtype)
     return (states * mask).sum(1) / mask.sum(1)
 
 
 def last(states: Tensor, inputs: Inputs) -> Tensor:
-    """The state of the last token that is not padding: (rows, tokens, hidden) → (rows, hidden).
+    """Return the state of the last token that is not padding: (rows, tokens, hidden) → (rows, hidden).
 
     In a causal model no other state depends on the whole text.
     """
@@ -36,7 +36,7 @@ def last(states: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _mask(inputs: Inputs) -> Tensor:
-    """The mask of the states, shape (rows, tokens); that of the decoder if the inputs have decoder tokens."""
+    """Return the mask of the states, shape (rows, tokens); that of the decoder if the inputs have decoder tokens."""
     return inputs["decoder_attention_mask" if "decoder_input_ids" in inputs else "attention_mask"]
 
 

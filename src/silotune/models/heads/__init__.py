@@ -1,4 +1,4 @@
-"""The registry of heads (`HEADS`) and their public names. A new head is a file here and a line in `HEADS`."""
+"""Register the heads by name. A new head is a file here and a line in `HEADS`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from silotune.config import registries
 from silotune.config.registries import Registry
 from silotune.models.heads.base import Head
 from silotune.models.heads.classifier import LinearHead, MLPHead
-from silotune.models.heads.lm import LanguageModelHead
+from silotune.models.heads.lm import LanguageModelHead, PreferenceHead
 from silotune.models.heads.loss_recipe import PLAIN, LossRecipe
-from silotune.models.heads.preference import PreferenceHead
 from silotune.models.heads.verbalizer import VerbalizerHead
 
 _ALL: tuple[type[Head], ...] = (MLPHead, LinearHead, VerbalizerHead, LanguageModelHead, PreferenceHead)

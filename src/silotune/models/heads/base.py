@@ -1,4 +1,4 @@
-"""`Head`, the interface of heads: makes a task's tensors and tokens; from a view to logits and loss.
+"""Define what a head does: tokenize a task's rows, create its tensors, and compute logits and loss from a view.
 
 Each task has its own head; one part may hold the heads of many tasks.
 """
@@ -35,7 +35,20 @@ TokenizeRows = Callable[[Task, Sequence[Row]], TokenizedRows]
 
 
 class Head(ABC):
-    """Computes a task's logits and loss from a view. Names of its tensors begin with the task's name."""
+    """Computes a task's logits and loss from the backbone's states. Names of its tensors begin with the task's name.
+
+    A head of one linear layer over the mean of the states::
+
+        @register_head
+        class MeanHead(Head):
+            name = "mean-linear"
+
+            def init(self, backbone, tasks, generator):
+                return {f"{task.name}.w": torch.zeros(task.outputs, backbone.hidden_size) for task in tasks}
+
+            def logits(self, tensors, view, task):
+                return view["mean"] @ tensors[f"{task.name}.w"].T
+    """
 
     name: ClassVar[str]
     task_kind: ClassVar[TaskKind] = "classification"
@@ -55,7 +68,7 @@ class Head(ABC):
 
     @classmethod
     def answers(cls, kind: TaskKind) -> bool:
-        """Return whether it answers tasks of this kind."""
+        """Return whether the head answers tasks of this kind."""
         return kind == cls.task_kind
 
     @classmethod
@@ -90,7 +103,7 @@ class Head(ABC):
         return None
 
     def smoothed_reading(self, backbone: Backbone, task: Task, smoothing: float) -> HeadReading | None:
-        """Return `reading` for a loss with label smoothing; it is another where the reading holds the loss itself."""
+        """Return the reading to use with label smoothing, which differs if the head reads losses directly."""
         return self.reading(backbone, task)
 
     @abstractmethod
@@ -102,7 +115,7 @@ class Head(ABC):
         return task_loss(self.logits(tensors, view, batch.task), batch)
 
     def training_loss(self, tensors: Tensors, view: View, batch: Batch, recipe: LossRecipe) -> Tensor:
-        """Compute the loss of training, a scalar: `cross_entropy` with label smoothing and class weights."""
+        """Compute the loss of training, a scalar: `cross_entropy` with label smoothing and class weights, if set."""
         if recipe.plain:
             return self.cross_entropy(tensors, view, batch)
         return recipe.cross_entropy(self.logits(tensors, view, batch.task), batch)

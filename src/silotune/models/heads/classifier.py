@@ -1,4 +1,4 @@
-"""`MLPHead` and `LinearHead`: trained layers over the first token's or the mean state: classes, labels or a number."""
+"""Heads of trained layers over one vector per row, and the projection of contrastive losses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Classifier(Head):
-    """Trained layers over the state x of shape (rows, hidden): the first token's, or the mean over all tokens."""
+    """Classifies by trained layers over one state per row: the first token's, or the mean over all tokens."""
 
     formula: ClassVar[str]
     """Logits from x, in the words of `head.json`."""
@@ -50,7 +50,7 @@ class Classifier(Head):
 
 
 class MLPHead(Classifier):
-    """hidden → hidden → outputs with tanh between, as RoBERTa's classifier (FedMCP, section IV-B).
+    """Two linear layers with tanh between them, as RoBERTa's classifier (FedMCP, section IV-B).
 
     Each task has `<task>.dense` (hidden, hidden) and `<task>.out` (outputs, hidden), with biases.
     """
@@ -74,7 +74,7 @@ class MLPHead(Classifier):
 
 
 class LinearHead(Classifier):
-    """hidden → outputs: one linear layer (the PEFT-in-FL setting), `<task>.out` (outputs, hidden) with bias."""
+    """One linear layer with bias (the PEFT-in-FL setting), `<task>.out` of shape (outputs, hidden)."""
 
     name = "linear"
     formula = "out.weight · x + out.bias"
@@ -89,6 +89,24 @@ class LinearHead(Classifier):
     @override
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
         return apply_linear(tensors, f"{task.name}.out", view[self.pooling])
+
+
+class Projection:
+    """One linear layer for contrastive losses (FedFAME: width 256). It gives no answers and is no `Head`."""
+
+    name = "projection"
+
+    def __init__(self, width: int = 256, pooling: Pooling = "first") -> None:
+        self.width = width
+        self.pooling = pooling
+
+    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+        """Draw one layer for all tasks."""
+        return draw_linear("projection", self.width, backbone.hidden_size, generator)
+
+    def __call__(self, tensors: Tensors, view: View) -> Tensor:
+        """Project the view's pooled states: (rows, hidden) → (rows, width)."""
+        return apply_linear(tensors, "projection", view[self.pooling])
 
 
 def apply_linear(tensors: Tensors, name: str, x: Tensor) -> Tensor:

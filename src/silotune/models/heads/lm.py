@@ -1,4 +1,4 @@
-"""`LanguageModelHead`: loss over response tokens by the backbone's frozen output layer; tokenizes generation rows.
+"""Train and answer generation tasks with the backbone's own frozen output layer, on answers or preference pairs.
 
 It uses the backbone's own frozen output layer and has no tensors to train. Vocabulary scores are computed for response
 tokens alone, never for the prompt's. Answers are generated in `models/forward/generation.py`.
@@ -41,7 +41,7 @@ SCORES_AT_ONCE = 2**25
 
 
 class LanguageModelHead(Head):
-    """Head of generation tasks.
+    """Writes answers, and trains on the tokens of given ones.
 
     Args:
         template: text with `{instruction}` (and `{input}`), or `chat` for the tokenizer's own template.
@@ -172,6 +172,57 @@ class LanguageModelHead(Head):
         targets = batch.source.targets if batch.source else None
         assert targets is not None, "training rows have responses"
         return sum(len(targets[row]) for row in batch.rows.tolist())
+
+
+class PreferenceHead(LanguageModelHead):
+    """Trains on pairs of a chosen and a rejected answer by DPO (Rafailov et al. 2023); the backbone is the reference.
+
+    Attributes:
+        beta: β, how strongly the model is kept near the reference.
+    """
+
+    name = "dpo"
+    pairs = True
+    reads_reference = True
+    beta: float = 0.1
+
+    @classmethod
+    @override
+    def make(cls, config: HeadConfig) -> Self:
+        head = super().make(config)
+        head.beta = config.beta
+        return head
+
+    def referenced_loss(self, tensors: Tensors, view: View, reference: View, batch: Batch) -> Tensor:
+        """Compute equation 7 of the paper, the mean over pairs.
+
+        `-log σ(β (log π(chosen) - log π_ref(chosen) - log π(rejected) + log π_ref(rejected)))`, where the probability
+        of an answer is the product over its tokens.
+        """
+        margins = self._log_ratio(view, batch) - self._log_ratio(reference, batch)
+        return -nn.functional.logsigmoid(self.beta * margins).mean()
+
+    def _log_ratio(self, view: View, batch: Batch) -> Tensor:
+        """Return `log p(chosen) - log p(rejected)` of each pair, shape (pairs,)."""
+        if batch.source is None or not batch.source.pairs:
+            raise InputError("head=dpo: needs preference pairs (columns prompt, chosen, rejected); allowed: head=lm")
+        losses = view[self.name][:, 0]
+        order = torch.argsort(batch.rows).to(losses.device)  # a pair's two rows are neighbors in the source
+        chosen, rejected = (-losses[order]).reshape(-1, 2).unbind(1)
+        return chosen - rejected
+
+    def cross_entropy(self, tensors: Tensors, view: View, batch: Batch) -> Tensor:
+        """Refuse: the loss needs the reference."""
+        raise InputError("head=dpo: this method's loss is of labels or tokens, not of preference pairs")
+
+    @override
+    def loss_units(self, batch: Batch) -> int | None:
+        """A pair's loss depends on two rows."""
+        return None
+
+    @override
+    def description(self, config: HeadConfig, task: Any) -> dict[str, Any]:
+        return super().description(config, task) | {"loss": f"DPO, beta = {self.beta:g}"}
 
 
 def prompt_rows(rows: TokenizedRows) -> TokenizedRows:

@@ -1,4 +1,4 @@
-"""`task_loss` of logits by the kind of task; `LossRecipe`: label smoothing and class weights, which training adds."""
+"""Compute a task's loss from logits, in training with label smoothing and class weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from silotune.data.batching import Batch
 
 @dataclass(frozen=True)
 class LossRecipe:
-    """The keys `train.label_smoothing` and `train.class_weights`; predictions and scores know nothing of them.
+    """Label smoothing and class weights of the training loss; predictions and scores do not use them.
 
     Args:
         label_smoothing: the share of the true label's probability that is spread evenly over all labels.
@@ -52,7 +52,7 @@ class LossRecipe:
         )
 
     def _weights(self, batch: Batch) -> Tensor | None:
-        """The weight of each class, shape (classes,); None: all have the same."""
+        """Return the weight of each class, shape (classes,); None if all weigh the same."""
         names = batch.task.labels
         if isinstance(self.class_weights, Mapping):
             return torch.tensor([self.class_weights.get(name, 1.0) for name in names])

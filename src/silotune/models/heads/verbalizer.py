@@ -1,4 +1,4 @@
-"""`VerbalizerHead`: the frozen language-model head scores label words at the mask of a cloze (FedPrompt).
+"""Classify by the words that the frozen language-model head predicts at the mask of a cloze (FedPrompt).
 
 FedPrompt, section 2; it has no tensors to train. Masked language models are read at the mask; encoder–decoders get
 `<extra_id_0>` in the text and are read at the decoder's second position, which answers it.
@@ -114,7 +114,7 @@ class VerbalizerHead(Head):
 
     @override
     def check_names(self, tasks: Iterable[Task]) -> None:
-        """`words` names labels, `template` tasks."""
+        """Check that `words` names labels, and `template` tasks."""
         tasks = list(tasks)
         labels = {label for task in tasks for label in task.labels}
         for label in self._words:
@@ -135,7 +135,7 @@ class VerbalizerHead(Head):
         return cloze
 
     def row_tokenizer(self, backbone: Backbone, max_length: int) -> TokenizeRows:
-        """See `Head.row_tokenizer`; tokenizes filled templates and notes the mask's position."""
+        """Tokenize filled templates and note the mask's position."""
         tokenizer: Any = backbone.tokenizer
         encoder_decoder = bool(backbone.base.config.is_encoder_decoder)
         mask = SENTINEL if encoder_decoder else tokenizer.mask_token
@@ -204,7 +204,7 @@ class VerbalizerHead(Head):
 
     @override
     def description(self, config: HeadConfig, task: Task) -> dict[str, Any]:
-        """Lists the words of every label."""
+        """Add the words of every label."""
         fields = super().description(config, task)
         words = config.words or {}
         fields["options"]["words"] = {label: words.get(label, [label]) for label in task.labels}

@@ -1,4 +1,4 @@
-"""The registry of tuners (`TUNERS`) and their public names. A new tuner is a file here and a line in `TUNERS`."""
+"""Register the tuners by name. A new tuner is a file here and a line in `TUNERS`."""
 
 from __future__ import annotations
 

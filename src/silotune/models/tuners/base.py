@@ -1,4 +1,4 @@
-"""`Tuner`, the interface of all kinds of PEFT: tensors, plans, merges, exports of a part; `weighted_sum` of a mix."""
+"""Define what a tuner does: create a part's tensors, change the backbone's forward, merge and export parts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TunerOptions(Options):
 
 @dataclass(frozen=True)
 class WeightedTensors:
-    """A part's tensors and its weight in one mix; with `tokens`, the weight of each token is that instead."""
+    """A part's tensors and its weight in one mix; `tokens`, if given, weighs each token instead of `weight`."""
 
     tensors: Tensors
     weight: Weight
@@ -53,7 +53,23 @@ class MergedAdapter:
 
 
 class Tuner(ABC):
-    """A kind of PEFT. It knows the backbone's modules and nothing of methods.
+    """A kind of parameter-efficient fine-tuning, e.g. LoRA. It knows the backbone's modules and nothing of methods.
+
+    A tuner that adds a trained vector to the last layer's output::
+
+        @register_tuner
+        class Shift(Tuner):
+            name = "shift"
+
+            def init(self, backbone, tasks, generator):
+                return {"shift": torch.zeros(backbone.hidden_size)}
+
+            def act(self, backbone, mix, plan):
+                last = backbone.architecture.modules("feedforward_output", backbone.blocks - 1)[0]
+                weights = [torch.as_tensor(part.weight) for part in mix]  # numbers, or one per row
+                plan.outputs[last].append(
+                    lambda x, y: y + sum(per_row(w, y) * part.tensors["shift"] for w, part in zip(weights, mix))
+                )
 
     `init` and `act` are required. The methods from `merge` on serve exports and imports. A tuner overrides those that
     it supports; the defaults refuse, or leave the tuner out of the export.
@@ -85,7 +101,7 @@ class Tuner(ABC):
 
     @property
     def ranks(self) -> Mapping[str, int]:
-        """Silo → its rank, for silos whose adapters have another rank than the tuner's; see `at_rank`."""
+        """The ranks of silos whose adapters have another rank than the tuner's, by silo; see `at_rank`."""
         return {}
 
     def at_rank(self, tensors: Tensors, rank: int) -> Tensors:
@@ -167,7 +183,7 @@ class Tuner(ABC):
         return 0
 
     def mixes_rows(self, backbone: Backbone) -> bool:
-        """Whether rows of one forward may have different mixes on this backbone; if not, every mix has its forward."""
+        """Return whether rows of one forward may have different mixes on this backbone."""
         return backbone.known_architecture is None or backbone.known_architecture.allows_row_weights
 
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:

@@ -102,7 +102,7 @@ class Bottleneck(Tuner):
 
     @override
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
-        """One adapter as wide as all together, downs stacked and weighted ups side by side."""
+        """Build one adapter as wide as all together, with downs stacked and weighted ups side by side."""
         modules, tensors = self.target_modules(mix[0].tensors), {}
         for module in modules:
             for name in (f"{module}.down.weight", f"{module}.down.bias"):

@@ -1,4 +1,4 @@
-"""`Delta`: a change of LoRA's target modules' weights as it is, for tensors that come down and that no phase trains."""
+"""Add a dense change of weights that the server sends down and that no phase trains, at LoRA's target modules."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Delta(Tuner):
 
     @override
     def select(self, tensors: Tensors) -> Tensors:
-        """An initial LoRA says nothing of a delta."""
+        """Start a delta at zero, whatever LoRA a run starts with."""
         return {}
 
     @override
     def at_rank(self, tensors: Tensors, rank: int) -> Tensors:
-        """A delta has no rank, and stays."""
+        """Return the delta unchanged, since it has no rank."""
         return tensors
 
     @override

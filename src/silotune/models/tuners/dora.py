@@ -48,7 +48,7 @@ class DoRA(LoRA):
 
     @override
     def effective(self, backbone: Backbone, tensors: Tensors) -> Tensors:
-        """B is multiplied by the gains, and `dora_shift` takes the magnitude's place."""
+        """Multiply B by the gains, and replace the magnitudes by `dora_shift`."""
         modules = self.target_modules(tensors)
         if f"{modules[0]}.{_MAGNITUDE}" not in tensors:
             return tensors
@@ -63,7 +63,7 @@ class DoRA(LoRA):
 
     @torch.no_grad()
     def _row_lengths(self, backbone: Backbone, module: str, acting: Tensors) -> Tensor:
-        """The lengths of the rows of `W + scale·B·A`, shape (out,), without computing that matrix.
+        """Compute the lengths of the rows of `W + scale·B·A`, shape (out,), without computing that matrix.
 
         `‖w + s·b·A‖² = ‖w‖² + 2·s·(w·Aᵀ)·bᵀ + s²·b·(A·Aᵀ)·bᵀ` for a row w of W and b of B.
         """
@@ -100,7 +100,7 @@ class DoRA(LoRA):
         return super().act_on_segments(backbone, mix, segments, plan)
 
     def _with_dropout(self, layer: nn.Module, mix: Sequence[WeightedTensors], module: str) -> OutputChange:
-        """The change in training with dropout: of the input of W in the change, too, as in peft."""
+        """Return the change in training with dropout, which also drops the input of W in the change, as in peft."""
         scale, rate = self._options.scale, self._options.dropout
 
         def change(x: Tensor, y: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class DoRA(LoRA):
 
     @override
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
-        """As LoRA, and the weighted sum of the shifts."""
+        """Merge A and B as LoRA does, and sum the weighted shifts."""
         merged = super().merge(mix)
         shifts = weighted_sum(mix, [name for name in mix[0].tensors if name.endswith(f".{_SHIFT}")])
         return MergedAdapter(merged.tensors | shifts, merged.options)
@@ -135,7 +135,7 @@ class DoRA(LoRA):
 
     @override
     def peft_tensors(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> Tensors:
-        """B before the gains, and the magnitudes that give them."""
+        """Undo the gains of B, and add the magnitudes that give them."""
         tensors: Tensors = {}
         for module in self.target_modules(adapter.tensors):
             gain = adapter.tensors[f"{module}.{_SHIFT}"] + 1
@@ -146,7 +146,7 @@ class DoRA(LoRA):
 
     @override
     def rate_factor(self, name: str) -> float:
-        """The magnitudes learn at B's rate, as with peft's LoRA+."""
+        """Let the magnitudes learn at B's rate, as with peft's LoRA+."""
         return self._options.lr_ratio if name.endswith(_MAGNITUDE) else super().rate_factor(name)
 
     read_initial = Tuner.read_initial  # a plain LoRA is no DoRA
@@ -166,5 +166,5 @@ def _add_shifted(layer: nn.Module, shifts: Sequence[tuple[Weight, Tensor]]) -> O
 
 
 def _factor(weight: Weight, y: Tensor) -> float | Tensor:
-    """A part's weight, to multiply tensors of shape (rows, tokens, out)."""
+    """Shape a part's weight to multiply tensors of shape (rows, tokens, out)."""
     return per_row(weight, y) if isinstance(weight, Tensor) else weight

@@ -35,7 +35,7 @@ class Full(Tuner):
 
     @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """Copies the pretrained weights."""
+        """Copy the pretrained weights."""
         return {name: tensor.cpu() for name, tensor in copy(dict(backbone.base.named_parameters())).items()}
 
     @override
@@ -45,11 +45,11 @@ class Full(Tuner):
 
     @override
     def mixes_rows(self, backbone: Backbone) -> bool:
-        """One forward has one set of weights."""
+        """Return False: one forward has one set of weights."""
         return False
 
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
-        """See `Tuner.merge`: weights interpolate."""
+        """Interpolate the weights."""
         return MergedAdapter(copy(interpolate(mix)), self.options.model_dump(mode="json"))
 
 

@@ -87,7 +87,7 @@ class IA3(Tuner):
 
     @override
     def weight_delta(self, adapter: MergedAdapter, module: str, layer: nn.Module) -> Tensors:
-        """L of shape (out, 1) scales weight and bias, (1, in) the weight alone."""
+        """Scale weight and bias by l of shape (out, 1), or the weight alone by l of shape (1, in)."""
         factor, weight = adapter.tensors[f"{module}.ia3_l"].double(), linear_weight(layer).double()
         delta = {"weight": weight * factor - weight}
         if factor.shape[0] != 1 and layer.bias is not None:

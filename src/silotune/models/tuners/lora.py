@@ -81,7 +81,7 @@ class LoRAOptions(TargetModuleOptions):
 
     @property
     def standard_alpha(self) -> float:
-        """The alpha that gives the same scale as alpha / r."""
+        """Compute the alpha whose alpha / r is the same scale."""
         return self.alpha * math.sqrt(self.r) if self.scaling == "rslora" else self.alpha
 
     @property
@@ -129,14 +129,14 @@ class LoRA(Tuner):
 
     @override
     def at_rank(self, tensors: Tensors, rank: int) -> Tensors:
-        """The first rows of A and columns of B."""
+        """Keep the first rows of A and the first columns of B."""
         cut = {name: tensor[:rank].clone() for name, tensor in tensors.items() if name.endswith(".lora_A.weight")}
         cut |= {name: tensor[:, :rank].clone() for name, tensor in tensors.items() if name.endswith(".lora_B.weight")}
         return tensors | cut
 
     @override
     def options_of(self, tensors: Tensors) -> dict[str, Any]:
-        """The scale is that of the run, whatever the adapter's rank."""
+        """Keep the scale of the run, whatever the adapter's rank."""
         options = {key: value for key, value in self.options.model_dump(mode="json").items() if key != "ranks"}
         rank = next(len(tensor) for name, tensor in tensors.items() if name.endswith(".lora_A.weight"))
         if rank == self._options.r:
@@ -217,12 +217,12 @@ class LoRA(Tuner):
     @property
     @override
     def draws(self) -> bool:
-        """Dropout does."""
+        """Whether dropout is set."""
         return self._options.dropout > 0
 
     @override
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
-        """One LoRA of all ranks at the same scale, A stacked and weighted B side by side."""
+        """Build one LoRA of all ranks at the same scale, with A stacked and weighted B side by side."""
         tensors: Tensors = {}
         for module in self.target_modules(mix[0].tensors):
             a, b = f"{module}.lora_A.weight", f"{module}.lora_B.weight"
@@ -256,7 +256,7 @@ class LoRA(Tuner):
 
     @override
     def read_initial(self, source: str, backbone: Backbone) -> Tensors:
-        """From a folder in peft's layout, or a file that `silotune import` wrote."""
+        """Read a folder in peft's layout, or a file that `silotune import` wrote."""
         if self._options.init == "pissa":
             raise InputError(
                 "start: a run starts as this LoRA or, with tuner.init=pissa, as the weight's; leave one out"

@@ -1,4 +1,4 @@
-"""LoRA's A and B by `tuner.init`: `INITS` draw them; `principal_factors`, PiSSA's, come from a module's weight."""
+"""Draw LoRA's first A and B as `tuner.init` says, or take them from a module's weight (PiSSA)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _PRINCIPAL: WeakKeyDictionary[Backbone, dict[tuple[str, int, torch.device], Fact
 
 
 def _uniform(inputs: int, outputs: int, rank: int, draws: torch.Generator) -> Factors:
-    """A uniform in ±1/√in and B of zeros, as in LoRA's authors' code and in peft."""
+    """Draw A uniform in ±1/√in, and B of zeros, as in LoRA's authors' code and in peft."""
     return uniform(draws, 1 / math.sqrt(inputs), rank, inputs), torch.zeros(outputs, rank)
 
 
 def _orthogonal(inputs: int, outputs: int, rank: int, draws: torch.Generator) -> Factors:
-    """A and B that are both not zero while B·A is: their ranks are normal draws along orthogonal directions, over 10.
+    """Draw A and B along orthogonal directions, so that B·A is zero while neither is; a tenth of normal draws.
 
     As `init_lora_weights="orthogonal"` of peft. The directions are the same in every part, so that B·A is zero also
     where A and B are parts of their own.

@@ -1,4 +1,4 @@
-"""`read_peft_lora`: a LoRA that peft saved, under the backbone's module names; refuses LoRA's variants."""
+"""Read a LoRA that peft saved and rename its tensors after the backbone's modules."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class PrefixTuning(VirtualTokenTuner):
 
     @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """The MLP has PyTorch's initial distribution, direct values N(0, 0.02²)."""
+        """Draw the MLP as PyTorch does, and direct values from N(0, 0.02²)."""
         layers, heads, head_width = self._shape(backbone)
         columns = layers * 2 * heads * head_width
         options = self._options
@@ -74,7 +74,7 @@ class PrefixTuning(VirtualTokenTuner):
 
     @override
     def reparametrize(self, tensors: Tensors) -> Tensors:
-        """Runs the MLP."""
+        """Run the MLP."""
         if is_folded(tensors):
             return tensors
         hidden = nn.functional.linear(
@@ -96,7 +96,7 @@ class PrefixTuning(VirtualTokenTuner):
 
     @override
     def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:
-        """In an encoder–decoder peft gives prefixes to the decoder alone."""
+        """Describe a prefix; in an encoder–decoder, peft knows prefixes of the decoder alone."""
         config = {"peft_type": "PREFIX_TUNING"} | prompt_fields(adapter.tensors[PROMPT_TENSOR], task_type)
         config |= {"prefix_projection": False, "encoder_hidden_size": None}
         if not backbone.architecture.more:
@@ -112,7 +112,7 @@ class PrefixTuning(VirtualTokenTuner):
         return config | {"num_layers": layers, "num_attention_heads": heads, "token_dim": width}
 
     def peft_tensors(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> Tensors:
-        """See `Tuner.peft_tensors`: peft gives layer i of n in a decoder behind an encoder its values for 2·i mod n."""
+        """Order a decoder's layers as peft reads them: behind an encoder, layer i of n has the values for 2·i mod n."""
         vectors = adapter.tensors[PROMPT_TENSOR]
         if not backbone.architecture.more:
             return {PROMPT_TENSOR: vectors}

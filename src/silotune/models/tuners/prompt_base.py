@@ -1,4 +1,4 @@
-"""`VirtualTokenTuner`, base of prompt tuning, P-tuning, prefix tuning: initial vectors, mixes of vectors.
+"""Share what prompt tuning, P-tuning and prefix tuning have in common: initial vectors, and mixes of vectors.
 
 A mix interpolates the vectors of equally many tokens: `Σ weight·vector`, usually with weights that sum to 1. Rows whose
 weights sum to 0 have no virtual tokens: their positions are masked out, because zero vectors would still get attention.
@@ -44,17 +44,17 @@ class VirtualTokenTuner(Tuner):
 
     @override
     def mixes_rows(self, backbone: Backbone) -> bool:
-        """On known families the position of each row's text is computed."""
+        """Return whether the family is known, so that the position of each row's text can be computed."""
         return backbone.known_architecture is not None
 
     @override
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
-        """Vectors interpolate."""
+        """Interpolate the vectors."""
         return MergedAdapter(weighted_sum(mix), self.options.model_dump(mode="json"))
 
     @override
     def peft_tensors(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> Tensors:
-        """Peft holds a second prompt for a decoder behind an encoder, and does not use it."""
+        """Repeat the prompt for an encoder–decoder: peft holds one for the decoder, and does not use it."""
         vectors = adapter.tensors[PROMPT_TENSOR]
         return {PROMPT_TENSOR: torch.cat([vectors] * 2) if task_type == SEQ_TO_SEQ else vectors}
 

@@ -50,7 +50,7 @@ class PTuningOptions(TunerOptions):
 
 
 class PTuning(VirtualTokenTuner):
-    """The prompt is `encoder(embedding) + offset`; mixes interpolate prompts, not encoders.
+    """Computes the prompt as `encoder(embedding) + offset`; mixes interpolate prompts, not encoders.
 
     Tensors, named as in peft: `embedding.weight` (tokens, d) with d the width of the word embeddings, `lstm_head.*`,
     `mlp_head.*`, and `offset.weight` (tokens, d), which starts at zero. The MLP behind the LSTM is 2h → d → d, as in
@@ -64,7 +64,7 @@ class PTuning(VirtualTokenTuner):
 
     @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """The encoder has PyTorch's initial distribution."""
+        """Draw the encoder as PyTorch does."""
         options = self._options
         start = initial_vectors(backbone, options.tokens, options.init, options.words, generator)
         d = start.shape[1]
@@ -84,7 +84,7 @@ class PTuning(VirtualTokenTuner):
 
     @override
     def reparametrize(self, tensors: Tensors) -> Tensors:
-        """Runs the encoder."""
+        """Run the encoder."""
         if is_folded(tensors):
             return tensors
         x = tensors["embedding.weight"]
@@ -103,7 +103,7 @@ class PTuning(VirtualTokenTuner):
 
     @override
     def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:
-        """The encoder is carried out; peft builds one only to train on."""
+        """Describe a plain prompt: the encoder is applied already, and peft needs it only to go on training."""
         vectors = adapter.tensors[PROMPT_TENSOR]
         width = vectors.shape[1]
         encoder = {"token_dim": width, "encoder_reparameterization_type": "MLP", "encoder_hidden_size": width}

@@ -1,4 +1,4 @@
-"""`StartAdapter`: a LoRA as a run's start (key `start`): its file format, and its match with a tuner.
+"""Store the LoRA that a run starts with (key `start`), and check that it fits the run's tuner.
 
 Every adapter of the method starts as this LoRA, private ones too: mixes whose weights sum to 1 then start as the
 imported model.

@@ -1,4 +1,4 @@
-"""`find_target_modules`: linear layers that the words of `tuner.sites` name; their widths and weights; peft's names."""
+"""Find the linear layers that `tuner.sites` names, with their widths, weights and names in peft."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`TensorGroup`: one kind of a tuner's tensors as a part of its own, e.g. LoRA's A; `tuner_of` finds a part's tuner."""
+"""Make one kind of a tuner's tensors, e.g. LoRA's A, a part of its own with a scope of its own."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TensorGroup:
         return self.select(self.tuner.init(backbone, tasks, generator))
 
     def select(self, tensors: Tensors) -> Tensors:
-        """Return those of a tuner's tensors that are of the group."""
+        """Select the group's tensors from all tensors of the tuner."""
         endings = tuple(f".{name}" for name in self.tuner.groups[self.group])
         return {name: tensor for name, tensor in tensors.items() if name.endswith(endings)}
 

@@ -1,4 +1,4 @@
-"""`TokenMixer`: a part that learns how much of each adapter of a mix a token takes, at every target module."""
+"""Learn how strongly each adapter of a mix acts on a token, at every target module (FedALT)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`TokenWeight`: a part's weight for each token at each target module, from the module's own input (FedALT's mixer)."""
+"""Compute a part's weight for each token from the input of the target module (FedALT's mixer)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from silotune.core.tensors import Tensors
 
 @dataclass(frozen=True, eq=False)
 class TokenWeight:
-    """`softmax(G·x)[index]`, where x is what a target module takes in, and G its matrix.
+    """The weight `softmax(G·x)[index]` of a token, where x is the input of a target module, and G its matrix.
 
     Args:
         tensors: `{module}.mixer.weight` of shape (parts of the mix, in), for every target module.

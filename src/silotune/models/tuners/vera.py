@@ -73,7 +73,7 @@ class VeRA(Tuner):
 
     @override
     def effective(self, backbone: Backbone, tensors: Tensors) -> Tensors:
-        """The part, and each module's A and B."""
+        """Add each module's A and B to the part."""
         modules = self.target_modules(tensors)
         if f"{modules[0]}.{_LOW}" in tensors:
             return tensors
@@ -106,12 +106,12 @@ class VeRA(Tuner):
     @property
     @override
     def draws(self) -> bool:
-        """Dropout does."""
+        """Whether dropout is set."""
         return self._options.dropout > 0
 
     @override
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
-        """One LoRA of all ranks, since parts with other b's are no single VeRA."""
+        """Build one LoRA of all ranks, since parts with different b's are no single VeRA."""
         tensors: Tensors = {}
         for module in self.target_modules(mix[0].tensors):
             factors = [_factors(part.tensors, module) for part in mix]
@@ -122,7 +122,7 @@ class VeRA(Tuner):
 
     @override
     def target_modules(self, tensors: Tensors) -> list[str]:
-        """`tensors` may be those of `merge`."""
+        """List them also for the LoRA that `merge` gives."""
         endings = tuple(f".{name}" for name in (_D, _MERGED[0]))
         return [name.removesuffix(ending) for name in tensors for ending in endings if name.endswith(ending)]
 
@@ -133,7 +133,7 @@ class VeRA(Tuner):
 
     @override
     def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:
-        """Of several parts it is a LoRA."""
+        """Describe a LoRA if the parts were merged."""
         options = adapter.options
         common = {**peft_target_modules(backbone, self.target_modules(adapter.tensors)), "bias": "none"}
         if _is_merged(adapter.tensors):
@@ -151,7 +151,7 @@ class VeRA(Tuner):
 
     @override
     def peft_tensors(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> Tensors:
-        """Of a VeRA with A and B."""
+        """Add A and B, which peft stores with a VeRA."""
         if _is_merged(adapter.tensors):
             return super().peft_tensors(backbone, adapter, task_type)
         trained = {name: tensor for name, tensor in adapter.tensors.items() if name.endswith(self.module_tensors)}
@@ -169,7 +169,7 @@ def _is_merged(tensors: Tensors) -> bool:
 
 
 def _factors(tensors: Tensors, module: str) -> tuple[Tensor, Tensor]:
-    """A module's update as two matrices: `d ⊙ A`, shape (r, in), and `b ⊙ B`, shape (out, r)."""
+    """Return a module's update as two matrices: `d ⊙ A`, shape (r, in), and `b ⊙ B`, shape (out, r)."""
     if f"{module}.{_LOW}" not in tensors:
         return tensors[f"{module}.{_MERGED[0]}"], tensors[f"{module}.{_MERGED[1]}"]
     d, b, low, wide = (tensors[f"{module}.{name}"] for name in (_D, _B, _LOW, _WIDE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from silotune.config import BackboneConfig, Config
 from silotune.data.tasks import Task
@@ -14,7 +15,6 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.device import resolve_device
 from silotune.models.backbone.loading import load_backbone
 from silotune.models.backbone.quantization import NONE, resolve_quantization
-from silotune.models.backbone.shared_weights import SharedWeights
 from silotune.models.backbone.stored_model import ModelClass
 from silotune.models.forward.activation_cache import ActivationCache
 from silotune.models.tuners import TUNERS
@@ -61,7 +61,7 @@ class BackboneRequirements:
             checkpointing,
         )
 
-    def load(self, on_use: bool = False, weights: SharedWeights | None = None) -> Backbone:
+    def load(self, on_use: bool = False, weights: Path | None = None) -> Backbone:
         """Load the backbone.
 
         Args:

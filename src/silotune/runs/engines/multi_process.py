@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from typing_extensions import override
@@ -24,7 +25,6 @@ from silotune.core.serialization import read_tensors, tensor_bytes
 from silotune.core.workers import Workers
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import all_share_one_model, score_silos
-from silotune.models.backbone.shared_weights import SharedWeights
 from silotune.runs.build.builder import build
 from silotune.runs.build.model import BackboneRequirements
 from silotune.runs.engines.base import Broadcast, Progress
@@ -167,12 +167,12 @@ _federations: dict[str, Federation] = {}
 """The configuration's text → the federation built from it, for the last configuration."""
 
 
-_weights: SharedWeights | None = None
-"""The main process's weights, unless the files have them as they are."""
+_weights: Path | None = None
+"""The file that the main process shares its weights by, unless the backbone's own serves."""
 
 
-def take_weights(weights: SharedWeights | None) -> None:
-    """Keep the weights from which this process will put its backbone together."""
+def take_weights(weights: Path | None) -> None:
+    """Keep the file from which this process will load its backbone."""
     global _weights
     _weights = weights
 
