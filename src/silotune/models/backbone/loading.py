@@ -127,6 +127,7 @@ def load_backbone(
         files = weight_files(source, settings)
     read = partial(_read, settings.name, source, model_class, config, auto)
     shapes = partial(without_data, settings, source, model_class)
+    stored_as_used = bool(files) and _types_stored(files) <= {dtype}
     if weights is None and quantization == NONE:
         _require_room(settings.name, shapes, files, dtype, possible)
     block_devices = None
@@ -154,7 +155,7 @@ def load_backbone(
         on_use=on_use,
         quantization=quantization,
         block_devices=block_devices,
-        stored_as_used=bool(files) and _types_stored(files) <= {dtype},
+        stored_as_used=stored_as_used,
     )
     _check_tokenizer(loaded)
     _check_lm_head(loaded)
