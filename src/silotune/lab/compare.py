@@ -52,8 +52,8 @@ def compare(
     """Run several methods over several seeds; write their runs, `table.csv` and `report.html`.
 
     Args:
-        source: preset name, path of a YAML file, or a `Config`, whose keys are to its own method what a file's are, and
-            to others what a preset's are: a method's own tuner or aggregation comes before them.
+        source: preset name, path of a YAML file, or a `Config`. For methods other than its own, the keys of a `Config`
+            act as preset values: the method's default tuner and aggregation come first.
         overrides: `key=value` words of every run, or of the comparison (`std.ddof=0`).
         methods: ids of the methods; if empty, those of the source.
         seeds: every method has one run per seed; if empty, the seeds of the source.
@@ -63,10 +63,10 @@ def compare(
         workers: processes that runs are spread over, or `Workers` on a Ray cluster.
         variants: further entries, each "name: key=value key=value".
         ablation: also the ablations of the methods' papers.
-        progress: as of `run`.
-        callbacks: makes what follows a run, from (title, rounds), instead of `progress`; with one worker only.
-        begin: called with the number of runs that are not there yet.
-        done: called after every run that was not there yet, with its cell and summary.
+        progress: whether to show progress, as for `run`.
+        callbacks: makes the callbacks of a run, instead of `progress`; with one worker only.
+        begin: called with the number of runs still to do.
+        done: called after every run, with its cell and summary.
         announce: called with every line about a run's privacy guarantee.
         keys: keys of every run; a group of keys is a dictionary.
 

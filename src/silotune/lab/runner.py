@@ -1,4 +1,4 @@
-"""`run_cells`: unfinished cells of a comparison or sweep (`CellKind`), here or in several processes."""
+"""Run the unfinished cells of a comparison or sweep, in this process or in several."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Summary = dict[str, Any]
 _Outcome = Summary | Diverged
 
 CallbackFactory = Callable[[str, int], Sequence[Callback]]
-"""From (title, rounds) to what follows one run."""
+"""Makes the callbacks of one run from its title and its number of rounds."""
 
 OnCellDone = Callable[[Cell, Summary], None]
-"""Called with every cell that was run, and its summary."""
+"""Called after every cell that was run, with the cell and its summary."""
 
 OnCellsBegin = Callable[[int], None]
 """Called with the number of unfinished cells, before the first of them."""
@@ -38,8 +38,8 @@ Announce = Callable[[str], None]
 by name for processes."""
 
 CellFunction = Callable[[Config, Path, Sequence[Callback], Backbone | None, Announce | None], tuple[Summary, Backbone]]
-"""From (configuration, folder, callbacks, a fitting backbone, announce) to the summary and the backbone for the next
-cell."""
+"""Runs one cell, given its configuration, folder, callbacks, a backbone that fits (or None) and `Announce`; returns the
+summary, and the backbone for the next cell."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def run_cells(
         out: parent of the run folders.
         kind: the function that runs a cell, and the file that it writes last.
         workers: number of processes, or `Workers` on a Ray cluster; each loads the backbone once.
-        callbacks: makes what follows a run; used with one worker only.
+        callbacks: makes the callbacks of a run; used with one worker only.
         begin: called with the number of cells that are run now.
         done: called after every cell that was run now.
         announce: called with a cell's privacy guarantee before its first round, on a cluster when it has ended.

@@ -71,8 +71,8 @@ def sweep(
     """Search learning rates and other keys for each method, on validation rows alone.
 
     Args:
-        source: preset name, path of a YAML file, or a `Config`, whose keys are to its own method what a file's are, and
-            to others what a preset's are: a method's own tuner or aggregation comes before them.
+        source: preset name, path of a YAML file, or a `Config`. For methods other than its own, the keys of a `Config`
+            act as preset values: the method's default tuner and aggregation come first.
         overrides: `key=value` words, also of searched keys.
         search: searched key → its values, or a range as text (`"1e-4..1e-2:log"`).
         methods: ids of the methods; if empty, those of the source.
@@ -82,10 +82,10 @@ def sweep(
         resume: go on; no finished trial is repeated.
         workers: processes, or `Workers` on a Ray cluster. All combinations run in parallel; with a sampler only the
             seeds of one trial do, because a proposal depends on the scores before it.
-        progress: as of `run`.
-        callbacks: makes what follows a trial, from (title, rounds), instead of `progress`; with one worker only.
-        begin: called with the number of trials' runs that are not there yet; not where a sampler proposes trials.
-        done: called after every trial that was not there yet, with its cell and summary.
+        progress: whether to show progress, as for `run`.
+        callbacks: makes the callbacks of a trial, instead of `progress`; with one worker only.
+        begin: called with the number of runs still to do; not with a sampler, which proposes them one by one.
+        done: called after every run, with its cell and summary.
         keys: keys of every run; a group of keys is a dictionary.
 
     Raises:

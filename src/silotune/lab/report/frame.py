@@ -211,11 +211,15 @@ class Results:
         )
         return pandas.DataFrame(rows, columns=["label", "run", "silo", "round", "name", "value"])
 
+    @cached_property
+    def _by_name(self) -> dict[tuple[str, str], pandas.DataFrame]:
+        """(label, name) → its rows of `series`."""
+        return dict(iter(self.series.groupby(["label", "name"], sort=False)))
+
     def logged(self, label: str, name: str, silo: str | None = None) -> pandas.DataFrame:
         """Return the rows of `series` of one label and name, of one silo if it is given."""
-        frame = self.series
-        chosen = (frame["label"] == label) & (frame["name"] == name)
-        return frame[chosen if silo is None else chosen & (frame["silo"] == silo)]
+        found = self._by_name.get((label, name), self.series.iloc[:0])
+        return found if silo is None else found[found["silo"] == silo]
 
     def curve(self, label: str, name: str, silo: str | None = None) -> Curve | None:
         """Average a logged number over silos and seeds, at the rounds that all runs have; None if there are none.

@@ -75,7 +75,7 @@ def comparison_frame(results: Results) -> pandas.DataFrame:
     """
     import pandas
 
-    rows = []
+    attacked, rows = any_attacked(results), []
     for entry in results.entries:
         error, shares = results.product_error(entry.label), cost_shares(entry)
         costs = {
@@ -87,13 +87,13 @@ def comparison_frame(results: Results) -> pandas.DataFrame:
             if (score := results.score(entry.label, column)) is not None:
                 row = {"method": entry.label, "silo": column, "metric": results.metric(column, entry)}
                 row |= _numbers(score) | costs
-                if any_attacked(results):
+                if attacked:
                     rate = results.success_rate(entry.label, column)
                     found = _numbers(rate) if rate else {"mean": "", "std": ""}
                     row |= {"asr_mean": found["mean"], "asr_std": found["std"]}
                 rows.append(row | {"product_error": "" if error is None else f"{error:.6g}"})
     columns = ["method", "silo", "metric", "mean", "std", "n", "trainable_percent", "sent_percent", "bytes_up"]
-    columns += ["asr_mean", "asr_std"] if any_attacked(results) else []
+    columns += ["asr_mean", "asr_std"] if attacked else []
     averaged = any(results.product_error(entry.label) is not None for entry in results.entries)
     return pandas.DataFrame(rows, columns=[*columns, *(["product_error"] if averaged else [])])
 
