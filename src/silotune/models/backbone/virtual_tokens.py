@@ -12,17 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-from typing_extensions import override
 
 from silotune.data.tokenized import SOFT_AT, Inputs
 from silotune.errors import InputError
 from silotune.models.backbone.architectures import Architecture, first_position, max_positions, position_table
+
+if TYPE_CHECKING:
+    from silotune.models.backbone.prefix_cache import PrefixCache
 
 
 @dataclass(frozen=True)
@@ -89,37 +90,6 @@ class PreparedInputs:
         return states[:, self.virtual :] if self.columns is None else gather_columns(states, self.columns)
 
 
-Layers = Sequence[tuple[Tensor, Tensor]]
-"""A prefix's keys and values per layer, each of shape (rows or 1, heads, tokens, head width)."""
-
-
-class PrefixCache(DynamicCache):
-    """Past keys and values that hold the prefixes and never grow, because checkpointing runs a block twice.
-
-    Args:
-        prefixes: one or several; their tokens follow one another.
-        rows: rows of the batch.
-    """
-
-    def __init__(self, prefixes: Sequence[Layers], rows: int) -> None:
-        def concatenate(layer: int, which: int) -> Tensor:
-            pieces = [prefix[layer][which].expand(rows, -1, -1, -1) for prefix in prefixes]
-            return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2)
-
-        super().__init__([(concatenate(layer, 0), concatenate(layer, 1)) for layer in range(len(prefixes[0]))])
-
-    @override
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        layer = cast(Any, self.layers[layer_idx])
-        keys, values = cast(Tensor, layer.keys), cast(Tensor, layer.values)
-        return (
-            torch.cat([keys.to(key_states), key_states], 2),
-            torch.cat([values.to(value_states), value_states], 2),
-        )
-
-
 def prepare_inputs(
     base: nn.Module,
     architecture: Architecture | None,
@@ -178,7 +148,11 @@ def prepare_inputs(
     if has_positions and (some_absent or (_padded_left(text) if padded_left is None else padded_left)):
         counted = (mask.cumsum(1) - 1).clamp(min=0)[:, prefix_tokens:]
         inputs["position_ids"] = counted + (0 if table is None else first_position(table))
-    cache = PrefixCache([prefix.layers for prefix in prefixes], rows) if prefixes else None
+    cache = None
+    if prefixes:
+        from silotune.models.backbone.prefix_cache import PrefixCache
+
+        cache = PrefixCache([prefix.layers for prefix in prefixes], rows)
     return PreparedInputs(inputs, mask, virtual, cache, prefix_tokens, columns)
 
 
@@ -282,8 +256,9 @@ def encoder_decoder_forward(
     mask = decoder.get("decoder_attention_mask")
     past = None
     if prefixes:
-        own = PrefixCache([prefix.layers for prefix in prefixes], len(ids))
-        past = EncoderDecoderCache(own, DynamicCache())
+        from silotune.models.backbone.prefix_cache import decoder_cache
+
+        past = decoder_cache([prefix.layers for prefix in prefixes], len(ids))
         text = torch.ones_like(ids) if mask is None else mask
         mask = torch.cat([*(mask_columns(prefix, len(ids), text) for prefix in prefixes), text], 1)
     output = model.decoder(

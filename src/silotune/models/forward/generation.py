@@ -12,7 +12,6 @@ import torch
 from silotune.data.chat_template import turn_end_ids
 from silotune.data.tokenized import TokenizedRows
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.forward.decoding import beam_search, greedy, start_decoding
 from silotune.models.forward.mixing import MixEntry, fold_entries, group_by_weight, make_plan, select_rows
 
 
@@ -62,6 +61,9 @@ def generate_ids(
     Returns:
         Token ids per row without the end token, in the rows' order.
     """
+    # importing transformers' search takes seconds, which commands without answers need not wait for
+    from silotune.models.forward.decoding import beam_search, greedy, start_decoding
+
     mix = fold_entries(backbone, mix)
     ends = end_tokens(backbone)
     answers: list[list[int]] = [[] for _ in prompts]
