@@ -173,7 +173,7 @@ def test_without_methods_and_seeds_it_is_the_presets_own_method_once() -> None:
         (["methods=local,local"], [], False, "'local' appears twice"),
         (["seeds=1,x"], [], False, "seeds"),
         (["seeds=-1"], [], False, "seeds"),
-        (["seeds=1,1"], [], False, "'1' appears twice"),
+        (["seeds=1,1"], [], False, "seeds: 1 appears twice"),
         (["seed=3"], [], False, "seeds=3"),
         (["method=local"], [], False, "methods=local"),
         (["std.ddof=2"], [], False, "std.ddof"),

@@ -74,9 +74,17 @@ class EvaluationConfig(Section):
         return [*self.unseen, *self.new_silos]
 
 
+def _listed_seeds(given: object) -> object:
+    """Return one seed or text as a list; pydantic alone would take `true` for 1."""
+    seeds = [given] if type(given) is int else listed(given)
+    if isinstance(seeds, list) and any(isinstance(seed, bool) for seed in seeds):
+        raise ValueError(f"must be whole numbers with commas between (got {given!r})")
+    return seeds
+
+
 Seeds = Annotated[
     list[Annotated[int, Field(ge=0, lt=2**31)]],
-    BeforeValidator(lambda given: [given] if type(given) is int else listed(given)),
+    BeforeValidator(_listed_seeds),
     AfterValidator(distinct),
 ]
 """Different seeds: one, a list, or text with commas between."""
@@ -115,4 +123,6 @@ class CompareConfig(Section):
     @field_validator("methods")
     @classmethod
     def _ids(cls, names: list[str]) -> list[str]:
+        if not all(names):
+            raise ValueError("an empty name; allowed: ids of methods with commas between")
         return distinct([METHODS.canonical(name) for name in names])
