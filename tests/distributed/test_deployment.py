@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from silotune.deploy import nodes, processes
+from silotune.deploy.enrollment import ask
 from silotune.deploy.settings import (
     CoordinatorSettings,
     NodeSettings,
@@ -238,16 +239,15 @@ def test_what_is_no_tls_is_named_before_anything_starts(tmp_path):
         thread = threading.Thread(target=answer)
         thread.start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        with pytest.raises(InputError, match=f"superlink {address}: does not speak TLS"):
-            processes.check_tls(address, str(tmp_path / "ca.pem"))
+        with pytest.raises(InputError, match=f"coordinator {address}: TLS failed"):
+            ask(address, tmp_path / "ca.pem", "GET", "/health")
         thread.join()
-    with pytest.raises(SilotuneError, match="not reachable"):
-        processes.check_tls(address, str(tmp_path / "ca.pem"))
-    with pytest.raises(InputError, match=r"root_certificates .*none\.pem: cannot be used"):
-        processes.check_tls(address, str(tmp_path / "none.pem"))
+    with pytest.raises(SilotuneError, match="does not answer"):
+        ask(address, tmp_path / "ca.pem", "GET", "/health")
     (tmp_path / "broken.pem").write_text("no certificate")
-    with pytest.raises(InputError, match=r"root_certificates .*broken\.pem: cannot be used"):
-        processes.check_tls(address, str(tmp_path / "broken.pem"))
+    for name in ("none.pem", "broken.pem"):
+        with pytest.raises(InputError, match="the authority's certificate: cannot be used"):
+            ask(address, tmp_path / name, "GET", "/health")
 
 
 def certificate(folder, name):
@@ -273,7 +273,7 @@ def test_a_nodes_file_starts_no_worker(tmp_path, monkeypatch, tree, started):
         yield Children()
 
     monkeypatch.setattr(processes, "_processes", running)
-    monkeypatch.setattr(processes, "check_tls", lambda address, certificates: None)
+    monkeypatch.setattr(processes, "ask", lambda *_: (200, {}))
     path = written(tmp_path, tree)
     with pytest.raises(SilotuneError, match="enough"):
         processes.join(path, read_silo_or_node_settings(path), lambda _: None)

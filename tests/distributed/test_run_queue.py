@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +242,12 @@ def test_a_run_that_is_stopped_while_it_is_submitted_does_not_run(
     assert party.stopped == ["flower-1"]
     party.tick()
     assert party.submitted == ["a"]
+
+
+def test_a_run_whose_folder_is_gone_has_failed_and_the_next_begins(party: Party) -> None:
+    party.add("a")
+    party.add("b")
+    shutil.rmtree(party.status("a").parent)
+    party.tick()
+    party.tick()
+    assert (party.submitted, party.states()) == (["b"], ["failed", "running"])

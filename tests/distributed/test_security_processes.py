@@ -23,7 +23,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from silotune.config import dump
-from silotune.deploy import processes
+from silotune.deploy.enrollment import ask
 from silotune.distributed.flower.commands import free_ports
 from silotune.errors import InputError
 from silotune.runs.run import run
@@ -115,8 +115,8 @@ def test_only_the_node_api_passes_and_only_for_admitted_keys(deployed):
         assert 400 <= activate(*signed(north.with_suffix(""))).status_code < 500
     # a coordinator with a self-made certificate: a silo ends before it sends anything
     authority(deployed.folder / "other")
-    with pytest.raises(InputError, match="its certificate is not one that root_certificates vouches for"):
-        processes.check_tls(deployed.address, str(deployed.folder / "other" / "ca.pem"))
+    with pytest.raises(InputError, match="its certificate is not one that the authority vouches for"):
+        ask(deployed.address, deployed.folder / "other" / "ca.pem", "GET", "/health")
 
 
 def test_the_proxy_admits_only_the_addresses_that_it_names(short):
@@ -240,6 +240,6 @@ def test_strangers_are_refused_and_learn_nothing(deployed, tiny_config):
         done = deployed.command("federation", "join", false)
         thread.join(timeout=30)
     assert done.returncode == 2
-    assert "its certificate is not one that root_certificates vouches for" in done.stderr
+    assert "its certificate is not one that the authority vouches for" in done.stderr
     assert b"".join(seen) == b""
     assert not (deployed.folder / "gamma" / "state").exists()

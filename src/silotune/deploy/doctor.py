@@ -1,4 +1,4 @@
-"""`silotune federation doctor` and `silo doctor`: check what a run needs; each problem has its remedy."""
+"""`silotune federation doctor` and `silo doctor` check what a run needs; each problem has its remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from silotune.deploy.certificates import days_left, fingerprint, names_in
 from silotune.deploy.enrollment import PATH, ask
 from silotune.deploy.joining import config_of_one
 from silotune.deploy.settings import CoordinatorSettings, NodeSettings
-from silotune.distributed.flower.commands import listens
 from silotune.distributed.protocol.frames import PROTOCOL
 from silotune.distributed.silo.secret import SECRET_FILE
 from silotune.distributed.silo.silo_config import SiloSettings
@@ -32,6 +31,8 @@ AHEAD, BEHIND = 5, 300
 DISK = 2**30
 """Bytes that should be free."""
 
+_RENEW = "silotune federation renew FILE"
+
 _SILO_RENEWS = "ask the coordinator for an invitation with the new one: silotune silo join FILE --new-key"
 
 
@@ -41,7 +42,7 @@ class Finding:
 
     Args:
         check: what was checked.
-        state: `skipped` if it could not be checked, because of another problem or because it does not apply.
+        state: `skipped` if it could not be checked, because of another problem.
         detail: what was found.
         remedy: what to do, for a problem.
     """
@@ -61,19 +62,15 @@ def examine_coordinator(settings: CoordinatorSettings, backbone: str = "default"
     """
     found = []
     if settings.ca and settings.certificate and settings.key:
-        renewed, address = "silotune federation renew FILE", settings.public_address
-        certificate, kept = settings.certificate, Path(settings.ca).with_name("ca.key")
-        found.append(check_secret("server key", settings.key))
-        found.append(check_certificate("certificate", certificate, renewed))
-        found.append(check_certificate("authority", settings.ca, f"{renewed} --authority"))
-        if kept.exists():
+        certificate, ca, address = settings.certificate, settings.ca, settings.public_address
+        found = [check_secret("server key", settings.key), _valid("certificate", certificate, _RENEW)]
+        found.append(_valid("authority", ca, f"{_RENEW} --authority"))
+        if (kept := Path(ca).with_name("ca.key")).exists():
             found.append(check_secret("authority's key", kept))
         if address:
-            found.append(attempt("name", renewed, lambda: _named(address.rpartition(":")[0], Path(certificate))))
-            found += check_proxy(address, settings.ca)
-    found += [_port(settings.port), _disk(settings.folder)]
-    found.append(_backbone(BackboneConfig(name=backbone), "auto"))
-    return found
+            found.append(attempt("name", _RENEW, lambda: _named(address.rpartition(":")[0], Path(certificate))))
+            found += check_proxy(address, ca)
+    return [*found, _disk(settings.folder), _backbone(BackboneConfig(name=backbone), "auto")]
 
 
 def examine_silo(settings: SiloSettings | NodeSettings, train: bool = True) -> list[Finding]:
@@ -85,21 +82,19 @@ def examine_silo(settings: SiloSettings | NodeSettings, train: bool = True) -> l
     """
     found = []
     if settings.private_key and settings.root_certificates and settings.superlink:
-        if isinstance(settings, SiloSettings) and settings.socket_group:
-            found.append(Finding("key", "skipped", f"{settings.private_key}: the node's user reads it, not the worker"))
-        else:
+        if isinstance(settings, NodeSettings) or not settings.socket_group:  # else the node's user reads it
             found.append(check_secret("key", settings.private_key))
-        found.append(check_certificate("authority", settings.root_certificates, _SILO_RENEWS))
+        found.append(_valid("authority", settings.root_certificates, _SILO_RENEWS))
         found += check_proxy(settings.superlink, settings.root_certificates)
-    else:
-        found.append(Finding("connection", "skipped", "no superlink with TLS in the file"))
-    found += [_port(settings.port), _disk(settings.folder)]
+    found.append(_disk(settings.folder))
     if isinstance(settings, NodeSettings):
         remedy = "start the worker (`silotune worker SILO_YAML`)"
         return [*found, attempt("worker", remedy, lambda: _socket(settings.socket_path))]
     own = Path(settings.folder) / SECRET_FILE
-    secrets = [("secret", settings.secret), ("order of rows", str(own) if own.exists() else None)]
-    found += [check_secret(name, path) for name, path in secrets if path]
+    if settings.secret:
+        found.append(check_secret("secret", settings.secret))
+    if own.exists():
+        found.append(check_secret("order of rows", own))
     found.append(_backbone(settings.backbone, settings.device))
     if train:
         found.append(attempt("dry round", "correct data, backbone or device in the file", lambda: _dry_round(settings)))
@@ -116,26 +111,15 @@ def attempt(check: str, remedy: str, examine: Callable[[], str]) -> Finding:
 
 def check_secret(check: str, path: str | Path) -> Finding:
     """Check that a secret file can be read by this user and by no other."""
-    try:
+
+    def look() -> str:
         mode = Path(path).stat().st_mode & 0o777
         Path(path).open("rb").close()
-    except OSError as error:
-        remedy = "run the doctor as the file's user, or restore it"
-        return Finding(check, "problem", f"{path}: {error.strerror}", remedy)
-    if mode & 0o077:
-        return Finding(check, "problem", f"{path}: others may read it (mode {mode:04o})", f"chmod 600 {path}")
-    return Finding(check, "ok", f"{path}: mode {mode:04o}")
+        if mode & 0o077:
+            raise InputError(f"{path}: others may read it (mode {mode:04o})")
+        return f"{path}: mode {mode:04o}"
 
-
-def check_certificate(check: str, path: str | Path, remedy: str) -> Finding:
-    """Check that a certificate is valid for another month."""
-    try:
-        pem = Path(path).read_bytes()
-        left = days_left(pem)
-    except (OSError, SilotuneError) as error:
-        return Finding(check, "problem", f"{path}: {error}", remedy)
-    detail = f"{path}: {left:.0f} days left, sha256 {fingerprint(pem)}"
-    return Finding(check, "ok", detail) if left >= SOON else Finding(check, "problem", detail, remedy)
+    return attempt(check, f"chmod 600 {path}, and run the doctor as its user", look)
 
 
 def check_proxy(address: str, certificates: str | Path) -> list[Finding]:
@@ -145,49 +129,64 @@ def check_proxy(address: str, certificates: str | Path) -> list[Finding]:
         address: HOST:PORT of the proxy.
         certificates: the file of the authority.
     """
+
+    def get(method: str, path: str) -> tuple[int, dict[str, Any]]:
+        return ask(address, Path(certificates), method, path, seconds=20)
+
     try:
-        ca = Path(certificates).read_text(encoding="ascii", errors="replace")
-        status, answer = ask(address, ca, "GET", "/health", seconds=20)
-    except (OSError, SilotuneError) as error:  # a broken certificate's SSLError is an OSError
+        status, answer = get("GET", "/health")
+    except SilotuneError as error:
         remedy = "check the proxy, the firewall, the name and the authority's certificate"
         later = [Finding(name, "skipped", "no connection") for name in ("clock", "control API", "version")]
         return [Finding("connection", "problem", str(error), remedy), *later]
-    up = "start the coordinator (`silotune federation up`)"
-    health = f"{address}: /health answers {status}"
+    exposed = "stop the proxy now, and use the nginx.conf of `federation init`: who reaches it runs code on the silos"
     return [
-        Finding("connection", "ok", health) if status == 200 else Finding("connection", "problem", health, up),
-        _clock(answer["date"]),
-        attempt("control API", "stop the proxy now, and use the nginx.conf of `federation init`: who reaches it runs "
-                "code on the silos", lambda: _hidden(address, ca)),
-        attempt("version", "install the coordinator's version", lambda: _same_version(address, ca)),
-    ]  # fmt: skip
+        attempt("connection", "start the coordinator (`silotune federation up`)", lambda: _healthy(address, status)),
+        attempt("clock", "set the clock, best by NTP: nodes that are off are refused", lambda: _clock(answer["date"])),
+        attempt("control API", exposed, lambda: _hidden(get("POST", "/v1/control/list-runs")[0])),
+        attempt("version", "install the coordinator's version", lambda: _same_version(*get("GET", PATH))),
+    ]
 
 
-def _clock(date: str | None) -> Finding:
+def _valid(check: str, path: str, remedy: str) -> Finding:
+    """Check that a certificate is valid for another month."""
+
+    def look() -> str:
+        pem = Path(path).read_bytes()
+        detail = f"{path}: {days_left(pem):.0f} days left, sha256 {fingerprint(pem)}"
+        if days_left(pem) < SOON:
+            raise InputError(detail)
+        return detail
+
+    return attempt(check, remedy, look)
+
+
+def _healthy(address: str, status: int) -> str:
+    if status != 200:
+        raise InputError(f"{address}: /health answers {status}")
+    return f"{address}: /health answers"
+
+
+def _clock(date: str | None) -> str:
     """Compare this machine's clock with the server's header."""
-    try:
-        ahead = time.time() - parsedate_to_datetime(date or "").timestamp()
-    except (TypeError, ValueError):
-        return Finding("clock", "skipped", "the coordinator's proxy tells no time")
+    ahead = time.time() - parsedate_to_datetime(date or "").timestamp()
     detail = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the coordinator"
-    if -BEHIND < ahead < AHEAD:
-        return Finding("clock", "ok", detail)
-    return Finding("clock", "problem", detail, "set the clock, best by NTP: nodes that are off are refused")
+    if not -BEHIND < ahead < AHEAD:
+        raise InputError(detail)
+    return detail
 
 
-def _hidden(address: str, ca: str) -> str:
+def _hidden(status: int) -> str:
     """Check that the proxy hides the Control API."""
-    status, _ = ask(address, ca, "POST", "/v1/control/list-runs", {}, seconds=20)
     if status != 404:
         raise InputError(f"reachable: HTTP status {status}")
     return "not reachable (404)"
 
 
-def _same_version(address: str, ca: str) -> str:
+def _same_version(status: int, answer: dict[str, Any]) -> str:
     """Compare protocol and version with the coordinator's."""
-    status, answer = ask(address, ca, "GET", PATH, seconds=20)
     if status != 200:
-        return f"the coordinator does not tell its version (HTTP status {status})"
+        raise InputError(f"the coordinator does not tell its version (HTTP status {status})")
     own, theirs = (__version__, PROTOCOL), (answer.get("version"), answer.get("protocol"))
     detail = f"silotune {own[0]}, protocol {own[1]}; coordinator: {theirs[0]}, {theirs[1]}"
     if own != theirs:
@@ -195,17 +194,17 @@ def _same_version(address: str, ca: str) -> str:
     return detail
 
 
-def _port(port: int) -> Finding:
-    """Tell whether a port on 127.0.0.1 is free, or used: by this party's processes, if they run."""
-    return Finding("port", "ok", f"{port} on 127.0.0.1 is {'in use' if listens(port) else 'free'}")
-
-
-def _disk(folder: str | Path) -> Finding:
+def _disk(folder: str) -> Finding:
     """Check that there is room where states are written."""
-    place = next(place for place in (Path(folder), *Path(folder).resolve().parents) if place.exists())
-    free = shutil.disk_usage(place).free
-    detail = f"{free / 2**30:.1f} GiB free at {folder}"
-    return Finding("disk", "ok", detail) if free >= DISK else Finding("disk", "problem", detail, "make room")
+
+    def look() -> str:
+        place = next(place for place in (Path(folder).resolve(), *Path(folder).resolve().parents) if place.exists())
+        free = shutil.disk_usage(place).free
+        if free < DISK:
+            raise InputError(f"{free / 2**30:.1f} GiB free at {folder}")
+        return f"{free / 2**30:.1f} GiB free at {folder}"
+
+    return attempt("disk", "make room", look)
 
 
 def _socket(path: Path) -> str:

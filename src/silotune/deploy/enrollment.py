@@ -163,7 +163,7 @@ def enroll(invitation: Invitation, public: bytes) -> None:
 
 def ask(
     address: str,
-    authority: str,
+    authority: str | Path,
     method: str,
     path: str,
     fields: dict[str, Any] | None = None,
@@ -173,7 +173,7 @@ def ask(
 
     Args:
         address: HOST:PORT.
-        authority: certificates, PEM.
+        authority: certificates, PEM, or their file.
         method: `GET` or `POST`.
         path: of the request.
         fields: sent as JSON.
@@ -183,7 +183,11 @@ def ask(
         SilotuneError: it does not answer.
     """
     host, _, port = address.rpartition(":")
-    context = ssl.create_default_context(cadata=authority)
+    try:
+        pem = authority.read_text(encoding="ascii") if isinstance(authority, Path) else authority
+        context = ssl.create_default_context(cadata=pem)
+    except (OSError, ValueError) as error:
+        raise InputError(f"the authority's certificate: cannot be used ({error})") from error
     connection = http.client.HTTPSConnection(host.strip("[]"), int(port), timeout=seconds, context=context)
     try:
         body = None if fields is None else json.dumps(fields)

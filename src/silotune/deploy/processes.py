@@ -6,8 +6,6 @@ Whoever starts these commands (the systemd units, compose) starts them again, ke
 from __future__ import annotations
 
 import contextlib
-import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -17,7 +15,7 @@ from pathlib import Path
 
 from silotune.cli.termination import ended_by_sigterm
 from silotune.core.locking import folder_lock, is_locked
-from silotune.deploy.enrollment import serve_enrollment
+from silotune.deploy.enrollment import ask, serve_enrollment
 from silotune.deploy.nodes import record_decision
 from silotune.deploy.queue import CHECK_INTERVAL, Scheduler
 from silotune.deploy.settings import CoordinatorSettings, NodeSettings
@@ -95,7 +93,7 @@ def join(path: Path, settings: SiloSettings | NodeSettings, say: Callable[[str],
     assert settings.superlink is not None, "the file was checked"
     options = ["--insecure"]
     if not settings.insecure:
-        check_tls(settings.superlink, str(settings.root_certificates))
+        ask(settings.superlink, Path(str(settings.root_certificates)), "GET", "/health")  # Flower would not say why
         options = ["--root-certificates", str(settings.root_certificates)]
         options += ["--auth-supernode-private-key", str(settings.private_key)]
     with _processes(Path(settings.folder)) as processes:
@@ -107,39 +105,6 @@ def join(path: Path, settings: SiloSettings | NodeSettings, say: Callable[[str],
         while True:
             processes.check()
             time.sleep(CHECK_INTERVAL)
-
-
-def check_tls(address: str, certificates: str) -> None:
-    """Check that the party at an address has a certificate by these authorities: Flower's SuperNode would not say.
-
-    Args:
-        address: HOST:PORT.
-        certificates: file of the authorities.
-
-    Raises:
-        SilotuneError: nobody answers there now.
-    """
-    host, _, port = address.rpartition(":")
-    try:
-        context = ssl.create_default_context(cafile=certificates)
-    except (OSError, ssl.SSLError) as error:
-        raise InputError(f"root_certificates {certificates}: cannot be used ({error})") from error
-    bare = host.strip("[]")
-    try:
-        with (
-            socket.create_connection((bare, int(port)), timeout=20) as plain,
-            context.wrap_socket(plain, server_hostname=bare),
-        ):
-            return
-    except ssl.SSLCertVerificationError as error:
-        raise InputError(
-            f"superlink {address}: its certificate is not one that root_certificates vouches for "
-            f"({error.verify_message})"
-        ) from error
-    except ssl.SSLError as error:
-        raise InputError(f"superlink {address}: does not speak TLS ({error.reason})") from error
-    except OSError as error:
-        raise SilotuneError(f"superlink {address}: not reachable ({error.strerror or error})") from error
 
 
 class _Processes:

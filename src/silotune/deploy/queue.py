@@ -217,6 +217,9 @@ class Scheduler:
 
     def _begin(self, run: QueuedRun) -> None:
         """Submit a run; if the SuperLink does not take it, try again later."""
+        if not run.folder.is_dir():
+            self._over(self._queue.end(run.number, "failed", f"{run.folder} is gone"))
+            return
         status = RunStatus.begin(run.folder, "submitted")
         try:
             flower_id = self._submit(run.folder / "job.json")

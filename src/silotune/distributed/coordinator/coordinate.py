@@ -1,4 +1,4 @@
-"""`coordinate`: a coordinator's whole run: greets silos, runs the rounds, writes summary and outcome."""
+"""A coordinator's whole run: it greets silos, runs the rounds, and writes summary and status."""
 
 from __future__ import annotations
 

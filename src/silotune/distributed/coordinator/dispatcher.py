@@ -1,4 +1,4 @@
-"""`SiloDispatcher` sends requests to silos by name, repeats them, and yields replies until a deadline."""
+"""Sends requests to silos by name over a link, repeats them, and yields the replies until a deadline."""
 
 from __future__ import annotations
 

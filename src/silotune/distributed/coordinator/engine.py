@@ -1,4 +1,4 @@
-"""`FlowerEngine` asks silos on other machines for rounds and scores, from named states, up to a quorum.
+"""Runs the rounds of a federation by asking silos on other machines for updates and scores, up to a quorum.
 
 The coordinator holds no rows and no private part. It knows the name of each silo's last state (`History.taken`) and
 sends with each request the state to start from. Work for a round that was given up is therefore not built upon, and a
@@ -77,12 +77,9 @@ class FlowerEngine(Engine):
         """The engine's name in `summary.json`."""
         return "flower-local" if self._local else "flower"
 
+    @override
     def rounds(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[Received]:
-        """See `Engine.rounds`. Below its quorum a round is requested again, then the run stops.
-
-        Raises:
-            SilotuneError: too few updates; finished rounds are in the run folder.
-        """
+        """Below its quorum a round is requested again, then the run stops."""
         self._new_states, self._deferred_scores = {}, {}
         yield from self._until_quorum("round", round_number, silos, broadcast)
 
@@ -98,8 +95,9 @@ class FlowerEngine(Engine):
         by_loss = self.federation.config.validates_by_loss
         return {"validation": score_range({LOSS} if by_loss else metrics), "test": score_range(metrics)}
 
+    @override
     def validate(self, round_number: int) -> Scores:
-        """See `Engine.validate`. A silo that is absent or does not share its scores has none.
+        """A silo that is absent or does not share its scores has none.
 
         On central rows the score is the mean over all silos; there is none if a silo is absent.
         """

@@ -1,4 +1,4 @@
-"""`Job`, what a coordinator is to do, and `prepare`, which makes a run folder ready for it."""
+"""Describes what a coordinator is to do, and makes a run folder ready for it."""
 
 from __future__ import annotations
 

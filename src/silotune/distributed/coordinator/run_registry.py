@@ -1,4 +1,4 @@
-"""`RunRegistry`: run's id and silos' tasks in the run folder, so that a resume need not ask all silos."""
+"""Keeps a run's id and its silos' tasks in the run folder, so that a run can be resumed while a silo is away."""
 
 from __future__ import annotations
 

@@ -223,5 +223,5 @@ class RunFollower:
         if status.state == "working" and not is_locked(self._folder):
             status = read_status(self._folder) or status  # it may have ended between reading and asking
             if status.state == "working":
-                status.state, status.error = "lost", "the coordinator's process is gone"
+                status.state, status.error = "lost", "the coordinator's process is gone (run again with --resume)"
         return status

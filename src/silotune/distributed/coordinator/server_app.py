@@ -1,4 +1,4 @@
-"""Flower's ServerApp: reads its `Job` from Flower's run configuration, and calls `coordinate`."""
+"""The app that Flower starts at the coordinator: it reads its job from Flower's run configuration, and runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`wait_for_silos`, `AdmissionPolicy` (handshake, unchanged task), `FailureLog`: who takes part in a run."""
+"""Decides which silos take part in a run, by their handshake, and waits for them before the first round."""
 
 from __future__ import annotations
 
