@@ -115,7 +115,9 @@ def test_a_child_that_ends_ends_its_command_and_its_siblings(tmp_path):
         worker = running._running["worker"]
         running.start("supernode", ["sh", "-c", "exit 3"])
         running._running["supernode"].wait()
-        with pytest.raises(SilotuneError, match="supernode: ended with code 3; with code 2004 its key is not admitted"):
+        with pytest.raises(
+            SilotuneError, match="supernode: ended with code 3; code 2004 above: its key is not admitted"
+        ):
             running.check()
     assert worker.returncode == -signal.SIGTERM
 

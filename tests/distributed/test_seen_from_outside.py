@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -218,3 +220,9 @@ def test_dashboard_and_alerts_name_metrics_that_exist(running, tmp_path):
         named = re.findall(r"silotune_(\w+)", expression)
         assert named, expression
         assert set(named) <= known, expression
+
+
+def test_who_looks_at_a_federation_does_not_wait_for_torch():
+    words = "import sys, silotune.deploy.status, silotune.deploy.processes; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "False\n"

@@ -251,7 +251,7 @@ def audit(
 ) -> None:
     """Check the coordinator's audit log of messages and decisions, and sum it up; exit code 1 if it was changed."""
     from silotune.deploy.printing import print_audit
-    from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
+    from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER
 
     print_audit(folder / FEDERATION_FOLDER if (folder / FEDERATION_FOLDER).is_dir() else folder, as_json)
 

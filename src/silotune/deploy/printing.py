@@ -45,7 +45,7 @@ def print_status(state: Mapping[str, Any]) -> None:
             silo["silo"],
             {True: "online", False: "offline", None: "not known"}[silo["online"]],
             _busy(silo["busy"]),
-            (silo["last_seen"] or "–")[:19].replace("T", " "),
+            _moment(silo["last_seen"]),
             silo["version"] or "–",
             rows[:8] if rows else "–",
             "–" if epsilon is None else f"{epsilon:.4g}",
@@ -64,6 +64,11 @@ def _busy(state: Mapping[str, Any] | None) -> str:
     return f"run {state['run']}, round {state['round']}: {state['kind']} since {state['since'][11:19]}"
 
 
+def _moment(time: str | None) -> str:
+    """Return month, day and minute of a time in ISO format (UTC)."""
+    return time[5:16].replace("T", " ") if time else "–"
+
+
 def _size(count: int | None) -> str:
     return "–" if count is None else f"{count / 2**30:.1f} GiB"
 
@@ -78,7 +83,7 @@ def print_runs(runs: Sequence[Mapping[str, Any]]) -> None:
         activity = run["activity"] or run["error"]
         state = run["state"] + (f": {activity}" if activity else "")
         cells = (str(run["run"]), state, run["method"], f"{run['round']}/{run['rounds']}", ", ".join(run["silos"]))
-        table.add_row(*map(escape, (*cells, run["began"][:19], run["out"])))
+        table.add_row(*map(escape, (*cells, _moment(run["began"]), run["out"])))
     console.print(table)
 
 

@@ -35,9 +35,7 @@ from silotune.errors import InputError, SilotuneError
 GRACE = 20.0
 """Seconds for a process to end by itself."""
 
-_HINTS = {
-    "supernode": "; with code 2004 its key is not admitted, or the node before it was killed a minute ago or less"
-}
+_HINTS = {"supernode": "; code 2004 above: its key is not admitted, or its last node was killed a moment ago"}
 
 
 def up(settings: CoordinatorSettings, say: Callable[[str], None]) -> None:

@@ -12,21 +12,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from silotune.config import Config
 from silotune.core.clock import utc_now
 from silotune.core.locking import is_locked
 from silotune.deploy.nodes import flwr_environment, record_decision
 from silotune.deploy.settings import CoordinatorSettings
 from silotune.deploy.store import transaction
-from silotune.distributed.coordinator.job import prepare
-from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
-from silotune.distributed.coordinator.run_status import RunFollower, RunStatus, read_status
+from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, RunFollower, RunStatus, read_status
 from silotune.distributed.flower.commands import require_flower, run_flwr, submit_job, write_app
 from silotune.errors import InputError, SilotuneError
-from silotune.runs.build.resolve import read_config
-from silotune.runs.engines.base import Progress
+
+if TYPE_CHECKING:
+    from silotune.config import Config
+    from silotune.runs.engines.base import Progress
 
 CHECK_INTERVAL = 0.5
 """Seconds between looks at the queue."""
@@ -296,6 +295,8 @@ def start(settings: CoordinatorSettings, config: Config, out: Path, resume: bool
         out: the run folder.
         resume: continue an interrupted run.
     """
+    from silotune.distributed.coordinator.job import prepare
+
     require_flower()
     require_up(settings)
     prepare(config, out, resume)
@@ -313,6 +314,8 @@ def resume(settings: CoordinatorSettings, number: int, overrides: Sequence[str])
         number: the run's number.
         overrides: `federation.…=value`, e.g. another quorum, or other silos.
     """
+    from silotune.runs.build.resolve import read_config
+
     run = RunQueue(settings.folder).run(number)
     if run.state not in ("failed", "stopped"):
         raise InputError(f"run {number}: is {run.state}; only runs that failed or were stopped can be resumed")

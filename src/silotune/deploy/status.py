@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections import Counter
@@ -64,7 +65,7 @@ def federation_status(settings: CoordinatorSettings, nodes: Nodes = node_statuse
             "version": __version__,
             "run": None if active is None else _run(active, statuses.get(active.number) or RunStatus()),
             "queue": [run.number for run in runs if run.state == "queued"],
-            "disk_free_bytes": free_bytes(folder),
+            "disk_free_bytes": shutil.disk_usage(folder).free,
         },
         "silos": [
             {"silo": name, "online": online.get(name) == "online" if known else None, **_silo(name, active, statuses)}

@@ -22,8 +22,8 @@ from silotune.data.rows import SiloData
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.coordinator.engine import FlowerEngine
 from silotune.distributed.coordinator.job import Job
-from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER, RunRegistry, SiloInfo
-from silotune.distributed.coordinator.run_status import RunStatus
+from silotune.distributed.coordinator.run_registry import RunRegistry, SiloInfo
+from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, RunStatus
 from silotune.distributed.coordinator.silo_admission import AdmissionPolicy, FailureLog, wait_for_silos
 from silotune.distributed.flower.link import Arrival, ConnectionLost, Link
 from silotune.distributed.protocol.agreement import check_federated, wire_config

@@ -10,8 +10,8 @@ from silotune.config import Config, dump
 from silotune.config.data import PartitionConfig
 from silotune.core.files import write_text
 from silotune.core.locking import folder_lock
-from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER, RunRegistry
-from silotune.distributed.coordinator.run_status import RunStatus
+from silotune.distributed.coordinator.run_registry import RunRegistry
+from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, RunStatus
 from silotune.distributed.protocol.agreement import check_federated
 from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.runs.build.resolve import on_this_machine

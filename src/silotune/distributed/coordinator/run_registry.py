@@ -11,11 +11,9 @@ from typing import Any
 
 from silotune.core.files import write_text
 from silotune.data.tasks import Task, read_task
+from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER
 from silotune.distributed.protocol.handshake import HandshakeRefused, Hello
 from silotune.errors import InputError
-
-FEDERATION_FOLDER = "federation"
-"""Subfolder of the run folder with the registry, status files and logs."""
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,20 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from silotune.core.clock import utc_now
 from silotune.core.files import read_json, write_text
 from silotune.core.locking import is_locked
 from silotune.distributed.protocol.disclosure import SiloStatus
 from silotune.distributed.protocol.frames import Frame, peek_kind
-from silotune.distributed.protocol.handshake import protocol_of
 from silotune.errors import InputError, SilotuneError
-from silotune.runs.engines.base import Progress
+
+if TYPE_CHECKING:
+    from silotune.runs.engines.base import Progress
+
+FEDERATION_FOLDER = "federation"
+"""Subfolder of the run folder with the status, the registry, logs and the job."""
 
 STARTUP_TIMEOUT = 600.0
 """Seconds for Flower, and then the coordinator, to start."""
@@ -145,6 +149,8 @@ class RunStatus:
             entry.status = status.fields()
         identity = frame.fields.get("identity")
         if frame.kind == "hello" and isinstance(identity, dict):
+            from silotune.distributed.protocol.handshake import protocol_of  # imports torch, which readers do without
+
             entry.version, entry.protocol = str(identity.get("version"))[:_LONGEST], protocol_of(identity)
 
     def given_up(self, silo: str) -> None:

@@ -40,7 +40,7 @@ from silotune.errors import SilotuneError
 PAUSE = 0.1
 """Seconds between polls of Flower's processes on this machine, and between checks for ended processes."""
 
-GRACE = 5.0
+GRACE = 2.0
 """Seconds for processes to end by themselves."""
 
 COMMANDS = {

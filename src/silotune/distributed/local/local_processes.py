@@ -10,8 +10,7 @@ from pathlib import Path
 from silotune.config import Config
 from silotune.core.files import write_text
 from silotune.core.yaml_text import dump_yaml
-from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER
-from silotune.distributed.coordinator.run_status import STARTUP_TIMEOUT, RunFollower, RunStatus
+from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, STARTUP_TIMEOUT, RunFollower, RunStatus
 from silotune.distributed.flower.commands import (
     flower_environment,
     free_ports,

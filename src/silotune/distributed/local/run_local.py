@@ -26,7 +26,8 @@ from silotune.data.server_rows import draw_labeled_rows
 from silotune.data.targets import target_tensor
 from silotune.distributed.coordinator.coordinate import PREDECESSOR_TIMEOUT
 from silotune.distributed.coordinator.job import Job
-from silotune.distributed.coordinator.run_registry import FEDERATION_FOLDER, RunRegistry
+from silotune.distributed.coordinator.run_registry import RunRegistry
+from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER
 from silotune.distributed.flower.commands import require_flower
 from silotune.distributed.local.local_processes import run_parties
 from silotune.distributed.protocol.agreement import check_federated, wire_config
