@@ -333,7 +333,7 @@ def test_systemd_makes_the_users_and_modes(tmp_path, party):
     assert private == {
         "coordinator": dict.fromkeys(
             ("etc/silotune/tls/server.key", "var/lib/silotune", "var/lib/silotune/link",
-             "var/lib/silotune/link/coordinator.db"), "silotune"),
+             "var/lib/silotune/link/records.db"), "silotune"),
         "silo": {"etc/silotune/node.yaml": "silotune-node", "etc/silotune/silo.key": "silotune-node",
                  "etc/silotune/silo.yaml": "silotune-worker"},
     }[party]  # fmt: skip

@@ -183,7 +183,7 @@ def test_an_invitation_is_secret_and_only_its_hash_stays(settings, tmp_path, nod
     path = tmp_path / "north.invite"
     made = invitations.invite(settings, "north", path)
     assert mode(path) == 0o600
-    assert made.token.encode() not in (Path(settings.folder) / "coordinator.db").read_bytes()
+    assert made.token.encode() not in (Path(settings.folder) / "records.db").read_bytes()
     assert len(made.token) >= 43  # 256 bits
     assert Invitation.read(path) == made
 

@@ -1,6 +1,6 @@
 """The keys of silos at the SuperLink: who is let in, and who is connected.
 
-The SuperLink does not list the names of its nodes, so the coordinator's database keeps them: one key per silo.
+The SuperLink does not list the names of its nodes, so the coordinator's records keep them: one key per silo.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config.validators import NAME_RULE, is_name
-from silotune.core.clock import current_user
-from silotune.core.records import Records
 from silotune.deploy.settings import CoordinatorSettings
-from silotune.deploy.store import transaction
+from silotune.deploy.store import record_decision, transaction
 from silotune.distributed.flower.commands import flower_environment, run_flwr, write_home
 from silotune.errors import InputError, SilotuneError
 
@@ -61,9 +59,9 @@ def register_node(settings: CoordinatorSettings, silo: str, key: Path) -> str:
         raise InputError(f"silo {silo!r}: is node {nodes[silo]} already; `silotune federation expel` takes it out")
     words = ["register", str(key), "silotune", "--name", f"{PREFIX}{silo}"]
     node = str(_flwr_supernode(settings, f"silo {silo!r} was not admitted", *words)["node-id"])
-    with transaction(Path(settings.folder)) as database:
+    with transaction(settings.folder) as database:
         database.execute("insert or replace into nodes values (?, ?, ?)", (silo, node, key_digest(content)))
-    record_decision(settings, "admitted", silo=silo, node=node)
+    record_decision(settings.folder, "admitted", silo=silo, node=node)
     return node
 
 
@@ -77,21 +75,21 @@ def unregister_node(settings: CoordinatorSettings, silo: str) -> str:
     if silo not in nodes:
         raise InputError(f"silo {silo!r}: not admitted; admitted: {', '.join(sorted(nodes)) or 'none'}")
     _flwr_supernode(settings, f"silo {silo!r} was not expelled", "unregister", nodes[silo], "silotune")
-    with transaction(Path(settings.folder)) as database:
+    with transaction(settings.folder) as database:
         database.execute("delete from nodes where silo = ?", (silo,))
-    record_decision(settings, "expelled", silo=silo, node=nodes[silo])
+    record_decision(settings.folder, "expelled", silo=silo, node=nodes[silo])
     return nodes[silo]
 
 
 def registered_nodes(settings: CoordinatorSettings) -> dict[str, str]:
     """Return the id of each registered silo's node."""
-    with transaction(Path(settings.folder)) as database:
+    with transaction(settings.folder) as database:
         return {row["silo"]: row["node"] for row in database.execute("select * from nodes")}
 
 
 def has_key(settings: CoordinatorSettings, silo: str, public: bytes) -> bool:
     """Return whether a silo's registered key is this one."""
-    with transaction(Path(settings.folder)) as database:
+    with transaction(settings.folder) as database:
         row = database.execute("select key_sha256 from nodes where silo = ?", (silo,)).fetchone()
     return row is not None and row["key_sha256"] == key_digest(public)
 
@@ -106,11 +104,6 @@ def node_statuses(settings: CoordinatorSettings) -> dict[str, str]:
     listed = _flwr_supernode(settings, "nodes", "list", "silotune").get("nodes", [])
     states = {names.get(str(node["node-id"]), f"node {node['node-id']}"): str(node["status"]) for node in listed}
     return {name: state for name, state in states.items() if state != "unregistered"}
-
-
-def record_decision(settings: CoordinatorSettings, kind: str, **fields: str) -> None:
-    """Record what the coordinator's operator did in the audit log of its folder, and who it was."""
-    Records(Path(settings.folder)).append({"kind": kind, **fields, "user": current_user()})
 
 
 def _flwr_supernode(settings: CoordinatorSettings, failure: str, *words: str) -> dict[str, Any]:

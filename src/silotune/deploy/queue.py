@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from silotune.core.clock import utc_now
 from silotune.core.locking import is_locked
-from silotune.deploy.nodes import flwr_environment, record_decision
+from silotune.deploy.nodes import flwr_environment
 from silotune.deploy.settings import CoordinatorSettings
-from silotune.deploy.store import transaction
+from silotune.deploy.store import record_decision, transaction
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, RunFollower, RunStatus, read_status
 from silotune.distributed.flower.commands import require_flower, run_flwr, submit_job, write_app
 from silotune.errors import InputError, SilotuneError
@@ -302,7 +302,7 @@ def start(settings: CoordinatorSettings, config: Config, out: Path, resume: bool
     prepare(config, out, resume)
     silos = sorted(config.federation.silos)
     run = RunQueue(settings.folder).add(out, config.method.name, config.rounds, silos)
-    record_decision(settings, "started", run=f"{run.number} in {out}")
+    record_decision(settings.folder, "started", run=f"{run.number} in {out}")
     return run
 
 
@@ -340,7 +340,7 @@ def stop(settings: CoordinatorSettings, number: int) -> QueuedRun:
     run = queue.run(number)
     if run.is_over:
         raise InputError(f"run {number}: is {run.state} already")
-    record_decision(settings, "stopped", run=f"{number} in {run.out}")
+    record_decision(settings.folder, "stopped", run=f"{number} in {run.out}")
     if run.state == "queued" or not is_locked(Path(settings.folder)):
         return queue.end(number, "stopped")
     return queue.change(number, stop=True)

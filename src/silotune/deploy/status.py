@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from silotune.core.clock import utc_now
-from silotune.core.files import free_bytes
 from silotune.core.locking import is_locked
 from silotune.deploy.nodes import node_statuses, registered_nodes
 from silotune.deploy.queue import STATES, QueuedRun, RunQueue

@@ -1,4 +1,4 @@
-"""The coordinator's `coordinator.db`: its runs, the nodes of its silos, and the invitations that it gave out."""
+"""The coordinator's records: its runs, the nodes of its silos, the invitations it gave out, and who decided what."""
 
 from __future__ import annotations
 
@@ -7,41 +7,32 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from silotune.errors import InputError
+from silotune.core.clock import current_user
+from silotune.core.records import Records
 
-_TABLES = (
-    """create table if not exists runs (
-        number integer primary key, out text not null unique, method text not null, rounds integer not null,
-        silos text not null, state text not null, flower_id text not null default '', submissions integer not null
-        default 0, failures integer not null default 0, reached text not null default '', stop integer not null
-        default 0, queued text not null, began text not null default '', ended text not null default '',
-        error text not null default '')""",
-    "create table if not exists nodes (silo text primary key, node text not null, key_sha256 text not null)",
-    """create table if not exists invitations (
-        silo text primary key, token_sha256 text not null, expires text not null, replace integer not null,
-        key_sha256 text)""",
-)
-
-PATIENCE = 60.0
-"""Seconds to wait for another process that changes the database."""
+_TABLES = """
+CREATE TABLE IF NOT EXISTS runs (
+    number INTEGER PRIMARY KEY, out TEXT NOT NULL UNIQUE, method TEXT NOT NULL, rounds INTEGER NOT NULL,
+    silos TEXT NOT NULL, state TEXT NOT NULL, flower_id TEXT NOT NULL DEFAULT '',
+    submissions INTEGER NOT NULL DEFAULT 0, failures INTEGER NOT NULL DEFAULT 0, reached TEXT NOT NULL DEFAULT '',
+    stop INTEGER NOT NULL DEFAULT 0, queued TEXT NOT NULL, began TEXT NOT NULL DEFAULT '',
+    ended TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '');
+CREATE TABLE IF NOT EXISTS nodes (silo TEXT PRIMARY KEY, node TEXT NOT NULL, key_sha256 TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS invitations (
+    silo TEXT PRIMARY KEY, token_sha256 TEXT NOT NULL, expires TEXT NOT NULL, replace INTEGER NOT NULL,
+    key_sha256 TEXT);
+"""
 
 
 @contextmanager
-def transaction(folder: Path) -> Iterator[sqlite3.Connection]:
-    """Open the database in a coordinator's folder for one transaction, which is undone if the block raises."""
-    path = folder / "coordinator.db"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)) as database:
-            database.row_factory = sqlite3.Row
-            database.execute("begin immediate")
-            for table in _TABLES:
-                database.execute(table)
-            try:
-                yield database
-            except BaseException:
-                database.rollback()
-                raise
-            database.commit()
-    except (sqlite3.OperationalError, sqlite3.DatabaseError, OSError) as error:
-        raise InputError(f"{path}: cannot be used ({error})") from error
+def transaction(folder: str | Path) -> Iterator[sqlite3.Connection]:
+    """Open the records in a coordinator's folder for one transaction, which is undone if the block raises."""
+    with closing(Records(Path(folder), _TABLES)) as records, records.transaction() as database:
+        database.row_factory = sqlite3.Row
+        yield database
+
+
+def record_decision(folder: str | Path, kind: str, **fields: str) -> None:
+    """Record what the coordinator's operator did in the audit log of its folder, and who it was."""
+    with closing(Records(Path(folder), _TABLES)) as records:
+        records.append({"kind": kind, **fields, "user": current_user()})

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from silotune.core.clock import utc_now
 from silotune.core.files import read_json, write_text
 from silotune.core.locking import is_locked
-from silotune.distributed.protocol.disclosure import SiloStatus
 from silotune.distributed.protocol.frames import Frame, peek_kind
 from silotune.errors import InputError, SilotuneError
 
@@ -144,13 +143,14 @@ class RunStatus:
             return
         entry = self._of(silo)
         entry.seen, entry.asked, entry.waits = utc_now(), None, frame.kind == "waiting"
+        from silotune.distributed.protocol.disclosure import SiloStatus  # these import torch, which readers do without
+        from silotune.distributed.protocol.handshake import protocol_of
+
         status = SiloStatus.read(frame.fields.get("status"))
         if status is not None:
             entry.status = status.fields()
         identity = frame.fields.get("identity")
         if frame.kind == "hello" and isinstance(identity, dict):
-            from silotune.distributed.protocol.handshake import protocol_of  # imports torch, which readers do without
-
             entry.version, entry.protocol = str(identity.get("version"))[:_LONGEST], protocol_of(identity)
 
     def given_up(self, silo: str) -> None:
