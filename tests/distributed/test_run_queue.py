@@ -13,6 +13,7 @@ from silotune.core.locking import folder_lock, is_locked
 from silotune.deploy import queue as runs
 from silotune.deploy.queue import FAILURES, RunQueue, Scheduler
 from silotune.deploy.settings import CoordinatorSettings
+from silotune.distributed.coordinator import job
 from silotune.distributed.coordinator.run_status import RunStatus
 from silotune.errors import InputError, SilotuneError
 
@@ -185,7 +186,7 @@ def test_a_superlink_that_does_not_answer_is_asked_again_later(party: Party) -> 
 def test_what_can_be_resumed(party: Party, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(runs, "is_locked", lambda folder: True)
     prepared = []
-    monkeypatch.setattr(runs, "prepare", lambda config, out, resume: prepared.append((config.federation, resume)))
+    monkeypatch.setattr(job, "prepare", lambda config, out, resume: prepared.append((config.federation, resume)))
     party.add("a")
     (party.status("a") / "config.yaml").write_text(
         yaml.safe_dump({"method": {"name": "fedavg"}, "federation": {"silos": ["north", "south"]}}), encoding="utf-8"
