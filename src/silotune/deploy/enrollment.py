@@ -54,7 +54,7 @@ def serve_enrollment(settings: CoordinatorSettings, say: Callable[[str], None]) 
         raise InputError(f"certificate {settings.certificate} and its key: cannot be used ({error})") from error
     handler = type("_Enrollment", (_Handler,), {"settings": settings, "say": staticmethod(say)})
     try:
-        server = ThreadingHTTPServer((settings.host, settings.enrollment_port), handler)
+        server = _Server((settings.host, settings.enrollment_port), handler)
     except OSError as error:
         raise InputError(
             f"enrollment_port {settings.enrollment_port}: cannot be used ({error.strerror}); does `silotune federation "
@@ -64,6 +64,11 @@ def serve_enrollment(settings: CoordinatorSettings, say: Callable[[str], None]) 
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     return server
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: broken connections are the client's."""
 
 
 class _Handler(BaseHTTPRequestHandler):
