@@ -49,6 +49,5 @@ def test_other_values_are_refused(key):
             config(f"{key}={value}")
 
 
-def test_files_name_them_only_if_they_were_chosen():
-    assert "rows_at_once" not in dump(config())
+def test_files_name_them():
     assert "generation:\n  rows_at_once: 8" in dump(config("generation.rows_at_once=8"))
