@@ -32,7 +32,7 @@ _FEDEX = ["method=fedex-lora", "aggregation=fedex-lora"]
             "bottleneck",
             ["method=fedmatch"],
             "merged",
-            "that can be: lora, dora, vera, ia3, bitfit, full",
+            "that can be: lora, dora, vera, loha, ia3, bitfit, full",
             "global, private, mixed",
         ),
         ("prompt", [], "merged", "tuner prompt cannot be folded into weights", "global, mixed"),

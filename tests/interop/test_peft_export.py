@@ -35,7 +35,7 @@ PAIRS_OF = [
     for family in FAMILIES
     for tuner in ("lora", "ia3", *VIRTUAL)
     if (family, tuner) != ("t5", "prefix")  # peft has no prefix in an encoder; tested to be refused
-] + [(family, tuner) for family in ("bert", "gpt2") for tuner in ("dora", "vera")]
+] + [*((family, tuner) for family in ("bert", "gpt2") for tuner in ("dora", "vera")), ("bert", "loha"), ("t5", "loha")]
 
 
 def own_logits(run, silo, texts):
@@ -171,7 +171,7 @@ def test_a_masked_language_model_with_a_verbalizer(runs, tuner, tmp_path):
 def test_peft_reads_the_configurations_as_its_own(runs, tmp_path):
     """Every key is known to peft's classes, and what the card names is what was trained."""
     kinds = {"lora": peft.LoraConfig, "ia3": peft.IA3Config, "prompt": peft.PromptTuningConfig}
-    kinds |= {"dora": peft.LoraConfig, "vera": peft.VeraConfig}
+    kinds |= {"dora": peft.LoraConfig, "vera": peft.VeraConfig, "loha": peft.LoHaConfig}
     kinds |= {"p-tuning": peft.PromptEncoderConfig, "prefix": peft.PrefixTuningConfig}
     for tuner, kind in kinds.items():
         export(runs.run("roberta", tuner), "beta", "global", tmp_path / tuner)

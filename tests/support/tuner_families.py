@@ -1,6 +1,6 @@
 """Tiny models of every backbone family, every tuner with options, and forwards of their pairs.
 
-A new family joins by an entry of `CONFIGS`, a new tuner by an entry of `KINDS`; a pair that cannot work joins
+A new family joins by an entry of `CONFIGS`, a new tuner by its registration; a pair that cannot work joins
 `UNSUPPORTED`; tests then check that it is refused.
 """
 
@@ -120,21 +120,17 @@ CONFIGS = {
 FAMILIES = list(CONFIGS)
 
 KINDS = {
-    "bottleneck": ("bottleneck", {"r": 3}),
+    name: (name, dict(tuner.example)) for name, tuner in TUNERS.items() if tuner.__module__.startswith("silotune.")
+}
+"""Every built-in tuner with its example options, and other options that act in other ways."""
+KINDS |= {
     "pfeiffer": ("bottleneck", {"sites": "pfeiffer", "reduction": 8}),
-    "lora": ("lora", {"r": 3, "alpha": 6}),
     "lora-patterns": ("lora", {"r": 2, "sites": "attention_output,feedforward_input,*"}),
     "pissa": ("lora", {"r": 4, "alpha": 3, "init": "pissa", "scaling": "rslora"}),
-    "dora": ("dora", {"r": 3, "alpha": 6}),
     "vera": ("vera", {"r": 5, "sites": "query,feedforward_output", "seed": 3}),
     "prefix": ("prefix", {"tokens": 3, "reparametrise": 5, "width": 7}),
     "prefix-direct": ("prefix", {"tokens": 3, "reparametrise": 0, "stack": "decoder"}),
-    "prompt": ("prompt", {"tokens": 3}),
-    "p-tuning": ("p-tuning", {"tokens": 3, "width": 5}),
     "p-tuning-mlp": ("p-tuning", {"tokens": 3, "encoder": "mlp", "offset": False}),
-    "bitfit": ("bitfit", {}),
-    "ia3": ("ia3", {}),
-    "full": ("full", {}),
 }
 
 _NO_PREFIX = ("distilbert", "mpnet", "deberta-v2", "modernbert")
@@ -144,7 +140,7 @@ UNSUPPORTED = {
     *(("bitfit", family) for family in _NO_BIASES),
 }
 _FORMS = ("bert", "gpt2", "llama", "t5")
-_AS_LORA = {(kind, family) for kind in ("pissa", "dora", "vera") for family in FAMILIES if family not in _FORMS}
+_AS_LORA = {(kind, family) for kind in ("pissa", "dora", "vera", "loha") for family in FAMILIES if family not in _FORMS}
 """Not repeated: they act where LoRA does, and these families differ in biases, fused layers and stacks."""
 
 PAIRS = [(kind, family) for kind in KINDS for family in FAMILIES if (kind, family) not in UNSUPPORTED | _AS_LORA]

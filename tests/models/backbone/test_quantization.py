@@ -28,7 +28,7 @@ from silotune.models.backbone.quantization import (
 from silotune.models.backbone.stacking import stack_plans
 from silotune.models.tuners import TUNERS
 from silotune.models.tuners.base import WeightedTensors
-from tests.support.small_runs import OPTIONS, save_model
+from tests.support.small_runs import save_model
 
 CPU = torch.device("cpu")
 TASK = Task("task", ("no", "yes"))
@@ -112,8 +112,7 @@ def dequantized(models, family, quantization):
 
 def part_of(backbone, tuner):
     """A part whose every tensor has an effect."""
-    options = {key.removeprefix("tuner."): float(value) for key, value in (w.split("=") for w in OPTIONS[tuner])}
-    made = TUNERS[tuner](TUNERS[tuner].Options(**options))
+    made = TUNERS[tuner](TUNERS[tuner].Options(**TUNERS[tuner].example))
     tensors = made.init(backbone, [TASK], generator(1, "init", "part"))
     moved = generator(2, "moved")
     return made, {name: t + 0.1 * torch.randn(t.shape, generator=moved) for name, t in tensors.items()}

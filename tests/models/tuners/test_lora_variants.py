@@ -1,6 +1,8 @@
-"""LoRA's variants (rsLoRA, PiSSA, orthogonal starts, DoRA) and VeRA: states, gradients and starts are peft's."""
+"""LoRA's variants (rsLoRA, PiSSA, orthogonal starts, DoRA), VeRA and LoHa: states, gradients and starts are peft's."""
 
 from __future__ import annotations
+
+import re
 
 import peft
 import pytest
@@ -36,7 +38,11 @@ VARIANTS = {
         {"use_dora": True, "use_rslora": True, "init_lora_weights": "pissa"},
     ),
     "vera": ("vera", {"seed": 5}, peft.VeraConfig, {"projection_prng_key": 5}),
+    "loha": ("loha", {}, peft.LoHaConfig, {}),
 }
+
+NONE = ("loha", "gpt2")
+"""Peft's LoHa does not know GPT-2's layers."""
 
 
 def of(variant: str, **more):
@@ -44,15 +50,17 @@ def of(variant: str, **more):
     name, options, config, peft_options = VARIANTS[variant]
     size = {"r": 7} if name == "vera" else {"r": RANK, "alpha": ALPHA}
     tuner = TUNERS[name](TUNERS[name].Options(**size, **options, **more))
-    return tuner, lambda **given: config(**({"r": 7} if name == "vera" else LORA), **peft_options, **given)
+    peft_size = {"vera": {"r": 7}, "loha": {"r": RANK, "alpha": ALPHA}}.get(name, LORA)
+    return tuner, lambda **given: config(**peft_size, **peft_options, **given)
 
 
 def in_peft(family, config, part, double=False, **options):
     """A model that peft wraps by itself, with our part's tensors."""
-    modules = sorted({name.split(".lora_")[0].split(".vera_")[0] for name in part})
+    modules = sorted({re.split(r"\.(?:lora|vera|hada)_", name)[0] for name in part})
     options |= {"save_projection": False} if ".vera_" in next(iter(part)) else {}
     model = make_backbone(family, double=double).base
-    model = peft.get_peft_model(model, config(target_modules=modules, fan_in_fan_out=family == "gpt2", **options))
+    options |= {} if ".hada_" in next(iter(part)) else {"fan_in_fan_out": family == "gpt2"}
+    model = peft.get_peft_model(model, config(target_modules=modules, **options))
     own = {f"base_model.model.{name}": tensor.detach() for name, tensor in part.items()}
     assert not peft.set_peft_model_state_dict(model, own).unexpected_keys
     return model
@@ -83,8 +91,10 @@ def both(variant, family, double):
     return states, expected, {name: (tensor, parameter_of(model, name)) for name, tensor in part.items()}
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "family"),
+    [(variant, family) for variant in VARIANTS for family in ("bert", "gpt2", "llama") if (variant, family) != NONE],
+)
 def test_states_and_gradients_are_those_of_peft(variant, family):
     """Float64, but float32 for PiSSA, which peft does not start in float64."""
     double = "pissa" not in variant

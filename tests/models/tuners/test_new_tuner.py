@@ -17,7 +17,6 @@ from silotune.interop.peft_format import peft_layout
 from silotune.models.tuners import TUNERS, register_tuner
 from silotune.models.tuners.base import MergedAdapter, Tuner, weighted_sum
 from silotune.models.tuners.target_modules import TargetModuleOptions, find_target_modules, layer_widths
-from tests.support import small_runs
 from tests.support.small_runs import PAIRS, close, encoded, own_states, rows_of
 from tests.support.tuner_families import random_part, shared_backbone
 
@@ -71,7 +70,6 @@ def registered(monkeypatch):
     monkeypatch.setattr(TUNERS, "_entries", dict(TUNERS))
     for tuner in (Gain, Unmergeable, Unexportable):
         register_tuner(tuner)
-        monkeypatch.setitem(small_runs.OPTIONS, tuner.name, ())
 
 
 def standalone(folder):
@@ -115,7 +113,8 @@ def test_peft_has_no_such_tuner():
 def test_what_it_does_not_implement_is_refused(runs, tmp_path):
     gain = runs.run("bert", "gain", "method=fedmatch")
     with pytest.raises(
-        InputError, match=r"gain cannot be folded into weights \(that can be: lora, dora, vera, ia3, bitfit, full\)"
+        InputError,
+        match=r"gain cannot be folded into weights \(that can be: lora, dora, vera, loha, ia3, bitfit, full\)",
     ):
         export(gain, "beta", "merged", tmp_path / "out")
     unmergeable = runs.run("bert", "unmergeable", "method=fedmatch")

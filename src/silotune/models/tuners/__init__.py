@@ -13,6 +13,7 @@ from silotune.models.tuners.delta import Delta
 from silotune.models.tuners.dora import DoRA
 from silotune.models.tuners.full import Full
 from silotune.models.tuners.ia3 import IA3
+from silotune.models.tuners.loha import LoHa
 from silotune.models.tuners.lora import LoRA
 from silotune.models.tuners.prefix import PrefixTuning
 from silotune.models.tuners.prompt import PromptTuning
@@ -22,7 +23,7 @@ from silotune.models.tuners.token_mixer import TokenMixer, token_weight
 from silotune.models.tuners.vera import VeRA
 
 _ALL: tuple[type[Tuner], ...] = (
-    *(Bottleneck, LoRA, DoRA, VeRA, PrefixTuning, PromptTuning, PTuning, IA3, BitFit, Full),
+    *(Bottleneck, LoRA, DoRA, VeRA, LoHa, PrefixTuning, PromptTuning, PTuning, IA3, BitFit, Full),
 )
 
 TUNERS: Registry[type[Tuner]] = registries.TUNERS

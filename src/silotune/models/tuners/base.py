@@ -86,6 +86,8 @@ class Tuner(ABC):
     module_tensors: ClassVar[tuple[str, ...]] = ()
     """Names of one target module's tensors, e.g. `lora_A.weight`; a tensor is called `<module>.<name>`."""
 
+    example: ClassVar[Mapping[str, Any]] = {}
+    """Options that suit a model a few dozen numbers wide, for tests and examples."""
     weighs_tokens: ClassVar[bool] = False
     """Whether every token may have a weight of its own in a mix (`TokenWeight`)."""
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = {}

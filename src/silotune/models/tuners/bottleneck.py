@@ -64,6 +64,7 @@ class Bottleneck(Tuner):
 
     name = "bottleneck"
     Options = BottleneckOptions
+    example = {"r": 3}
     module_tensors = ("down.weight", "down.bias", "up.weight", "up.bias")
 
     @override

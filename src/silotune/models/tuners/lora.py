@@ -100,6 +100,7 @@ class LoRA(Tuner):
 
     name = "lora"
     Options = LoRAOptions
+    example = {"r": 3, "alpha": 5}
     module_tensors: ClassVar[tuple[str, ...]] = ("lora_A.weight", "lora_B.weight")
     weighs_tokens = True
     groups = {"A": ("lora_A.weight",), "B": ("lora_B.weight",)}

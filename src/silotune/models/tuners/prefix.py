@@ -57,6 +57,7 @@ class PrefixTuning(VirtualTokenTuner):
 
     name = "prefix"
     Options = PrefixOptions
+    example = {"tokens": 3, "reparametrise": 7}
 
     @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:

@@ -43,6 +43,7 @@ class PromptTuning(VirtualTokenTuner):
     name = "prompt"
     soft_prompt = True
     Options = PromptOptions
+    example = {"tokens": 3}
 
     @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:

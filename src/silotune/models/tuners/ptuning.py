@@ -61,6 +61,7 @@ class PTuning(VirtualTokenTuner):
     name = "p-tuning"
     soft_prompt = True
     Options = PTuningOptions
+    example = {"tokens": 3, "width": 6}
 
     @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:

@@ -56,6 +56,7 @@ class VeRA(Tuner):
 
     name = "vera"
     Options = VeRAOptions
+    example = {"r": 7}
     module_tensors = (_D, _B)
     groups = {"d": (_D,), "b": (_B,)}
 
