@@ -11,8 +11,8 @@ from silotune.communication.messages import shared_tensors, update_message
 from silotune.cost import estimate
 from silotune.cost.message_size import ROWS, SILO, computed_size, message_sizes
 from silotune.errors import InputError
+from silotune.methods.lora_factors import A, B
 from silotune.methods.parts import shared
-from silotune.methods.split_lora import A, B
 from silotune.models.heads import LinearHead
 from silotune.training.federation import Federation
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from silotune.aggregation import Update
-from silotune.aggregation.exact_products import FedExLoRA, FLoRA, LoRAFAIR
 from silotune.aggregation.product_error import ProductError
 from silotune.communication.messages import read_broadcast
 from silotune.core.tensors import flatten, unflatten
 from silotune.errors import InputError
+from silotune.methods.lora_products import CorrectedMeans, MeansAndResidual, StackedProducts
 from tests.support.method_cases import logged, read_message
 from tests.support.numeric_rig import doubled, random_parts
 from tests.support.rounds_by_hand import WORDS, Stage, cross_entropy, descended, states
@@ -174,7 +174,7 @@ def mean_effective(before, updates):
 
 def test_effective_weights_of_fedex_and_flora_are_the_mean_of_the_silos():
     before, updates = made()
-    for aggregation in (FedExLoRA(), FLoRA()):
+    for aggregation in (MeansAndResidual(), StackedProducts()):
         error = ProductError(before, by_rows=True)
         after = before | aggregation.aggregate(error.watch(iter(updates)), before)
         torch.testing.assert_close(effective(after), mean_effective(before, updates), rtol=0, atol=1e-12)
@@ -183,13 +183,13 @@ def test_effective_weights_of_fedex_and_flora_are_the_mean_of_the_silos():
 
 def test_silos_of_unlike_ranks_are_merged_exactly():
     before, updates = made(ranks=(2, 5, 3))
-    after = before | FLoRA().aggregate(iter(updates), before)
+    after = before | StackedProducts().aggregate(iter(updates), before)
     torch.testing.assert_close(effective(after), mean_effective(before, updates), rtol=0, atol=1e-12)
 
 
 def test_in_float32_fedex_makes_up_for_the_rounding_of_the_means():
     before, updates = made(dtype=torch.float32)
-    after = before | FedExLoRA().aggregate(iter(updates), before)
+    after = before | MeansAndResidual().aggregate(iter(updates), before)
     exact = mean_effective(
         {name: tensor.double() for name, tensor in before.items()},
         [Update(u.silo, {name: tensor.double() for name, tensor in u.tensors.items()}, u.rows) for u in updates],
@@ -200,7 +200,7 @@ def test_in_float32_fedex_makes_up_for_the_rounding_of_the_means():
 
 def test_flora_of_one_silo_is_local_training_merged():
     before, (update,) = made(silos=1)
-    after = before | FLoRA().aggregate([update], before)
+    after = before | StackedProducts().aggregate([update], before)
     expected = before["delta/q.delta.weight"] + product(update.tensors)
     torch.testing.assert_close(after["delta/q.delta.weight"], expected, rtol=0, atol=1e-12)
     assert not after["global/q.lora_B.weight"].any()
@@ -213,14 +213,14 @@ def test_lora_fair_corrects_the_more_the_less_it_is_held_back():
     missing, corrections = [], []
     mean_b = sum(update.rows / rows * update.tensors["global/q.lora_B.weight"] for update in updates)
     for regularization in (0.0, 1e-9, 0.01, 1.0, 1e12):
-        after = before | LoRAFAIR(regularization).aggregate(updates, before)
+        after = before | CorrectedMeans(regularization).aggregate(updates, before)
         missing.append(np.linalg.norm(product(after).numpy() - target))
         corrections.append(float((after["global/q.lora_B.weight"] - mean_b).norm()))
     assert missing == sorted(missing)
     assert corrections == sorted(corrections, reverse=True)
     assert corrections[-1] < 1e-9
     # at 0 no other B comes nearer: the projection of the mean product on the rows of Ā
-    a = (before | LoRAFAIR(0.0).aggregate(updates, before))["global/q.lora_A.weight"].numpy()
+    a = (before | CorrectedMeans(0.0).aggregate(updates, before))["global/q.lora_A.weight"].numpy()
     best = np.linalg.norm(target - target @ np.linalg.pinv(a) @ a)
     assert missing[0] == pytest.approx(best, abs=1e-9)
     assert missing[1] == pytest.approx(best, abs=1e-6)
@@ -230,7 +230,7 @@ def test_where_b_can_solve_it_lora_fair_without_regularization_is_exact():
     before, updates = made()
     same_a = updates[0].tensors["global/q.lora_A.weight"]
     updates = [replace(update, tensors=update.tensors | {"global/q.lora_A.weight": same_a}) for update in updates]
-    after = before | LoRAFAIR(0.0).aggregate(updates, before)
+    after = before | CorrectedMeans(0.0).aggregate(updates, before)
     torch.testing.assert_close(effective(after), mean_effective(before, updates), rtol=0, atol=1e-9)
 
 

@@ -7,10 +7,10 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from silotune.aggregation.low_rank import FactorSVD, ProductSVD, truncated
 
 from silotune.aggregation import Update, by_samples, uniform
 from silotune.aggregation.factor_pairs import DELTA, Pair, factor_pairs
-from silotune.aggregation.low_rank import FedSVD, FlexLoRA, truncated
 from silotune.aggregation.product_error import ProductError
 from silotune.core.tensors import unflatten
 from silotune.errors import InputError
@@ -48,7 +48,7 @@ def mean_product(updates, module, weights):
 
 def test_flexlora_is_the_best_approximation_of_the_mean_product():
     updates = made_updates()
-    aggregate = FlexLoRA().aggregate(iter(updates), updates[0].tensors)
+    aggregate = ProductSVD().aggregate(iter(updates), updates[0].tensors)
     for module in MODULES:
         mean = mean_product(updates, module, [update.rows for update in updates])
         u, values, vt = np.linalg.svd(mean)
@@ -64,7 +64,7 @@ def test_flexlora_is_the_best_approximation_of_the_mean_product():
 
 def test_flexlora_of_one_silo_keeps_its_product():
     (update,) = made_updates(silos=1)
-    aggregate = FlexLoRA().aggregate([update], update.tensors)
+    aggregate = ProductSVD().aggregate([update], update.tensors)
     for module in MODULES:
         a, b = (aggregate[name].numpy() for name in pair(module))
         np.testing.assert_allclose(b @ a, mean_product([update], module, [1]), atol=1e-9)
@@ -77,7 +77,7 @@ def test_fedsvd_keeps_the_product_of_the_mean_and_makes_a_orthonormal():
         Update(update.silo, {n: t for n, t in update.tensors.items() if "lora_A" not in n}, update.rows)
         for update in updates
     ]
-    aggregate = FedSVD().aggregate(iter(sent), before)
+    aggregate = FactorSVD().aggregate(iter(sent), before)
     rows = np.array([update.rows for update in updates], dtype=float)
     for module in MODULES:
         a, b = pair(module)

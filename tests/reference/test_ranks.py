@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from silotune.aggregation import Update
-from silotune.aggregation.low_rank import FlexLoRA, HetLoRA
 from silotune.core.tensors import flatten
 from silotune.methods import GLOBAL, HEAD
+from silotune.methods.hetlora import NormWeightedMeans
+from silotune.methods.lora_products import ProductSVD
 from tests.support import silos_by_hand
 from tests.support.numeric_rig import doubled, parts_in_double
 from tests.support.rounds_by_hand import Stage, cross_entropy, descended, states
@@ -213,7 +214,7 @@ def product(tensors):
 def test_flexlora_whose_rank_suffices_has_the_mean_of_the_products():
     updates = made_updates((2, 3, 2))
     before = made_updates((7,))[0].tensors
-    aggregate = FlexLoRA().aggregate(updates, before)
+    aggregate = ProductSVD().aggregate(updates, before)
     mean = sum(update.rows * product(update.tensors) for update in updates) / sum(update.rows for update in updates)
     np.testing.assert_allclose(product(aggregate), mean, atol=1e-9)
     heads = sum(update.rows * update.tensors["head/out.weight"] for update in updates)
@@ -222,7 +223,7 @@ def test_flexlora_whose_rank_suffices_has_the_mean_of_the_products():
 
 def test_a_rank_above_a_modules_widths_is_filled_with_zeros():
     updates = made_updates((9, 2), out=4, inputs=6)
-    aggregate = FlexLoRA().aggregate(updates, updates[0].tensors)
+    aggregate = ProductSVD().aggregate(updates, updates[0].tensors)
     assert aggregate["global/m.lora_A.weight"].shape == (9, 6)
     assert aggregate["global/m.lora_B.weight"].shape == (4, 9)
     mean = sum(update.rows * product(update.tensors) for update in updates) / sum(update.rows for update in updates)
@@ -238,7 +239,7 @@ def test_hetlora_of_equal_ranks_and_products_of_one_norm_is_the_plain_mean():
         / np.linalg.norm(product(scaled))
     )
     updates = [first, replace(second, tensors=scaled)]
-    aggregate = HetLoRA().aggregate(updates, first.tensors)
+    aggregate = NormWeightedMeans().aggregate(updates, first.tensors)
     for name in ("global/m.lora_A.weight", "global/m.lora_B.weight"):
         np.testing.assert_allclose(
             aggregate[name], (updates[0].tensors[name] + updates[1].tensors[name]) / 2, atol=1e-12
@@ -250,7 +251,7 @@ def test_hetlora_of_products_of_zero_is_the_mean_by_rows():
         replace(update, tensors=update.tensors | {"global/m.lora_B.weight": torch.zeros(7, rank, dtype=torch.float64)})
         for rank, update in zip((3, 3), made_updates((3, 3)), strict=True)
     ]
-    aggregate = HetLoRA().aggregate(updates, updates[0].tensors)
+    aggregate = NormWeightedMeans().aggregate(updates, updates[0].tensors)
     rows = np.array([update.rows for update in updates])
     a = sum(n * update.tensors["global/m.lora_A.weight"] for n, update in zip(rows, updates, strict=True)) / rows.sum()
     np.testing.assert_allclose(aggregate["global/m.lora_A.weight"], a, atol=1e-12)
@@ -260,13 +261,13 @@ def test_hetlora_of_products_of_zero_is_the_mean_by_rows():
 def test_a_silo_whose_product_is_zero_weighs_nothing_beside_one_that_learned():
     first, second = made_updates((3, 3))
     idle = replace(first, tensors=first.tensors | {"global/m.lora_B.weight": torch.zeros(7, 3, dtype=torch.float64)})
-    aggregate = HetLoRA().aggregate([idle, second], first.tensors)
+    aggregate = NormWeightedMeans().aggregate([idle, second], first.tensors)
     np.testing.assert_allclose(product(aggregate), product(second.tensors), atol=1e-12)
 
 
 def test_hetlora_of_one_silo_is_what_it_sent():
     (update,) = made_updates((3,))
-    aggregate = HetLoRA().aggregate([update], update.tensors)
+    aggregate = NormWeightedMeans().aggregate([update], update.tensors)
     assert aggregate.keys() == update.tensors.keys()
     for name, tensor in update.tensors.items():
         torch.testing.assert_close(aggregate[name], tensor, atol=1e-12, rtol=0)
@@ -278,19 +279,19 @@ def test_a_lora_with_an_untrained_row_is_cut_by_an_svd_like_any_other():
     b[0] = 0
     tensors = update.tensors | {"global/m.lora_B.weight": b}
     np.testing.assert_allclose(
-        product(FlexLoRA().to_rank(tensors, 2)), np.matmul(*svd_cut(product(tensors), 2)), atol=1e-9
+        product(ProductSVD().to_rank(tensors, 2)), np.matmul(*svd_cut(product(tensors), 2)), atol=1e-9
     )
 
 
 def test_hetlora_leaves_a_factor_that_was_not_sent():
     """Silos of rank 2 have no third row of A; that none of them trained it is no reason to shrink it."""
     before = made_updates((3,), seed=5)[0].tensors
-    received = HetLoRA().to_rank(before, 2)
+    received = NormWeightedMeans().to_rank(before, 2)
     name = "global/m.lora_B.weight"
     sent = [{name: before[name] + 1, "head/out.weight": before["head/out.weight"]}, {name: received[name] - 2}]
     sent[1]["head/out.weight"] = before["head/out.weight"]
     updates = [Update("one", sent[0], 3), Update("two", sent[1], 8, received)]
-    aggregate = HetLoRA().aggregate(updates, before)
+    aggregate = NormWeightedMeans().aggregate(updates, before)
     a, b = before["global/m.lora_A.weight"].numpy(), [update.tensors[name].numpy() for update in updates]
     norms = np.array([np.linalg.norm(b[0] @ a), np.linalg.norm(b[1] @ a[:2])])
     expected = norms[0] / norms.sum() * b[0]
@@ -301,13 +302,13 @@ def test_hetlora_leaves_a_factor_that_was_not_sent():
 
 def test_a_silos_part_of_an_svd_is_the_best_of_its_rank():
     (update,) = made_updates((5,))
-    received = FlexLoRA().to_rank(update.tensors, 2)
+    received = ProductSVD().to_rank(update.tensors, 2)
     b, a = svd_cut(product(update.tensors), 2)
     np.testing.assert_allclose(product(received), b @ a, atol=1e-9)
     assert received["head/out.weight"] is update.tensors["head/out.weight"]
 
 
-@pytest.mark.parametrize("kind", [FlexLoRA, HetLoRA])
+@pytest.mark.parametrize("kind", [ProductSVD, NormWeightedMeans])
 def test_a_fresh_lora_is_cut_as_it_was_drawn(kind):
     (update,) = made_updates((5,))
     fresh = update.tensors | {"global/m.lora_B.weight": torch.zeros(7, 5, dtype=torch.float64)}

@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silotune.aggregation import AGGREGATIONS, Update, clipped, make_aggregation
+from silotune.aggregation import AGGREGATIONS, Update, clipped
 from silotune.aggregation.robust import most_byzantine
 from silotune.config.coordinator import AggregationConfig
 from silotune.core.tensors import digest, flatten, unflatten
 from silotune.errors import InputError
+from silotune.runs.build.aggregation import make_aggregation
 from silotune.training.coordinator import Coordinator
 
 SHAPES = {"global/w": (4, 3), "global/b": (3,), "other/s": ()}

@@ -10,9 +10,8 @@ from silotune.communication.messages import read_broadcast
 from silotune.core.tensors import copy
 from silotune.evaluation.instance_vectors import personalized_state
 from silotune.methods import PredictionMix, Scope
-from silotune.methods.fedsa_lora import FedSALoRA
 from silotune.methods.instance_weighting import INSTANCES, VECTORS, InstanceWeighting
-from silotune.methods.split_lora import A, B, SplitLoRA
+from silotune.methods.lora_factors import A, B, FedSALoRA, SplitLoRA
 from tests.support import silos_by_hand
 from tests.support.method_cases import read_message
 from tests.support.rounds_by_hand import Stage, assert_same, cross_entropy, descended, set_up, shared_of, states

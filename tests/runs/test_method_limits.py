@@ -8,7 +8,7 @@ from silotune.aggregation import RankAggregation
 from silotune.config import registries
 from silotune.errors import InputError
 from silotune.methods import HEAD, METHODS, TensorGroup, joined, private, shared
-from silotune.methods.fedsa_lora import FedSALoRA
+from silotune.methods.lora_factors import FedSALoRA
 from silotune.models.backbone.loading import load_backbone
 from silotune.models.tuners import TUNERS
 from silotune.models.tuners.lora import LoRA

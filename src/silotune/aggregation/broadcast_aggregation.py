@@ -1,4 +1,4 @@
-"""`BroadcastAggregation`: one that also reads the round's broadcast; `RankAggregation`: of several LoRA ranks."""
+"""Bases of aggregations that need more than the updates: the broadcast, LoRA ranks, tensors of each silo's own."""
 
 from __future__ import annotations
 
@@ -87,3 +87,22 @@ class RankAggregation(BroadcastAggregation):
         for pair in factor_pairs(shared):
             tensors |= cut_to_rank(pair, shared[pair.a], shared[pair.b], rank)
         return tensors
+
+
+class SiloAggregation(BroadcastAggregation):
+    """An aggregation that issues other tensors to every silo. The coordinator's own are for the log alone.
+
+    `state` is what it keeps from round to round, by name; it is in checkpoints.
+    """
+
+    def __init__(self) -> None:
+        self.state: Tensors = {}
+
+    @abstractmethod
+    def issued(self, shared: Tensors, silo: str) -> Tensors:
+        """Return the shared tensors as a silo receives them; before the first update, as they are.
+
+        Args:
+            shared: the coordinator's shared tensors, by "part/tensor" name.
+            silo: the silo's name.
+        """

@@ -181,9 +181,9 @@ AGGREGATIONS: Registry[Any] = Registry(
         *("rest-of-world",),
         *("trimmed-mean", "krum", "multi-krum"),
     ),
-    home="silotune.aggregation",
+    home="silotune.methods.catalog",
 )
-"""`aggregation.make_aggregation` makes the reserved ones, whose options are keys of the section."""
+"""`runs.build.aggregation.make_aggregation` makes the reserved ones, whose options are keys of the section."""
 
 CODECS: Registry[Any] = Registry("codec", reserved=("fp16", "int8", "int4"), home="silotune.communication.uplink")
 """`communication.uplink.make_pipeline` makes the reserved ones, whose options are keys of the section."""

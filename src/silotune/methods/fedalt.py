@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Iterable
 
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from silotune.aggregation import SiloAggregation, Update
 from silotune.methods import (
     GLOBAL,
     HEAD,
@@ -14,6 +19,7 @@ from silotune.methods import (
     Phase,
     PredictionMix,
     Step,
+    Tensors,
     TokenMixer,
     copies,
     mean_over_rows,
@@ -31,10 +37,52 @@ def mixed(own: str, others: str) -> Mix:
     return {own: token_weight(MIXER, 0), others: token_weight(MIXER, 1)}
 
 
+class RestOfWorld(SiloAggregation):
+    """A silo receives the mean of the others' last updates, each counted once (FedALT, Bian et al. 2025).
+
+    A silo that was not sampled, or whose update was refused, counts with its last one; one that never sent an update
+    does not count. Without any other silo's update all tensors are zero, so that such a LoRA does nothing. The
+    coordinator's own tensors are the mean of all silos' last updates.
+    """
+
+    name = "rest-of-world"
+    changes_add_up = False  # a silo's tensors do not go on from what it received
+
+    @override
+    def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
+        state = dict(self.state)
+        for update in updates:
+            state |= {f"{update.silo}/{name}": tensor for name, tensor in update.tensors.items()}
+        self.state = state
+        sums = self._sums()
+        return {name: (total / count).to(before[name].dtype) for name, (total, count) in sums.items()}
+
+    @override
+    def issued(self, shared: Tensors, silo: str) -> Tensors:
+        if not self.state:
+            return shared
+        result = {}
+        for name, (total, count) in self._sums().items():
+            own = self.state.get(f"{silo}/{name}")
+            others = count - (own is not None)
+            rest = total if own is None else total - own.double()
+            result[name] = (rest / others if others else torch.zeros_like(total)).to(shared[name].dtype)
+        return shared | result
+
+    def _sums(self) -> dict[str, tuple[torch.Tensor, int]]:
+        """Return name → the sum over silos in float64, in name order, and their number."""
+        sums: dict[str, tuple[torch.Tensor, int]] = {}
+        for key in sorted(self.state):
+            _, part, tensor = key.rsplit("/", 2)
+            total, count = sums.get(f"{part}/{tensor}", (torch.zeros((), dtype=torch.float64), 0))
+            sums[f"{part}/{tensor}"] = total + self.state[key].double(), count + 1
+        return sums
+
+
 class FedALT(Method):
     """The individual LoRA is trained and sent but not replaced; what comes down is constant and different in each silo.
 
-    `aggregation=rest-of-world` (`aggregation/rest_of_world.py`) makes the mean of the others.
+    `RestOfWorld` makes the mean of the others.
     """
 
     name = "fedalt"

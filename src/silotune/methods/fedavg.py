@@ -1,11 +1,19 @@
-"""`FedAvg` (McMahan et al. 2017) of adapters, and `FedAvgFull` of all weights; the loss is `Supervised`'s.
+"""FedAvg and the methods that are FedAvg of one tuner, or of a body under a private head.
 
 Silos train the shared parts on their data, and the coordinator averages their updates.
 """
 
 from __future__ import annotations
 
-from silotune.methods import GLOBAL, Scope, Supervised
+from typing import cast
+
+from pydantic import Field
+
+from silotune.methods import GLOBAL, HEAD, Part, Phase, Scope, Supervised, SupervisedOptions, private
+
+_FEDPETUNING = (
+    "Zhang et al. 2023, FedPETuning: When Federated Learning Meets the PEFT Methods of Pre-trained Language Models"
+)
 
 
 class FedAvg(Supervised):
@@ -22,3 +30,68 @@ class FedAvgFull(FedAvg):
 
     name = "fedavg-full"
     defaults = {"tuner": "full"}
+
+
+class FedAP(FedAvg):
+    """One shared bottleneck adapter."""
+
+    name = "fedap"
+    paper = _FEDPETUNING
+    defaults = {"tuner": "bottleneck"}
+
+
+class FedLR(FedAvg):
+    """One shared LoRA of rank 16 on query and value (589,824 parameters on RoBERTa-base)."""
+
+    name = "fedlr"
+    paper = _FEDPETUNING
+    defaults = {"tuner": "lora", "tuner.r": 16}
+
+
+class FedPrompt(FedAvg):
+    """Split aggregation: the prompt P travels, the language model F stays frozen; weights n_k / N_t (eq. 3).
+
+    Twenty soft tokens before the template "{text} is {mask}."; the frozen language-model head scores the label words.
+    """
+
+    name = "fedprompt"
+    paper = "Zhao et al. 2023, FedPrompt: Communication-Efficient and Privacy-Preserving Prompt Tuning in FL"
+    defaults = {"tuner": "prompt", "tuner.tokens": 20, "head": "verbalizer", "aggregation": "samples"}
+
+
+class FedPer(FedAvg):
+    """FedAvg whose head never leaves the silo, whatever the setting's head scope."""
+
+    name = "fedper"
+    paper = "Arivazhagan et al. 2019, Federated Learning with Personalization Layers"
+
+    def head(self) -> Part:
+        """The personal layer."""
+        return private(self.setting.head)
+
+
+class FedRepOptions(SupervisedOptions):
+    """The options of FedRep."""
+
+    head_epochs: int = Field(
+        1, ge=1, description="passes over the silo's rows for the head, before those for the body (`train.epochs`)"
+    )
+
+
+class FedRep(FedPer):
+    """Algorithm 1: the personal head with the body fixed, then the body with the head fixed.
+
+    Loss and prediction are those of every method with one head (`silotune.methods.supervised`).
+    """
+
+    name = "fedrep"
+    paper = "Collins et al. 2021, Exploiting Shared Representations for Personalized Federated Learning"
+    Options = FedRepOptions
+
+    def phases(self) -> list[Phase]:
+        """Head, then body."""
+        head_epochs = cast(FedRepOptions, self.options).head_epochs
+        return [
+            Phase("head", trains=(HEAD,), views={"full": self.mix}, loss=self.loss, epochs=head_epochs),
+            Phase("body", trains=tuple(self.adapters), views={"full": self.mix}, loss=self.loss),
+        ]

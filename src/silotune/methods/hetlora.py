@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import cast
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
+from typing_extensions import override
 
+from silotune.aggregation import RankAggregation, Update, by_samples
+from silotune.aggregation.factor_pairs import factor_pairs, factors_of, product_norm, without_factors
 from silotune.core.tensors import copy
 from silotune.methods import GLOBAL, Part, Phase, Scalar, Scope, State, Step, Tensors, copies, mean_over_rows, private
 from silotune.methods.supervised import Supervised, SupervisedOptions
 
 RANK = "rank"
 END_A, END_B = ".lora_A.weight", ".lora_B.weight"
+
+
+class NormWeightedMeans(RankAggregation):
+    """Means of A and of B padded with zeros to rank r, weighted by `‖B_k·A_k‖` per target module (Cho et al. 2024).
+
+    All other tensors are averaged by the silos' rows; so are A and B where all products are zero. A factor that the
+    round did not train (RoLoRA) stays as it is.
+    """
+
+    name = "hetlora"
+
+    @override
+    def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
+        """All updates are kept until the last one is there."""
+        all_updates, pairs = list(updates), factor_pairs(before)
+        tensors = by_samples(without_factors(all_updates, pairs))
+        for pair in pairs:
+            factors = [factors_of(pair, update, before) for update in all_updates]
+            norms = [product_norm(b, a) for b, a in factors]
+            if not any(norms):
+                norms = [float(update.rows) for update in all_updates]
+            mean_a, mean_b = (torch.zeros_like(before[name], dtype=torch.float64) for name in (pair.a, pair.b))
+            for norm, (b, a) in zip(norms, factors, strict=True):
+                mean_a[: len(a)] += norm / sum(norms) * a
+                mean_b[:, : b.shape[1]] += norm / sum(norms) * b
+            means = {pair.a: mean_a, pair.b: mean_b}
+            sent = means.keys() & all_updates[0].tensors.keys()
+            tensors |= {name: means[name].to(before[name].dtype) for name in sorted(sent)}
+        return tensors
 
 
 class HetLoRAOptions(SupervisedOptions):
@@ -34,7 +67,7 @@ class HetLoRAOptions(SupervisedOptions):
 
 
 class HetLoRA(Supervised):
-    """FedAvg of one LoRA with `aggregation=hetlora` (`aggregation/low_rank.py`).
+    """FedAvg of one LoRA by `NormWeightedMeans`.
 
     With `prune=γ` a silo's rank r, a number that it keeps, falls to γ·r when its last ranks, from γ·r on, are smaller
     after training than they came. Rows of A and columns of B above r are zero.

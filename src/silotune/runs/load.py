@@ -43,7 +43,8 @@ def load_run(
         device: load it onto this device, as the key `device`; the run's own may be missing here.
     """
     # Only here: one silo's model needs neither an engine nor a coordinator.
-    from silotune.aggregation import AGGREGATIONS, issues_by_silo, make_aggregation
+    from silotune.aggregation import issues_by_silo, uniform
+    from silotune.runs.build.aggregation import make_aggregation
     from silotune.runs.engines.in_process import InProcessEngine
     from silotune.runs.run_result import Run
     from silotune.runs.storage.run_folder import RunFolder
@@ -57,7 +58,7 @@ def load_run(
     ranks, shared = context.initial.ranks, context.initial.shared(silos.values())
     # where all silos receive the same nothing is computed, and an aggregation by a plug-in may be gone
     computed = any(shared.values()) and (ranks or issues_by_silo(config.aggregation.name))
-    aggregation = make_aggregation(config.aggregation, len(silos)) if computed else AGGREGATIONS["uniform"]
+    aggregation = make_aggregation(config.aggregation, len(silos)) if computed else uniform
     coordinator = Coordinator(shared, aggregation, config.seed, ranks=ranks)
     malicious = _malicious(finished)
     federation = Federation(config, context, silos, coordinator, tasks, finished.texts, malicious=malicious)
@@ -89,7 +90,8 @@ def load_model(
     best = finished.best_checkpoint()
     shared, kept = _read_shared(finished.checkpoints, best, context.initial.shared([owner]))
     if kept:
-        from silotune.aggregation import SiloAggregation, make_aggregation
+        from silotune.aggregation import SiloAggregation
+        from silotune.runs.build.aggregation import make_aggregation
         from silotune.training.broadcasts import Broadcasts
 
         made = make_aggregation(finished.config.aggregation, len(finished.tasks))
@@ -97,7 +99,8 @@ def load_model(
         made.state = kept
         shared = Broadcasts(shared, aggregation=made).state(silo)
     if silo in context.initial.ranks and any(shared.values()):
-        from silotune.aggregation import make_aggregation, mixing_ranks
+        from silotune.aggregation import mixing_ranks
+        from silotune.runs.build.aggregation import make_aggregation
         from silotune.training.broadcasts import Broadcasts
 
         aggregation = mixing_ranks(

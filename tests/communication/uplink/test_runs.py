@@ -15,8 +15,9 @@ import pytest
 import torch
 from scipy import stats
 
-from silotune.aggregation import AGGREGATIONS, BroadcastAggregation
+from silotune.aggregation import BroadcastAggregation
 from silotune.communication.uplink import BUILT_IN_CODECS
+from silotune.config import registries
 from silotune.core.tensors import digest, flatten
 from silotune.methods import METHODS
 from silotune.methods.parts import Scope
@@ -43,7 +44,7 @@ PAIRS = [
 every_pair = pytest.mark.parametrize(("method", "uplink"), PAIRS)
 NO_FEEDBACK = {
     name
-    for name, kind in AGGREGATIONS.items()
+    for name, kind in registries.AGGREGATIONS.items()
     if isinstance(kind, type) and issubclass(kind, BroadcastAggregation) and not kind.changes_add_up
 }
 OTHER_CODECS = [

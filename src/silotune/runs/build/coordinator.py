@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from silotune.aggregation import AGGREGATIONS, BY_ROWS, SiloAggregation, make_aggregation
+from silotune.aggregation import BY_ROWS, SiloAggregation, uniform
 from silotune.aggregation.server_optimizer import ServerOptimizer
 from silotune.communication.privacy.budget import Privacy, make_privacy
 from silotune.communication.privacy.central_noise import CentralNoise
@@ -17,6 +17,7 @@ from silotune.core.tensors import State
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.methods import Method
+from silotune.runs.build.aggregation import make_aggregation
 from silotune.training.context import TrainingContext
 from silotune.training.coordinator import Coordinator
 from silotune.training.silo import Silo
@@ -55,7 +56,7 @@ def build_coordinator(
     server, chosen_a_round = config.server, sum(chosen for _, chosen in sampled_sizes(config, silos, groups))
     noise = _central_noise(config, chosen_a_round, secret) if communicates else None
     # where nothing is combined, no number of silos is too small
-    aggregation = make_aggregation(config.aggregation, chosen_a_round) if communicates else AGGREGATIONS["uniform"]
+    aggregation = make_aggregation(config.aggregation, chosen_a_round) if communicates else uniform
     if isinstance(aggregation, SiloAggregation) and (noise is not None or (server.optimizer, server.lr) != ("none", 1)):
         raise InputError(
             f"aggregation={config.aggregation.name}: every silo receives tensors of its own, not one mean; allowed: "
@@ -126,9 +127,7 @@ def privacy_guarantee(
         labeled: whether the coordinator trains on labeled rows.
     """
     sampling = config.sampling
-    chooser = Coordinator(
-        {}, AGGREGATIONS["uniform"], config.seed, fraction=sampling.fraction, count=sampling.count, groups=groups
-    )
+    chooser = Coordinator({}, uniform, config.seed, fraction=sampling.fraction, count=sampling.count, groups=groups)
     privacy = make_privacy(config, sampled_sizes(config, silos, groups), lambda number: chooser.choose(number, silos))
     return replace(privacy, uncovered=(*privacy.uncovered, _LABELED)) if privacy and labeled else privacy
 

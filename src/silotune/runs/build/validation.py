@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from silotune.aggregation import AGGREGATIONS
-from silotune.config import Config
+from silotune.config import Config, registries
 from silotune.data.backdoor import check_attack
 from silotune.data.metrics import lower_is_better
 from silotune.data.tasks import KINDS, Task
@@ -200,7 +199,8 @@ def check_kept_optimizers(config: Config, method: Method) -> None:
     if not config.train.keep_optimizer:
         return
     aggregation = config.aggregation.name
-    changed = f"aggregation={aggregation}" if getattr(AGGREGATIONS[aggregation], "turns_factors", False) else ""
+    turns = getattr(registries.AGGREGATIONS.get(aggregation), "turns_factors", False)
+    changed = f"aggregation={aggregation}" if turns else ""
     if any(part.redrawn for part in method.parts().values()):
         changed = f"method {method.name}"
     if changed:

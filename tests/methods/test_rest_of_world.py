@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from silotune.aggregation import Update
-from silotune.aggregation.rest_of_world import RestOfWorld
 from silotune.errors import InputError
+from silotune.methods.fedalt import RestOfWorld
 from silotune.training.coordinator import Coordinator
 
 START = {"w": np.ones((2, 3)), "b": np.zeros(2)}
