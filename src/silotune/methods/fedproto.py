@@ -34,11 +34,7 @@ class FedProtoOptions(SupervisedOptions):
     """The options of FedProto."""
 
     lam: float = Field(1.0, ge=0, description="λ, the weight of the distance to the prototypes")
-<<<<<<< HEAD
     representation: Literal["mean", "first"] = Field("mean", description="how states are pooled for it")
-=======
-    representation: Literal["mean", "first"] = Field("mean", description="how states are pooled for prototypes")
->>>>>>> 3f8cb0a (Tuners: LoHa; a built-in tuner is one file and one registration, with example options for the suites; pages on adding a tuner and a method, with what a method sees and keeps)
 
 
 class FedProto(Local):
