@@ -7,13 +7,13 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from silotune.aggregation.low_rank import FactorSVD, ProductSVD, truncated
 
 from silotune.aggregation import Update, by_samples, uniform
 from silotune.aggregation.factor_pairs import DELTA, Pair, factor_pairs
 from silotune.aggregation.product_error import ProductError
 from silotune.core.tensors import unflatten
 from silotune.errors import InputError
+from silotune.methods.lora_products import FactorSVD, ProductSVD, truncated
 from silotune.training.coordinator import Coordinator
 from tests.support.method_cases import logged
 
