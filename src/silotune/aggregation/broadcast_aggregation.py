@@ -16,6 +16,14 @@ from silotune.errors import InputError
 class BroadcastAggregation(ABC):
     """An aggregation that also reads the round's broadcast, and may change shared tensors that silos did not send.
 
+    Example, half of the way to the mean:
+
+        class HalfWay(BroadcastAggregation):
+            name = "half-way"
+
+            def aggregate(self, updates, before):
+                return {name: (mean + before[name]) / 2 for name, mean in uniform(updates).items()}
+
     `name` is the word of `aggregation=`; `needs_pairs` says that it is defined for shared parts with LoRA's A and B,
     `needs_delta` that it also needs a delta of their target modules (`models/tuners/delta.py`); `adopted_whole` that
     its result holds together only as it is, so that no server optimizer may go a part of the way to it;

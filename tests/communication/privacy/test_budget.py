@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from silotune.communication.privacy.accountant import GaussianAccount, SampledCentralAccount, gaussian_multiplier
-from silotune.communication.privacy.budget import ACCOUNTS, BudgetSpent, Privacy, make_privacy
+from silotune.communication.privacy.budget import BudgetSpent, Privacy
 from silotune.communication.uplink import BUILT_IN_CODECS, NOISES
 from silotune.config import registries
 from silotune.config import uplink as words_of_the_uplink
 from silotune.errors import InputError
 from silotune.runs.build.builder import build
+from silotune.runs.build.privacy import ACCOUNTS, make_privacy
 from silotune.runs.build.resolve import read_config
 from silotune.runs.load import load_run
 from silotune.training.client import USES, SiloClient

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from silotune.aggregation.update import Update
-from silotune.communication.privacy.gaussian import Gaussian
+from silotune.communication.privacy.mechanisms import Gaussian
 from silotune.communication.privacy.noise_stream import noise_stream_for
 from silotune.core.norms import change_of, clip_to_norm
 from silotune.core.tensors import Tensors

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from silotune.communication.privacy.accountant import gaussian_multiplier
-from silotune.communication.privacy.clipping import Clip
-from silotune.communication.privacy.gaussian import Gaussian
-from silotune.communication.privacy.laplace import Laplace, laplace_scale
+from silotune.communication.privacy.mechanisms import Clip, Gaussian, Laplace, laplace_scale
 from silotune.communication.uplink.catalog import BUILT_IN_CODECS
 from silotune.communication.uplink.codecs import Codec
 from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline, UplinkStep
@@ -47,7 +45,7 @@ def _gaussian(config: UplinkConfig) -> UplinkStep:
 
 
 NOISES: dict[str, Callable[[UplinkConfig], UplinkStep]] = {"laplace": _laplace, "gaussian": _gaussian}
-"""Name → the noise step of a configuration; `privacy/budget.py` `ACCOUNTS` has the cost of each."""
+"""Name → the noise step of a configuration; `runs/build/privacy.py` `ACCOUNTS` has the cost of each."""
 
 
 def _steps(config: UplinkConfig) -> tuple[UplinkStep, ...]:

@@ -37,6 +37,20 @@ class Codec(Protocol):
     A codec is a class. It is called without arguments or, if it has a pydantic model `Options`, with an instance of it
     that holds the keys of the section `uplink` (`uplink.fraction=0.1`). It keeps no state between calls, so that silo
     and coordinator need nothing but the options to agree.
+
+    Example, one half of float16's bytes:
+
+        class Signs:
+            draws = False
+
+            def layout(self, shape):
+                return {VALUES: (shape, torch.int8), ":scale": ((), torch.float32)}
+
+            def encode(self, tensor, uniform=None):
+                return {VALUES: tensor.sign().to(torch.int8), ":scale": tensor.abs().mean().float()}
+
+            def decode(self, written, shape):
+                return written[VALUES] * written[":scale"]
     """
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from silotune.aggregation import BY_ROWS, SiloAggregation, uniform
 from silotune.aggregation.server_optimizer import ServerOptimizer
-from silotune.communication.privacy.budget import Privacy, make_privacy
+from silotune.communication.privacy.budget import Privacy
 from silotune.communication.privacy.central_noise import CentralNoise
 from silotune.communication.privacy.noise_stream import read_secret, secret_seed
 from silotune.communication.uplink import NO_UPLINK, make_pipeline
@@ -18,6 +18,7 @@ from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.methods import Method
 from silotune.runs.build.aggregation import make_aggregation
+from silotune.runs.build.privacy import make_privacy
 from silotune.training.context import TrainingContext
 from silotune.training.coordinator import Coordinator
 from silotune.training.silo import Silo
