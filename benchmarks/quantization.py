@@ -165,7 +165,9 @@ def _difference(place: Path, run: Path) -> float:
     opened = load_run(run, precision="fp32")
     silo = next(iter(opened.silos))
     to = place / "export"
-    about = export(opened, silo, "global", to) if not to.exists() else json.loads((to / "export.json").read_text())
+    about = (
+        export(opened.model(silo), "global", to) if not to.exists() else json.loads((to / "export.json").read_text())
+    )
     settings = AutoQuantizationConfig.from_dict(about["quantization"] | {"bnb_4bit_compute_dtype": "float32"})
     auto = getattr(transformers, about["base_class"])
     base = auto.from_pretrained(about["base_model"], dtype=torch.float32, quantization_config=settings)

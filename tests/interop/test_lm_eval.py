@@ -82,7 +82,7 @@ def test_the_numbers_are_those_of_the_merged_export(finished, tmp_path, monkeypa
     tasks = tmp_path / "tasks"
     tasks.mkdir()
     write_tasks(tasks)
-    export(load_run(finished, precision="fp32"), "a", "merged", tmp_path / "merged")
+    export(load_run(finished, precision="fp32").model("a"), "merged", tmp_path / "merged")
     ours = evaluate_on(load_model(finished, "a"), list(TASKS), tasks, chat=chat)
     theirs = simple_evaluate(
         HFLM(str(tmp_path / "merged"), device="cpu", dtype="float32", batch_size=4),

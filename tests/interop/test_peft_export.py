@@ -21,8 +21,8 @@ from transformers import (
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.predict import logits
+from silotune.interop.adapters import peft_layout
 from silotune.interop.export import export
-from silotune.interop.peft_format import peft_layout
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners import TUNERS
 from silotune.models.tuners.base import MergedAdapter
@@ -65,7 +65,7 @@ def test_the_same_states_and_logits(runs, family, tuner, tmp_path):
     base = runs.model(family)
     # peft drops the segments of a pair under virtual tokens (the card says so): single texts have none
     silo, texts = ("alpha", SINGLE) if family == "bert" and tuner in VIRTUAL else ("beta", PAIRS)
-    export(run, silo, "global", tmp_path / "out")
+    export(run.model(silo), "global", tmp_path / "out")
     model = plain_peft(AutoModel, base, tmp_path / "out")
     actual = peft_states(model, family, tmp_path / "out", texts)
     close(actual, own_states(run, silo, {"global": 1}, texts))
@@ -90,7 +90,7 @@ def test_either_part_and_the_mix_of_both(runs, tuner, words, tmp_path):
         "private": {"private": 1},
         "mixed": {"global": 0.5, "private": 0.5},
     }.items():
-        export(run, "beta", part, tmp_path / part)
+        export(run.model("beta"), part, tmp_path / part)
         model = plain_peft(AutoModel, runs.model("roberta"), tmp_path / part)
         actual = peft_states(model, "roberta", tmp_path / part, PAIRS)
         close(actual, own_states(run, "beta", mix, PAIRS))
@@ -99,7 +99,7 @@ def test_either_part_and_the_mix_of_both(runs, tuner, words, tmp_path):
 
 def test_the_documented_lines_predict_as_the_silo_does(runs, tmp_path):
     run = runs.run("bert", "lora", "head.pooling=mean")
-    export(run, "alpha", "global", tmp_path / "out")
+    export(run.model("alpha"), "global", tmp_path / "out")
     page = (Path(__file__).parents[2] / "docs/export.md").read_text(encoding="utf-8")
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "PeftModel" in block)
     for word, meant in (
@@ -118,7 +118,7 @@ def test_the_documented_lines_predict_as_the_silo_does(runs, tmp_path):
 @pytest.mark.parametrize("tuner", ["lora", "prompt", "prefix"])
 def test_a_causal_language_model(runs, tuner, tmp_path):
     run = runs.generation("llama", "causal", tuner)
-    export(run, "east", "global", tmp_path / "out")
+    export(run.model("east"), "global", tmp_path / "out")
     model = plain_peft(AutoModelForCausalLM, runs.model("llama", "causal"), tmp_path / "out")
     rows = tokenised(run, "east", SINGLE)
     states = own_states(run, "east", {"global": 1}, SINGLE)
@@ -133,7 +133,7 @@ def test_a_causal_language_model(runs, tuner, tmp_path):
 def test_an_encoder_decoder_with_its_language_model_head(runs, tuner, tmp_path):
     more = ["tuner.stack=decoder"] if tuner == "prefix" else []
     run = runs.generation("t5", "seq2seq", tuner, *more)
-    export(run, "east", "global", tmp_path / "out")
+    export(run.model("east"), "global", tmp_path / "out")
     model = plain_peft(AutoModelForSeq2SeqLM, runs.model("t5", "seq2seq"), tmp_path / "out")
     rows = tokenised(run, "east", SINGLE)
     states = own_states(run, "east", {"global": 1}, SINGLE)
@@ -154,7 +154,7 @@ def test_a_masked_language_model_with_a_verbalizer(runs, tuner, tmp_path):
         "data.tasks=[alpha]",
     ]
     run = runs.run("bert", tuner, *words, kind="masked")
-    export(run, "alpha", "global", tmp_path / "out")
+    export(run.model("alpha"), "global", tmp_path / "out")
     model = plain_peft(AutoModelForMaskedLM, runs.model("bert", "masked"), tmp_path / "out")
     inputs = encoded(tmp_path / "out", [f"{text} is [MASK]." for text in SINGLE])
     tokenizer = run.federation.backbone.tokenizer
@@ -174,7 +174,7 @@ def test_peft_reads_the_configurations_as_its_own(runs, tmp_path):
     kinds |= {"dora": peft.LoraConfig, "vera": peft.VeraConfig, "loha": peft.LoHaConfig}
     kinds |= {"p-tuning": peft.PromptEncoderConfig, "prefix": peft.PrefixTuningConfig}
     for tuner, kind in kinds.items():
-        export(runs.run("roberta", tuner), "beta", "global", tmp_path / tuner)
+        export(runs.run("roberta", tuner).model("beta"), "global", tmp_path / tuner)
         written = json.loads((tmp_path / tuner / "adapter_config.json").read_text())
         assert not written.keys() - kind().to_dict().keys()
         assert isinstance(peft.PeftConfig.from_pretrained(tmp_path / tuner), kind)
@@ -185,7 +185,7 @@ def test_peft_reads_the_configurations_as_its_own(runs, tmp_path):
 def test_module_names_mean_what_was_tuned_alone(runs, tmp_path):
     """BERT's `dense` names several layers: only those that were tuned may get an adapter, the pooler not."""
     run = runs.run("bert", "lora", "tuner.sites=attention_output,feedforward_output")
-    export(run, "beta", "global", tmp_path / "out")
+    export(run.model("beta"), "global", tmp_path / "out")
     model = plain_peft(AutoModel, runs.model("bert"), tmp_path / "out")
     tuned = {
         name.removesuffix(".lora_A.default") for name, _ in model.named_modules() if name.endswith("lora_A.default")
@@ -197,7 +197,7 @@ def test_module_names_mean_what_was_tuned_alone(runs, tmp_path):
 
 def test_what_peft_cannot_express_is_refused(runs, tmp_path):
     with pytest.raises(InputError, match="peft has no prefix in an encoder's attention"):
-        export(runs.run("t5", "prefix"), "beta", "global", tmp_path / "out")
+        export(runs.run("t5", "prefix").model("beta"), "global", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel, BitsAndBytesConfig, TorchAoConfig
 
+from silotune.interop.adapters import fold_in
 from silotune.interop.export import export
-from silotune.interop.fold_weights import fold_in
 from silotune.models.backbone.quantization import is_quantized
 from tests.support.small_runs import PAIRS, encoded, own_states, rows_of
 
@@ -41,7 +41,7 @@ def as_in_training(model):
 @pytest.mark.parametrize("quantization", CONFIGURATIONS)
 def test_plain_peft_over_the_same_quantized_base(runs, quantization, tuner, tmp_path):
     run = run_of(runs, quantization, tuner)
-    about = export(run, "beta", "global", tmp_path / "out")
+    about = export(run.model("beta"), "global", tmp_path / "out")
     assert (about["trained_over"], about["quantization"]["quant_method"]) == (quantization, "bitsandbytes")
     settings = BitsAndBytesConfig(**CONFIGURATIONS[quantization])
     base = AutoModel.from_pretrained(runs.model("llama"), dtype=torch.float32, quantization_config=settings)
@@ -58,7 +58,7 @@ def test_plain_peft_over_the_same_quantized_base(runs, quantization, tuner, tmp_
 @pytest.mark.parametrize("quantization", ["nf4", "int8-torchao"])
 def test_the_copied_loader_quantizes_as_training_did(runs, quantization, tmp_path):
     run = run_of(runs, quantization, "bottleneck")
-    export(run, "beta", "global", tmp_path / "out")
+    export(run.model("beta"), "global", tmp_path / "out")
     source = importlib.util.spec_from_file_location("exported_loader", tmp_path / "out" / "standalone.py")
     loader = importlib.util.module_from_spec(source)
     source.loader.exec_module(loader)
@@ -72,15 +72,15 @@ def test_the_copied_loader_quantizes_as_training_did(runs, quantization, tmp_pat
 
 def test_merged_is_the_stored_model_with_the_adapter_folded_in(runs, tmp_path):
     run = run_of(runs, "nf4")
-    about = export(run, "beta", "merged", tmp_path / "out")
+    about = export(run.model("beta"), "merged", tmp_path / "out")
     assert (about["trained_over"], about["quantization"]) == ("nf4", None)
     expected = AutoModel.from_pretrained(runs.model("llama"), dtype=torch.float32)
-    adapter = export(run, "beta", "global", tmp_path / "adapter")
+    adapter = export(run.model("beta"), "global", tmp_path / "adapter")
     assert adapter["tuner"]["r"] == 3
     from silotune.interop.selection import select
 
-    selection = select(run, "beta", "merged")
-    fold_in(expected, selection.tuner, selection.adapter)
+    selection = select(run.model("beta"), "merged")
+    fold_in(expected, selection.model.tuner, selection.adapter)
     stored = load_file(tmp_path / "out" / "model.safetensors")
     assert all(torch.equal(stored[name], tensor) for name, tensor in expected.state_dict().items())
     card = (tmp_path / "out" / "README.md").read_text()
@@ -88,7 +88,7 @@ def test_merged_is_the_stored_model_with_the_adapter_folded_in(runs, tmp_path):
 
 
 def test_the_card_loads_the_base_quantized(runs, tmp_path):
-    export(run_of(runs, "int8-torchao"), "beta", "global", tmp_path / "out")
+    export(run_of(runs, "int8-torchao").model("beta"), "global", tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     code = card.split("```python\n")[1].split("```")[0].replace("FOLDER", str(tmp_path / "out"))
     made = {}

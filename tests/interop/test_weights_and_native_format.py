@@ -18,8 +18,9 @@ from silotune.config import BackboneConfig
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.predict import logits
+from silotune.interop.adapters import load_plain
 from silotune.interop.export import export
-from silotune.interop.fold_weights import load_plain
+from silotune.runs.personal_model import PersonalModel
 from tests.support.small_runs import PAIRS, SINGLE, close, encoded, head_logits, own_states, rows_of, tokenised
 
 MIX = {"global": 0.5, "private": 0.5}
@@ -55,7 +56,7 @@ def carried_along(folder: Path):
 def test_transformers_alone_loads_the_silos_model(runs, family, tuner, tmp_path):
     """The weighted sum of two adapters is in the weights, the head beside them."""
     run = runs.run(family, tuner, "method=fedmatch")
-    export(run, "beta", "merged", tmp_path / "out")
+    export(run.model("beta"), "merged", tmp_path / "out")
     model, report = AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
@@ -74,7 +75,7 @@ def test_transformers_alone_loads_the_silos_model(runs, family, tuner, tmp_path)
 @pytest.mark.parametrize(("family", "method"), [("bert", "fedex-lora"), ("gpt2", "flora")])
 def test_a_delta_is_in_the_weights(runs, family, method, tmp_path):
     run = runs.run(family, "lora", f"method={method}", f"aggregation={method}")
-    about = export(run, "beta", "merged", tmp_path / "out")
+    about = export(run.model("beta"), "merged", tmp_path / "out")
     assert (about["layout"], about["whole"]) == ("weights", True)
     actual = states_of(AutoModel.from_pretrained(tmp_path / "out").eval(), family, tmp_path / "out")
     close(actual, own_states(run, "beta", {"global": 1, "delta": 1}, PAIRS))
@@ -84,7 +85,7 @@ def test_a_delta_is_in_the_weights(runs, family, method, tmp_path):
 
 def test_a_merged_language_model_keeps_its_head(runs, tmp_path):
     run = runs.generation("gpt2", "causal", "lora")
-    export(run, "east", "merged", tmp_path / "out")
+    export(run.model("east"), "merged", tmp_path / "out")
     model, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not report["missing_keys"]
     rows = tokenised(run, "east", SINGLE)
@@ -107,7 +108,7 @@ def test_a_backbone_is_not_unpickled(runs, tmp_path):
 def test_one_part_of_full_fine_tuning_is_a_plain_model(runs, tmp_path):
     run = runs.run("bert", "full", "method=fedmatch")
     for part in ("global", "private"):
-        about = export(run, "beta", part, tmp_path / part)
+        about = export(run.model("beta"), part, tmp_path / part)
         assert about["layout"] == "weights"
         actual = states_of(AutoModel.from_pretrained(tmp_path / part).eval(), "bert", tmp_path / part)
         close(actual, own_states(run, "beta", {part: 1}, PAIRS))
@@ -115,7 +116,7 @@ def test_one_part_of_full_fine_tuning_is_a_plain_model(runs, tmp_path):
 
 def test_a_pooler_stays_as_it_was(runs, tmp_path):
     """Nothing here reads it, but a model loaded by transformers alone has it."""
-    export(runs.run("bert", "lora"), "beta", "merged", tmp_path / "out")
+    export(runs.run("bert", "lora").model("beta"), "merged", tmp_path / "out")
     before, after = (AutoModel.from_pretrained(folder) for folder in (runs.model("bert"), tmp_path / "out"))
     assert torch.equal(before.pooler.dense.weight, after.pooler.dense.weight)
 
@@ -127,7 +128,7 @@ def test_a_pooler_stays_as_it_was(runs, tmp_path):
 def test_native_layout(runs, family, tuner, tmp_path):
     run = runs.run(family, tuner, "method=fedmatch")
     for part, mix in {"global": {"global": 1}, "private": {"private": 1}, "mixed": MIX}.items():
-        export(run, "beta", part, tmp_path / part)
+        export(run.model("beta"), part, tmp_path / part)
         model = AutoModel.from_pretrained(runs.model(family)).eval()
         plain = states_of(model, family, tmp_path / part)
         handles = carried_along(tmp_path / part).attach(model, tmp_path / part)
@@ -140,16 +141,18 @@ def test_native_layout(runs, family, tuner, tmp_path):
 def test_native_layout_is_what_its_description_says(runs, tmp_path):
     """The bottleneck of the last block, recomputed from the files alone."""
     run = runs.run("bert", "bottleneck")
-    export(run, "beta", "global", tmp_path)
-    config = json.loads((tmp_path / "silotune_adapter.json").read_text())
-    tensors = load_file(tmp_path / "silotune_adapter.safetensors")
-    assert (config["format"], config["version"], config["kind"], config["r"]) == (
-        "silotune-adapter",
+    export(run.model("beta"), "global", tmp_path)
+    about = json.loads((tmp_path / "model.json").read_text())
+    stored = load_file(tmp_path / "model.safetensors")
+    tensors = {name.removeprefix("adapter/"): stored[name] for name in stored if name.startswith("adapter/")}
+    config = about["adapter"]
+    assert (about["format"], about["version"], about["tuner"]["name"], config["r"]) == (
+        "silotune-model",
         1,
         "bottleneck",
         3,
     )
-    assert config["base_sha256"] == run.federation.backbone.fingerprint
+    assert about["backbone_sha256"] == run.federation.backbone.fingerprint
     names = ("down.weight", "down.bias", "up.weight", "up.bias")
     assert set(tensors) == {f"{module}.{name}" for module in config["modules"] for name in names}
     site = config["modules"][-1]
@@ -166,16 +169,24 @@ def test_native_layout_is_what_its_description_says(runs, tmp_path):
     close([moved], [expected])
 
 
+def test_silotune_opens_the_native_layout_too(runs, tmp_path):
+    run = runs.run("bert", "bottleneck", "method=fedmatch")
+    export(run.model("beta"), "mixed", tmp_path / "out")
+    opened = PersonalModel.open(tmp_path / "out", run.federation.backbone)
+    for one, other in zip(opened.predict(PAIRS), run.model("beta").predict(PAIRS), strict=True):
+        assert one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
+
+
 def test_native_layout_refuses_what_does_not_belong_together(runs, tmp_path):
-    export(runs.run("bert", "bottleneck"), "beta", "global", tmp_path)
+    export(runs.run("bert", "bottleneck").model("beta"), "global", tmp_path)
     module, model = carried_along(tmp_path), AutoModel.from_pretrained(runs.model("bert"))
-    path = tmp_path / "silotune_adapter.safetensors"
+    path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     name = next(name for name in tensors if name.endswith(".up.bias"))
     save_file(tensors | {name: torch.zeros(7)}, path)
     with pytest.raises(ValueError, match="not the 32 of this model"):
         module.attach(model, tmp_path)
-    tensors.popitem()
+    del tensors[name]
     save_file(tensors, path)
     with pytest.raises(ValueError, match="differ"):
         module.attach(model, tmp_path)
@@ -187,7 +198,7 @@ def test_native_layout_refuses_what_does_not_belong_together(runs, tmp_path):
 def test_the_loader_predicts_as_the_silo_does(runs, tuner, tmp_path):
     """Pairs on BERT: segments are kept under virtual tokens too, which peft's own forward drops."""
     run = runs.run("bert", tuner, "method=fedmcp", "head.pooling=first")
-    export(run, "beta", "mixed", tmp_path / "out")
+    export(run.model("beta"), "mixed", tmp_path / "out")
     actual = carried_along(tmp_path / "out").load(tmp_path / "out").predict(PAIRS)
     expected = run.model("beta").predict(PAIRS)
     assert [one["label"] for one in actual] == [one.label for one in expected]
@@ -198,7 +209,7 @@ def test_the_loader_predicts_as_the_silo_does(runs, tuner, tmp_path):
 @pytest.mark.parametrize("part", ["mixed", "merged"])
 def test_the_loader_of_an_encoder_decoder(runs, part, tmp_path):
     run = runs.run("t5", "lora", "method=fedmatch")
-    export(run, "beta", part, tmp_path / "out")
+    export(run.model("beta"), part, tmp_path / "out")
     actual = carried_along(tmp_path / "out").load(tmp_path / "out").predict(PAIRS)
     for one, other in zip(actual, run.model("beta").predict(PAIRS), strict=True):
         assert one["probabilities"] == pytest.approx(other.probabilities, abs=1e-5)
@@ -206,7 +217,7 @@ def test_the_loader_of_an_encoder_decoder(runs, part, tmp_path):
 
 def test_the_loader_needs_nothing_of_silotune(runs, tmp_path):
     run = runs.run("bert", "bottleneck")
-    export(run, "alpha", "global", tmp_path / "out")
+    export(run.model("alpha"), "global", tmp_path / "out")
     code = "import sys; sys.modules['silotune'] = None; sys.modules['peft'] = None; sys.argv[0] = 'x'; import runpy; "
     code += "runpy.run_path(sys.argv.pop(1), run_name='__main__')"
     words = [sys.executable, "-W", "ignore", "-c", code, tmp_path / "out" / "standalone.py", *SINGLE]
@@ -219,7 +230,7 @@ def test_the_loader_needs_nothing_of_silotune(runs, tmp_path):
 
 
 def test_the_loader_reads_long_lists_in_pieces_and_names_a_missing_base(runs, tmp_path, monkeypatch):
-    export(runs.run("bert", "bottleneck", "method=fedmatch"), "beta", "global", tmp_path / "out")
+    export(runs.run("bert", "bottleneck", "method=fedmatch").model("beta"), "global", tmp_path / "out")
     loader = carried_along(tmp_path / "out")
     model, texts = loader.load(tmp_path / "out"), [PAIRS[n % len(PAIRS)] for n in range(7)]
     whole = model.logits(texts)
@@ -234,7 +245,7 @@ def test_the_loader_reads_long_lists_in_pieces_and_names_a_missing_base(runs, tm
 
 def test_the_loader_takes_a_base_on_the_command_line(runs, tmp_path, monkeypatch, capsys):
     run = runs.run("bert", "bottleneck")
-    export(run, "alpha", "global", tmp_path / "out", base=str(tmp_path / "nowhere"))
+    export(run.model("alpha"), "global", tmp_path / "out", base=str(tmp_path / "nowhere"))
     loader = carried_along(tmp_path / "out")
     monkeypatch.setattr(sys, "argv", ["standalone.py", SINGLE[0]])
     with pytest.raises(SystemExit, match=r"^base model '.*nowhere': .* Give its folder: --base FOLDER$"):

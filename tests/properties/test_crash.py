@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from silotune.runs.run_result import Run
-from silotune.runs.storage import state_shards
 from tests.support.audit_events import audited
 from tests.support.method_cases import assert_as_if_never_interrupted
 
@@ -97,10 +96,7 @@ def test_a_crash_before_a_change_of_a_file(federate, crash_points, start, tmp_pa
 
 
 @pytest.mark.parametrize("case", ["local", pytest.param("fdlora", marks=pytest.mark.long)])
-def test_a_crash_with_states_on_disk(federate, crash_points, case, tmp_path, monkeypatch):
-    """Shards are so small that every round fills some and joins others."""
-    monkeypatch.setattr(state_shards, "SHARD_BYTES", 4096)
-    monkeypatch.setattr(state_shards, "_THIN_SHARDS", 0)
+def test_a_crash_with_states_on_disk(federate, crash_points, case, tmp_path):
     share = slice(1, None, 4 if case == "local" else 1)
     crash_everywhere(federate, crash_points, case, tmp_path, share, words=("state.memory_mib=0", "rounds=3"))
 

@@ -107,7 +107,7 @@ def test_other_rows_are_refused(dpo, tmp_path):
 @pytest.mark.long
 def test_the_loss_of_a_trained_model_is_that_of_its_merged_export(dpo, tmp_path, tmp_path_factory):
     finished = run(dpo, out=tmp_path / "out")
-    export(load_run(tmp_path / "out", precision="fp32"), "a", "merged", tmp_path / "merged")
+    export(load_run(tmp_path / "out", precision="fp32").model("a"), "merged", tmp_path / "merged")
     policy = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     reference = AutoModelForCausalLM.from_pretrained(chat_model(tmp_path_factory.getbasetemp())).eval()
     rows = finished.federation.silos["a"].evaluations["a"].test

@@ -69,23 +69,22 @@ def test_another_backbone_under_the_same_name_is_refused(runs, tmp_path):
     save_backbone("bert", tmp_path / "other", seed=8)
     shutil.copytree(tmp_path / "other", model, dirs_exist_ok=True)
     with pytest.raises(InputError, match="its weights differ"):
-        load_run(tmp_path / "run")
+        load_run(tmp_path / "run").model("alpha")
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda run: (run / "summary.json").unlink(), "no finished run there"),
         (lambda run: (run / "versions.json").write_text("[]"), "versions.json: missing or damaged"),
         (lambda run: _drop(run, "tasks"), "does not say the silos' tasks"),
         (lambda run: _drop(run, "best_round"), "no best_round"),
         (lambda run: next(run.glob("checkpoints/shared*")).write_bytes(b"x"), "missing or damaged"),
     ],
 )
-def test_a_damaged_run_folder_is_refused(silotune: Silotune, runs, spoil, message, tmp_path):
+def test_no_models_are_made_of_a_damaged_run_folder(silotune: Silotune, runs, spoil, message, tmp_path):
     run = shutil.copytree(runs.run("bert", "lora").folder, tmp_path / "run")
     spoil(run)
-    outcome = silotune("predict", run, "--silo", "alpha", "--text", "a river")
+    outcome = silotune("import", run)
     assert (outcome.code, len(outcome.err.splitlines()), outcome.out) == (2, 1, "")
     assert message in outcome.err
 

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
 from silotune.errors import InputError
-from silotune.runs.load import load_model, load_run
+from silotune.runs.load import load_model
 from silotune.runs.storage.readers import read_summary
 
 DEEP = "[" * 20_000 + "]" * 20_000
-UNKNOWN_DTYPE = json.dumps({"shared/global/w": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}).encode()
+UNKNOWN_DTYPE = json.dumps({"global/w": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}).encode()
+ABOUT, SHARED, OWN = (f"models/alpha/{name}" for name in ("model.json", "shared.safetensors", "model.safetensors"))
 
 
 def edited(name: str, **fields: object) -> Callable[[Path], None]:
@@ -47,51 +47,39 @@ def linked(name: str, target: str) -> Callable[[Path], None]:
     return link
 
 
-def renamed_silo(run: Path) -> None:
-    tasks = json.loads((run / "summary.json").read_text())["tasks"]
-    edited("summary.json", tasks={"../alpha": tasks["alpha"]} | tasks)(run)
-
-
-def other_method(run: Path) -> None:
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    (run / "config.yaml").write_text(yaml.safe_dump(config | {"method": "from-a-plug-in"}))
-
-
 def unknown_dtype(run: Path) -> None:
-    path = next(run.glob("checkpoints/shared-*"))
+    path = run / SHARED
+    path.unlink()
     path.write_bytes(struct.pack("<Q", len(UNKNOWN_DTYPE)) + UNKNOWN_DTYPE + b"\0")
+
+
+def removed(name: str) -> Callable[[Path], None]:
+    return lambda run: shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink()
 
 
 @pytest.mark.parametrize(
     ("spoil", "line"),
     [
         (shutil.rmtree, "no finished run there"),
-        (written("summary.json", "[1]"), "no finished run there"),
-        (written("summary.json", DEEP), "no finished run there"),
-        (written("summary.json", '{"best'), "no finished run there"),
-        (linked("summary.json", "/dev/null"), "no finished run there"),
-        (edited("summary.json", best_round=float("inf")), "summary.json: damaged (no best_round)"),
-        (edited("summary.json", best_round=7), "round-0007.json: missing or damaged"),
-        (edited("summary.json", tasks={"alpha": {"texts": 1}}), "does not say the silos' tasks"),
-        (edited("summary.json", attack=[1]), "summary.json: damaged (attack)"),
-        (renamed_silo, "summary.json: damaged (silo '../alpha' cannot be a name; allowed: letters"),
-        (written("versions.json", DEEP), "versions.json: missing or damaged"),
-        (edited("versions.json", backbone="0" * 64), "another backbone"),
-        (lambda run: (run / "config.yaml").unlink(), "config.yaml: no such file"),
-        (other_method, "unknown method 'from-a-plug-in'"),
-        (written("checkpoints/round-*.json", DEEP), "missing or damaged (nested too deeply)"),
-        (written("checkpoints/round-*.json", "[]"), "missing or damaged"),
-        (edited("checkpoints/round-*.json", round="2"), "damaged (is of round '2')"),
-        (
-            edited("checkpoints/round-*.json", shared="../../x"),
-            "damaged (names a file outside the run folder: ../../x)",
-        ),
-        (edited("checkpoints/round-*.json", silos={"alpha": "/etc/passwd"}), "outside the run folder: /etc/passwd"),
-        (edited("checkpoints/round-*.json", shared="a\0b"), "missing or damaged (embedded null byte)"),
-        (edited("checkpoints/round-*.json", shared=7), "missing or damaged"),
-        (linked("checkpoints/shared-*", "/dev/null"), "not a regular file"),
-        (linked("checkpoints/shared-*", "../config.yaml"), "missing or damaged"),
-        (linked("checkpoints/silos/alpha/*", "../../nowhere"), "missing or damaged"),
+        (lambda run: [removed("models")(run), removed("summary.json")(run)], "no finished run there"),
+        (lambda run: [removed("models")(run), written("summary.json", DEEP)(run)], "no finished run there"),
+        (removed("models"), "has no folder models; `silotune import"),
+        (removed(SHARED), "shared.safetensors: missing or damaged (there are no tensors of part 'global')"),
+        (written(ABOUT, "[1]"), "model.json: missing or damaged (not a JSON object)"),
+        (written(ABOUT, DEEP), "model.json: missing or damaged (nested too deeply)"),
+        (written(ABOUT, "{}"), "model.json: missing or damaged ('format')"),
+        (linked(ABOUT, "/dev/null"), "unknown silo 'alpha'"),
+        (edited(ABOUT, version=7), "missing or damaged (silotune-model 7 instead of silotune-model 1)"),
+        (edited(ABOUT, task={"texts": 1}), "missing or damaged (not a task)"),
+        (edited(ABOUT, texts=None), "model.json: missing or damaged"),
+        (edited(ABOUT, parts=[1]), "model.json: missing or damaged"),
+        (edited(ABOUT, mix={"global": "x"}), "model.json: missing or damaged"),
+        (edited(ABOUT, weighting={"no": 1}), "model.json: missing or damaged"),
+        (edited(ABOUT, tuner={"name": "of-a-plug-in", "options": {}}), "unknown tuner 'of-a-plug-in'"),
+        (edited(ABOUT, head={"name": "mlp", "beams": 3}), "model.json: missing or damaged"),
+        (edited(ABOUT, backbone_sha256="0" * 64), "another backbone"),
+        (linked(SHARED, "/dev/null"), "not a regular file"),
+        (linked(SHARED, "../../config.yaml"), "missing or damaged"),
         (unknown_dtype, "missing or damaged (tensors that cannot be read ('F4'))"),
     ],
 )
@@ -99,9 +87,8 @@ def test_a_folder_from_elsewhere_is_refused_in_a_line(runs, spoil, line, tmp_pat
     made = runs.run("bert", "lora")
     run = shutil.copytree(made.folder, tmp_path / "run")
     spoil(run)
-    opened = load_run if "attack" in line else lambda *given: load_model(given[0], "alpha", *given[1:])
     with pytest.raises(InputError) as error:
-        opened(run, made.federation.backbone)
+        load_model(run, "alpha", made.federation.backbone)
     assert line in str(error.value)
     assert "\n" not in str(error.value)
 

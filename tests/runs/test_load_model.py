@@ -1,8 +1,10 @@
-"""`load_model` opens one silo's files alone, whatever the number of silos; its answers are those of `load_run`."""
+"""`load_model` opens one silo's folder alone, whatever the number of silos, and the folder is whole."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,17 +12,15 @@ import pytest
 
 import silotune as library
 from silotune.errors import InputError
-from silotune.runs.load import load_model, load_run
+from silotune.runs.load import load_model
+from silotune.runs.personal_model import PersonalModel
 from tests.support.audit_events import audited
+from tests.support.command_line import Silotune
 from tests.support.small_runs import SINGLE
 from tests.support.tiny import tiny_overrides, write_data
 
 FILES, FUNCTIONS = 70, 318
-"""Of silotune, passed by opening a model and one prediction. It was 82 and 345 while the configuration was put together
-anew from its layers, checks of training ran once more, and a single plan passed the joining of several; then 63 and
-304. Seven files have come: LoRA's starts and products apart from LoRA (models/tuners), tasks of numbers
-(data/targets), mixes of heads (methods/head_mix), parts before round 1 (training/initial_parts), the folder of caches
-and the clock of stages (core)."""
+"""Of silotune, passed by opening a model and one prediction."""
 
 
 def opened_under(folder: Path, silo: str) -> list[str]:
@@ -57,30 +57,48 @@ def test_a_federation_of_many_silos_opens_as_many_files_as_one_of_one(partitione
     folder = partitioned(100)
     many = [name.replace("silo-001", "silo-1") for name in opened_under(folder, "silo-001")]
     assert many == opened_under(partitioned(1), "silo-1")
-    assert len(list((folder / "checkpoints" / "silos").iterdir())) > 1
-    silos = [name for name in many if name.startswith("checkpoints/silos/")]
-    assert silos == ["checkpoints/silos/silo-1/0001.safetensors"]
-    assert sorted(many) == sorted({*many}), "each file is opened once"
+    assert len(list((folder / "models").iterdir())) == 101
+    files = ("model.json", "shared.safetensors", "model.safetensors")
+    assert many == [f"models/silo-1/{file}" for file in files], "each is opened once, and nothing else of the run"
 
 
-def test_of_vectors_too_only_the_silos_own_are_opened(runs):
-    run = runs.generation("gpt2", "causal", "lora", "method={name: feddpa-t}")
-    folder = run.folder
+@pytest.mark.parametrize("method", ["fedmcp", "fedavg", "feddpa-t", "fedalt", "hetlora"])
+def test_a_models_folder_copied_away_needs_nothing_of_the_run(runs, method, tmp_path):
+    run = runs.generation("gpt2", "causal", "lora", f"method={{name: {method}}}")
     texts = SINGLE[:2]
-    model = load_model(folder, "west")
-    assert model.write(texts) == load_run(folder).model("west").write(texts)
-    assert model.explain(texts) == load_run(folder).model("west").explain(texts)
-    for name in ("instances", "checkpoints/silos"):
-        for file in (folder / name).rglob("*east*"):
-            file.unlink() if file.is_file() else [inner.unlink() for inner in file.iterdir()]
-    assert load_model(folder, "west").explain(texts) == model.explain(texts)
-    with pytest.raises(InputError, match="missing or damaged"):
-        load_run(folder)
+    folder = shutil.copytree(run.folder / "models" / "west", tmp_path / "west")
+    expected = run.model("west").write(texts)
+    assert PersonalModel.open(folder, run.federation.backbone).write(texts) == expected
+    if method == "feddpa-t":
+        moved = PersonalModel.open(folder, run.federation.backbone)
+        assert moved.explain(texts) == run.model("west").explain(texts)
+        assert "a vector of each of its 9 training rows" in moved.about["notice"]
+
+
+def test_shared_parts_are_on_the_disk_once(partitioned):
+    models = partitioned(100) / "models"
+    files = [*models.glob("*/shared.safetensors")]
+    assert len(files) == 101
+    assert len({file.stat().st_ino for file in files}) == 1
+
+
+def test_a_run_without_models_is_imported(silotune: Silotune, runs, tmp_path):
+    made = runs.run("bert", "lora", "method=fedmatch")
+    folder = shutil.copytree(made.folder, tmp_path / "run")
+    shutil.rmtree(folder / "models")
+    asked = ["predict", folder, "--silo", "alpha", "--text", SINGLE[0]]
+    outcome = silotune(*asked)
+    assert (outcome.code, outcome.err) == (
+        2,
+        f"silotune: {folder}: has no folder models; `silotune import {folder}` makes it\n",
+    )
+    assert silotune("import", folder).code == 0
+    assert json.loads(silotune(*asked).out)["probabilities"] == made.model("alpha").predict(SINGLE[:1])[0].probabilities
 
 
 def test_an_unknown_silo_is_refused_before_the_backbone_is_loaded(runs, monkeypatch):
     folder = runs.run("bert", "lora").folder
-    monkeypatch.setattr("silotune.runs.load.run_backbone", None)
+    monkeypatch.setattr("silotune.runs.personal_model.load_backbone", None)
     with pytest.raises(InputError, match=r"nobody.*alpha, beta"):
         load_model(folder, "nobody")
 

@@ -161,7 +161,7 @@ def test_a_finished_run_has_every_silos_own_model(method, tiny_config, tmp_path)
         assert {len(tensor) for tensor in adapter.values()} == {rank}
         models = [made.model(name), loaded.model(name), load_model(tmp_path / "run", name)]
         assert len({json.dumps(model.predict([texts[name]])[0].probabilities) for model in models}) == 1
-        export(made, name, "global", tmp_path / name)
+        export(loaded.model(name), "global", tmp_path / name)
         config = json.loads((tmp_path / name / "adapter_config.json").read_text(encoding="utf-8"))
         assert (config["r"], config["lora_alpha"]) == (rank, 6 * rank / 4)  # one scale alpha / r for all silos
     assert federation.coordinator.shared["global"].keys() == states[0]["global"].keys()

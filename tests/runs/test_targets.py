@@ -124,7 +124,7 @@ def test_every_way_to_a_prediction_says_the_same(
     texts = [text for text, _ in number_rows()[:6]]
     answers = load_run("out").model("north").predict(texts)
     lines = [json.loads(silotune("predict", "out", "--silo", "north", "--text", text).out) for text in texts[:1]]
-    export(load_run("out", precision="fp32", device="cpu"), "north", "mixed", tmp_path / "export", None)
+    export(load_run("out", precision="fp32", device="cpu").model("north"), "mixed", tmp_path / "export", None)
     spec = importlib.util.spec_from_file_location("standalone", tmp_path / "export" / "standalone.py")
     assert spec is not None
     assert spec.loader is not None

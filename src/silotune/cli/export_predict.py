@@ -16,7 +16,7 @@ import typer
 from silotune.cli.app import RESULTS, app
 from silotune.cli.completion import complete_run
 from silotune.cli.console import say
-from silotune.errors import InputError
+from silotune.errors import InputError, require_unused
 
 if TYPE_CHECKING:
     from silotune.cli.text_input import Text
@@ -44,11 +44,11 @@ def export_command(
     base: Annotated[str | None, typer.Option(help="The base model's name in the export; the run's by default.")] = None,
 ) -> None:
     """Write a silo's adapter in the Hugging Face PEFT layout, or its model with adapters folded into the weights."""
-    from silotune.interop.export import check_target, export
-    from silotune.runs.load import load_run
+    from silotune.interop.export import export
+    from silotune.runs.load import load_model
 
-    check_target(to)
-    exported = export(load_run(run, precision="fp32", device="cpu"), silo, part, to, base)
+    require_unused(to, "--to")
+    exported = export(load_model(run, silo, precision="fp32", device="cpu"), part, to, base)
     say(f"wrote {to}: {exported['part']} of silo {silo}, round {exported['best_round']}; README.md says how to load it")
     if exported["private"]:
         say(f"it holds parts that never left the silo while training: {', '.join(exported['private'])}")
@@ -56,11 +56,23 @@ def export_command(
 
 @app.command("import", rich_help_panel=RESULTS)
 def import_command(
-    directory: Annotated[Path, typer.Argument(help="A LoRA as peft saves it.", metavar="DIR")],
-    to: Annotated[Path, typer.Option(help="A new file for `start=`.")],
+    directory: Annotated[Path, typer.Argument(help="A LoRA as peft saves it, or a run folder.", metavar="DIR")],
+    to: Annotated[Path | None, typer.Option(help="A new file for `start=`, of a LoRA.")] = None,
     backbone: Annotated[str | None, typer.Option(help="The base model; the one the LoRA names by default.")] = None,
 ) -> None:
-    """Check a LoRA of peft against its base model and write it as a run's starting point (`start=FILE`)."""
+    """Check a LoRA of peft against its base model and write it as a run's starting point (`start=FILE`).
+
+    Of a finished run that has no folder `models`, make that folder: predict, evaluate and export read it.
+    """
+    if (directory / "summary.json").is_file():
+        from silotune.runs.restore import import_run
+
+        if to is not None or backbone is not None:
+            raise InputError("--to, --backbone: belong to a LoRA of peft, not to a run folder")
+        say(f"wrote {directory / 'models'}: the models of {', '.join(import_run(directory))}")
+        return
+    if to is None:
+        raise InputError("--to: is missing; a LoRA of peft is written to a new file")
     from silotune.models.backbone.loading import load_backbone
     from silotune.models.tuners.peft_import import read_config, read_peft_lora
 
@@ -107,9 +119,7 @@ def predict(
     --explain adds the weight of each part, and for FedDPA the text's alpha and the similarities that it is the mean of.
     """
     from silotune.cli.text_input import read_lines
-    from silotune.runs.build.resolve import read_config
     from silotune.runs.load import load_model
-    from silotune.runs.text_columns import table_texts
 
     if text and file is not None:
         raise InputError("predict: --text and --file exclude each other; give one of them")
@@ -121,8 +131,10 @@ def predict(
         generates = model.task.kind == "generation"
         rows: Iterator[Text]
         if file is not None and is_table:
+            from silotune.runs.file_rows import table_texts
+
             chosen = [name.strip() for name in columns.split(",")] if columns else []
-            rows = iter(table_texts(model, read_config(str(run / "config.yaml")), silo, file, chosen))
+            rows = iter(table_texts(model, file, chosen))
         else:
             texts = (1, 2) if generates else (model.texts_per_row,)
             where = "--text" if text else str(file or "stdin")

@@ -30,14 +30,6 @@ class AsyncWriter:
         """
         self._submit(write_tensors, path, tensors)
 
-    def place(self, path: Path, start: int, content: bytes) -> None:
-        """Queue bytes at an offset of a file; at 0 they replace what the file held.
-
-        Raises:
-            OSError: an earlier file could not be written.
-        """
-        self._submit(place_bytes, path, start, content)
-
     def remove(self, paths: Sequence[Path]) -> None:
         """Queue the removal of files; missing files are ignored.
 
@@ -73,13 +65,6 @@ class AsyncWriter:
 def write_tensors(path: Path, tensors: Tensors) -> None:
     """Replace a safetensors file atomically: readers see the old content or the new."""
     write_bytes(path, tensor_bytes(tensors))
-
-
-def place_bytes(path: Path, start: int, content: bytes) -> None:
-    """Write bytes at an offset of a file, or at 0 a new file."""
-    with path.open("r+b" if start else "wb") as file:
-        file.seek(start)
-        file.write(content)
 
 
 def remove_files(paths: Sequence[Path]) -> None:

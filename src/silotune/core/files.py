@@ -26,21 +26,15 @@ def make_folder(path: Path, culprit: str) -> None:
         raise InputError(f"{culprit}: cannot be made ({error.strerror})") from error
 
 
-def read_bytes(path: Path, start: int = 0, length: int | None = None) -> bytes:
-    """Read a file of a folder that may come from elsewhere, or `length` bytes of it from `start` on.
+def read_bytes(path: Path) -> bytes:
+    """Read a file of a folder that may come from elsewhere.
 
     Raises:
-        OSError: it cannot be read, ends too early, or is no regular file: reading a pipe or a device might never end.
+        OSError: it cannot be read, or is no regular file: reading a pipe or a device might never end.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    if length is None:
-        return path.read_bytes()
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size < start + length:
-            raise OSError(errno.EINVAL, "ends too early", str(path))
-        file.seek(start)
-        return file.read(length)
+    return path.read_bytes()
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def all_share_one_model(context: TrainingContext) -> bool:
     """Return whether all silos predict with the same model: no part or weight of a prediction is private."""
     if context.initial.ranks:
         return False
-    prediction = context.method.prediction()
+    prediction = context.prediction
     private = {*names_with(context.parts, Scope.PRIVATE)}
     # a callable weight is computed from the silo's own state
     mixes = [prediction.mix] if isinstance(prediction.head, str) else [prediction.mix, prediction.head]

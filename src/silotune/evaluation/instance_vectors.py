@@ -1,38 +1,29 @@
 """FedDPA's rows as vectors (`embed`) and texts' weights (`weigh`); vectors are kept with the silo and the run.
 
 The vectors follow from the silo's rows and the parts that embed them, so they are not part of the state: they are
-computed when a model predicts, and kept with the silo until one of those parts changes. They are never sent. A finished
-run keeps them in its folder, so that it can be opened without the rows.
+computed when a model predicts, and kept with the silo until one of those parts changes. They are never sent. The silo's
+model in a finished run's folder has them, so that it can be opened without the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
-from silotune.core.async_writer import write_tensors
-from silotune.core.files import read_bytes
 from silotune.core.randomness import derive
-from silotune.core.serialization import read_tensors
 from silotune.core.tensors import State, Tensors, digest, flatten
 from silotune.data.batching import evaluation_batches
 from silotune.data.tokenized import TokenizedRows
-from silotune.errors import InputError
 from silotune.methods.instance_weighting import INSTANCES, SEED, VECTORS, InstanceWeighting
 from silotune.models.forward.mixing import parts_in
 from silotune.models.forward.pooling import POOLINGS, Pooling
 from silotune.models.forward.views import ViewRequest, run_views
 from silotune.models.heads.lm import prompt_rows
 from silotune.training.context import TrainingContext
+from silotune.training.prediction import PredictionContext
 from silotune.training.silo import Silo
-
-INSTANCES_FOLDER = "instances"
-"""The folder of a finished run that holds the vectors of its silos."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +36,7 @@ class Weights:
 
 
 @torch.no_grad()
-def embed(context: TrainingContext, state: State, rows: TokenizedRows) -> Tensor:
+def embed(context: PredictionContext, state: State, rows: TokenizedRows) -> Tensor:
     """Embed each row's text, without the answer, under the method's view.
 
     Args:
@@ -58,7 +49,7 @@ def embed(context: TrainingContext, state: State, rows: TokenizedRows) -> Tensor
     """
     weighting = _weighting(context)
     texts = prompt_rows(rows) if rows.task.kind == "generation" else replace(rows, reads=None, targets=None)
-    mix = context.resolve(weighting.view, context.place(state), {}, {})
+    mix = context.entries(weighting.view, context.place(state))
     read: dict[str, Pooling] = {weighting.representation: POOLINGS[weighting.representation]}
     vectors = torch.zeros(len(texts), context.backbone.hidden_size)
     pad = context.backbone.pad_id
@@ -68,7 +59,7 @@ def embed(context: TrainingContext, state: State, rows: TokenizedRows) -> Tensor
     return vectors
 
 
-def weigh(context: TrainingContext, state: State, rows: TokenizedRows) -> Weights | None:
+def weigh(context: PredictionContext, state: State, rows: TokenizedRows) -> Weights | None:
     """Weigh rows by their similarity to the silo's own rows.
 
     Args:
@@ -79,7 +70,7 @@ def weigh(context: TrainingContext, state: State, rows: TokenizedRows) -> Weight
     Returns:
         The weights; None if the method does not weight texts.
     """
-    weighting = context.method.prediction().weighting
+    weighting = context.prediction.weighting
     if weighting is None:
         return None
     instances = state[INSTANCES]
@@ -102,7 +93,7 @@ def with_instances(context: TrainingContext, silo: Silo, state: State) -> State:
 
     A silo that never trained has an untrained local part; without vectors, that part's weight is 0.
     """
-    weighting = context.method.prediction().weighting
+    weighting = context.prediction.weighting
     if weighting is None:
         return state
     return state | {INSTANCES: {} if silo.state is None else _instances(context, weighting, silo, state)}
@@ -119,45 +110,11 @@ def _instances(context: TrainingContext, weighting: InstanceWeighting, silo: Sil
     return instances
 
 
-def _weighting(context: TrainingContext) -> InstanceWeighting:
-    weighting = context.method.prediction().weighting
-    assert weighting is not None, f"method {context.method.name} does not weigh texts"
+def _weighting(context: PredictionContext) -> InstanceWeighting:
+    weighting = context.prediction.weighting
+    assert weighting is not None, f"method {context.method_name} does not weigh texts"
     return weighting
 
 
-# -- in a run's folder -------------------------------------------------------------------------------------------------
-
 READ = "read"
 """Takes the digest's place for vectors that were read together with the parts they belong to."""
-
-
-def keep_instances(run: Path, silos: Iterable[Silo]) -> None:
-    """Write the silos' vectors at a run's best round."""
-    for silo in silos:
-        if silo.instances is not None:
-            path = _file(run, silo)
-            path.parent.mkdir(exist_ok=True)
-            write_tensors(path, silo.instances[1])
-
-
-def read_instances(run: Path, context: TrainingContext, silos: Iterable[Silo]) -> None:
-    """Read silos' vectors from a finished run."""
-    if context.method.prediction().weighting is None:
-        return
-    for silo in silos:
-        if silo.state is None:
-            continue
-        path = _file(run, silo)
-        try:
-            tensors = read_tensors(read_bytes(path))
-        except (OSError, SafetensorError) as error:
-            raise InputError(f"{path}: missing or damaged ({error})") from error
-        width = context.backbone.hidden_size
-        vectors, seed = tensors.get(VECTORS), tensors.get(SEED)
-        if vectors is None or seed is None or vectors.dim() != 2 or vectors.shape[1] != width or seed.dim():
-            raise InputError(f"{path}: missing or damaged (it has not the vectors of a silo's rows)")
-        silo.instances = (READ, {VECTORS: vectors, SEED: seed})
-
-
-def _file(run: Path, silo: Silo) -> Path:
-    return run / INSTANCES_FOLDER / f"{silo.name}.safetensors"

@@ -16,10 +16,10 @@ from silotune.errors import InputError
 from silotune.evaluation.instance_vectors import weigh
 from silotune.models.forward.generation import generate
 from silotune.models.heads.lm import LanguageModelHead, prompt_rows
-from silotune.training.context import TrainingContext
+from silotune.training.prediction import PredictionContext
 
 
-def logits(context: TrainingContext, state: State, rows: TokenizedRows) -> Tensor:
+def logits(context: PredictionContext, state: State, rows: TokenizedRows) -> Tensor:
     """Return the logits of all rows, shape (rows, outputs), in the rows' order."""
     pad = context.backbone.pad_id
     weights = weigh(context, state, rows)
@@ -32,16 +32,16 @@ def logits(context: TrainingContext, state: State, rows: TokenizedRows) -> Tenso
 
 
 @torch.no_grad()
-def answers(context: TrainingContext, state: State, rows: TokenizedRows) -> list[str]:
+def answers(context: PredictionContext, state: State, rows: TokenizedRows) -> list[str]:
     """Return the personalized model's answer to each row's prompt."""
-    head = context.method.setting.head
+    head = context.head
     assert isinstance(head, LanguageModelHead), "a generation task has a language-model head"
     weights = weigh(context, state, rows)
     mix = context.prediction_mix(context.place(state), None if weights is None else weights.alpha)
     return generate(context.backbone, prompt_rows(rows), mix, head.generation, context.rows_written)
 
 
-def mean_loss(context: TrainingContext, state: State, rows: TokenizedRows) -> float:
+def mean_loss(context: PredictionContext, state: State, rows: TokenizedRows) -> float:
     """Return the head's mean loss: over rows, or over the tokens of all responses."""
     weights = weigh(context, state, rows)
     placed = context.place(state)
@@ -49,7 +49,7 @@ def mean_loss(context: TrainingContext, state: State, rows: TokenizedRows) -> fl
     for batch in evaluation_batches(rows, context.backbone.pad_id, context.backbone.call_cost, context.rows_scored):
         alpha = None if weights is None else weights.alpha[batch.rows]
         losses.append(context.loss(placed, batch, alpha))
-        own = context.method.setting.head.loss_units(batch)
+        own = context.head.loss_units(batch)
         units.append(len(batch) if own is None else own)
     means = torch.stack(losses).cpu().double()  # mps has no float64
     return float((means * torch.tensor(units, dtype=means.dtype)).sum() / sum(units))
@@ -78,7 +78,7 @@ class Measured:
 
 
 def measure(
-    context: TrainingContext, state: State, rows: TokenizedRows, metric: str | None = None, with_loss: bool = False
+    context: PredictionContext, state: State, rows: TokenizedRows, metric: str | None = None, with_loss: bool = False
 ) -> Measured:
     """Score a model on rows, by the task's metric or another one; `with_loss` measures it beside written answers."""
     task = rows.task
@@ -100,6 +100,6 @@ def measure(
     return Measured(result, right, written=written, loss=mean_loss(context, state, rows) if with_loss else None)
 
 
-def score(context: TrainingContext, state: State, rows: TokenizedRows) -> float | None:
+def score(context: PredictionContext, state: State, rows: TokenizedRows) -> float | None:
     """Return the task's metric over the rows; None without rows."""
     return measure(context, state, rows).score

@@ -1,11 +1,10 @@
-"""`export` (`silotune export`) writes a silo's adapters or whole model, head, `export.json` and card."""
+"""Write a silo's adapters or whole model for other libraries: peft, transformers, or `standalone.py`."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,24 +12,23 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from silotune.config import BackboneConfig
+from silotune.config.head import HeadConfig
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError, require_unused
-from silotune.interop.fold_weights import can_fold, fold_in, load_plain
+from silotune.interop.adapters import Layout, can_fold, fold_in, load_plain, native_layout, peft_layout
 from silotune.interop.model_card import DEFAULT_BASE, card
-from silotune.interop.native_format import native_layout
-from silotune.interop.peft_format import Layout, peft_layout
 from silotune.interop.selection import ExportSelection, select
 from silotune.models.backbone.backbone import WEIGHT_TYPES
 from silotune.models.backbone.quantization import NONE, QUANTIZATIONS
-from silotune.runs.run_result import Run
+from silotune.runs.personal_model import PersonalModel
 
 
-def export(run: Run, silo: str, part: str, to: str | Path, base: str | None = None) -> dict[str, Any]:
+def export(model: PersonalModel, part: str, to: str | Path, base: str | None = None) -> dict[str, Any]:
     """Write one export folder.
 
     Args:
-        run: a finished run, from `load_run(folder, precision="fp32")`.
-        silo: name of the silo.
+        model: a silo's model, opened with `precision="fp32"`.
         part: `global`, `private`, `mixed` or `merged`.
         to: a new or empty folder.
         base: the base model's name in the export; the run's by default.
@@ -39,11 +37,11 @@ def export(run: Run, silo: str, part: str, to: str | Path, base: str | None = No
         The content of `export.json`.
     """
     target = Path(to)
-    check_target(target)
-    selection = select(run, silo, part)
-    backbone = run.federation.backbone
-    base_class = _base_class(selection)
-    configured = run.federation.config.backbone
+    require_unused(target, "--to")
+    selection = select(model, part)
+    backbone = model.context.backbone
+    base_class = _base_class(model)
+    configured = BackboneConfig.model_validate(model.about["backbone"])
     name = base or (DEFAULT_BASE if configured.name == "default" else configured.name)
     layout = None if part == "merged" else _layout(selection, name, base_class)
     about = _about(selection, name, base_class, "weights" if layout is None else layout.name)
@@ -52,13 +50,13 @@ def export(run: Run, silo: str, part: str, to: str | Path, base: str | None = No
     try:
         temporary.mkdir(parents=True)
         if layout is None:
-            model = load_plain(configured, base_class, float32=backbone.quantization == NONE)
-            for tuner, adapter in ((selection.tuner, selection.adapter), *selection.others):
-                fold_in(model, tuner, adapter)
-            model.save_pretrained(temporary)
+            plain = load_plain(configured, base_class, float32=backbone.quantization == NONE)
+            for tuner, adapter in ((model.tuner, selection.adapter), *selection.others):
+                fold_in(plain, tuner, adapter)
+            plain.save_pretrained(temporary)
         else:
-            _json(temporary / f"{layout.config_file}.json", layout.config)
-            _tensors(temporary / f"{layout.tensor_file}.safetensors", layout.tensors)
+            _json(temporary / layout.config_file, layout.config)
+            _tensors(temporary / layout.tensor_file, layout.tensors)
         backbone.tokenizer.save_pretrained(temporary)
         _json(temporary / "head.json", head)
         if selection.head_tensors:
@@ -79,94 +77,74 @@ def export(run: Run, silo: str, part: str, to: str | Path, base: str | None = No
     return about
 
 
-def check_target(target: Path) -> None:
-    """Check that nothing would be overwritten."""
-    require_unused(target, "--to")
-
-
-def _base_class(selection: ExportSelection) -> str:
-    """The class of transformers that loads the base model."""
-    model_class = selection.head.model_class
-    encoder_decoder = selection.run.federation.backbone.base.config.is_encoder_decoder
+def _base_class(model: PersonalModel) -> str:
+    """Return the class of transformers that loads the base model."""
+    model_class, encoder_decoder = model.context.head.model_class, model.context.backbone.base.config.is_encoder_decoder
     return "AutoModelForSeq2SeqLM" if encoder_decoder and model_class != "AutoModel" else model_class
 
 
 def _layout(selection: ExportSelection, base: str, base_class: str) -> Layout | None:
-    """The adapter in peft's layout or silotune's own; None for a tuner with neither, which is folded into weights."""
-    backbone, tuner, adapter = selection.run.federation.backbone, selection.tuner, selection.adapter
-    layout = peft_layout(backbone, tuner, adapter, base, base_class)
-    layout = layout or native_layout(tuner, adapter, base, base_class, backbone.fingerprint)
-    if layout is None and not can_fold(tuner):
-        raise InputError(f"export: tuner={tuner.name} has no layout of adapters and cannot be folded into weights")
-    if layout is not None and selection.head.soft_slot:
+    """Lay the adapter out as peft does, or as runs do; None for a tuner with neither, which is folded into weights."""
+    model, adapter = selection.model, selection.adapter
+    layout = peft_layout(model.context.backbone, model.tuner, adapter, base, base_class)
+    if layout is None:
+        layout = native_layout(model, adapter, selection.head_tensors, selection.private, base, base_class)
+    if layout is None and not can_fold(model.tuner):
+        raise InputError(
+            f"export: tuner={model.tuner.name} has no layout of adapters and cannot be folded into weights"
+        )
+    if layout is not None and model.context.head.soft_slot:
         raise InputError("export: peft puts a soft prompt before the text, but {soft} in head.template puts it inside")
     return layout
 
 
 def _about(selection: ExportSelection, base: str, base_class: str, layout: str) -> dict[str, Any]:
-    """The content of `export.json`."""
-    run = selection.run
-    federation, summary, scores = run.federation, run.summary, run.silos[selection.silo]
+    """Return the content of `export.json`."""
+    model = selection.model
+    backbone, about = model.context.backbone, model.about
+    copied = ("method", "silo", "silos", "rows", "rows_of_all_silos", "metric", "validation", "test", "rounds")
     return {
         "layout": layout,
         "base_model": base,
         "base_class": base_class,
-        "base_sha256": federation.backbone.fingerprint,
+        "base_sha256": backbone.fingerprint,
         "part": selection.word,
         "mix": selection.mix,
         "whole": selection.whole,
         "prediction": selection.prediction,
         "per_text": selection.per_text,
         "private": list(selection.private),
-        "tuner": {"name": selection.tuner.name, **selection.adapter.options},
-        "virtual_tokens": selection.tuner.virtual_tokens,
-        "segments": "token_type_ids" in federation.backbone.tokenizer.model_input_names,
-        "method": {"name": federation.method.name, "paper": federation.method.paper},
-        "silo": selection.silo,
-        "silos": len(run.silos),
-        "rows": scores["rows"],
-        "rows_of_all_silos": _all_rows(run.silos),
-        "metric": scores["metric"],
-        "validation": scores["validation"],
-        "test": scores["test"],
-        "rounds": summary["rounds"],
-        "best_round": summary["best_round"],
-        "seed": summary["seed"],
-        "precision": summary["precision"],
-        "trained_over": federation.backbone.quantization,
-        "quantization": _quantization(selection) if layout != "weights" else None,
-        "privacy": summary.get("privacy"),
+        "tuner": {"name": model.tuner.name, **selection.adapter.options},
+        "virtual_tokens": model.tuner.virtual_tokens,
+        "segments": "token_type_ids" in backbone.tokenizer.model_input_names,
+        **{key: about[key] for key in (*copied, "best_round", "seed", "precision")},
+        "trained_over": backbone.quantization,
+        "quantization": _quantization(model) if layout != "weights" else None,
+        "privacy": about["privacy"],
     }
 
 
-def _quantization(selection: ExportSelection) -> dict[str, Any] | None:
-    """Transformers' quantization configuration of the run's backbone; None if it is not quantized."""
-    run = selection.run
-    name = run.federation.backbone.quantization
+def _quantization(model: PersonalModel) -> dict[str, Any] | None:
+    """Return transformers' quantization configuration of the run's backbone; None if it is not quantized."""
+    name = model.context.backbone.quantization
     if name == NONE:
         return None
-    dtype = WEIGHT_TYPES.get(run.summary["precision"], torch.float32)
+    dtype = WEIGHT_TYPES.get(model.about["precision"], torch.float32)
     settings = QUANTIZATIONS[name].settings(dtype).to_dict()
     return {key: value for key, value in settings.items() if not key.startswith("_")}
 
 
-def _all_rows(silos: Mapping[str, Mapping[str, Any]]) -> int | None:
-    """Training rows of all silos; None if a silo does not share its number."""
-    shared = [silo["rows"]["train"] for silo in silos.values() if silo["rows"] is not None]
-    return sum(shared) if len(shared) == len(silos) else None
-
-
 def _head(selection: ExportSelection) -> dict[str, Any]:
-    """The content of `head.json`: how the last layer's states become answers."""
-    config, task = selection.run.federation.config, selection.task
+    """Return the content of `head.json`: how the last layer's states become answers."""
+    model, task, head = selection.model, selection.model.task, selection.model.context.head
     return {
-        "kind": selection.head.name,
+        "kind": head.name,
         "part": selection.head_part,
         "task": task.name,
         "task_kind": task.kind,
         "labels": list(task.labels),
-        "max_length": config.train.max_length,
-        **selection.head.description(config.head, task),
+        "max_length": model.context.max_length,
+        **head.description(HeadConfig.model_validate(model.about["head"]), task),
     }
 
 

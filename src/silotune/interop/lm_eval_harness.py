@@ -42,7 +42,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
             raise InputError("--lm-eval: this model classifies texts; allowed: models with head=lm or dpo")
         self._context, self._state, self._task = model.context, model.state, model.task
         self._backbone = self._context.backbone
-        head = self._context.method.setting.head
+        head = self._context.head
         assert isinstance(head, LanguageModelHead), "heads of written answers are"
         self._head = head
         if self._backbone.base.config.is_encoder_decoder:
@@ -63,7 +63,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
     @property
     def max_length(self) -> int:
         """The most tokens that the model reads beside its tuner's virtual tokens."""
-        virtual = self._context.method.setting.tuner.virtual_tokens
+        virtual = self._context.virtual_tokens
         return (self._backbone.max_tokens or LONGEST) - virtual
 
     @property

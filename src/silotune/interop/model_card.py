@@ -33,8 +33,8 @@ model = PeftModel.from_pretrained({base_class}.from_pretrained({base}{more}), "F
 ```
 """,
     "silotune": """\
-The layout is described in `silotune_adapter.json`; `standalone.py` in this folder reads it (torch, transformers and
-safetensors are all it needs):
+`model.json` and `model.safetensors` are a model's folder as a run writes it; `standalone.py` in this folder reads it
+(torch, transformers and safetensors are all it needs):
 
 ```python
 from standalone import attach

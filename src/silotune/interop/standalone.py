@@ -90,20 +90,22 @@ def attach(model: Any, folder: str | Path) -> list[Any]:
     Raises:
         ValueError: where the files do not belong together or to this model, or `KINDS` lacks the adapter's kind.
     """
-    config = json.loads((Path(folder) / "silotune_adapter.json").read_text(encoding="utf-8"))
-    if (config.get("format"), config.get("version")) != ("silotune-adapter", 1):
-        raise ValueError(f"not a silotune adapter of version 1: {config.get('format')} {config.get('version')}")
-    if config["kind"] not in KINDS:
+    config = json.loads((Path(folder) / "model.json").read_text(encoding="utf-8"))
+    if (config.get("format"), config.get("version")) != ("silotune-model", 1) or "adapter" not in config:
+        raise ValueError(f"not an export of silotune, version 1: {config.get('format')} {config.get('version')}")
+    kind, adapter_config = config["tuner"]["name"], config["adapter"]
+    if kind not in KINDS:
         raise ValueError(
-            f"no loader for kind {config['kind']!r} (it computes {config['computes']}); known: {list(KINDS)}"
+            f"no loader for kind {kind!r} (it computes {adapter_config['computes']}); known: {list(KINDS)}"
         )
-    names, make_hook = KINDS[config["kind"]]
-    tensors = load_file(Path(folder) / "silotune_adapter.safetensors")
-    expected = {f"{module}.{name}" for module in config["modules"] for name in names}
+    names, make_hook = KINDS[kind]
+    stored = load_file(Path(folder) / "model.safetensors")
+    tensors = {name.removeprefix("adapter/"): stored[name] for name in stored if name.startswith("adapter/")}
+    expected = {f"{module}.{name}" for module in adapter_config["modules"] for name in names}
     if expected != set(tensors):
         raise ValueError(f"tensors and modules differ: {sorted(expected ^ set(tensors))[:3]}")
     base, handles = model.base_model, []
-    for module_name in config["modules"]:
+    for module_name in adapter_config["modules"]:
         module = base.get_submodule(module_name)
         device = next(module.parameters()).device
         adapter = [tensors[f"{module_name}.{name}"].to(device) for name in names]

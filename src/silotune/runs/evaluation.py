@@ -1,20 +1,31 @@
-"""`evaluate` scores one silo's model on labeled rows, for Python and `silotune evaluate`; `Evaluation`: all metrics."""
+"""`evaluate` scores one silo's model of a finished run on labeled rows of a file or table, by all metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from silotune.config.tables import Table
+from silotune.config.tables import MEMORY_PREFIX, Table, table_rows
 from silotune.core.notebook import html_table
 from silotune.core.numeric import score_text
 from silotune.data.metrics import metric_title
-from silotune.runs.labeled_file import TABLE, score_rows
+from silotune.errors import InputError
+from silotune.evaluation.bootstrap import LEVEL, Bootstrap
+from silotune.evaluation.predict import logits, measure
+from silotune.evaluation.score_details import score_details
+from silotune.runs.file_rows import labeled_rows, model_records
+from silotune.runs.load import load_model
 from silotune.runs.run_result import Run
+from silotune.runs.storage.scored_rows import write_predictions
 
 if TYPE_CHECKING:
     import pandas
+
+
+_TABLE = "rows"
+"""What stands for the file's name where a table was given; a file's name has an ending."""
 
 
 def evaluate(
@@ -39,10 +50,24 @@ def evaluate(
         resamples: of the rows, for intervals; 0 makes none.
     """
     folder = run.folder if isinstance(run, Run) else Path(run)
-    columns = [text] if isinstance(text, str) else list(text)
-    return Evaluation(
-        score_rows(folder, silo, rows, text=columns, label=label, predictions=predictions, resamples=resamples)
+    model = load_model(folder, silo)
+    path = Path(rows) if isinstance(rows, (str, Path)) else Path(MEMORY_PREFIX + _TABLE)
+    records = model_records(model, path) if isinstance(rows, (str, Path)) else table_rows(rows, _TABLE)
+    context, columns = model.context, [text] if isinstance(text, str) else list(text)
+    tokenize = context.head.row_tokenizer(context.backbone, context.max_length)
+    tokenized = tokenize(
+        model.task, labeled_rows(model, path, records, [column for column in columns if column], label)
     )
+    measured = measure(context, model.state, tokenized, with_loss=True)
+    if model.task.labeled and measured.logits is None:  # judged by loss
+        measured = replace(measured, logits=logits(context, model.state, tokenized))
+    if predictions is not None:
+        if measured.logits is None and measured.written is None:
+            raise InputError(f"--predictions: silo {silo!r} is judged by {model.task.metric}, which writes no answers")
+        write_predictions(Path(predictions), [(silo, measured, tokenized)])
+    details = score_details(measured, tokenized, Bootstrap(resamples, int(model.about["seed"]), silo, "file"))
+    file = str(path).removeprefix(MEMORY_PREFIX)
+    return Evaluation({"silo": silo, "file": file, "level": LEVEL, **(details or {})})
 
 
 class Evaluation(Mapping[str, Any]):
@@ -81,7 +106,7 @@ class Evaluation(Mapping[str, Any]):
     @property
     def title(self) -> str:
         """What was scored, in words."""
-        source = "a table" if self["file"] == TABLE else self["file"]
+        source = "a table" if self["file"] == _TABLE else self["file"]
         return f"{self['rows']:,} rows of {source}, silo {self['silo']}"
 
     def metric_rows(self) -> list[list[str]]:

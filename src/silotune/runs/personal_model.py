@@ -1,25 +1,50 @@
-"""`PersonalModel`: `predict` texts' labels, `write` answers; `explain` gives each text's weights in the mix."""
+"""`PersonalModel`: one silo's model, opened from its folder; predicts labels, writes answers, explains its mix."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import torch
+from safetensors import SafetensorError
 
-from silotune.core.tensors import State
+from silotune.config import BackboneConfig
+from silotune.config.head import HeadConfig
+from silotune.config.precision import PrecisionConfig
+from silotune.core.files import read_bytes, read_json
+from silotune.core.serialization import read_tensors
+from silotune.core.tensors import State, Tensors, unflatten
 from silotune.data.generation_rows import asked_row
 from silotune.data.rows import Row
-from silotune.data.tasks import Task
+from silotune.data.tasks import Task, read_task
 from silotune.data.tokenized import TokenizedRows
-from silotune.errors import InputError
-from silotune.evaluation.instance_vectors import personalized_state, weigh
+from silotune.errors import InputError, unknown_name_error
+from silotune.evaluation.instance_vectors import weigh
 from silotune.evaluation.predict import answers, logits
+from silotune.methods.base import PredictionMix
+from silotune.methods.instance_weighting import InstanceWeighting
+from silotune.methods.parts import Module, Part, Scalar, Scope
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.device import resolve_device, resolve_precision
+from silotune.models.backbone.loading import load_backbone
 from silotune.models.forward.mixing import resolve_weights
+from silotune.models.heads import HEADS, Head
+from silotune.models.tuners import TUNERS, Delta, Tuner, token_weight, tuner_of
 from silotune.models.tuners.token_weight import TokenWeight
-from silotune.training.context import TrainingContext
-from silotune.training.silo import Silo
+from silotune.runs.storage.readers import read_summary
+from silotune.training.prediction import PredictionContext
+
+MODELS = "models"
+
+MODEL_FILE, OWN_FILE, SHARED_FILE = "model.json", "model.safetensors", "shared.safetensors"
+
+FORMAT, VERSION = "silotune-model", 1
+
+SHARED_ALONE = "All of it was shared with all silos."
+"""The notice of a model that holds nothing of its silo alone."""
 
 Text = str | tuple[str, str] | list[dict[str, Any]]
 """A text, a pair of texts, or a conversation as a list of turns."""
@@ -58,21 +83,97 @@ class Explanation:
 
 
 class PersonalModel:
-    """A silo's personalized model.
+    """A silo's personalized model, as its folder `models/NAME/` holds it.
 
     Args:
-        context: backbone and method.
-        silo: the silo, with its state.
-        shared: the shared parts.
+        context: backbone, parts and head.
+        tuner: the tuner of the silo's adapters.
+        state: the tensors of all parts, and of the vectors of the silo's rows where texts are weighed by them.
         task: the task that it answers.
         texts_per_row: number of texts in a row of the task (2 for pairs).
+        about: the content of `model.json`.
     """
 
-    def __init__(self, context: TrainingContext, silo: Silo, shared: State, task: Task, texts_per_row: int) -> None:
+    def __init__(
+        self,
+        context: PredictionContext,
+        tuner: Tuner,
+        state: State,
+        task: Task,
+        texts_per_row: int,
+        about: Mapping[str, Any],
+    ) -> None:
         self.context = context
-        self.state = personalized_state(context, silo, shared)
+        self.tuner = tuner
+        self.state = state
         self.task = task
         self.texts_per_row = texts_per_row
+        self.about = about
+
+    @classmethod
+    def open(
+        cls, folder: Path, backbone: Backbone | None = None, precision: str | None = None, device: str = "auto"
+    ) -> PersonalModel:
+        """Open a model's folder; nothing else is read but the backbone.
+
+        Args:
+            folder: `models/NAME` of a run, or a copy of it; also an export in silotune's layout.
+            backbone: the model's backbone, if it is loaded already.
+            precision: load the backbone in this precision instead of the run's.
+            device: load it onto this device, as the key `device`.
+        """
+        path = folder / MODEL_FILE
+        with _damage_named(path):
+            about = read_json(path)
+            if (about["format"], about["version"]) != (FORMAT, VERSION):
+                raise ValueError(f"{about['format']} {about['version']} instead of {FORMAT} {VERSION}")
+            head, tuner = _read_head(about["head"]), _read_tuner(about["tuner"])
+            settings = BackboneConfig.model_validate(about["backbone"])
+            head_mix = about["answers_with"]
+            weighting = about["weighting"]
+            prediction = PredictionMix(
+                {name: _read_weight(weight) for name, weight in about["mix"].items()},
+                head_mix if isinstance(head_mix, str) else {name: float(head_mix[name]) for name in head_mix},
+                None if weighting is None else InstanceWeighting(**weighting),
+            )
+            parts = {name: _read_part(entry, tuner, head) for name, entry in about["parts"].items()}
+            max_length, scored, written = (int(about[key]) for key in ("max_length", "rows_scored", "rows_written"))
+            threads, fingerprint, method = about["threads"], str(about["backbone_sha256"]), str(about["method"]["name"])
+            task, texts = read_task(about["task"]), int(about["texts"])
+        state = _read_state(folder, parts)
+        if isinstance(threads, int):
+            torch.set_num_threads(threads)
+        if precision is not None and precision not in (
+            names := get_args(PrecisionConfig.model_fields["name"].annotation)
+        ):
+            raise unknown_name_error("precision", precision, names)
+        precision = resolve_precision(precision or about["precision"], resolve_device(device))
+        if backbone is None:
+            device_map = "auto" if settings.device_map is not None and device == "auto" else None
+            backbone = load_backbone(
+                settings.model_copy(update={"device_map": device_map}),
+                precision=precision,
+                device=device,
+                keep_master=tuner.trains_backbone,
+                model_class=head.model_class,
+            )
+        elif backbone.precision != precision:
+            raise InputError(f"backbone: the one given runs in {backbone.precision}, {folder} wants {precision}")
+        if not backbone.has_fingerprint(fingerprint):
+            raise InputError(
+                f"{folder}: was made with another backbone than {settings.name!r} is now (its weights differ)"
+            )
+        context = PredictionContext(
+            backbone,
+            parts,
+            prediction,
+            head,
+            method=method,
+            max_length=max_length,
+            rows_scored=scored,
+            rows_written=written,
+        )
+        return cls(context, tuner, state, task, texts, about)
 
     def predict(self, texts: Sequence[Text]) -> list[Prediction]:
         """Predict the labels or numbers of texts, or of pairs of texts."""
@@ -96,13 +197,13 @@ class PersonalModel:
 
     def explain(self, texts: Sequence[Text]) -> list[Explanation]:
         """Return the weights of the model's parts for each text."""
-        prediction = self.context.method.prediction()
+        prediction = self.context.prediction
         weights = weigh(self.context, self.state, self._encoded(texts))
         if weights is None:
             resolved = resolve_weights(prediction.mix, self.state)
             fixed = {name: float(weight) for name, weight in resolved.items() if not isinstance(weight, TokenWeight)}
             if len(fixed) < len(resolved):
-                name = self.context.method.name
+                name = self.context.method_name
                 raise InputError(f"explain: method {name} weighs its adapters per token, not per text")
             return [Explanation(fixed) for _ in texts]
         mix = {name: torch.as_tensor(weight).tolist() for name, weight in prediction.mixed(weights.alpha).items()}
@@ -125,7 +226,7 @@ class PersonalModel:
             wanted = "single texts" if self.texts_per_row == 1 else "pairs of texts"
             raise InputError(f"predict: task {self.task.name!r} takes {wanted}")
         context = self.context
-        tokenize = context.method.setting.head.row_tokenizer(context.backbone, context.train.max_length)
+        tokenize = context.head.row_tokenizer(context.backbone, context.max_length)
         return tokenize(self.task, rows)
 
     def _row(self, text: Text) -> Row:
@@ -134,3 +235,72 @@ class PersonalModel:
         if isinstance(text, tuple):
             return Row(tuple(text), 0)
         return asked_row(text, "predict")
+
+
+def check_precision(precision: str | None) -> None:
+    """Refuse a precision that there is not; None stands for a run's own."""
+    names = get_args(PrecisionConfig.model_fields["name"].annotation)
+    if precision is not None and precision not in names:
+        raise unknown_name_error("precision", precision, names)
+
+
+def model_folder(run: Path, silo: str) -> Path:
+    """Return the folder of a silo's model in a finished run, or say in one line why there is none."""
+    models = run / MODELS
+    if not models.is_dir():
+        if read_summary(run).get("engine") == "flower":  # `Flower.label` in distributed/coordinator/engine.py
+            raise InputError(f"{run}: is the coordinator's folder of a federation; private parts are in the silos' own")
+        raise InputError(f"{run}: has no folder {MODELS}; `silotune import {run}` makes it")
+    if Path(silo).name != silo or not (models / silo / MODEL_FILE).is_file():
+        raise unknown_name_error("silo", silo, sorted(path.parent.name for path in models.glob(f"*/{MODEL_FILE}")))
+    return models / silo
+
+
+def _read_state(folder: Path, parts: Mapping[str, Part]) -> State:
+    """Read the tensors of a model's folder; a part without any is empty."""
+    tensors: Tensors = {}
+    for name in (SHARED_FILE, OWN_FILE):
+        if (folder / name).exists():
+            with _damage_named(folder / name):
+                tensors |= read_tensors(read_bytes(folder / name))
+    with _damage_named(folder / MODEL_FILE):
+        state = unflatten(tensors)
+    missing = [name for name, part in parts.items() if tuner_of(part.module) is not None and name not in state]
+    if missing:
+        file = OWN_FILE if parts[missing[0]].scope is Scope.PRIVATE else SHARED_FILE
+        raise InputError(f"{folder / file}: missing or damaged (there are no tensors of part {missing[0]!r})")
+    return {name: {} for name in parts} | state
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Say in one line that a file cannot be read."""
+    try:
+        yield
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"{path}: missing or damaged ({reason})") from error
+
+
+def _read_head(section: Mapping[str, Any]) -> Head:
+    config = HeadConfig.model_validate(section)
+    return HEADS[config.name].make(config)
+
+
+def _read_tuner(entry: Mapping[str, Any]) -> Tuner:
+    kind = TUNERS.find(entry["name"])
+    return kind(kind.Options.model_validate(entry["options"]))
+
+
+def _read_weight(weight: Any) -> float | Callable[[State], TokenWeight]:
+    return token_weight(weight["mixer"], int(weight["index"])) if isinstance(weight, dict) else float(weight)
+
+
+def _read_part(entry: Mapping[str, Any], tuner: Tuner, head: Head) -> Part:
+    kind = entry["module"]
+    if isinstance(kind, dict):
+        module: Module = _read_tuner(kind)
+    else:
+        known: dict[str, Module] = {"tuner": tuner, "head": head}
+        module = Delta(tuner) if kind == Delta.name else known.get(kind, Scalar(0.0, str(kind)))
+    return Part(module, Scope(entry["scope"]))

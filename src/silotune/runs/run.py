@@ -17,7 +17,6 @@ from silotune.core.workers import Workers, end_unguarded_worker
 from silotune.data.rows import SiloData
 from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.evaluation.baselines import baselines
-from silotune.evaluation.instance_vectors import keep_instances
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import transformers_messages_kept
 from silotune.runs.build.builder import build
@@ -31,9 +30,9 @@ from silotune.runs.callbacks.feed import EventFeed
 from silotune.runs.engines.base import Engine, Progress
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.engines.multi_process import MultiProcessEngine, RayEngine
+from silotune.runs.model_folder import write_models
 from silotune.runs.more_rounds import may_differ
 from silotune.runs.run_result import Run
-from silotune.runs.storage.event_columns import write_event_columns
 from silotune.runs.storage.readers import events
 from silotune.runs.storage.run_folder import continued, working_in
 from silotune.runs.storage.scored_rows import write_test_scores
@@ -146,7 +145,6 @@ def _run(
         if kept:  # after training: importing scikit-learn takes longer than a short round
             summary["baselines"] = baselines(kept, config.partition.name != "none")
         summary["intervals"] = intervals(write_test_scores(path, federation, engine.tested))
-        keep_instances(path, federation.silos.values())
-        write_event_columns(path, warn)
+        write_models(path, federation, summary)
         write_text(path / "summary.json", json.dumps(summary, indent=1) + "\n")
     return Run(path, summary, federation)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +10,11 @@ from silotune.core.notebook import html_table, notebook_figure
 from silotune.core.numeric import score_text
 from silotune.data.metrics import lower_is_better, metric_title
 from silotune.errors import unknown_name_error
+from silotune.models.backbone.backbone import Backbone
 from silotune.runs.callbacks import RoundEnd
 from silotune.runs.callbacks.feed import read_rounds
-from silotune.runs.personal_model import PersonalModel
+from silotune.runs.personal_model import PersonalModel, model_folder
+from silotune.runs.restore import restore
 from silotune.training.federation import Federation
 
 if TYPE_CHECKING:
@@ -21,13 +22,41 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass(repr=False)
 class Run:
-    """A finished run: its summary, and every silo's personalized model at the best round."""
+    """A finished run: its summary, and every silo's personalized model at the best round.
 
-    folder: Path
-    summary: dict[str, Any]
-    federation: Federation
+    Args:
+        folder: the run folder.
+        summary: the content of `summary.json`.
+        federation: the federation that ran; None: it is put together from the folder when it is asked for.
+        backbone: the run's backbone; None: the federation's, or it is loaded with the first model.
+        precision: load the backbone in this precision instead of the run's.
+        device: load it onto this device, as the key `device`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        summary: dict[str, Any],
+        federation: Federation | None = None,
+        backbone: Backbone | None = None,
+        precision: str | None = None,
+        device: str = "auto",
+    ) -> None:
+        self.folder = folder
+        self.summary = summary
+        self._backbone = backbone if federation is None else federation.backbone
+        self._precision = precision
+        self._device = device
+        if federation is not None:
+            self.federation = federation
+
+    @cached_property
+    def federation(self) -> Federation:
+        """Backbone, method, silos and coordinator at the best round; of a run that was opened, silos have no rows."""
+        federation = restore(self.folder, self._backbone, self._precision, self._device)
+        self._backbone = federation.backbone
+        return federation
 
     @property
     def silos(self) -> dict[str, dict[str, Any]]:
@@ -36,14 +65,12 @@ class Run:
 
     def model(self, silo: str) -> PersonalModel:
         """Return the silo's personalized model."""
-        for owner in self.federation.silos.values():
-            if silo in owner.evaluations:
-                federation = self.federation
-                task, texts = federation.tasks[silo], federation.texts[silo]
-                return PersonalModel(
-                    federation.context, owner, federation.coordinator.shared_of(owner.name), task, texts
-                )
-        raise unknown_name_error("silo", silo, self.silos)
+        if silo not in self.silos:
+            raise unknown_name_error("silo", silo, self.silos)
+        folder = model_folder(self.folder, silo)
+        model = PersonalModel.open(folder, self._backbone, self._precision, self._device)
+        self._backbone = model.context.backbone
+        return model
 
     @cached_property
     def history(self) -> list[RoundEnd]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from silotune.config.head import HeadConfig
 from silotune.core.numeric import mean_ignoring_none
 from silotune.core.tensors import count_parameters, digest_of_sorted
 from silotune.data.metrics import LOSS_METRICS
@@ -73,16 +74,18 @@ def summarize(engine: Engine) -> dict[str, Any]:
         "average": central["test"] if central else mean_test(silos),
         "averages": averages(silos),
         **average_sampled(silos, central is not None and all_share_one_model(federation.context)),
-        **({"template": CHAT} if chose_chat_template(federation) else {}),
+        **({"template": CHAT} if head_section(federation) is not federation.config.head else {}),
         **({"attack": attack} if attack else {}),
         **({"privacy": federation.privacy.summary()} if federation.privacy else {}),
     }
 
 
-def chose_chat_template(federation: Federation) -> bool:
-    """Return whether the head has the chat template because rows are conversations, not by the configuration."""
-    head = federation.method.setting.head
-    return federation.config.head.template is None and isinstance(head, LanguageModelHead) and head.chat
+def head_section(federation: Federation) -> HeadConfig:
+    """Return the section `head` as it took effect: conversations choose the chat template by themselves."""
+    head, config = federation.method.setting.head, federation.config.head
+    if config.template is None and isinstance(head, LanguageModelHead) and head.chat:
+        return config.model_copy(update={"template": CHAT})
+    return config
 
 
 def mean_test(silos: Mapping[str, Mapping[str, Any]]) -> float | None:

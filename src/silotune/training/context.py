@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-
-import torch
-from torch import Tensor
 
 from silotune.config import TrainConfig
 from silotune.core import tensors as part_tools
 from silotune.core.randomness import Stream
 from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch, batch_count
-from silotune.data.cohort_batches import CohortMicroBatch, own_micro_batches
+from silotune.data.cohort_batches import CohortMicroBatch
 from silotune.methods.base import Method
 from silotune.methods.parts import Part, Scope, names_with
 from silotune.methods.phase import Phase
-from silotune.methods.step import REFERENCE, Step, previous_tensors
+from silotune.methods.step import REFERENCE, previous_tensors
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.activation_cache import ActivationCache
 from silotune.models.forward.mixing import (
@@ -34,13 +31,14 @@ from silotune.models.forward.mixing import (
 from silotune.models.forward.view_cache import ConstantViewCache, constant_views
 from silotune.models.forward.views import View, ViewRequest, run_views
 from silotune.models.heads import Head, LossRecipe
-from silotune.models.tuners import Tuner, tuner_of
+from silotune.models.tuners import tuner_of
 from silotune.models.tuners.token_weight import TokenWeight
 from silotune.training.initial_parts import InitialParts
+from silotune.training.prediction import PredictionContext
 from silotune.training.silo import Silo, SiloState
 
 
-class TrainingContext:
+class TrainingContext(PredictionContext):
     """The objects that all local rounds of a run share; it holds no state of any silo.
 
     Args:
@@ -69,17 +67,23 @@ class TrainingContext:
         rows_written: int = 32,
         rounds: int = 1,
     ) -> None:
-        self.backbone = backbone
         self.method = method
-        self.parts: dict[str, Part] = method.parts()
+        super().__init__(
+            backbone,
+            method.parts(),
+            method.prediction(),
+            method.setting.head,
+            method=method.name,
+            max_length=train.max_length,
+            rows_scored=rows_scored,
+            rows_written=rows_written,
+            cache=cache,
+        )
         self.phases = [self._with_reference(phase) for phase in method.phases()]
         self.server_phases = [self._with_reference(phase) for phase in method.server_phases()]
         self.train = train
         self.seed = seed
         self.initial = InitialParts(backbone, method, self.parts, seed, start)
-        self.cache = cache
-        self.rows_scored = rows_scored
-        self.rows_written = rows_written
         self.rounds = rounds
         self.recipe = LossRecipe(train.label_smoothing, train.class_weights)
         own = train.tokens_at_once
@@ -87,8 +91,6 @@ class TrainingContext:
         self.draw_seed = seed
         """Seed of silos' draws about their own rows, such as their order; a silo may keep its own secret."""
         self._sent: tuple[int, dict[str, Part]] | None = None
-        self.guard: Callable[[], None] = lambda: None
-        """Called before every forward of the backbone; what it raises ends the work."""
 
     @property
     def _reads_reference(self) -> bool:
@@ -131,18 +133,7 @@ class TrainingContext:
             self._sent = number, {name: self.parts[name] for name in self.method.sends(number)}
         return self._sent[1]
 
-    # -- on the device -----------------------------------------------------------------------------------------------
-
-    def place(self, state: State) -> State:
-        """Return the parts of a model on the backbone's device, for one call that uses them (`Backbone.place`)."""
-        return {name: self.backbone.place(tensors) for name, tensors in state.items() if name in self.parts}
-
     # -- parts ---------------------------------------------------------------------------------------------------------
-
-    @property
-    def virtual_tokens(self) -> int:
-        """The tokens that tuners put beside every row's own."""
-        return sum(tuner.virtual_tokens for tuner in self.tuners)
 
     def replicas(self, phase: Phase) -> int:
         """Return how many of a phase's trained views share a forward.
@@ -158,12 +149,6 @@ class TrainingContext:
     def heads(self) -> list[Head]:
         """The heads among the method's parts."""
         return [part.module for part in self.parts.values() if isinstance(part.module, Head)]
-
-    @property
-    def tuners(self) -> list[Tuner]:
-        """The tuners of the method's parts, each once."""
-        tuners = [tuner for part in self.parts.values() if (tuner := tuner_of(part.module)) is not None]
-        return list({id(tuner): tuner for tuner in tuners}.values())
 
     @property
     def draws(self) -> bool:
@@ -276,42 +261,3 @@ class TrainingContext:
         if anchor == "frozen":
             return part_tools.detached(state[part])
         return (previous_tensors(memory, part) if anchor == "previous" else {}) or received[part]
-
-    def prediction_mix(self, state: State, alpha: Tensor | None = None) -> list[MixEntry]:
-        """Look up the mix of the method's prediction.
-
-        Args:
-            state: all parts of the model, placed.
-            alpha: the weight of each text, shape (rows,), on any device, if the method weights texts.
-        """
-        alpha = None if alpha is None else alpha.to(self.backbone.device)
-        return self.resolve(self.method.prediction().mixed(alpha), state, {}, {})
-
-    @torch.no_grad()
-    def logits(self, state: State, batch: Batch, alpha: Tensor | None = None) -> Tensor:
-        """Predict a batch with a personalized model.
-
-        Args:
-            state: all parts of the model, placed.
-            batch: rows of one task.
-            alpha: the weight of each text, shape (rows,), if the method weights texts.
-
-        Returns:
-            Logits, shape (rows, classes), in the batch's order.
-        """
-        return self._prediction(state, batch, alpha).logits("prediction", self.method.prediction().head)
-
-    @torch.no_grad()
-    def loss(self, state: State, batch: Batch, alpha: Tensor | None = None) -> Tensor:
-        """Return the loss that the head computes of a batch under the method's prediction, shape ().
-
-        Arguments as for `logits`.
-        """
-        return self._prediction(state, batch, alpha).cross_entropy("prediction", self.method.prediction().head)
-
-    def _prediction(self, state: State, batch: Batch, alpha: Tensor | None) -> Step:
-        """Run a batch under the method's prediction."""
-        mix = self.prediction_mix(state, alpha)
-        mixes: dict[str, list[MixEntry]] = {"prediction": mix} | ({REFERENCE: []} if self._reads_reference else {})
-        (views,) = self.views([batch], own_micro_batches(batch), [mixes])
-        return Step(batch, views, state, {}, {}, self.parts)

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from transformers import AutoModel
 
 from silotune.errors import InputError
+from silotune.interop.adapters import peft_layout
 from silotune.interop.export import export
-from silotune.interop.peft_format import peft_layout
 from silotune.models.tuners import TUNERS, register_tuner
 from silotune.models.tuners.base import MergedAdapter, Tuner, weighted_sum
 from silotune.models.tuners.target_modules import TargetModuleOptions, find_target_modules, layer_widths
@@ -83,12 +83,14 @@ def standalone(folder):
 def test_it_is_exported_in_silotunes_layout(runs, part, mix, tmp_path):
     run = runs.run("bert", "gain", "method=fedmatch")
     folder = tmp_path / part
-    assert export(run, "beta", part, folder)["layout"] == "silotune"
-    config = json.loads((folder / "silotune_adapter.json").read_text())
-    assert (config["kind"], config["numbers"]) == ("gain", 1)
+    assert export(run.model("beta"), part, folder)["layout"] == "silotune"
+    config = json.loads((folder / "model.json").read_text())
+    assert config["tuner"]["name"] == "gain"
+    config = config["adapter"]
+    assert config["numbers"] == 1
     assert config["computes"] == "y · (1 + gain), where y is the module's output"
-    tensors = load_file(folder / "silotune_adapter.safetensors")
-    assert set(tensors) == {f"{module}.gain" for module in config["modules"]}
+    tensors = [name for name in load_file(folder / "model.safetensors") if name.startswith("adapter/")]
+    assert set(tensors) == {f"adapter/{module}.gain" for module in config["modules"]}
     assert len(tensors) == 2 * 2, "two target modules in each of the tiny model's two blocks"
 
     loader, model = standalone(folder), AutoModel.from_pretrained(runs.model("bert")).eval()
@@ -116,12 +118,12 @@ def test_what_it_does_not_implement_is_refused(runs, tmp_path):
         InputError,
         match=r"gain cannot be folded into weights \(that can be: lora, dora, vera, loha, ia3, bitfit, full\)",
     ):
-        export(gain, "beta", "merged", tmp_path / "out")
+        export(gain.model("beta"), "merged", tmp_path / "out")
     unmergeable = runs.run("bert", "unmergeable", "method=fedmatch")
     with pytest.raises(InputError, match="several adapters of tuner=unmergeable cannot be merged into one"):
-        export(unmergeable, "beta", "mixed", tmp_path / "out")
+        export(unmergeable.model("beta"), "mixed", tmp_path / "out")
     with pytest.raises(InputError, match="tuner=unexportable has no layout of adapters and cannot be folded"):
-        export(runs.run("bert", "unexportable"), "beta", "global", tmp_path / "out")
+        export(runs.run("bert", "unexportable").model("beta"), "global", tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 

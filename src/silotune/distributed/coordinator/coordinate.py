@@ -32,6 +32,7 @@ from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.protocol.handshake import Identity
 from silotune.errors import InputError
 from silotune.methods import Method
+from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import BackboneRequirements, build_model
@@ -45,6 +46,7 @@ from silotune.runs.build.resolve import (
 )
 from silotune.runs.build.silos import server_silo
 from silotune.runs.build.validation import check_labels, check_tasks
+from silotune.runs.model_folder import gather_models, write_models
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.runs.summary import state_digest, summarize
 from silotune.training.federation import Federation
@@ -186,6 +188,7 @@ def _run_folder(out: Path, federation: Federation) -> RunFolder:
 def _finish(engine: FlowerEngine, out: Path, local: bool) -> None:
     federation, folder = engine.federation, engine.folder
     final: dict[str, Any] = {"shared_sha256": digest(flatten(federation.coordinator.shared)), "state_sha256": None}
+    folders: dict[str, Path] = {}
     if local:  # the silos' folders are in the run folder
         last = folder.checkpoints.latest()
         assert last is not None, "no round was run"
@@ -194,8 +197,14 @@ def _finish(engine: FlowerEngine, out: Path, local: bool) -> None:
         final["state_sha256"] = state_digest(federation)
         for silo in federation.silos.values():
             silo.state = None
+        run = Path(next(iter(last.silos.values()))).parent.name
+        folders = {name: folder.checkpoints.path / "silos" / name / run for name in federation.silos}
     best = engine.load_best()
     summary = summarize(engine) | {"engine": engine.label, "best_round": best} | final
+    if folders:
+        gather_models(out, folders, summary)
+    elif not names_with(federation.method.parts(), Scope.PRIVATE):
+        write_models(out, federation, summary)
     write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")
 
 

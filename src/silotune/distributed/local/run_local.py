@@ -7,9 +7,8 @@ folders, which are in the run folder.
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ from silotune.distributed.local.local_processes import run_parties
 from silotune.distributed.protocol.agreement import check_federated, wire_config
 from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.evaluation.baselines import baselines
-from silotune.evaluation.instance_vectors import INSTANCES_FOLDER
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.runs.build.coordinator import privacy_guarantee, sampling_groups
@@ -126,8 +124,7 @@ def _finished(out: Path, config: Config, data: list[SiloData]) -> dict[str, Any]
     """Complete a finished run folder and return its summary.
 
     Adds the majority score on central test rows, the baselines and the intervals to the summary, and copies what only
-    silos have to where a run in one process has it: the scores' details, the predictions, and the vectors of the silos'
-    rows (FedDPA), which `load_run` reads.
+    silos have to where a run in one process has it: the scores' details and the predictions.
     """
     summary, names = read_summary(out), [silo.name for silo in data]
     if config.partition.name != "none" and summary["global"]:
@@ -139,18 +136,7 @@ def _finished(out: Path, config: Config, data: list[SiloData]) -> dict[str, Any]
     if config.evaluation.baselines:
         summary["baselines"] = baselines(data, config.partition.name != "none")
     write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")
-    for path in _instance_files(out, names):
-        (out / INSTANCES_FOLDER).mkdir(exist_ok=True)
-        shutil.copyfile(path, out / INSTANCES_FOLDER / path.name)
     return summary
-
-
-def _instance_files(out: Path, names: list[str]) -> Iterator[Path]:
-    """Yield the existing files with vectors of the silos' rows."""
-    for name in names:
-        path = _silo_folder(out, name) / INSTANCES_FOLDER / f"{name}.safetensors"
-        if path.is_file():
-            yield path
 
 
 def _silo_folder(out: Path, name: str) -> Path:

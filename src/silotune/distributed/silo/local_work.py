@@ -21,8 +21,8 @@ from silotune.distributed.silo.setup import SiloSetup
 from silotune.distributed.silo.store import Answer, Price, SiloStore
 from silotune.errors import Diverged, InputError
 from silotune.evaluation.federation_scores import measure_silos, score_silos, summary_entries
-from silotune.evaluation.instance_vectors import keep_instances
 from silotune.evaluation.predict import Measured
+from silotune.runs.model_folder import write_models
 from silotune.runs.storage.scored_rows import write_test_scores
 from silotune.training.client import PrivacySpent, SiloReply
 from silotune.training.federation import Federation
@@ -71,7 +71,7 @@ class LocalWork:
         fields: dict[str, Any] = {"silo": silo.name, "round": int(number)}
         if judge:  # of the previous round, whose shared parts the broadcast holds
             self._count(federation, Request(run, "score", int(number), digest))
-            fields["scores"] = self._evaluate(federation, silo, shared, ["validation"], run)
+            fields["scores"] = self._evaluate(federation, silo, shared, int(number), ["validation"], run)
         self._count(federation, Request(run, request.kind, int(number), digest, leaving))
         price = None if client.privacy is None else Price.of(client.privacy)
         if final:
@@ -108,7 +108,7 @@ class LocalWork:
         silo = self._silo(federation, run, str(base))
         shared = _of_round(read_broadcast(broadcast, federation.coordinator.expected), int(number))
         self._count(federation, Request(run, "score", int(number), self._digest(asked, run, str(base))))
-        scores = self._evaluate(federation, silo, shared, splits, run)
+        scores = self._evaluate(federation, silo, shared, int(number), splits, run)
         return Answer(Frame("scores", {"silo": silo.name, "scores": scores}), {}, name, int(number), asked)
 
     def _check_update(self, federation: Federation, reply: SiloReply) -> None:
@@ -133,7 +133,7 @@ class LocalWork:
         return fields_digest({**asked, "state": self._store.state_digest(run, base)} if base else asked)
 
     def _evaluate(
-        self, federation: Federation, silo: Silo, shared: State, splits: list[str], run: str
+        self, federation: Federation, silo: Silo, shared: State, number: int, splits: list[str], run: str
     ) -> dict[str, Any]:
         """Score shared parts with the silo's present private ones; returns what may leave."""
         federation.coordinator.adopt(shared)
@@ -142,10 +142,13 @@ class LocalWork:
         else:
             tested = measure_silos(federation, "test")
             entry = summary_entries(federation, tested)[silo.name]
-            self._store.require_room(_bytes_of_test_files(silo, tested.values()))
+            parts = [*flatten(shared).values(), *federation.context.state_of(silo).flat().values()]
+            model = sum(tensor.nbytes for tensor in parts)
+            self._store.require_room(_bytes_of_test_files(silo, tested.values()) + model)
             folder = self._store.make_folder(run)
-            keep_instances(folder, [silo])
             write_test_scores(folder, federation, tested)  # for the operator: they never leave
+            scores = {"rounds": federation.config.rounds, "best_round": number, "silos": {silo.name: entry}}
+            write_models(folder, federation, scores)
         return filter_scores(entry, self.settings.share)
 
     def _silo(self, federation: Federation, run: str, base: str) -> Silo:

@@ -151,8 +151,8 @@ class Engine(ABC):
         self.load(last)
         if self.history.best_round not in (0, last.round):
             self._best = self.folder.checkpoints.load(self.history.best_round)
-            for location in sorted(self._best.locations):  # finds damage before the remaining rounds run
-                self.folder.checkpoints.read(location)
+            for file in sorted(self._best.files):  # finds damage before the remaining rounds run
+                self.folder.checkpoints.read(file)
         else:
             self._best = last if self.history.best_round else None
 

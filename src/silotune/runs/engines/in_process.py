@@ -71,7 +71,7 @@ class InProcessEngine(Engine):
         try:
             for replies in self._train("final", round_number, silos, broadcast):
                 for reply in replies if self._memory is not None else ():  # they are as many as those that are kept
-                    self._put_away(round_number, reply.silo)
+                    self._put_away(f"{round_number:04d}-judged", reply.silo)
             return self.validate(round_number)
         finally:
             for name, state in kept.items():
@@ -128,26 +128,20 @@ class InProcessEngine(Engine):
     @override
     def save_states(self, round_number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
         """`_write` began each file when its silo replied."""
-        written = {name: self._written.pop(name) for name in silos}
-        if self._memory is None:
-            return written
-        moved = self._memory.joined(round_number, (self._last.silos if self._last else {}) | written)
-        for name, state in moved.items():
-            self.federation.silos[name].state = state
-        return written | {name: state.location for name, state in moved.items()}
+        return {name: self._written.pop(name) for name in silos}
 
     def _write(self, round_number: int, replies: Replies) -> None:
         """Write the states of the silos that replied while others train."""
-        self._written |= {reply.silo: self._put_away(round_number, reply.silo) for reply in replies}
+        self._written |= {reply.silo: self._put_away(f"{round_number:04d}", reply.silo) for reply in replies}
 
-    def _put_away(self, round_number: int, name: str) -> str:
-        """Write a silo's state, with `state.memory_mib` out of memory; returns its location."""
-        silo = self.federation.silos[name]
+    def _put_away(self, file: str, name: str) -> str:
+        """Write a silo's state into a file of its folder, with `state.memory_mib` out of memory; returns the file."""
+        silo, file = self.federation.silos[name], f"silos/{name}/{file}"
         assert silo.state is not None, "a silo that trained has a state"
         if self._memory is None:
-            return self.folder.checkpoints.write(f"silos/{name}/{round_number:04d}", silo.state.flat())
-        silo.state = stored = self._memory.write(round_number, silo.state)
-        return stored.location
+            return self.folder.checkpoints.write(file, silo.state.flat())
+        silo.state = stored = self._memory.write(file, silo.state)
+        return stored.file
 
     @override
     def load_states(self, checkpoint: Checkpoint) -> None:

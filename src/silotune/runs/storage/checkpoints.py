@@ -1,8 +1,7 @@
 """`Checkpoints`: after each round a manifest (`Checkpoint`) and the tensor files that it names; `load_silo`.
 
 A manifest (`checkpoints/round-0007.json`) names the file of the shared parts and, for every silo that ever took part,
-the location of its last state: a file, or a place in one (`states/0007-000.states@1024+4096`: start and bytes). Files
-are written first, while silos train, and the manifest is moved into place last, so that a run killed at any instant
+that of its last state. Files are written first, while silos train, and the manifest is moved into place last, so that a run killed at any instant
 finds a whole checkpoint, old or new.
 """
 
@@ -31,7 +30,7 @@ from silotune.training.silo import Silo, SiloState
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One round's manifest: the locations of its states, and the run's `History` as plain values."""
+    """One round's manifest: the files of its states, and the run's `History` as plain values."""
 
     round: int
     shared: str
@@ -39,27 +38,13 @@ class Checkpoint:
     history: dict[str, Any]
 
     @property
-    def locations(self) -> set[str]:
-        """Where its states are."""
-        return {self.shared, *self.silos.values()}
-
-    @property
     def files(self) -> set[str]:
         """The tensor files this checkpoint needs."""
-        return {file_of(location) for location in self.locations}
+        return {self.shared, *self.silos.values()}
 
 
-_PLACE = re.compile(r"(.+\.states)@(\d{1,18})\+(\d{1,18})")
-
-
-_ROUND = re.compile(r"(\d+)(-final)?\.safetensors$|(?<=states/)(\d+)-\d+\.states$")
+_ROUND = re.compile(r"(\d+)(-final)?\.safetensors$")
 """The number of the round that a tensor file is of."""
-
-
-def file_of(location: str) -> str:
-    """Return the file of a state's location."""
-    place = _PLACE.fullmatch(location)
-    return place[1] if place else location
 
 
 class Checkpoints:
@@ -82,33 +67,22 @@ class Checkpoints:
         Until then nobody may change the tensors.
         """
         file = f"{name}.safetensors"
-        self._opened_writer().write(self._begun(file), tensors)
-        return file
-
-    def place(self, file: str, start: int, content: bytes) -> str:
-        """Write a state's bytes at an offset of a file, and return its location; otherwise as `write`."""
-        self._opened_writer().place(self._begun(file), start, content)
-        return f"{file}@{start}+{len(content)}"
-
-    def _begun(self, file: str) -> Path:
-        """Return a file's path, in a folder that exists; a later commit may drop the file."""
         path = self.path / file
         if path.parent not in self._made_folders:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._made_folders.add(path.parent)
         if self._files is not None:
             self._files.add(file)
-        return path
+        self._opened_writer().write(path, tensors)
+        return file
 
-    def read(self, location: str) -> Tensors:
-        """Read a tensor file, or a state at its location."""
+    def read(self, file: str) -> Tensors:
+        """Read a tensor file."""
         self._finish_writing()
-        place = _PLACE.fullmatch(location)
-        path = self.path / (place[1] if place else location)
         try:
-            return read_tensors(read_bytes(path, int(place[2]), int(place[3])) if place else read_bytes(path))
+            return read_tensors(read_bytes(self.path / file))
         except (OSError, ValueError, SafetensorError) as error:
-            raise InputError(f"checkpoint file {self.path / location}: missing or damaged ({error})") from error
+            raise InputError(f"checkpoint file {self.path / file}: missing or damaged ({error})") from error
 
     def commit(self, checkpoint: Checkpoint, keep: Checkpoint | None = None) -> None:
         """Make a checkpoint the newest; drop files that neither it nor `keep` needs."""
@@ -131,7 +105,7 @@ class Checkpoints:
         """
         kept = checkpoint.files | (keep.files if keep else set())
         for name in sorted(set(self._tensor_files()) - kept):
-            if (number := _ROUND.search(name)) and int(number[1] or number[3]) <= checkpoint.round:
+            if (number := _ROUND.search(name)) and int(number[1]) <= checkpoint.round:
                 (self.path / name).unlink(missing_ok=True)
         for older in self._rounds() - {checkpoint.round, *([keep.round] if keep else [])}:
             self._manifest(older).unlink()
@@ -148,7 +122,7 @@ class Checkpoints:
         """The tensor files there, as checkpoints name them."""
         for directory, _, names in os.walk(self.path):
             folder = Path(directory).relative_to(self.path)
-            yield from ((folder / name).as_posix() for name in names if name.endswith((".safetensors", ".states")))
+            yield from ((folder / name).as_posix() for name in names if name.endswith(".safetensors"))
 
     def close(self) -> None:
         """Finish writing; nothing is written afterwards."""

@@ -19,7 +19,6 @@ from silotune.errors import OR_RESUME, InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.storage.checkpoints import Checkpoints
 from silotune.runs.storage.environment import versions
-from silotune.runs.storage.event_columns import COLUMNS_FILE
 from silotune.runs.storage.readers import EVENTS, events, read_versions
 
 FEDERATION = "federation."
@@ -102,7 +101,6 @@ class RunFolder:
             raise InputError(f"--resume: {path} was made with another backbone (its weights differ)")
         folder = cls(path)
         folder.checkpoints.path.mkdir(exist_ok=True)
-        (path / COLUMNS_FILE).unlink(missing_ok=True)  # more events may follow
         before = (path / "config.yaml").read_text(encoding="utf-8")
         changed = differences(before, config)
         if changed:

@@ -1,0 +1,222 @@
+"""Write the folders `models/NAME/` of a finished run: one silo's whole model, to be opened without anything else.
+
+A folder holds `model.json`, `shared.safetensors` with the parts that all silos have in common, and `model.safetensors`
+with the silo's own: its private parts, and where a method weighs texts by similarity the vectors of the silo's training
+rows. Shared parts are on the disk once, as `models/shared/shared.safetensors`, of which every silo's file is another
+name (a hard link); a folder that is copied away takes the content along. docs/run-folder.md describes the files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from silotune.core.serialization import tensor_bytes
+from silotune.core.tensors import State, Tensors, flatten
+from silotune.evaluation.federation_scores import current_model_state
+from silotune.methods.instance_weighting import INSTANCES, VECTORS
+from silotune.methods.parts import Part, Scope
+from silotune.models.forward.mixing import resolve_weights
+from silotune.models.heads import Head
+from silotune.models.tuners import TUNERS, Tuner, tuner_of
+from silotune.models.tuners.token_weight import TokenWeight
+from silotune.runs.personal_model import FORMAT, MODEL_FILE, MODELS, OWN_FILE, SHARED_ALONE, SHARED_FILE, VERSION
+from silotune.runs.summary import head_section
+from silotune.training.federation import Federation
+from silotune.training.silo import Silo
+
+SHARED_FOLDER = "shared"
+
+
+def write_models(run: Path, federation: Federation, summary: Mapping[str, Any]) -> None:
+    """Write a run's folder `models` anew, from the federation's present state; one silo's state at a time.
+
+    A silo of a federation over machines may call it as well, for its own folder.
+
+    Args:
+        run: the run folder.
+        federation: at the round whose models are written.
+        summary: of `summary.json` at least `rounds`, `best_round` and the entries of `silos`.
+    """
+    target, place = run / MODELS, run / f".{MODELS}"
+    shutil.rmtree(place, ignore_errors=True)
+    (place / SHARED_FOLDER).mkdir(parents=True)
+    shared = place / SHARED_FOLDER / SHARED_FILE
+    common = flatten(federation.coordinator.shared | federation.context.fixed)
+    if common:
+        shared.write_bytes(tensor_bytes(common))
+    described = _describe_run(federation, summary)
+    for owner in federation.silos.values():
+        state = current_model_state(federation, owner)
+        own, takes_common = _own_tensors(federation, owner, state)
+        sources = {SHARED_FILE: shared} if common and takes_common else {}
+        for name in owner.evaluations:
+            folder = place / name
+            folder.mkdir(exist_ok=True)
+            if own and OWN_FILE not in sources:
+                sources[OWN_FILE] = folder / OWN_FILE
+                sources[OWN_FILE].write_bytes(tensor_bytes(own))
+            for file, source in sources.items():
+                _link(source, folder / file)
+            content = described | _describe_silo(federation, name, state, summary)
+            (folder / MODEL_FILE).write_text(_json(content), encoding="utf-8")
+    shutil.rmtree(target, ignore_errors=True)
+    place.replace(target)
+
+
+def gather_models(run: Path, folders: Mapping[str, Path], summary: Mapping[str, Any]) -> None:
+    """Copy the models that silos wrote into folders of their own into a run's folder `models`.
+
+    Args:
+        run: the run folder.
+        folders: silo → the folder in which it called `write_models`, if it was asked for its test score.
+        summary: the content of the run's `summary.json`.
+    """
+    target, place = run / MODELS, run / f".{MODELS}"
+    shutil.rmtree(place, ignore_errors=True)
+    common = {"silos": len(folders), "rows_of_all_silos": _rows_of_all(summary["silos"])}
+    place.mkdir()
+    for name, folder in folders.items():
+        if not (folder / MODELS).is_dir():
+            continue
+        shutil.copytree(folder / MODELS, place, dirs_exist_ok=True)
+        path = place / name / MODEL_FILE
+        path.write_text(_json(json.loads(path.read_text(encoding="utf-8")) | common), encoding="utf-8")
+    shutil.rmtree(target, ignore_errors=True)
+    place.replace(target)
+
+
+def _json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second name; on a file system without such links, copy it."""
+    if target == source:
+        return
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _own_tensors(federation: Federation, silo: Silo, state: State) -> tuple[Tensors, bool]:
+    """Return the tensors that a silo has for itself, and whether the others are those that all silos have in common.
+
+    With another LoRA rank, or an aggregation that makes every silo's own tensors, all of them are its own.
+    """
+    parts = federation.context.parts
+    takes_common = federation.coordinator.broadcasts.key(silo.name) is None
+    own = {
+        name: tensors
+        for name, tensors in state.items()
+        if not takes_common or name == INSTANCES or parts[name].scope is Scope.PRIVATE
+    }
+    return flatten(own), takes_common
+
+
+def _describe_run(federation: Federation, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of `model.json` that are equal for all silos."""
+    config, context = federation.config, federation.context
+    method, backbone = federation.method, federation.backbone
+    weighting = context.prediction.weighting
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "method": {"name": method.name, "paper": method.paper},
+        "backbone": config.backbone.model_dump(mode="json"),
+        "backbone_sha256": backbone.fingerprint,
+        "precision": backbone.precision,
+        "threads": config.threads,
+        "tuner": _describe_tuner(method.setting.tuner),
+        "head": head_section(federation).model_dump(mode="json", exclude_defaults=True),
+        "parts": {
+            name: {"scope": str(part.scope), "module": _describe_module(part, federation)}
+            for name, part in context.parts.items()
+        },
+        "weighting": None if weighting is None else asdict(weighting),
+        "max_length": context.max_length,
+        "rows_scored": context.rows_scored,
+        "rows_written": context.rows_written,
+        "seed": config.seed,
+        "rounds": summary["rounds"],
+        "best_round": summary["best_round"],
+        "silos": len(federation.tasks),
+        "rows_of_all_silos": _rows_of_all(summary["silos"]),
+        "privacy": None if federation.privacy is None else federation.privacy.summary(),
+    }
+
+
+def _describe_silo(federation: Federation, name: str, state: State, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of `model.json` that are one silo's."""
+    prediction = federation.context.prediction
+    head = prediction.head if isinstance(prediction.head, str) else _describe_mix(prediction.head, state)
+    files = next((entry for entry in federation.config.silos if entry.name == name), None)
+    scores = summary["silos"][name]
+    columns = None
+    if files is not None:
+        texts, separator = list(files.columns), files.label_separator
+        columns = {"text": texts, "label": files.label, "encoding": files.encoding, "separator": separator}
+    return {
+        "silo": name,
+        "notice": _notice(federation, state),
+        "task": federation.tasks[name].fields(),
+        "texts": federation.texts[name],
+        "columns": columns,
+        "mix": _describe_mix(prediction.mix, state),
+        "answers_with": head,
+        "metric": scores["metric"],
+        "validation": scores["validation"],
+        "test": scores["test"],
+        "rows": scores["rows"],
+    }
+
+
+def _notice(federation: Federation, state: State) -> str:
+    """Say what of a folder was never shared, because it may tell about single rows."""
+    parts = federation.context.parts
+    private = [name for name in state if name in parts and parts[name].scope is Scope.PRIVATE and state[name]]
+    vectors = state.get(INSTANCES, {}).get(VECTORS)
+    held = [f"parts that were trained on its rows alone ({', '.join(private)})"] if private else []
+    if vectors is not None:
+        held.append(f"a vector of each of its {len(vectors)} training rows")
+    return f"Personal data of the silo: {', and '.join(held)}." if held else SHARED_ALONE
+
+
+def _describe_mix(mix: Mapping[str, Any], state: State) -> dict[str, Any]:
+    """Return a mix with the weights that it has in a state; a weight of each token names the part that computes it."""
+    described: dict[str, Any] = {}
+    for name, weight in resolve_weights(mix, state).items():
+        if isinstance(weight, TokenWeight):
+            (mixer,) = (part for part, tensors in state.items() if tensors is weight.tensors)
+            described[name] = {"mixer": mixer, "index": weight.index}
+        else:
+            described[name] = float(weight)
+    return described
+
+
+def _describe_module(part: Part, federation: Federation) -> str | dict[str, Any]:
+    """Say what a part is: the run's tuner or head, another registered tuner with its options, or a kind of its own."""
+    tuner = tuner_of(part.module)
+    if tuner is federation.method.setting.tuner:
+        return "tuner"
+    if tuner is not None and tuner.name in TUNERS:
+        return _describe_tuner(tuner)
+    return "head" if isinstance(part.module, Head) else part.module.name
+
+
+def _describe_tuner(tuner: Tuner) -> dict[str, Any]:
+    """Return a tuner's name and options, without other silos' ranks."""
+    options = {key: value for key, value in tuner.options.resolved().items() if key != "ranks"}
+    return {"name": tuner.name, "options": options}
+
+
+def _rows_of_all(silos: Mapping[str, Mapping[str, Any]]) -> int | None:
+    """Return the training rows of all silos; None if a silo does not share its number."""
+    shared = [silo["rows"]["train"] for silo in silos.values() if silo["rows"] is not None]
+    return sum(shared) if len(shared) == len(silos) else None

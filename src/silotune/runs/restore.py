@@ -1,0 +1,149 @@
+"""Put a finished run's federation together from its checkpoints, without its rows; `import_run` makes its models."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from silotune.aggregation import AGGREGATIONS, issues_by_silo, make_aggregation
+from silotune.config import Config, load_resolved
+from silotune.config.validators import NAME_RULE, is_name
+from silotune.core.files import read_bytes
+from silotune.core.serialization import read_tensors
+from silotune.core.tensors import unflatten
+from silotune.data.tasks import Task, read_task
+from silotune.data.templates import CHAT
+from silotune.errors import InputError
+from silotune.evaluation.instance_vectors import READ
+from silotune.methods import Method
+from silotune.methods.instance_weighting import INSTANCES
+from silotune.methods.parts import Scope, names_with
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.tuners.start_adapter import FILE
+from silotune.runs.build.model import make_context, run_backbone
+from silotune.runs.build.resolve import make_method, use_this_machine, with_options, with_template
+from silotune.runs.engines.in_process import InProcessEngine
+from silotune.runs.model_folder import write_models
+from silotune.runs.personal_model import MODELS, OWN_FILE, check_precision
+from silotune.runs.storage.readers import read_summary, read_versions
+from silotune.runs.storage.run_folder import RunFolder
+from silotune.training.coordinator import Coordinator
+from silotune.training.federation import Federation
+from silotune.training.silo import Silo, silos_without_rows
+
+
+def import_run(path: Path) -> list[str]:
+    """Write the folders `models/NAME/` of a finished run that has none; returns the silos' names."""
+    federation = restore(path)
+    write_models(path, federation, read_summary(path))
+    return list(federation.tasks)
+
+
+def restore(
+    path: Path, backbone: Backbone | None = None, precision: str | None = None, device: str = "auto"
+) -> Federation:
+    """Return a finished run's federation at its best round; its silos have states, but no rows.
+
+    Predictions need the folders `models/NAME` alone. This is for what looks at all parts, and for runs without them.
+
+    Args:
+        path: the run folder.
+        backbone: the run's backbone, if it is loaded already.
+        precision: load the backbone in this precision instead of the run's.
+        device: load it onto this device, as the key `device`; the run's own may be missing here.
+    """
+    summary = read_summary(path)
+    config = _configuration(path, summary, precision, device)
+    method = make_method(config)
+    config = with_options(config, method)
+    _check_private_parts(path, summary, method)
+    tasks, texts = _tasks(path, summary)
+    backbone = run_backbone(config, method, backbone)
+    if not backbone.has_fingerprint(read_versions(path)["backbone"]):
+        raise InputError(
+            f"{path}: was made with another backbone than {config.backbone.name!r} is now (its weights differ)"
+        )
+    context = make_context(config, method, tasks.values(), backbone)
+    silos = silos_without_rows(method, tasks)
+    ranks, shared = context.initial.ranks, context.initial.shared(silos.values())
+    # where all silos receive the same nothing is computed, and an aggregation by a plug-in may be gone
+    computed = any(shared.values()) and (ranks or issues_by_silo(config.aggregation.name))
+    aggregation = make_aggregation(config.aggregation, len(silos)) if computed else AGGREGATIONS["uniform"]
+    coordinator = Coordinator(shared, aggregation, config.seed, ranks=ranks)
+    malicious = tuple((summary.get("attack") or {}).get("malicious", ()))
+    federation = Federation(config, context, silos, coordinator, tasks, texts, malicious=malicious)
+    engine = InProcessEngine(federation, RunFolder(path))
+    try:
+        best_round = int(summary["best_round"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"{path}/summary.json: damaged (no best_round)") from error
+    engine.load(engine.folder.checkpoints.load(best_round))
+    if context.prediction.weighting is not None:
+        for silo in silos.values():
+            _read_vectors(path, silo)
+    return federation
+
+
+def _configuration(path: Path, summary: dict[str, Any], precision: str | None, device: str) -> Config:
+    """Return a run's configuration, for this machine."""
+    config = load_resolved(path / "config.yaml")
+    if summary.get("template") == CHAT:  # chosen by the silos' rows
+        config = with_template(config, CHAT)
+    changes: dict[str, Any] = {"device": device}
+    if config.backbone.device_map is not None:
+        device_map = "auto" if device == "auto" else None
+        changes["backbone"] = config.backbone.model_copy(update={"device_map": device_map})
+    check_precision(precision)
+    if precision is not None:
+        changes["precision"] = config.precision.model_copy(update={"name": precision})
+    if config.start is not None:  # the run's own copy: the configured file may be gone
+        changes["start"] = str(path / FILE)
+    return use_this_machine(config.model_copy(update=changes))
+
+
+def _check_private_parts(path: Path, summary: dict[str, Any], method: Method) -> None:
+    """Refuse a folder without the private parts: initial parts must not pass for trained ones."""
+    private = names_with(method.parts(), Scope.PRIVATE)
+    if private and summary.get("engine") == "flower":  # `Flower.label` in distributed/coordinator/engine.py
+        raise InputError(
+            f"{path}: is the coordinator's folder of a federation; the private parts ({', '.join(private)}) are in the "
+            "silos' own folders"
+        )
+
+
+def _tasks(path: Path, summary: dict[str, Any]) -> tuple[dict[str, Task], dict[str, int]]:
+    """Return silo name → task, and silo name → number of texts in a row."""
+    try:
+        entries = deepcopy(summary["tasks"])
+        texts = {name: int(task.pop("texts")) for name, task in entries.items()}
+        tasks = {name: read_task(task) for name, task in entries.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"{path}/summary.json: does not say the silos' tasks; `silotune run {path}/config.yaml --out {path} "
+            "--resume` writes it anew"
+        ) from error
+    unsafe = [name for name in tasks if not is_name(name)]
+    if unsafe:
+        raise InputError(f"{path}/summary.json: damaged (silo {unsafe[0]!r} cannot be a name; allowed: {NAME_RULE})")
+    return tasks, texts
+
+
+def _read_vectors(path: Path, silo: Silo) -> None:
+    """Read the vectors of a silo's rows; a run without models has them in files of their own."""
+    if silo.state is None:
+        return
+    of_model, older = (
+        path / MODELS / next(iter(silo.evaluations)) / OWN_FILE,
+        path / "instances" / f"{silo.name}.safetensors",
+    )
+    try:
+        if of_model.exists():
+            vectors = unflatten(read_tensors(read_bytes(of_model)))[INSTANCES]
+        else:
+            vectors = read_tensors(read_bytes(older))
+    except (OSError, KeyError, ValueError, SafetensorError) as error:
+        raise InputError(f"{of_model if of_model.exists() else older}: missing or damaged ({error})") from error
+    silo.instances = (READ, vectors)

@@ -1,0 +1,145 @@
+"""`PredictionContext` predicts with one silo's model; training has a richer one, `TrainingContext`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from silotune.core.tensors import State
+from silotune.data.batching import Batch
+from silotune.data.cohort_batches import own_micro_batches
+from silotune.methods.base import PredictionMix
+from silotune.methods.head_mix import head_tensors, heads_of
+from silotune.methods.parts import Part
+from silotune.methods.step import REFERENCE
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.forward.activation_cache import ActivationCache
+from silotune.models.forward.mixing import Mix, MixEntry, joined_tensors, members, resolve_weights
+from silotune.models.forward.views import View, ViewRequest, run_views
+from silotune.models.heads import PLAIN, Head
+from silotune.models.tuners import Tuner, tuner_of
+from silotune.models.tuners.token_weight import TokenWeight
+
+
+class PredictionContext:
+    """The backbone, the parts and the head with which models of one kind predict; the tensors are given in every call.
+
+    Args:
+        backbone: the one backbone of all models.
+        parts: the parts by name.
+        prediction: how the parts are mixed, and which of them is the head.
+        head: reads the states of the mix.
+        method: the method's name, for messages.
+        max_length: tokens at which a text is cut.
+        rows_scored: rows of one batch.
+        rows_written: prompts that are answered together.
+        cache: keeps activations below the adapters; None: they are computed anew.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        parts: Mapping[str, Part],
+        prediction: PredictionMix,
+        head: Head,
+        *,
+        method: str,
+        max_length: int,
+        rows_scored: int = 64,
+        rows_written: int = 32,
+        cache: ActivationCache | None = None,
+    ) -> None:
+        self.backbone = backbone
+        self.parts = parts
+        self.prediction = prediction
+        self.head = head
+        self.method_name = method
+        self.max_length = max_length
+        self.rows_scored = rows_scored
+        self.rows_written = rows_written
+        self.cache = cache
+        self.guard: Callable[[], None] = lambda: None
+        """Called before every forward of the backbone; what it raises ends the work."""
+
+    @property
+    def tuners(self) -> list[Tuner]:
+        """The tuners of the parts, each once."""
+        tuners = [tuner for part in self.parts.values() if (tuner := tuner_of(part.module)) is not None]
+        return list({id(tuner): tuner for tuner in tuners}.values())
+
+    @property
+    def virtual_tokens(self) -> int:
+        """The tokens that tuners put beside every row's own."""
+        return sum(tuner.virtual_tokens for tuner in self.tuners)
+
+    def place(self, state: State) -> State:
+        """Return the parts of a model on the backbone's device, for one call that uses them (`Backbone.place`)."""
+        return {name: self.backbone.place(tensors) for name, tensors in state.items() if name in self.parts}
+
+    def entries(self, mix: Mix, state: State) -> list[MixEntry]:
+        """Look up the tensors of a mix of parts as they are now."""
+        entries = []
+        for name, weight in resolve_weights(mix, state).items():
+            tuner = tuner_of(self.parts[members(name)[0]].module)
+            assert tuner is not None, f"part {name!r} is in a mix but is no tuner"
+            tokens = weight if isinstance(weight, TokenWeight) else None
+            number = 1.0 if isinstance(weight, TokenWeight) else weight
+            entries.append(MixEntry(tuner, joined_tensors(state, name), number, tokens))
+        return entries
+
+    def prediction_mix(self, state: State, alpha: Tensor | None = None) -> list[MixEntry]:
+        """Look up the mix of the prediction.
+
+        Args:
+            state: all parts of the model, placed.
+            alpha: the weight of each text, shape (rows,), on any device, if the method weighs texts.
+        """
+        alpha = None if alpha is None else alpha.to(self.backbone.device)
+        return self.entries(self.prediction.mixed(alpha), state)
+
+    @torch.no_grad()
+    def logits(self, state: State, batch: Batch, alpha: Tensor | None = None) -> Tensor:
+        """Predict a batch of one task.
+
+        Args:
+            state: all parts of the model, placed.
+            batch: the rows.
+            alpha: the weight of each text, shape (rows,), if the method weighs texts.
+
+        Returns:
+            Logits, shape (rows, outputs), in the batch's order.
+        """
+        view = self._views(state, batch, alpha)["prediction"]
+        return self._answering.logits(head_tensors(self.prediction.head, state), view, batch.task)
+
+    @torch.no_grad()
+    def loss(self, state: State, batch: Batch, alpha: Tensor | None = None) -> Tensor:
+        """Return the head's loss of a batch, shape (); arguments as for `logits`."""
+        views, head = self._views(state, batch, alpha), self._answering
+        tensors = head_tensors(self.prediction.head, state)
+        if head.reads_reference:
+            return head.referenced_loss(tensors, views["prediction"], views[REFERENCE], batch)
+        return head.training_loss(tensors, views["prediction"], batch, PLAIN)
+
+    @property
+    def _answering(self) -> Head:
+        """The head that the prediction names; of a mix of heads, all are of one kind."""
+        module = self.parts[heads_of(self.prediction.head)[0]].module
+        assert isinstance(module, Head), "a method's declarations are checked"
+        return module
+
+    def _views(self, state: State, batch: Batch, alpha: Tensor | None) -> dict[str, View]:
+        """Run a batch under the prediction's mix, and where the head wants it under none."""
+        self.guard()
+        mixes, head = {"prediction": self.prediction_mix(state, alpha)}, self._answering
+        if head.reads_reference:
+            mixes[REFERENCE] = []
+        reading = head.reading(self.backbone, batch.task)
+        readings = {} if reading is None else {head.name: reading}
+        request = ViewRequest(
+            [batch], [mixes], own_micro_batches(batch), head_readings=[readings], activation_cache=self.cache
+        )
+        (views,) = run_views(self.backbone, request)
+        return views
