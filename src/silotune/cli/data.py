@@ -56,8 +56,7 @@ def data(
     from silotune.data.row_checks import row_warnings, silos_warnings
     from silotune.errors import InputError
     from silotune.runs.build.resolve import read_config
-    from silotune.runs.build.shown_rows import describe_silo
-    from silotune.runs.build.token_lengths import token_lengths
+    from silotune.runs.build.shown_rows import describe_silo, token_lengths
 
     if picture is not None and (picture.suffix.lower() not in (".png", ".svg") or not picture.parent.is_dir()):
         raise InputError(f"--picture {picture}: must be a .png or .svg file in a folder that exists")

@@ -3,7 +3,7 @@
 A folder holds `model.json`, `shared.safetensors` with the parts that all silos have in common, and `model.safetensors`
 with the silo's own: its private parts, and where a method weighs texts by similarity the vectors of the silo's training
 rows. Shared parts are on the disk once, as `models/shared/shared.safetensors`, of which every silo's file is another
-name (a hard link); a folder that is copied away takes the content along. docs/run-folder.md describes the files.
+name (a hard link); a folder that is copied away takes the content along. docs/reference-files.md describes the files.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def _describe_module(part: Part, federation: Federation) -> str | dict[str, Any]
 
 def _describe_tuner(tuner: Tuner) -> dict[str, Any]:
     """Return a tuner's name and options, without other silos' ranks."""
-    options = {key: value for key, value in tuner.options.resolved().items() if key != "ranks"}
+    options = {key: value for key, value in tuner.options.model_dump(mode="json").items() if key != "ranks"}
     return {"name": tuner.name, "options": options}
 
 

@@ -12,8 +12,8 @@ import torch
 from safetensors import SafetensorError
 
 from silotune.config import BackboneConfig
+from silotune.config.backbone import PrecisionConfig
 from silotune.config.head import HeadConfig
-from silotune.config.precision import PrecisionConfig
 from silotune.core.files import read_bytes, read_json
 from silotune.core.serialization import read_tensors
 from silotune.core.tensors import State, Tensors, unflatten
@@ -143,10 +143,7 @@ class PersonalModel:
         state = _read_state(folder, parts)
         if isinstance(threads, int):
             torch.set_num_threads(threads)
-        if precision is not None and precision not in (
-            names := get_args(PrecisionConfig.model_fields["name"].annotation)
-        ):
-            raise unknown_name_error("precision", precision, names)
+        check_precision(precision)
         precision = resolve_precision(precision or about["precision"], resolve_device(device))
         if backbone is None:
             device_map = "auto" if settings.device_map is not None and device == "auto" else None

@@ -135,15 +135,12 @@ def _read_vectors(path: Path, silo: Silo) -> None:
     """Read the vectors of a silo's rows; a run without models has them in files of their own."""
     if silo.state is None:
         return
-    of_model, older = (
-        path / MODELS / next(iter(silo.evaluations)) / OWN_FILE,
-        path / "instances" / f"{silo.name}.safetensors",
-    )
+    file = path / MODELS / next(iter(silo.evaluations)) / OWN_FILE
+    in_model = file.exists()
+    if not in_model:
+        file = path / "instances" / f"{silo.name}.safetensors"
     try:
-        if of_model.exists():
-            vectors = unflatten(read_tensors(read_bytes(of_model)))[INSTANCES]
-        else:
-            vectors = read_tensors(read_bytes(older))
+        tensors = read_tensors(read_bytes(file))
+        silo.instances = (READ, unflatten(tensors)[INSTANCES] if in_model else tensors)
     except (OSError, KeyError, ValueError, SafetensorError) as error:
-        raise InputError(f"{of_model if of_model.exists() else older}: missing or damaged ({error})") from error
-    silo.instances = (READ, vectors)
+        raise InputError(f"{file}: missing or damaged ({error})") from error

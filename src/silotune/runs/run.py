@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, cast
 
-from silotune.config import Config, dump
+from silotune.config import Config, dump, load_resolved
 from silotune.config.keys import BackboneKeys, Keys, RunKeys
 from silotune.core.determinism import numerics
 from silotune.core.files import write_text
@@ -31,12 +31,13 @@ from silotune.runs.engines.base import Engine, Progress
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.engines.multi_process import MultiProcessEngine, RayEngine
 from silotune.runs.model_folder import write_models
-from silotune.runs.more_rounds import may_differ
 from silotune.runs.run_result import Run
+from silotune.runs.storage.checkpoints import Checkpoints
 from silotune.runs.storage.readers import events
-from silotune.runs.storage.run_folder import continued, working_in
+from silotune.runs.storage.run_folder import MAY_DIFFER, continued, working_in
 from silotune.runs.storage.scored_rows import write_test_scores
 from silotune.runs.summary import intervals, state_digest, summarize
+from silotune.training.federation import Federation
 
 
 def default_folder(source: str, config: Config) -> Path:
@@ -127,7 +128,7 @@ def _run(
     if federation.privacy is not None:
         federation.privacy.require_a_round()
     config = federation.config
-    with working_in(path, dump(config), federation.backbone, resume, may_differ(path, federation)) as folder:
+    with working_in(path, dump(config), federation.backbone, resume, _may_differ(path, federation)) as folder:
         keep_start(path, federation.context)
         engine: Engine = InProcessEngine(federation, folder, progress)
         if not workers.here:
@@ -148,3 +149,36 @@ def _run(
         write_models(path, federation, summary)
         write_text(path / "summary.json", json.dumps(summary, indent=1) + "\n")
     return Run(path, summary, federation)
+
+
+def _may_differ(path: Path, federation: Federation) -> tuple[str, ...]:
+    """Return the beginnings of the names of keys in which the configuration may differ from the run's.
+
+    With other `rounds`, the rounds that are done must be as they would have been, bit by bit.
+
+    Args:
+        path: the run folder; it may hold no run.
+        federation: with the new configuration.
+    """
+    file, rounds = path / "config.yaml", federation.config.rounds
+    if not file.exists() or (before := load_resolved(file).rounds) == rounds:
+        return MAY_DIFFER
+    done = Checkpoints(path / "checkpoints").latest()
+    if done is not None and done.round > rounds:
+        raise InputError(f"--resume: {path} has done {done.round} rounds; allowed: rounds={done.round} or more")
+    reason = _counts_rounds(federation)
+    if reason:
+        raise InputError(f"--resume: {path} was begun with rounds={before}, and {reason}; allowed: rounds={before}")
+    return (*MAY_DIFFER, "rounds:")
+
+
+def _counts_rounds(federation: Federation) -> str:
+    """Say what in a run depends on the number of its rounds; nothing: ""."""
+    train = federation.config.train
+    if any(phase.when == "end" for phase in federation.context.phases):
+        return f"method={federation.config.method.name} trains its final phases in the last one"
+    if train.schedule_over == "run":
+        return "train.schedule_over=run fits the learning rate to them"
+    if federation.privacy is not None:
+        return "its noise is chosen for them"
+    return ""

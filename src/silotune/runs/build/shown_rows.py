@@ -1,4 +1,4 @@
-"""`show_rows`: token by token, what a silo's rows become and what is trained (`silotune data`)."""
+"""What `silotune data` shows of rows: counts and lengths, and token by token what a row becomes and what is trained."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from silotune.config import Config
 from silotune.data.generation_rows import row_format
-from silotune.data.row_checks import describe_rows
-from silotune.data.rows import SiloData, known_text
+from silotune.data.row_checks import describe_rows, spread
+from silotune.data.rows import Row, SiloData, known_text
 from silotune.data.tasks import KINDS
 from silotune.data.tokenized import TokenizedRows
+from silotune.errors import InputError
+from silotune.models.backbone.loading import silence_transformers
+from silotune.models.backbone.stored_model import default_backbone, hub_options
 from silotune.models.heads.base import TokenizeRows
+
+
+_MOST_ROWS = 10_000
+"""Training rows of a silo that are tokenized, the first ones of the (shuffled) split."""
 
 
 @dataclass(frozen=True)
@@ -96,3 +104,39 @@ def _shown(tokenizer: Any, ids: Sequence[int], part: str, trained: Sequence[bool
     return [
         ShownToken(token, str(tokenizer.decode([token])), part, flag) for token, flag in zip(ids, trained, strict=True)
     ]
+
+
+def token_lengths(config: Config, silos: Sequence[SiloData]) -> dict[str, dict[str, Any]]:
+    """Return silo → median, 95th percentile and maximum of tokens in a training row, and the share that is cut.
+
+    Tokens are those of a row's texts, and of its answers where it has some, without a template's own. `cut` is the
+    share of rows (in percent) longer than `train.max_length`.
+    """
+    silence_transformers()
+    from transformers import AutoTokenizer
+
+    settings = config.backbone
+    try:
+        source = default_backbone() if settings.name == "default" else settings.name
+        tokenizer: Any = AutoTokenizer.from_pretrained(source, **hub_options(settings))
+    except (OSError, ValueError) as error:
+        raise InputError(f"backbone={settings.name}: no tokenizer there, so tokens are not counted") from error
+    found = {}
+    for silo in silos:
+        rows = silo.splits.train[:_MOST_ROWS]
+        lengths = _lengths(tokenizer, rows)
+        cut = sum(length > config.train.max_length for length in lengths)
+        found[silo.name] = {**(spread(lengths) or {}), "cut": 100 * cut / len(lengths)}
+    return found
+
+
+def _lengths(tokenizer: Any, rows: Sequence[Row]) -> list[int]:
+    """Return the number of tokens of each row."""
+    if not rows[0].turns and not rows[0].answer:
+        columns = [list(texts) for texts in zip(*(row.texts for row in rows), strict=True)]
+        return [len(ids) for ids in tokenizer(*columns, truncation=False, verbose=False)["input_ids"]]
+    texts = ["\n".join([content for _, content in row.turns] or row.texts) for row in rows]
+    answers = [max(row.answer, row.rejected, key=len) for row in rows]
+    prompts = tokenizer(texts, truncation=False, verbose=False)["input_ids"]
+    written = tokenizer(answers, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+    return [len(prompt) + len(answer) + 1 for prompt, answer in zip(prompts, written, strict=True)]

@@ -1,8 +1,8 @@
 """`Checkpoints`: after each round a manifest (`Checkpoint`) and the tensor files that it names; `load_silo`.
 
 A manifest (`checkpoints/round-0007.json`) names the file of the shared parts and, for every silo that ever took part,
-that of its last state. Files are written first, while silos train, and the manifest is moved into place last, so that a run killed at any instant
-finds a whole checkpoint, old or new.
+that of its last state. Files are written first, while silos train, and the manifest is moved into place last, so that a
+run killed at any instant finds a whole checkpoint, old or new.
 """
 
 from __future__ import annotations

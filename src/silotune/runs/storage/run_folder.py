@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from silotune.config import Config, differences
@@ -18,8 +22,10 @@ from silotune.core.yaml_text import load_yaml
 from silotune.errors import OR_RESUME, InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.storage.checkpoints import Checkpoints
-from silotune.runs.storage.environment import versions
 from silotune.runs.storage.readers import EVENTS, events, read_versions
+from silotune.version import __version__
+
+_LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic")
 
 FEDERATION = "federation."
 MAY_DIFFER = (FEDERATION, "state.")
@@ -189,3 +195,15 @@ def continued(config: Config, path: Path) -> Config:
     if config.evaluation.validation is not None or "validation" in (tree.get("evaluation") or {}):
         return config
     return config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"validation": "metric"})})
+
+
+@cache
+def versions() -> Mapping[str, str]:
+    """Return the versions of Python and of the libraries that may change a result; read once, from files."""
+    installed = {"python": platform.python_version(), "silotune": __version__}
+    for name in _LIBRARIES:
+        try:
+            installed[name] = version(name)
+        except PackageNotFoundError:
+            installed[name] = "not installed"
+    return MappingProxyType(installed)
