@@ -156,7 +156,7 @@ class PersonalModel:
             )
         elif backbone.precision != precision:
             raise InputError(f"backbone: the one given runs in {backbone.precision}, {folder} wants {precision}")
-        if not backbone.has_fingerprint(fingerprint):
+        if backbone.fingerprint != fingerprint:
             raise InputError(
                 f"{folder}: was made with another backbone than {settings.name!r} is now (its weights differ)"
             )

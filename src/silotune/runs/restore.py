@@ -62,7 +62,7 @@ def restore(
     _check_private_parts(path, summary, method)
     tasks, texts = _tasks(path, summary)
     backbone = run_backbone(config, method, backbone)
-    if not backbone.has_fingerprint(read_versions(path)["backbone"]):
+    if backbone.fingerprint != read_versions(path)["backbone"]:
         raise InputError(
             f"{path}: was made with another backbone than {config.backbone.name!r} is now (its weights differ)"
         )

@@ -17,7 +17,6 @@ from silotune.models.backbone.loading import silence_transformers
 from silotune.models.backbone.stored_model import default_backbone, hub_options
 from silotune.models.heads.base import TokenizeRows
 
-
 _MOST_ROWS = 10_000
 """Training rows of a silo that are tokenized, the first ones of the (shuffled) split."""
 
