@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from silotune.aggregation import AGGREGATIONS, issues_by_silo, make_aggregation
+from silotune.aggregation import issues_by_silo, uniform
 from silotune.config import Config, load_resolved
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.core.files import read_bytes
@@ -23,6 +23,7 @@ from silotune.methods.instance_weighting import INSTANCES
 from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners.start_adapter import FILE
+from silotune.runs.build.aggregation import make_aggregation
 from silotune.runs.build.model import make_context, run_backbone
 from silotune.runs.build.resolve import make_method, use_this_machine, with_options, with_template
 from silotune.runs.engines.in_process import InProcessEngine
@@ -71,7 +72,7 @@ def restore(
     ranks, shared = context.initial.ranks, context.initial.shared(silos.values())
     # where all silos receive the same nothing is computed, and an aggregation by a plug-in may be gone
     computed = any(shared.values()) and (ranks or issues_by_silo(config.aggregation.name))
-    aggregation = make_aggregation(config.aggregation, len(silos)) if computed else AGGREGATIONS["uniform"]
+    aggregation = make_aggregation(config.aggregation, len(silos)) if computed else uniform
     coordinator = Coordinator(shared, aggregation, config.seed, ranks=ranks)
     malicious = tuple((summary.get("attack") or {}).get("malicious", ()))
     federation = Federation(config, context, silos, coordinator, tasks, texts, malicious=malicious)
