@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from silotune.interop.peft_format import peft_layout
 
 from benchmarks.alternating import alternate, ratio
 from benchmarks.random_llama import save_random_llama
@@ -36,6 +35,7 @@ from silotune.data.rows import Row, SiloData, Splits
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.federation_scores import current_model_state
+from silotune.interop.adapters import peft_layout
 from silotune.models.forward.generation import GenerationOptions, generate_ids
 from silotune.models.forward.mixing import MixEntry
 from silotune.models.heads.lm import prompt_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from silotune.models.backbone.backbone import Backbone
-from silotune.runs.personal_model import PersonalModel, model_folder
+from silotune.runs.personal_model import PersonalModel, check_has_models, model_folder
 from silotune.runs.run_result import Run
 from silotune.runs.storage.readers import read_summary
 
@@ -21,7 +21,10 @@ def load_run(
         precision: load the backbone in this precision instead of the run's.
         device: load it onto this device, as the key `device`; the run's own may be missing here.
     """
-    return Run(Path(folder), read_summary(Path(folder)), None, backbone, precision, device)
+    path = Path(folder)
+    summary = read_summary(path)
+    check_has_models(path, summary)
+    return Run(path, summary, None, backbone, precision, device)
 
 
 def load_model(

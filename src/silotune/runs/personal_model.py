@@ -241,12 +241,19 @@ def check_precision(precision: str | None) -> None:
         raise unknown_name_error("precision", precision, names)
 
 
+def check_has_models(run: Path, summary: Mapping[str, Any]) -> None:
+    """Refuse a coordinator's folder of a federation whose silos keep private parts: no model can be made of it."""
+    if not (run / MODELS).is_dir() and summary.get("engine") == "flower":  # `Flower.label` in distributed/coordinator
+        raise InputError(
+            f"{run}: is the coordinator's folder of a federation; private parts are in the silos' own folders"
+        )
+
+
 def model_folder(run: Path, silo: str) -> Path:
     """Return the folder of a silo's model in a finished run, or say in one line why there is none."""
     models = run / MODELS
     if not models.is_dir():
-        if read_summary(run).get("engine") == "flower":  # `Flower.label` in distributed/coordinator/engine.py
-            raise InputError(f"{run}: is the coordinator's folder of a federation; private parts are in the silos' own")
+        check_has_models(run, read_summary(run))
         raise InputError(f"{run}: has no folder {MODELS}; `silotune import {run}` makes it")
     if Path(silo).name != silo or not (models / silo / MODEL_FILE).is_file():
         raise unknown_name_error("silo", silo, sorted(path.parent.name for path in models.glob(f"*/{MODEL_FILE}")))
