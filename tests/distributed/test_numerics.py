@@ -10,6 +10,7 @@ import torch
 from silotune.core.determinism import set_numerics
 from silotune.core.records import Records
 from silotune.distributed.coordinator import coordinate as coordinator
+from silotune.distributed.coordinator.run_status import RunStatus
 from silotune.distributed.protocol.agreement import wire_config
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.session import Session
@@ -64,7 +65,7 @@ def test_a_silos_worker_sets_them_before_it_loads_the_backbone(tiny_config, tmp_
 def test_so_does_the_coordinator(tiny_config, tmp_path, at_loading):
     config = on_this_machine(tiny_config("fedavg"))
     with pytest.raises(InputError, match="seen"):
-        coordinator._run(job(config, tmp_path, ["alpha"]), DirectLink({}), Records(tmp_path))
+        coordinator._run(job(config, tmp_path, ["alpha"]), DirectLink({}), Records(tmp_path), RunStatus())
     assert at_loading == [(2, ":4096:8")]
 
 

@@ -24,7 +24,7 @@ FILE = "records.db"
 _AUDIT = "CREATE TABLE IF NOT EXISTS audit (number INTEGER PRIMARY KEY AUTOINCREMENT, line TEXT NOT NULL)"
 # AUTOINCREMENT: SQLite remembers the largest number, so a removed end is noticed
 
-_PATIENCE = 30.0
+_PATIENCE = 60.0
 """Seconds to wait for another process or thread that writes."""
 
 _START = "0" * 64
@@ -68,7 +68,7 @@ class Records:
     def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """Return what a query finds."""
         with self._lock, self._errors():
-            return self._open().execute(query, values).fetchall()
+            return list(map(tuple, self._open().execute(query, values)))
 
     def append(self, fields: Mapping[str, Any]) -> None:
         """Append a line to the audit log: its number, the time, these fields, and the digest of the line before."""

@@ -1,4 +1,4 @@
-"""`wrap` and `unwrap`: a frame's bytes as a Flower message, which Flower sends in pieces of 5 MB."""
+"""A frame's bytes as the content of a Flower message, which Flower sends in pieces of 5 MB."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
+from typing_extensions import override
 
 from silotune.distributed.flower.frame_message import unwrap, wrap
 from silotune.distributed.protocol.frames import LARGEST_HEADER, ProtocolError
@@ -74,7 +75,7 @@ class Link(Protocol):
         """Return the replies to the messages with these ids that arrived since the last call."""
 
 
-class FlowerLink:
+class FlowerLink(Link):
     """A link over Flower's grid.
 
     Args:
@@ -88,20 +89,21 @@ class FlowerLink:
         self.largest_reply = SMALLEST_LIMIT
         self._pulls: dict[str, _Pull] = {}
 
+    @override
     def nodes(self) -> Mapping[int, str]:
-        """See `Link`."""
         with _connection_errors():
             return {int(node.node_id): str(node.name) for node in self._grid.get_nodes()}
 
+    @override
     def push(self, node: int, data: bytes) -> str | None:
-        """See `Link`."""
         message = Message(wrap(data), node, MessageType.QUERY, ttl=self._ttl)
         with _connection_errors():
             sent = list(self._grid.push_messages([message]))
         return sent[0] or None if sent else None
 
+    @override
     def pull(self, message_ids: Collection[str]) -> Sequence[Arrival]:
-        """See `Link`. Every reply is pulled on its own, so that one that is never uploaded delays no other."""
+        """Every reply is pulled on its own, so that one that is never uploaded delays no other."""
         for message_id in set(self._pulls) - set(message_ids):
             self._pulls.pop(message_id).abandon()
         for message_id in message_ids:

@@ -1,1 +1,1 @@
-"""What coordinator and silos exchange: frames, handshake, the configuration, numbers; what is logged of it."""
+"""The messages between coordinator and silos, what both sides must have alike, and what the audit log says of them."""

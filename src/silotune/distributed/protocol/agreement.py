@@ -1,4 +1,4 @@
-"""`wire_config`: what silos get of a configuration; `check_federated`, `check_agreed`: what is refused.
+"""The part of a configuration that silos receive, and which configurations a federation refuses.
 
 `handshake.py` compares the sha256 of this configuration with other things that both sides must have alike;
 `check_agreed` names the key that differs from the configuration that a silo's operator agreed on.

@@ -1,4 +1,4 @@
-"""`Frame`: JSON header and named blobs as bytes; `send`, `receive`, `ask_worker` over a worker's socket; `PROTOCOL`.
+"""The one wire type: a frame with a JSON header and named blobs, as bytes and over a worker's socket.
 
 A frame consists of `SLT1`, the header's length (4 bytes), the header, and the concatenated blobs; the header lists
 their names and sizes. On a socket the frame's length (8 bytes) comes first. The ClientApp imports this module and

@@ -1,4 +1,4 @@
-"""`Identity`, `Hello`, `check_identity`: a silo of another protocol, version, backbone or method is refused.
+"""What coordinator and silo must have alike: a silo of another protocol, version, backbone or method is refused.
 
 Of the configuration it compares the sha256 alone; `agreement.py` says what is sent of it, and names keys that differ.
 """

@@ -1,4 +1,4 @@
-"""What an operator's settings make of a run's configuration: `check_settings` refuses, `local_config` replaces."""
+"""A run's configuration on this silo's machine: refused where the operator's file excludes it, else with own paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`WorkerMetrics`: counts, times and sizes of a worker for Prometheus, and nothing of its rows."""
+"""Counts, times and sizes of a worker for Prometheus; nothing in them is about its rows."""
 
 from __future__ import annotations
 
