@@ -18,19 +18,17 @@ from silotune.distributed.silo.session import Session
 from silotune.errors import InputError, SilotuneError
 from tests.support.session_rig import DirectLink, answering, job, local_configs
 
-OURS = Identity("1", "c" * 64, "b" * 64, "t" * 64, "fp32", "fedmcp", {"global/a": (2, 3)})
+OURS = Identity("1", "b" * 64, "t" * 64, "fp32", {"global/a": (2, 3)})
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"version": "2"}, "another silotune: 2, the coordinator's: 1"),
-        ({"config": "d" * 64}, "another configuration (sha256): dddddddddddd…, the coordinator's: cccccccccccc…"),
         ({"backbone": "x" * 64}, "another backbone (sha256 of its weights): xxxxxxxxxxxx…"),
         ({"tokenizer": "x" * 64}, "another tokenizer (sha256): xxxxxxxxxxxx…"),
         ({"precision": "bf16"}, "another precision: bf16, the coordinator's: fp32"),
         ({"precision": "fp32, int8", "backbone": "x"}, "another precision: fp32, int8, the coordinator's: fp32"),
-        ({"method": "moon"}, "another method: moon, the coordinator's: fedmcp"),
         ({"shapes": {"global/a": (3, 2)}}, "other part shapes: 'global/a' is (3, 2), the coordinator's: (2, 3)"),
         ({"shapes": {}}, "'global/a' is missing"),
         ({"shapes": {"global/a": (2, 3), "z": (1,)}}, "'z' is (1,), the coordinator's: missing"),
@@ -44,7 +42,7 @@ def test_each_difference_by_name(change, message):
 
 
 def test_the_version_comes_first():
-    theirs = Identity("2", "x", "x", "x", "x", "x", {})
+    theirs = Identity("2", "x", "x", "x", {})
     with pytest.raises(HandshakeRefused, match="another silotune"):
         check_identity("north", OURS, theirs)
 

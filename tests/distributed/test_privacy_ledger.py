@@ -134,7 +134,7 @@ def round_request(config, number: int) -> Frame:
     """A coordinator's request for a round of a run that is always called the same."""
     federation = build(config)
     text = wire_config(config, sorted(federation.silos))
-    run = {"run": "0" * 16, "config": text, "identity": Identity.of(federation.config, text, federation.backbone)}
+    run = {"run": "0" * 16, "config": text, "identity": Identity.of(federation.backbone)}
     fields = run | {"identity": run["identity"].fields(), "round": number, "base": "", "keep": [], "judge": False}
     return Frame("round", fields, {"broadcast": federation.coordinator.broadcast(number)})
 

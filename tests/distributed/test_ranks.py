@@ -84,7 +84,7 @@ def test_a_rank_that_changes_within_a_run_is_refused_and_named(tiny_config, tmp_
 
 @pytest.mark.parametrize("rank", [0, -1, True, "2", 2.0])
 def test_what_is_no_rank_is_refused(rank):
-    identity = Identity("1", "c" * 64, "b" * 64, "t" * 64, "fp32", "hetlora")
+    identity = Identity("1", "b" * 64, "t" * 64, "fp32")
     fields = {"silo": "beta", "identity": identity.fields(), "task": Task("t", ("no", "yes")).fields(), "texts": 1}
     assert Hello.read(Frame("hello", fields)).rank is None
     assert Hello.read(Frame("hello", fields | {"rank": 2})).rank == 2

@@ -54,7 +54,7 @@ class Malicious:
                 group = group[name]
             group[last] = value
         self.text = yaml.safe_dump(tree, sort_keys=False)
-        self.identity = Identity.of(self.config, self.text, self.federation.backbone)
+        self.identity = Identity.of(self.federation.backbone)
 
     def restart(self) -> None:
         """Restart the silo's worker."""

@@ -88,7 +88,7 @@ def _run(job: Job, link: Link, record: Records, status: RunStatus) -> None:
     method = make_method(config)
     backbone = BackboneRequirements.of(config, method).load()
     text = wire_config(config, names)
-    admission = AdmissionPolicy(Identity.of(config, text, backbone), _registry(config, out, names), record)
+    admission = AdmissionPolicy(Identity.of(backbone), _registry(config, out, names), record)
     admission.registry.write(out)  # a start that nobody approved in time goes on under the same id
     run = {"run": admission.registry.run, "config": text, "identity": admission.identity.fields()}
     failures = FailureLog(status.report)

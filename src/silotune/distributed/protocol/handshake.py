@@ -1,6 +1,6 @@
 """What coordinator and silo must have alike: a silo of another protocol, version, backbone or method is refused.
 
-Of the configuration it compares the sha256 alone; `agreement.py` says what is sent of it, and names keys that differ.
+`agreement.py` says which part of a configuration is sent, and names keys that differ from the agreed one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from silotune.config import Config
+from pydantic import ConfigDict, StrictInt, StrictStr, TypeAdapter, ValidationError
+
 from silotune.data.tasks import Task, read_task
 from silotune.distributed.protocol.frames import PROTOCOL, Frame
 from silotune.errors import InputError
@@ -21,11 +22,9 @@ from silotune.version import __version__
 
 _COMPARED_FIELDS: Mapping[str, str] = {
     "version": "silotune",
-    "config": "configuration (sha256)",
     "precision": "precision",
     "backbone": "backbone (sha256 of its weights)",
     "tokenizer": "tokenizer (sha256)",
-    "method": "method",
 }
 """Identity fields compared in the handshake, in order, with their display names."""
 
@@ -45,69 +44,43 @@ class Identity:
 
     Args:
         version: silotune's version.
-        config: sha256 of the configuration as it is sent.
         backbone: sha256 of the weights.
         tokenizer: sha256, as `tokenizer_digest`.
         precision: the backbone's precision, and its quantization if it has one (`bf16, int8`).
-        method: id.
         shapes: shapes of the shared tensors; None until the silos' tasks are known.
         protocol: number of the message format.
     """
 
-    version: str
-    config: str
-    backbone: str
-    tokenizer: str
-    precision: str
-    method: str
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    version: StrictStr
+    backbone: StrictStr
+    tokenizer: StrictStr
+    precision: StrictStr
     shapes: Mapping[str, tuple[int, ...]] | None = None
-    protocol: int = PROTOCOL
+    protocol: StrictInt = PROTOCOL
 
     def fields(self) -> dict[str, Any]:
         """Return the identity as plain values for a frame."""
         return asdict(self)
 
     @classmethod
-    def of(cls, config: Config, text: str, backbone: Backbone) -> Identity:
-        """Return this process's identity, without shapes.
-
-        Args:
-            config: the run's.
-            text: the configuration as it is sent.
-            backbone: the loaded one.
-        """
-        return cls(
-            version=__version__,
-            config=text_digest(text),
-            backbone=backbone.fingerprint,
-            tokenizer=tokenizer_digest(backbone),
-            precision=backbone.precision
-            if backbone.quantization == NONE
-            else f"{backbone.precision}, {backbone.quantization}",
-            method=config.method.name,
-        )
+    def of(cls, backbone: Backbone) -> Identity:
+        """Return this process's identity over a loaded backbone, without shapes."""
+        quantized = "" if backbone.quantization == NONE else f", {backbone.quantization}"
+        return cls(__version__, backbone.fingerprint, tokenizer_digest(backbone), f"{backbone.precision}{quantized}")
 
     @classmethod
     def read(cls, fields: object) -> Identity:
-        """Parse an identity from a frame.
+        """Parse an identity from a frame; refuse a field that is missing, unexpected or of another type."""
+        try:
+            return _IDENTITY.validate_python(fields)
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"][:1]))
+            raise HandshakeRefused(f"identity: {where}: not what a silotune party says of itself") from None
 
-        Raises:
-            HandshakeRefused: a field is missing, unexpected or of another type.
-        """
-        if not isinstance(fields, dict) or fields.keys() != {*_COMPARED_FIELDS, "shapes", "protocol"}:
-            raise HandshakeRefused("identity: not what a silotune party says of itself")
-        for name in _COMPARED_FIELDS:
-            if not isinstance(fields[name], str):
-                raise HandshakeRefused(f"identity: {name}: not what a silotune party says of itself")
-        shapes = fields["shapes"]
-        if shapes is not None:
-            try:
-                shapes = {str(name): tuple(int(size) for size in shape) for name, shape in shapes.items()}
-            except (AttributeError, TypeError, ValueError) as error:
-                raise HandshakeRefused("identity: shapes: damaged") from error
-        if protocol_of(fields) is None:
-            raise HandshakeRefused("identity: protocol: not a number")
-        return cls(**{name: fields[name] for name in _COMPARED_FIELDS}, shapes=shapes, protocol=fields["protocol"])
+
+_IDENTITY = TypeAdapter(Identity)
 
 
 @dataclass(frozen=True)

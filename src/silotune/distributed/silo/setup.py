@@ -112,7 +112,7 @@ class SiloSetup:
     def identity(self) -> Identity:
         """Return this silo's identity, with the shapes of the shared parts."""
         federation = self.federation
-        identity = Identity.of(federation.config, self.text, federation.backbone)
+        identity = Identity.of(federation.backbone)
         return replace(identity, shapes=federation.coordinator.expected.shapes)
 
     def federation_for(self, text: str, coordinator_identity: Identity | None) -> Federation:
@@ -166,7 +166,7 @@ class SiloSetup:
         set_numerics(config.precision.deterministic, config.precision.tf32)
         backbone = self._load(config, method)
         if coordinator_identity is not None:  # first, as another backbone makes later steps fail
-            check_identity(self.settings.name, coordinator_identity, Identity.of(config, text, backbone))
+            check_identity(self.settings.name, coordinator_identity, Identity.of(backbone))
         self._config = sent = parse_wire_config(text)
         try:
             data = self._rows(config)
