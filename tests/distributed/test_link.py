@@ -16,8 +16,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import http_grid
 
-from silotune.distributed.flower.frame_message import wrap
-from silotune.distributed.flower.link import ConnectionLost, FlowerLink
+from silotune.distributed.flower.link import ConnectionLost, FlowerLink, wrap
 
 
 @pytest.fixture(autouse=True)

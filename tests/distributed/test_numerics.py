@@ -58,7 +58,7 @@ def test_a_silos_worker_sets_them_before_it_loads_the_backbone(tiny_config, tmp_
     config = on_this_machine(tiny_config("fedavg", f"precision.deterministic={word}"))
     settings = local_configs(config, tmp_path)["alpha"]
     with pytest.raises(InputError, match="seen"):
-        SiloSetup(settings).federation_for(wire_config(config, ["alpha"]), None)
+        SiloSetup(settings).prepare(wire_config(config, ["alpha"]), None)
     assert at_loading == [expected]
 
 

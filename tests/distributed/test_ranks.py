@@ -46,7 +46,10 @@ def test_a_bound_in_the_silos_own_file_is_its_rank(tiny_config, tmp_path):
     assert {key: summary[key] for key in SAME} == {key: expected[key] for key in SAME}
     sizes = {event["silo"]: (event["bytes_down"], event["bytes_up"]) for event in logged(tmp_path / "run", "silo")}
     assert all(own < other for own, other in zip(sizes["beta"], sizes["alpha"], strict=True))
-    told = {name: describe(s._setup.config, s._setup.federation, s.settings) for name, s in sessions.items()}
+    told = {
+        name: describe(s._setup.prepared.config, s._setup.prepared.federation, s.settings)
+        for name, s in sessions.items()
+    }
     assert "LoRA's rank: 2 here, 5 in the run" in told["beta"]
     assert not any("rank:" in line for line in told["alpha"])
 

@@ -94,7 +94,7 @@ def test_seeds_do_not_tell_the_splits(attack, tmp_path, data_folder):
     def digest(name, **settings):
         attacker = attack(ALLOWED, rows=None, data=data, folder=str(tmp_path / name), policy=policy | settings)
         assert attacker.reason("hello") == ""
-        return attacker.session._setup.rows_digest
+        return attacker.session._setup.prepared.rows
 
     assert digest("a") == digest("a")
     assert digest("a") != digest("b")

@@ -22,7 +22,7 @@ from silotune.config import BackboneConfig
 from silotune.data.loading import load_silos
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.flower import client_app
-from silotune.distributed.flower.frame_message import unwrap, wrap
+from silotune.distributed.flower.link import unwrap, wrap
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.session import Session
 from silotune.errors import InputError

@@ -14,4 +14,4 @@ from tests.support.session_rig import local_configs
 def test_a_row_longer_than_the_bound_is_refused(tiny_config, tmp_path):
     config = on_this_machine(tiny_config("fedavg", "train.tokens_at_once=4"))
     with pytest.raises(InputError, match=r"^train\.tokens_at_once=4: a row of \d+ tokens"):
-        SiloSetup(local_configs(config, tmp_path)["alpha"]).federation_for(wire_config(config, ["alpha"]), None)
+        SiloSetup(local_configs(config, tmp_path)["alpha"]).prepare(wire_config(config, ["alpha"]), None)

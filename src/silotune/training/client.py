@@ -116,7 +116,9 @@ class SiloClient:
         if any(shared.values()):
             parts = self.trainer.context.sent(number)
             before = flatten({name: shared.get(name, {}) for name in parts})
-            sent = scale_update(result.state, shared, parts, silo.attack_scale)
+            sent = result.state
+            if silo.attack_scale != 1:
+                sent = scale_update(sent, shared, parts, silo.attack_scale)
             if self.uplink.names:
                 encoded, kept = self.uplink.send(
                     change_of(before, shared_tensors(sent, parts)), memory, silo.name, number

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,15 @@ from silotune.core.records import Records
 from silotune.core.tensors import digest, flatten
 from silotune.data.row_folder import read_rows
 from silotune.data.rows import SiloData
-from silotune.distributed.coordinator.dispatcher import SiloDispatcher
+from silotune.distributed.coordinator.dispatcher import AuditedLink, SiloDispatcher
 from silotune.distributed.coordinator.engine import FlowerEngine
 from silotune.distributed.coordinator.job import Job
 from silotune.distributed.coordinator.run_registry import RunRegistry, SiloInfo
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, RunStatus
 from silotune.distributed.coordinator.silo_admission import AdmissionPolicy, FailureLog, wait_for_silos
-from silotune.distributed.flower.link import Arrival, ConnectionLost, Link
+from silotune.distributed.flower.link import ConnectionLost, Link
 from silotune.distributed.protocol.agreement import check_federated, wire_config
-from silotune.distributed.protocol.audit import describe_frame, request_of
-from silotune.distributed.protocol.frames import Frame, decode
+from silotune.distributed.protocol.frames import Frame
 from silotune.distributed.protocol.handshake import Identity
 from silotune.errors import InputError
 from silotune.methods import Method
@@ -93,7 +92,7 @@ def _run(job: Job, link: Link, record: Records, status: RunStatus) -> None:
     run = {"run": admission.registry.run, "config": text, "identity": admission.identity.fields()}
     failures = FailureLog(status.report)
     patience = config.federation.patience
-    link = _AuditedLink(link, record, admission.registry.run)
+    link = AuditedLink(link, record, admission.registry.run)
     dispatcher = SiloDispatcher(link, names, Frame("hello", run).encode(), admission, failures, patience, status=status)
     status.report(0, "waiting for silos to join", 0, len(names))
     wait_for_silos(dispatcher, admission, failures, config.federation)
@@ -206,48 +205,3 @@ def _finish(engine: FlowerEngine, out: Path, local: bool) -> None:
     elif not names_with(federation.method.parts(), Scope.PRIVATE):
         write_models(out, federation, summary)
     write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")
-
-
-class _AuditedLink:
-    """A link whose messages are in an audit log.
-
-    Args:
-        link: carries the frames.
-        record: the audit log of the run.
-        run: the run's id.
-    """
-
-    def __init__(self, link: Link, record: Records, run: str) -> None:
-        self._link = link
-        self._record = record
-        self._run = run
-        self._sent: dict[str, tuple[int, int | None]] = {}
-        """Message → its node and round."""
-
-    @property
-    def largest_reply(self) -> int:
-        return self._link.largest_reply
-
-    @largest_reply.setter
-    def largest_reply(self, count: int) -> None:
-        self._link.largest_reply = count
-
-    def nodes(self) -> Mapping[int, str]:
-        return self._link.nodes()
-
-    def push(self, node: int, data: bytes) -> str | None:
-        frame = decode(data)
-        request = request_of(frame)
-        self._record.append({"direction": "sent", "node": str(node), **request, **describe_frame(data, frame)})
-        message = self._link.push(node, data)
-        if message:
-            self._sent[message] = node, request["round"]
-        return message
-
-    def pull(self, message_ids: Collection[str]) -> Sequence[Arrival]:
-        arrivals = self._link.pull(message_ids)
-        for arrival in arrivals:
-            node, number = self._sent.pop(arrival.message_id, (None, None))
-            came = {"kind": "error", "reason": arrival.error[:500]} if arrival.error else describe_frame(arrival.data)
-            self._record.append({"direction": "came", "node": str(node), "run": self._run, "round": number, **came})
-        return arrivals

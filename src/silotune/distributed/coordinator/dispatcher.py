@@ -6,8 +6,12 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from typing_extensions import override
+
+from silotune.core.records import Records
 from silotune.distributed.coordinator.run_status import RunStatus
 from silotune.distributed.flower.link import Arrival, Link
+from silotune.distributed.protocol.audit import describe_frame, request_of
 from silotune.distributed.protocol.frames import Frame, ProtocolError, decode, printable
 from silotune.distributed.protocol.handshake import HandshakeRefused
 
@@ -285,3 +289,52 @@ def _plain(frame: Frame) -> Frame:
         if name in fields:
             fields[name] = printable(str(fields[name]), LONGEST_REASON)
     return replace(frame, fields=fields)
+
+
+class AuditedLink(Link):
+    """A link whose messages are in an audit log.
+
+    Args:
+        link: carries the frames.
+        record: the audit log of the run.
+        run: the run's id.
+    """
+
+    def __init__(self, link: Link, record: Records, run: str) -> None:
+        self._link = link
+        self._record = record
+        self._run = run
+        self._sent: dict[str, tuple[int, int | None]] = {}
+        """Message → its node and round."""
+
+    @property
+    @override
+    def largest_reply(self) -> int:
+        return self._link.largest_reply
+
+    @largest_reply.setter
+    def largest_reply(self, count: int) -> None:
+        self._link.largest_reply = count
+
+    @override
+    def nodes(self) -> Mapping[int, str]:
+        return self._link.nodes()
+
+    @override
+    def push(self, node: int, data: bytes) -> str | None:
+        frame = decode(data)
+        request = request_of(frame)
+        self._record.append({"direction": "sent", "node": str(node), **request, **describe_frame(data, frame)})
+        message = self._link.push(node, data)
+        if message:
+            self._sent[message] = node, request["round"]
+        return message
+
+    @override
+    def pull(self, message_ids: Collection[str]) -> Sequence[Arrival]:
+        arrivals = self._link.pull(message_ids)
+        for arrival in arrivals:
+            node, number = self._sent.pop(arrival.message_id, (None, None))
+            came = {"kind": "error", "reason": arrival.error[:500]} if arrival.error else describe_frame(arrival.data)
+            self._record.append({"direction": "came", "node": str(node), "run": self._run, "round": number, **came})
+        return arrivals

@@ -8,7 +8,7 @@ repeated request is answered from the silo's own folder.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from typing_extensions import override
@@ -88,7 +88,7 @@ class FlowerEngine(Engine):
         for received in self._until_quorum("final", round_number, silos, broadcast):
             yield received.reply
 
-    @property
+    @cached_property
     def _score_ranges(self) -> dict[str, tuple[float, float]]:
         """Split → the smallest and the largest score that a silo can have there."""
         metrics = {task.metric for task in self.federation.tasks.values()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from silotune.distributed.flower.frame_message import unwrap, wrap
+from silotune.distributed.flower.link import unwrap, wrap
 from silotune.distributed.protocol.frames import PATIENCE, Frame, ProtocolError, ask_worker
 
 app = ClientApp()

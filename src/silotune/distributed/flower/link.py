@@ -10,15 +10,16 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from threading import Event, Lock, Thread
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from flwr.app import Message, MessageType
-from flwr.serverapp import Grid
+from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from typing_extensions import override
 
-from silotune.distributed.flower.frame_message import unwrap, wrap
 from silotune.distributed.protocol.frames import LARGEST_HEADER, ProtocolError
 from silotune.errors import SilotuneError
+
+if TYPE_CHECKING:  # a ClientApp, which starts anew for every message, imports this module without it
+    from flwr.serverapp import Grid
 
 PULL_INTERVAL = 0.1
 """Least seconds between polls for the reply to a message."""
@@ -28,6 +29,27 @@ SMALLEST_LIMIT = 2 * LARGEST_HEADER
 
 PULLS_PER_SECOND = 100.0
 """Most polls a second, over all messages."""
+
+_RECORD, _ARRAY = "silotune", "frame"
+
+
+def wrap(data: bytes) -> RecordDict:
+    """Wrap a frame's bytes as the content of a Flower message."""
+    array = Array(dtype="uint8", shape=(len(data),), stype="silotune.frame", data=data)
+    return RecordDict({_RECORD: ArrayRecord({_ARRAY: array})})
+
+
+def unwrap(message: Message) -> bytes:
+    """Return the bytes of a message's frame.
+
+    Raises:
+        ProtocolError: the message holds no frame.
+    """
+    content = message.content
+    record = content.array_records.get(_RECORD)
+    if record is None or _ARRAY not in record:
+        raise ProtocolError("a message without a frame")
+    return bytes(record[_ARRAY].data)
 
 
 @contextmanager

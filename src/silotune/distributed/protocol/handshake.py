@@ -198,11 +198,6 @@ def text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def fields_digest(fields: Mapping[str, str]) -> str:
-    """Return the sha256 of fields, whatever their order."""
-    return text_digest(json.dumps(dict(fields), sort_keys=True))
-
-
 def tokenizer_digest(backbone: Backbone) -> str:
     """Return the sha256 of the tokenizer; truncation and padding are left out, because calls change them."""
     tokenizer: Any = backbone.tokenizer

@@ -7,6 +7,7 @@ records and sends. A repeated request gets the answer that was kept.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -15,9 +16,9 @@ from silotune.communication.messages import message_numbers, read_broadcast
 from silotune.core.tensors import State, flatten
 from silotune.distributed.protocol.disclosure import filter_scores
 from silotune.distributed.protocol.frames import Frame, ProtocolError, require_fields, state_name
-from silotune.distributed.protocol.handshake import fields_digest, text_digest
-from silotune.distributed.silo.policy import Request, backbone_parameters
-from silotune.distributed.silo.setup import SiloSetup
+from silotune.distributed.silo.policy import Policy, Request
+from silotune.distributed.silo.setup import Prepared
+from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.store import Answer, Price, SiloStore
 from silotune.errors import Diverged, InputError
 from silotune.evaluation.federation_scores import measure_silos, score_silos, summary_entries
@@ -36,20 +37,21 @@ class LocalWork:
     """Trains and scores one silo, counted against its operator's caps.
 
     Args:
-        setup: holds the operator's settings, and what the run's configuration came to.
+        settings: the operator's.
+        policy: the operator's caps.
         store: of the silo.
     """
 
-    def __init__(self, setup: SiloSetup, store: SiloStore) -> None:
-        self.settings = setup.settings
-        self._setup = setup
+    def __init__(self, settings: SiloSettings, policy: Policy, store: SiloStore) -> None:
+        self.settings = settings
+        self._policy = policy
         self._store = store
 
-    def train(self, federation: Federation, request: Frame, changed: str) -> Answer:
+    def train(self, prepared: Prepared, request: Frame, changed: str) -> Answer:
         """Run a local round or the final phases.
 
         Args:
-            federation: of this silo alone.
+            prepared: what the run's configuration came to.
             request: of kind `round` or `final`.
             changed: a note for the coordinator where the rows changed within the run; else empty.
         """
@@ -58,28 +60,28 @@ class LocalWork:
         final = request.kind == "final"
         judge = bool(request.fields.get("judge")) and not final
         name = state_name(int(number), final)
-        asked = self._asked(request, judge=str(judge), base=str(base))
+        asked = _asked(prepared, request, judge=str(judge), base=str(base))
         if (kept := self._store.find(run, name, asked)) is not None:
             return kept
-        silo = self._silo(federation, run, str(base))
-        client = federation.client(measures=True)
+        silo = self._silo(prepared, run, str(base))
+        client = prepared.client
         shared = _of_round(client.open_broadcast(broadcast, silo.name), int(number))
         leaving = 0 if final else sum(tensor.numel() for tensor in flatten(shared).values())
-        state = federation.context.state_of(silo).flat()
+        state = prepared.federation.context.state_of(silo).flat()
         self._store.require_room(4 * leaving + sum(tensor.nbytes for tensor in state.values()))
         digest = self._digest(asked, run, str(base))
         fields: dict[str, Any] = {"silo": silo.name, "round": int(number)}
         if judge:  # of the previous round, whose shared parts the broadcast holds
-            self._count(federation, Request(run, "score", int(number), digest))
-            fields["scores"] = self._evaluate(federation, silo, shared, int(number), ["validation"], run)
-        self._count(federation, Request(run, request.kind, int(number), digest, leaving))
+            self._count(prepared, Request(run, "score", int(number), digest))
+            fields["scores"] = self._evaluate(prepared.federation, silo, shared, int(number), ["validation"], run)
+        self._count(prepared, Request(run, request.kind, int(number), digest, leaving))
         price = None if client.privacy is None else Price.of(client.privacy)
         if final:
             (reply,) = client.finals([silo], broadcast)
         else:
             spent = PrivacySpent() if price is None else self._store.spent(run, price)
             (reply,) = client.rounds([silo], broadcast, spent)
-        self._check_update(federation, reply)
+        self._check_update(prepared, reply)
         assert silo.state is not None, "a silo that trained has a state"
         note = "; ".join(filter(None, (changed, reply.note)))
         fields |= {"state": name, "metrics": reply.metrics, "note": note}
@@ -95,42 +97,37 @@ class LocalWork:
             {*map(str, keep), str(base)},
         )
 
-    def score(self, federation: Federation, request: Frame) -> Answer:
+    def score(self, prepared: Prepared, request: Frame) -> Answer:
         """Score the aggregated shared parts with this silo's private ones."""
         run, number, base, splits = require_fields(request.fields, "run", "round", "base", "splits")
         (broadcast,) = require_fields(request.blobs, "broadcast")
         name, splits = f"{int(number):04d}-scores", [str(split) for split in splits]
         if splits not in (["validation"], ["validation", "test"]):
             raise ProtocolError(f"no such splits to score: {splits!r:.60}")
-        asked = self._asked(request, base=str(base), splits=",".join(splits), share=",".join(self.settings.share))
+        asked = _asked(prepared, request, base=str(base), splits=",".join(splits), share=",".join(self.settings.share))
         if (kept := self._store.find(run, name, asked)) is not None:
             return kept
-        silo = self._silo(federation, run, str(base))
-        shared = _of_round(read_broadcast(broadcast, federation.coordinator.expected), int(number))
-        self._count(federation, Request(run, "score", int(number), self._digest(asked, run, str(base))))
-        scores = self._evaluate(federation, silo, shared, int(number), splits, run)
+        silo = self._silo(prepared, run, str(base))
+        shared = _of_round(read_broadcast(broadcast, prepared.federation.coordinator.expected), int(number))
+        self._count(prepared, Request(run, "score", int(number), self._digest(asked, run, str(base))))
+        scores = self._evaluate(prepared.federation, silo, shared, int(number), splits, run)
         return Answer(Frame("scores", {"silo": silo.name, "scores": scores}), {}, name, int(number), asked)
 
-    def _check_update(self, federation: Federation, reply: SiloReply) -> None:
+    def _check_update(self, prepared: Prepared, reply: SiloReply) -> None:
         """Refuse an update that is too large, or not finite: which of its numbers are not would tell rows."""
         if reply.message:
-            self._setup.policy.check_numbers(message_numbers(reply.message), federation.backbone)
+            self._policy.check_numbers(message_numbers(reply.message), prepared.parameters)
             if reply.norm is not None and not math.isfinite(reply.norm):
                 raise Diverged(f"silo {reply.silo!r}: training diverged, the update is not finite")
 
-    def _count(self, federation: Federation, request: Request) -> None:
+    def _count(self, prepared: Prepared, request: Request) -> None:
         """Record a request that the caps allow, before it is worked on."""
-        backbone = backbone_parameters(federation.backbone)
-        self._store.count(request, self._setup.row_use, backbone, federation.config.rounds)
-
-    def _asked(self, request: Frame, **more: str) -> dict[str, str]:
-        """Return the fields in which two requests must agree to get the same answer."""
-        broadcast = hashlib.sha256(request.blobs["broadcast"]).hexdigest()
-        return {"kind": request.kind, "broadcast": broadcast, "config": text_digest(self._setup.text), **more}
+        self._store.count(request, prepared.row_use, prepared.parameters, prepared.config.rounds)
 
     def _digest(self, asked: dict[str, str], run: str, base: str) -> str:
         """Return the digest by which a request is counted: with another content of its state it is another request."""
-        return fields_digest({**asked, "state": self._store.state_digest(run, base)} if base else asked)
+        more = {"state": self._store.state_digest(run, base)} if base else {}
+        return hashlib.sha256(json.dumps(asked | more, sort_keys=True).encode()).hexdigest()
 
     def _evaluate(
         self, federation: Federation, silo: Silo, shared: State, number: int, splits: list[str], run: str
@@ -151,17 +148,22 @@ class LocalWork:
             write_models(folder, federation, scores)
         return filter_scores(entry, self.settings.share)
 
-    def _silo(self, federation: Federation, run: str, base: str) -> Silo:
+    def _silo(self, prepared: Prepared, run: str, base: str) -> Silo:
         """Return the silo at one of its states; the empty name stands for the state before its first round."""
-        silo = federation.silos[self.settings.name]
+        silo = prepared.federation.silos[self.settings.name]
         silo.state = None
         if base:
             kept = SiloState.from_flat(self._store.read_state(run, base))
-            wanted = {name: tensor.shape for name, tensor in flatten(federation.context.state_of(silo).private).items()}
-            if {name: tensor.shape for name, tensor in flatten(kept.private).items()} != wanted:
+            if {name: tuple(t.shape) for name, t in flatten(kept.private).items()} != prepared.private_shapes:
                 raise InputError(f"silo {self.settings.name!r}: its state {base!r} is of another method or tuner")
             silo.state = kept
         return silo
+
+
+def _asked(prepared: Prepared, request: Frame, **more: str) -> dict[str, str]:
+    """Return the fields in which two requests must agree to get the same answer."""
+    broadcast = hashlib.sha256(request.blobs["broadcast"]).hexdigest()
+    return {"kind": request.kind, "broadcast": broadcast, "config": prepared.digest, **more}
 
 
 def _of_round(broadcast: tuple[State, int], asked: int) -> State:

@@ -56,11 +56,11 @@ class Policy:
     silo: str
     limits: PolicyConfig
 
-    def check_run(self, federation: Federation) -> None:
+    def check_run(self, federation: Federation, parameters: int) -> None:
         """Refuse a run that has too many rounds, or that sends too many numbers in each."""
         self._at_most("rounds", federation.config.rounds, self.limits.rounds, "rounds")
         shapes = federation.coordinator.expected.shapes
-        self.check_numbers(sum(map(math.prod, shapes.values())), federation.backbone)
+        self.check_numbers(sum(map(math.prod, shapes.values())), parameters)
 
     def check_work(self, federation: Federation) -> None:
         """Refuse updates of too few rows or steps; these refusals tell something of the silo's rows."""
@@ -74,9 +74,9 @@ class Policy:
             if sent and steps < self.limits.train_steps:
                 raise self.refused("an update of so few steps", f"at least {self.limits.train_steps}", "train_steps")
 
-    def check_numbers(self, count: int, backbone: Backbone) -> None:
+    def check_numbers(self, count: int, parameters: int) -> None:
         """Refuse an update with too many numbers."""
-        limit = _most(self.limits.numbers_per_round, backbone_parameters(backbone))
+        limit = _most(self.limits.numbers_per_round, parameters)
         self._at_most("numbers in an update", count, limit, "numbers_per_round")
 
     def check_request(self, request: Request, before: tuple[int, int, int], backbone: int, rounds: int) -> None:

@@ -28,6 +28,7 @@ from silotune.distributed.protocol.handshake import (
     WAITS_FOR_APPROVAL,
     HandshakeRefused,
     Identity,
+    check_identity,
     check_protocol,
     protocol_of,
 )
@@ -35,12 +36,11 @@ from silotune.distributed.silo.approvals import Approvals, approved_part, config
 from silotune.distributed.silo.local_work import LocalWork
 from silotune.distributed.silo.run_description import describe, describe_unfit
 from silotune.distributed.silo.secret import derived_from_secret
-from silotune.distributed.silo.setup import UNDISCLOSED_ROWS, DoesNotFit, SiloSetup
+from silotune.distributed.silo.setup import UNDISCLOSED_ROWS, DoesNotFit, Prepared, SiloSetup
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.store import Answer, Price, SiloStore
 from silotune.errors import InputError, SilotuneError
 from silotune.runs.build.resolve import read_config
-from silotune.training.federation import Federation
 from silotune.version import __version__
 
 CHANGED_ROWS = "its rows changed within this run"
@@ -75,7 +75,9 @@ class Session:
         self._setup = SiloSetup(settings)
         self.store = SiloStore(Path(settings.folder), self._setup.policy)
         self._approvals = Approvals(Path(settings.folder))
-        self._work = LocalWork(self._setup, self.store)
+        self._work = LocalWork(settings, self._setup.policy, self.store)
+        self._compared: tuple[str, object] | None = None
+        """The last configuration and identity of a coordinator that were compared with this silo's."""
         self._last_hello: _Hello | None = None
 
     def warm(self) -> None:
@@ -86,7 +88,7 @@ class Session:
                 parse_wire_config(text)
             except InputError:  # not in the form of `wire_config`: rows are read again with the first request
                 text = wire_config(read_config(self.settings.config), [self.settings.name])
-            self._setup.federation_for(text, None)
+            self._setup.prepare(text, None)
 
     def answer(self, data: bytes) -> bytes:
         """Answer a request.
@@ -121,8 +123,8 @@ class Session:
         leaving = frame.encode()
         about = request_of(request)
         self.store.commit(str(about["run"]), answer, {**about, **describe_frame(leaving, frame), **answer.about})
-        if frame.kind == "hello":
-            self._last_hello = _Hello(data, leaving, str(about["run"]), self._setup.config)
+        if frame.kind == "hello" and self._setup.prepared is not None:
+            self._last_hello = _Hello(data, leaving, str(about["run"]), self._setup.prepared.config)
         return leaving
 
     def known_hello(self, data: bytes) -> bytes | None:
@@ -147,31 +149,37 @@ class Session:
 
     def _answer(self, request: Frame) -> Answer:
         run, text, identity = require_fields(request.fields, "run", "config", "identity")
-        check_protocol(self.settings.name, protocol_of(identity), PROTOCOL)
-        coordinators = Identity.read(identity)
-        if coordinators.version != __version__:
-            silo = f"silo {self.settings.name!r}"
-            raise HandshakeRefused(
-                f"{silo}: another silotune: {__version__}, the coordinator's: {coordinators.version}"
-            )
+        coordinators = None if (text, identity) == self._compared else self._read_identity(identity)
         self._setup.guard.begin()
-        federation = self._approved(str(run), str(text), coordinators)
-        self._setup.check_shapes(coordinators)
-        changed = self._changed_rows(str(run))
+        prepared = self._approved(str(run), str(text), coordinators)
+        if coordinators is not None:  # shapes follow from the silo's task, so they are compared after the approval
+            check_identity(self.settings.name, coordinators, prepared.identity)
+            self._compared = text, identity
+        changed = self._changed_rows(str(run), prepared)
         if request.kind == "hello":
-            answer = Answer(self._hello(federation))
+            answer = Answer(self._hello(prepared))
         elif request.kind in ("round", "final"):
-            answer = self._work.train(federation, request, changed)
+            answer = self._work.train(prepared, request, changed)
         elif request.kind == "score":
-            answer = self._work.score(federation, request)
+            answer = self._work.score(prepared, request)
         else:
             raise ProtocolError(f"unknown request {request.kind[:20]!r}")
         if "status" in self.settings.share:
-            status = self._status(str(run), federation, answer)
+            status = self._status(str(run), prepared, answer)
             answer = replace(answer, frame=answer.frame.with_fields(status=status.fields()))
         return answer
 
-    def _approved(self, run: str, text: str, coordinators: Identity) -> Federation:
+    def _read_identity(self, fields: object) -> Identity:
+        """Return the coordinator's identity, if it is of the same protocol and version."""
+        self._compared = None
+        check_protocol(self.settings.name, protocol_of(fields), PROTOCOL)
+        identity = Identity.read(fields)
+        if identity.version != __version__:
+            silo = f"silo {self.settings.name!r}"
+            raise HandshakeRefused(f"{silo}: another silotune: {__version__}, the coordinator's: {identity.version}")
+        return identity
+
+    def _approved(self, run: str, text: str, coordinators: Identity | None) -> Prepared:
         """Return what a configuration comes to here, once the run is approved.
 
         Raises:
@@ -180,36 +188,36 @@ class Session:
         """
         settings = self.settings
         try:
-            federation = self._setup.federation_for(text, coordinators)
+            prepared = self._setup.prepare(text, coordinators)
         except DoesNotFit as error:
             described = partial(describe_unfit, error.config, str(error.reason))
             _require_approval(settings, self._approvals, run, error.config, described)
             raise error.reason from error
-        config = self._setup.config
-        _require_approval(settings, self._approvals, run, config, lambda: describe(config, federation, settings))
-        return federation
+        described = partial(describe, prepared.config, prepared.federation, settings)
+        _require_approval(settings, self._approvals, run, prepared.config, described)
+        return prepared
 
-    def _changed_rows(self, run: str) -> str:
+    def _changed_rows(self, run: str, prepared: Prepared) -> str:
         """Return a note for the coordinator if the rows changed within a run; empty otherwise."""
-        setup = self._setup
-        seen = self.store.rows_used(run, setup.row_use[0])
-        if seen and seen[-1] != setup.rows_digest and self.settings.changed_rows == "refuse":
+        configuration, rows = prepared.row_use
+        seen = self.store.rows_used(run, configuration)
+        if seen and seen[-1] != rows and self.settings.changed_rows == "refuse":
             raise HandshakeRefused(
                 f"silo {self.settings.name!r}: {CHANGED_ROWS}; its silo config has changed_rows: refuse (or accept)"
             )
-        return CHANGED_ROWS if {*seen, setup.rows_digest} > {setup.rows_digest} else ""
+        return CHANGED_ROWS if {*seen, rows} > {rows} else ""
 
     # -- what leaves ---------------------------------------------------------------------------------------------------
 
-    def _hello(self, federation: Federation) -> Frame:
+    def _hello(self, prepared: Prepared) -> Frame:
         fields: dict[str, Any] = {
             "silo": self.settings.name,
-            "identity": self._setup.identity().fields(),
-            "task": federation.tasks[self.settings.name].fields(),
-            "texts": federation.texts[self.settings.name],
+            "identity": prepared.identity.fields(),
+            "task": prepared.federation.tasks[self.settings.name].fields(),
+            "texts": prepared.federation.texts[self.settings.name],
         }
-        if self._setup.bounded_rank is not None:
-            fields["rank"] = self._setup.bounded_rank
+        if prepared.bounded_rank is not None:
+            fields["rank"] = prepared.bounded_rank
         return Frame("hello", fields)
 
     def _disclosed(self, frame: Frame) -> Frame:
@@ -224,16 +232,16 @@ class Session:
             blobs["message"] = with_rows(blobs["message"], UNDISCLOSED_ROWS)
         return Frame(frame.kind, fields, blobs)
 
-    def _status(self, run: str, federation: Federation, answer: Answer) -> SiloStatus:
+    def _status(self, run: str, prepared: Prepared, answer: Answer) -> SiloStatus:
         """Return the silo's state of operation; of free space two digits, as files of predictions tell answers."""
-        folder, privacy, budget = Path(self.settings.folder), federation.client().privacy, self.settings.budget
+        folder, privacy, budget = Path(self.settings.folder), prepared.client.privacy, self.settings.budget
         spent = self.store.spent(run, None if privacy is None else Price.of(privacy))
         uses = spent.uses + (answer.price is not None)
         epsilon = spent.epsilon + (privacy.account.total(uses) if privacy is not None and uses else 0.0)
         key = derived_from_secret(folder, "status")  # without it nobody can try rows against the fingerprint
         free = free_bytes(folder)
         return SiloStatus(
-            rows_fingerprint=hmac.new(key, self._setup.rows_digest.encode(), hashlib.sha256).hexdigest()[:32],
+            rows_fingerprint=hmac.new(key, prepared.rows.encode(), hashlib.sha256).hexdigest()[:32],
             epsilon_left=None if budget is None else max(0.0, budget - epsilon),
             disk_free_bytes=None if free is None else int(float(f"{free:.1e}")),
         )

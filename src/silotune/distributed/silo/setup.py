@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -13,14 +15,14 @@ from silotune.config import Config
 from silotune.core.clock import log_line
 from silotune.core.determinism import set_numerics
 from silotune.core.randomness import derive
-from silotune.core.tensors import State
+from silotune.core.tensors import State, flatten
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import read_rows
 from silotune.data.rows import SiloData, Splits
 from silotune.distributed.protocol.agreement import check_agreed, check_federated, parse_wire_config
 from silotune.distributed.protocol.handshake import HandshakeRefused, Identity, check_identity, text_digest
 from silotune.distributed.silo.local_config import check_sent, check_settings, local_config
-from silotune.distributed.silo.policy import Policy, WorkGuard
+from silotune.distributed.silo.policy import Policy, WorkGuard, backbone_parameters
 from silotune.distributed.silo.secret import derived_from_secret
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import InputError, SilotuneError
@@ -32,6 +34,7 @@ from silotune.runs.build.ranks import for_silo, rank_of
 from silotune.runs.build.resolve import make_method, read_config, use_this_machine
 from silotune.runs.build.silos import build_silos
 from silotune.runs.build.validation import check_tasks
+from silotune.training.client import SiloClient
 from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
 from silotune.training.phase_batches import check_rows
@@ -67,6 +70,44 @@ class SiloWithoutRowCount(Silo):
         return UNDISCLOSED_ROWS
 
 
+@dataclass
+class Prepared:
+    """What a coordinator's configuration came to at this silo; made once, and used by all requests of a run.
+
+    Args:
+        text: the configuration as it was sent.
+        config: the same, parsed.
+        federation: of this silo alone; its shared parts have shapes and no data.
+        client: trains the silo and makes its updates.
+        identity: the silo's, with the shapes of the shared parts.
+        rows: the sha256 of the rows as the configuration splits them.
+        parameters: of the backbone.
+        private_shapes: shapes of the parts that stay here.
+        bounded_rank: the rank of the adapters, where the operator bounds it below the run's; else None.
+    """
+
+    text: str
+    config: Config
+    federation: Federation
+    client: SiloClient
+    identity: Identity
+    rows: str
+    parameters: int
+    private_shapes: Mapping[str, tuple[int, ...]]
+    bounded_rank: int | None
+
+    @cached_property
+    def digest(self) -> str:
+        """The sha256 of the configuration as it was sent."""
+        return text_digest(self.text)
+
+    @cached_property
+    def row_use(self) -> tuple[str, str]:
+        """Digests of the configuration, whatever its section `federation`, and of the rows."""
+        tree = self.config.model_dump(mode="json", exclude={"federation"})
+        return text_digest(json.dumps(tree, sort_keys=True)), self.rows
+
+
 class SiloSetup:
     """Builds and caches backbone, rows and parts for the coordinator's configuration.
 
@@ -76,76 +117,33 @@ class SiloSetup:
 
     def __init__(self, settings: SiloSettings) -> None:
         self.settings = settings
-        self.text = ""
-        """The configuration it was built for, as it was sent."""
+        self.prepared: Prepared | None = None
+        """For the configuration that was sent last."""
         self._backbone: tuple[BackboneRequirements, Backbone] | None = None
-        self._federation: Federation | None = None
-        self._config: Config | None = None
-        self.rows_digest = ""
-        """The sha256 of the rows as the configuration splits them."""
-        self.bounded_rank: int | None = None
-        """The rank of the adapters, where the operator bounds it below the run's; else None."""
         self.policy = Policy(settings.name, settings.policy)
         self.guard = WorkGuard(self.policy)
-        self._agreed: Config | None = None
-        if settings.config is not None:
-            self._agreed = read_config(settings.config)
+        self._agreed = None if settings.config is None else read_config(settings.config)
 
-    @property
-    def config(self) -> Config:
-        """The configuration of the federation that was built last, as it was sent."""
-        assert self._config is not None, "nothing was built"
-        return self._config
-
-    @property
-    def federation(self) -> Federation:
-        """The federation that was built last."""
-        assert self._federation is not None, "nothing was built"
-        return self._federation
-
-    @property
-    def row_use(self) -> tuple[str, str]:
-        """Digests of the configuration, whatever its section `federation`, and of the rows as it splits them."""
-        tree = self.config.model_dump(mode="json", exclude={"federation"})
-        return text_digest(json.dumps(tree, sort_keys=True)), self.rows_digest
-
-    def identity(self) -> Identity:
-        """Return this silo's identity, with the shapes of the shared parts."""
-        federation = self.federation
-        identity = Identity.of(federation.backbone)
-        return replace(identity, shapes=federation.coordinator.expected.shapes)
-
-    def federation_for(self, text: str, coordinator_identity: Identity | None) -> Federation:
-        """Build the federation for a configuration; cached until the configuration changes.
+    def prepare(self, text: str, coordinator_identity: Identity | None) -> Prepared:
+        """Return what a configuration comes to here; cached until the configuration changes.
 
         Args:
             text: the configuration as it was sent.
-            coordinator_identity: the coordinator's identity; None before its first request.
-
-        Returns:
-            A federation of this silo alone; its shared parts have shapes and no data.
+            coordinator_identity: the coordinator's identity; None if it was compared before.
 
         Raises:
             HandshakeRefused: the identities differ, or the operator's settings exclude the configuration.
             DoesNotFit: rows cannot be used, or not for this configuration.
         """
-        if self._federation is None or self.text != text:
-            self._federation, self.text = None, ""
-            self._federation = self._build(text, coordinator_identity)
-            self.text = text
+        prepared = self.prepared
+        if prepared is None or prepared.text != text:
+            self.prepared = None
+            self.prepared = prepared = self._build(text, coordinator_identity)
         if coordinator_identity is not None:
-            check_identity(self.settings.name, replace(coordinator_identity, shapes=None), self.identity())
-        return self._federation
+            check_identity(self.settings.name, replace(coordinator_identity, shapes=None), prepared.identity)
+        return prepared
 
-    def check_shapes(self, coordinator_identity: Identity) -> None:
-        """Compare the shapes of the shared parts, which follow from the silo's task.
-
-        Raises:
-            HandshakeRefused: they differ.
-        """
-        check_identity(self.settings.name, coordinator_identity, self.identity())
-
-    def _build(self, text: str, coordinator_identity: Identity | None) -> Federation:
+    def _build(self, text: str, coordinator_identity: Identity | None) -> Prepared:
         if len(text) > LONGEST_CONFIGURATION:
             raise HandshakeRefused(f"silo {self.settings.name!r}: a configuration of {len(text):,} characters")
         config = parse_wire_config(text)
@@ -160,21 +158,21 @@ class SiloSetup:
         check_sent(self.settings, method)
         name, bound = self.settings.name, self.settings.rank
         rank = rank_of(method, name, bound)
-        self.bounded_rank = None if rank == rank_of(method, name) else rank
+        bounded = None if rank == rank_of(method, name) else rank
         config = for_silo(local_config(self.settings, config, self._split_seed(config)), method, name, bound)
         method = make_method(config)
         set_numerics(config.precision.deterministic, config.precision.tf32)
         backbone = self._load(config, method)
         if coordinator_identity is not None:  # first, as another backbone makes later steps fail
             check_identity(self.settings.name, coordinator_identity, Identity.of(backbone))
-        self._config = sent = parse_wire_config(text)
+        sent = parse_wire_config(text)
         try:
             data = self._rows(config)
-            federation = self._assemble(config, method, backbone, data)
-            self.rows_digest = rows_digest(data.splits)
+            federation, private = self._assemble(config, method, backbone, data)
         except SilotuneError as error:
             raise DoesNotFit(sent, error) from error
-        self.policy.check_run(federation)
+        parameters = backbone_parameters(backbone)
+        self.policy.check_run(federation, parameters)
         try:
             self.policy.check_work(federation)
         except SilotuneError as error:
@@ -183,10 +181,21 @@ class SiloSetup:
         if self.settings.policy.row_order == "secret":
             recipe = sent.model_dump_json(exclude={"description", "federation"})
             federation.context.draw_seed = self._secret_seed(recipe)
-        return federation
+        identity = replace(Identity.of(backbone), shapes=federation.coordinator.expected.shapes)
+        return Prepared(
+            text,
+            sent,
+            federation,
+            federation.client(measures=True),
+            identity,
+            rows_digest(data.splits),
+            parameters,
+            {part: tuple(tensor.shape) for part, tensor in flatten(private).items()},
+            bounded,
+        )
 
-    def _assemble(self, config: Config, method: Method, backbone: Backbone, data: SiloData) -> Federation:
-        """Build the silo's side of the federation: this silo alone, its parts as shapes without data."""
+    def _assemble(self, config: Config, method: Method, backbone: Backbone, data: SiloData) -> tuple[Federation, State]:
+        """Build the silo's side of the federation, this silo alone, and its private parts; parts have no data."""
         config = use_this_machine(config)
         tasks, texts = {data.name: data.task}, {data.name: len(data.splits.train[0].texts)}
         check_tasks(config, method, tasks)
@@ -196,9 +205,9 @@ class SiloSetup:
         if "rows" not in self.settings.share:
             silos = {name: SiloWithoutRowCount(name, silo.train, silo.evaluations) for name, silo in silos.items()}
         (silo,) = silos.values()
-        shared = planned_parts(context, silo)
+        shared, private = planned_parts(context, silo)
         coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled=False, shared=shared)
-        return Federation(config, context, silos, coordinator, tasks, texts, privacy=privacy)
+        return Federation(config, context, silos, coordinator, tasks, texts, privacy=privacy), private
 
     def _split_seed(self, config: Config) -> int | None:
         """Return the seed with which rows are split, where the operator keeps the silo's draws secret; else None."""
@@ -226,11 +235,13 @@ class SiloSetup:
             raise InputError(f"silo {self.settings.name!r}: its rows cannot be used (see the worker's log)") from None
 
 
-def planned_parts(context: TrainingContext, silo: Silo) -> State:
-    """Return a run's shared parts as tensors without data, to judge their size before anything of it is allocated."""
+def planned_parts(context: TrainingContext, silo: Silo) -> tuple[State, State]:
+    """Return a run's shared and private parts as tensors without data, to judge them before they are allocated."""
+    tasks = [rows.task for rows in silo.train.values()]
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            return context.initial.at_rank(context.initial.shared([silo]), silo.name)
+            private = context.initial.private(silo.name, tasks)
+            return context.initial.at_rank(context.initial.shared([silo]), silo.name), private
     except RuntimeError as error:  # what fake tensors cannot do: read a number, hand data to NumPy
         names = ", ".join(sorted({part.module.name for part in context.parts.values()}))
         raise InputError(
