@@ -72,4 +72,6 @@ def test_an_update_passes_few_files(tiny_config, tmp_path, monkeypatch):
     coordinate(job(config, tmp_path / "run", configs), DirectLink({n: silo(a) for n, a in answering(configs).items()}))
     assert all((ROOT / path).exists() for path in UNSEEN)
     files = {*walk.files, *UNSEEN}
-    assert 15 < len(files) <= 25, "\n".join(f"{path}: {walk.files.get(path)}" for path in sorted(files))
+    shown = "\n".join(f"{path}: {walk.files.get(path)}" for path in sorted(files))
+    assert len(files) <= 30, shown
+    assert 15 < sum(not path.startswith("core/") for path in files) <= 25, shown
