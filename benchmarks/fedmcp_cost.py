@@ -17,9 +17,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.alternating import alternate, ratio
-from silotune.data.batching import Batch
-from silotune.data.cohort_batches import CohortMicroBatch
 from silotune.models.forward.mixing import MixEntry
+from silotune.models.forward.view_program import ViewProgram
 from silotune.models.forward.views import View
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
@@ -79,20 +78,19 @@ def _epoch(federation: Federation) -> Callable[[], dict[str, float]]:
 
 def _one_by_one(federation: Federation) -> None:
     training = federation.context
-    together = training.views
+    together = training.program
 
-    def apart(
-        batches: Sequence[Batch],
-        joints: Sequence[CohortMicroBatch],
-        mixes: Sequence[Mapping[str, Sequence[MixEntry]]],
-        *more: Any,
-    ) -> list[dict[str, View]]:
-        views: list[dict[str, View]] = [{} for _ in mixes]
-        for name in mixes[0]:
-            one_view = [{name: silo_mixes[name]} for silo_mixes in mixes]
-            for silo_views, view in zip(views, together(batches, joints, one_view, *more), strict=True):
-                silo_views |= view
-        return views
+    class Apart(ViewProgram):
+        """A program for each view, which shares nothing with the others."""
 
-    training.views = apart  # type: ignore[assignment, method-assign]
+        def __init__(self, mixes: Sequence[Mapping[str, Sequence[MixEntry]]], *more: Any) -> None:
+            super().__init__(training.backbone, mixes)
+            self._apart = [together([{name: own[name]} for own in mixes], *more) for name in mixes[0]]
+
+        def run(self, *arguments: Any) -> list[dict[str, View]]:
+            """See `ViewProgram.run`."""
+            pieces = [program.run(*arguments) for program in self._apart]
+            return [{name: view for own in silo for name, view in own.items()} for silo in zip(*pieces, strict=True)]
+
+    training.program = Apart  # type: ignore[assignment, method-assign]
     training.replicas = lambda phase: 1  # type: ignore[method-assign]

@@ -25,8 +25,7 @@ from benchmarks.live_bytes import LiveBytes
 from silotune.config import TrainConfig
 from silotune.core.tensors import State, copy
 from silotune.cost.backbone_shapes import read_shape_config
-from silotune.data.batching import Batch, make_batch
-from silotune.data.cohort_batches import own_micro_batches
+from silotune.data.batching import Batch, Piece, make_batch
 from silotune.data.tasks import Task
 from silotune.data.tokenized import Inputs, TokenizedRows
 from silotune.methods import METHODS, LocalTraining, Setting
@@ -34,11 +33,12 @@ from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.padding import Padding
 from silotune.models.backbone.quantization import QUANTIZATIONS, quantized_shapes, weight_bytes
+from silotune.models.forward.views import ConstantViews
 from silotune.models.heads import HEADS
 from silotune.models.tuners import TUNERS
 from silotune.training.context import TrainingContext
 from silotune.training.phase_batches import token_limit
-from silotune.training.step_gradients import SiloStep, add_gradients
+from silotune.training.step_gradients import SiloStep, StepGradients
 
 GIB = 2**30
 _TASK = Task("rows", (), metric="rouge1", kind="generation")
@@ -88,11 +88,9 @@ def measure(
                 state[name] = {key: tensor.requires_grad_() for key, tensor in state[name].items()}
             mixes = {name: context.resolve(mix, state, received, {}) for name, mix in phase.views.items()}
             quiet = LocalTraining(train.lr, {}, {})
-            step = SiloStep(
-                chosen, state, received, {}, mixes, context.view_cache(phase), ("dropout", "silo"), _same, quiet
-            )
+            step = SiloStep(chosen, state, received, {}, ConstantViews(), ("dropout", "silo"), _same, quiet)
             with _reads_on_the_host(), LiveBytes() as live:
-                add_gradients(context, phase, [step], own_micro_batches(chosen))
+                StepGradients(context, phase).add(context.program([mixes], True), [step], chosen.micro)
         most = max(most, live.most)
         held = sum(t.numel() * 4 for part in (state, received) for tensors in part.values() for t in tensors.values())
         moments = sum(2 * 4 * t.numel() for name in phase.trains for t in state[name].values())
@@ -128,9 +126,9 @@ def _reads_on_the_host() -> Iterator[None]:
         with _disable_current_modes():
             return of(inputs)
 
-    def cut(batch: Batch, rows: slice, inputs: Inputs) -> Batch:
+    def cut(batch: Batch, rows: Piece) -> Batch:
         with _disable_current_modes():
-            return piece(batch, rows, inputs)
+            return piece(batch, rows)
 
     with (
         patch.object(torch.Tensor, "tolist", read),

@@ -12,11 +12,11 @@ from silotune.methods import METHODS, Setting
 from silotune.methods.base import PredictionMix
 from silotune.methods.fdlora import FUSION
 from silotune.methods.fedmatch import FedMatch
-from silotune.methods.head_mix import head_tensors
 from silotune.methods.instance_weighting import INSTANCES
 from silotune.methods.lora_factors import A, B
 from silotune.methods.parts import GLOBAL, HEAD, PRIVATE, Part, Scope
 from silotune.methods.phase import Phase, copies
+from silotune.methods.step import head_tensors
 from silotune.methods.validation import check_method, check_shared
 from silotune.models.forward.mixing import frozen, joined, previous, received
 from silotune.models.heads import HEADS

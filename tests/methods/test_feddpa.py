@@ -12,7 +12,6 @@ import torch
 from silotune.core.randomness import derive, sampler
 from silotune.core.tensors import copy as copied
 from silotune.data.batching import make_batch
-from silotune.data.cohort_batches import own_micro_batches
 from silotune.data.rows import Row
 from silotune.distributed.protocol.agreement import check_federated
 from silotune.errors import InputError
@@ -123,7 +122,7 @@ def test_the_local_phase_sees_base_and_both_updates(config, alpha):
     state = current_model_state(federation, silo)
     batch = make_batch(rows, range(7), 0)
     mixes = {name: training.resolve(mix, state, {}, {}) for name, mix in phase.views.items()}
-    (views,) = training.views([batch], own_micro_batches(batch), [mixes])
+    views = training.program([mixes])(batch)
     with torch.no_grad():
         found = phase.loss(Step(batch, views, state, {}, {}, training.parts))
         model = merged(state, {"global": 1 - alpha, "private": alpha})

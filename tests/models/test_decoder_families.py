@@ -10,14 +10,12 @@ from transformers import Gemma3Config
 
 from silotune.errors import InputError
 from silotune.models.backbone.loading import load_backbone
-from silotune.models.backbone.segments import Segments
-from silotune.models.forward.encoding import encode_views
 from silotune.models.forward.generation import GenerationOptions, generate_ids
 from silotune.models.forward.mixing import MixEntry
 from silotune.models.tuners import TUNERS
 from tests.support import tuner_families as encoders
 from tests.support.decoder_families import CONFIGS, EXPERTS, backbone_of, language_model, tokenizer
-from tests.support.views import encoded_views
+from tests.support.views import encoded_cohort, encoded_views
 
 QUICK = ("gemma3_text", "phi3", "mixtral")
 every_family = pytest.mark.parametrize(
@@ -75,7 +73,7 @@ def inputs_of(lengths, side="right", seed=0):
 def total(actual, inputs):
     """A number to which every real token contributes."""
     real = inputs["attention_mask"].unsqueeze(-1)
-    return sum((n + 1) * (states * real).square().sum() for n, (states, _) in enumerate(actual.values()))
+    return sum((n + 1) * (states * real).square().sum() for n, states in enumerate(actual.values()))
 
 
 def gradients(actual, inputs, leaves):
@@ -172,11 +170,11 @@ def test_views_together_are_views_one_by_one(family, kind):
         alone = {name: encoded_views(backbone, inputs, {name: mix})[name] for name, mix in mixes.items()}
         together = encoded_views(backbone, inputs, mixes)
         real = inputs["attention_mask"] == 1
-        for name, (states, _) in alone.items():
-            torch.testing.assert_close(together[name][0][real], states[real], rtol=1e-4, atol=1e-4)
+        for name, states in alone.items():
+            torch.testing.assert_close(together[name][real], states[real], rtol=1e-4, atol=1e-4)
         leaves = [*one.values(), *other.values()]
         assert_near(gradients(together, inputs, leaves), gradients(alone, inputs, leaves), 1e-4)
-    assert (together["one"][0] - together["other"][0]).abs().max() > 1e-2
+    assert (together["one"] - together["other"]).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("kind", ["lora", pytest.param("bottleneck", marks=pytest.mark.long)])
@@ -197,13 +195,9 @@ def test_silos_together_are_silos_alone(family, kind):
         )
         for name in ("input_ids", "attention_mask")
     }
-    segments = Segments([len(own) for own in lengths], [max(own) for own in lengths])
-    actual = encode_views(backbone, whole, {name: [mix[name] for mix in mixes] for name in ("own", "base")}, segments)
+    actual = encoded_cohort(backbone, [inputs for inputs, _ in expected], whole, mixes)
     for silo, (inputs, alone) in enumerate(expected):
-        own = {
-            name: (segments.split(states)[silo][:, : inputs["input_ids"].shape[1]], plan)
-            for name, (states, plan) in actual.items()
-        }
+        own = {name: states[:, : inputs["input_ids"].shape[1]] for name, states in actual[silo].items()}
         leaves = [*parts[silo].values()]
         theirs = gradients(alone, inputs, leaves)
         found = torch.autograd.grad(total(own, inputs), leaves, retain_graph=True)
@@ -250,7 +244,7 @@ def test_with_a_cache_answers_are_those_without(family, kind):
             while len(written) < 6:
                 ids = torch.tensor([[*prompt, *written]])
                 inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-                states, _ = encoded_views(backbone, inputs, {"view": mix})["view"]
+                states = encoded_views(backbone, inputs, {"view": mix})["view"]
                 written.append(int(backbone.lm_head(states[0, -1]).argmax()))
                 if written[-1] == 2:
                     written.pop()
@@ -271,7 +265,7 @@ def test_a_prompt_of_words_is_the_words(family):
     inputs = inputs_of((6,))
     ids = torch.cat([torch.tensor([words]), inputs["input_ids"]], 1)
     with torch.no_grad():
-        states = encoded_views(backbone, inputs, {"view": [MixEntry(tuner, part, 1.0)]})["view"][0]
+        states = encoded_views(backbone, inputs, {"view": [MixEntry(tuner, part, 1.0)]})["view"]
         expected = backbone.base(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[:, 3:]
     torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-4)
 

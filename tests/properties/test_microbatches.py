@@ -75,7 +75,7 @@ def test_micro_batches_change_no_gradient_in_any_family(family, tuner, tiny_fede
 
 
 def cells(batch):
-    return sum(inputs["input_ids"].numel() for inputs in batch.micro)
+    return sum(micro_batch.tokens(0) for micro_batch in batch.micro)
 
 
 def test_batches_are_cut_where_padding_and_calls_cost_least(tiny_federation):
@@ -87,8 +87,10 @@ def test_batches_are_cut_where_padding_and_calls_cost_least(tiny_federation):
     assert len(dear.micro) == 1
     assert real <= cells(usual) < cells(dear)
     for batch in (free, usual, dear):
-        for start, inputs in zip(starts(batch), batch.micro, strict=True):
-            for position, row in enumerate(batch.rows[start : start + len(inputs["input_ids"])].tolist()):
+        assert [piece.start for piece in pieces(batch)] == starts(batch)
+        for piece in pieces(batch):
+            inputs = piece.inputs
+            for position, row in enumerate(batch.rows[piece.rows].tolist()):
                 mask = inputs["attention_mask"][position]
                 length = len(rows.ids[row])
                 assert mask.tolist() == [1] * length + [0] * (len(mask) - length)
@@ -142,10 +144,14 @@ def test_evaluation_batches_are_cut_the_same_way(tiny_federation):
     assert sum(map(cells, free)) < sum(map(cells, dear))
 
 
+def pieces(batch):
+    return [piece for micro_batch in batch.micro for piece in micro_batch.pieces]
+
+
 def starts(batch):
     rows = [0]
-    for inputs in batch.micro:
-        rows.append(rows[-1] + len(inputs["input_ids"]))
+    for micro_batch in batch.micro:
+        rows.append(rows[-1] + len(micro_batch))
     return rows[:-1]
 
 

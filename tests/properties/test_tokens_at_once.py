@@ -23,7 +23,7 @@ from silotune.runs.build.model import BackboneRequirements
 from silotune.runs.build.resolve import make_method, read_config
 from silotune.training.phase_batches import check_rows, token_limit
 from silotune.training.silo import SiloState
-from silotune.training.step_gradients import _StepGradients
+from silotune.training.step_gradients import StepGradients
 from tests.support.device_rig import HEAD_WORDS, SERVER
 from tests.support.language_models import folder_of
 from tests.support.numeric_rig import parts_in_double
@@ -179,7 +179,7 @@ def compare(federation, monkeypatch, *, together=False, more_than_bound=True):
         tensors, numbers = trained(federation, together)
     assert tally.most <= bound
     with monkeypatch.context() as patch, counted(federation.backbone) as whole:
-        patch.setattr(_StepGradients, "add", _StepGradients._whole_batch)
+        patch.setattr(StepGradients, "add", StepGradients.whole_batch)
         expected, expected_numbers = trained(federation, together)
     if more_than_bound and federation.context.phases:
         assert whole.most > bound

@@ -89,8 +89,9 @@ def cut_batch(
     pad_id = int(backbone.tokenizer.pad_token_id or 0)
     groups = [list(chosen[start : start + micro_batch]) for start in range(0, len(chosen), micro_batch)]
     index = torch.tensor(list(chosen))
-    micro = tuple(padded(rows, group, pad_id, extra) for group in groups)
-    return Batch(rows.task, index, rows.labels[index], micro)
+    return Batch.of_inputs(
+        rows.task, index, rows.labels[index], [padded(rows, group, pad_id, extra) for group in groups]
+    )
 
 
 def some_rows(federation: Federation, silo: Silo, count: int = 8, micro_batch: int = 3) -> Batch:

@@ -165,7 +165,7 @@ def own_states(run: silotune.Run, silo: str, mix, texts) -> list[torch.Tensor]:
     states: list[torch.Tensor] = [torch.zeros(0)] * len(texts)
     for row in range(len(texts)):
         batch = make_batch(rows, [row], 1)
-        inputs = {name: tensor for name, tensor in batch.micro[0].items() if not name.startswith("read_")}
+        inputs = {name: tensor for name, tensor in batch.micro[0].inputs.items() if not name.startswith("read_")}
         plan = make_plan(training.backbone, training.resolve(mix, state, {}, {}))
         states[row] = training.backbone.encode(inputs, plan)[0][: len((rows.decoder or rows.ids)[row])]
     return states

@@ -11,7 +11,7 @@ import torch
 from silotune.communication.messages import Expected
 from silotune.core.tensors import digest, flatten
 from silotune.data.batching import CALL_COST, epoch_batches, make_batch
-from silotune.data.cohort_batches import cut_jointly, zip_micro_batches
+from silotune.data.cohort_batches import cut_jointly, join
 from silotune.errors import Diverged, InputError
 from silotune.methods import METHODS as CLASSES
 from silotune.methods.parts import Scope
@@ -385,10 +385,10 @@ def test_every_row_is_in_one_piece_with_its_tokens(batches, cost):
     joints = cut_jointly(batches, 0, cost)
     seen = [[] for _ in batches]
     for joint in joints:
-        assert [piece.batch_index for piece in joint.slices] == sorted({piece.batch_index for piece in joint.slices})
-        assert joint.model_inputs()["input_ids"].shape == (sum(joint.sizes), joint.width)
-        for piece in joint.slices:
-            batch = batches[piece.batch_index]
+        assert [piece.owner for piece in joint.pieces] == sorted({piece.owner for piece in joint.pieces})
+        assert joint.inputs["input_ids"].shape == (sum(joint.sizes), joint.width)
+        for piece in joint.pieces:
+            batch = batches[piece.owner]
             for row, ids, mask in zip(
                 batch.rows[piece.rows].tolist(),
                 piece.inputs["input_ids"].tolist(),
@@ -399,7 +399,7 @@ def test_every_row_is_in_one_piece_with_its_tokens(batches, cost):
                 assert ids == own + [0] * (joint.width - len(own))
                 assert mask == [1] * len(own) + [0] * (joint.width - len(own))
                 assert piece.width >= len(own)
-                seen[piece.batch_index].append(row)
+                seen[piece.owner].append(row)
     assert seen == [batch.rows.tolist() for batch in batches]
     assert len(joints) == 1 or cost < 2**14
 
@@ -427,11 +427,11 @@ def test_cut_where_it_costs_least(batches):
 
 def test_own_micro_batches_beside_one_another(batches):
     cut = [make_batch(batch.source, batch.rows.tolist(), 0, 8) for batch in batches]
-    joints = zip_micro_batches(cut, 0)
+    joints = join(cut, 0)
     assert len(joints) == max(len(batch.micro) for batch in cut)
     for place, joint in enumerate(joints):
-        for piece in joint.slices:
-            own = cut[piece.batch_index].micro[place]
+        for piece in joint.pieces:
+            own = cut[piece.owner].micro[place].inputs
             assert piece.width == own["input_ids"].shape[1]
             for name, tensor in own.items():
                 assert torch.equal(piece.inputs[name][:, : piece.width], tensor)

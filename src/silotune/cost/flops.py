@@ -33,8 +33,8 @@ from silotune.data.tokenized import Inputs
 from silotune.methods import Method, Step
 from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.forward.pooling import POOLINGS
-from silotune.models.forward.views import ViewRequest, run_views
+from silotune.models.forward.view_program import ViewProgram
+from silotune.models.forward.views import POOLINGS
 from silotune.training.context import TrainingContext
 
 _READINGS = POOLINGS | {STATES: all_states}
@@ -76,7 +76,7 @@ def shape_batch(backbone: Backbone, task: Task, rows: int, tokens: int, decode: 
         decoder = torch.ones(rows, decode, dtype=torch.int64)
         inputs |= {"decoder_input_ids": decoder, "decoder_attention_mask": decoder}
     labels = torch.zeros(rows, dtype=torch.int64)
-    return Batch(task, torch.arange(rows), labels, (inputs,))
+    return Batch.of_inputs(task, torch.arange(rows), labels, [inputs])
 
 
 def count_work(
@@ -108,7 +108,7 @@ def count_work(
         parts = [*_tensors(silo_state), *_tensors(received)]
         with FlopCounterMode(display=False) as counter, _saved() as storages:
             mixes = {name: context.resolve(mix, silo_state, received, {}) for name, mix in phase.views.items()}
-            (views,) = run_views(backbone, ViewRequest.of_batch(batch, mixes, _READINGS))
+            views = ViewProgram(backbone, [mixes], _READINGS)(batch)
             step = Step(batch, views, silo_state, received, {}, context.parts)
             phase.loss(step).backward()  # type: ignore[no-untyped-call]
         operations[phase.name] = phase.steps_per_batch * counter.get_total_flops()
@@ -122,9 +122,9 @@ def count_work(
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         if prediction.weighting is not None:
             weighting_mix = context.resolve(prediction.weighting.view, state, {}, {})
-            run_views(backbone, ViewRequest.of_batch(batch, {"weighting": weighting_mix}))
+            ViewProgram(backbone, [{"weighting": weighting_mix}])(batch)
         mixes = {"prediction": context.resolve(prediction.mix, state, {}, {})}
-        (views,) = run_views(backbone, ViewRequest.of_batch(batch, mixes, _READINGS))
+        views = ViewProgram(backbone, [mixes], _READINGS)(batch)
         step = Step(batch, views, state, {}, {}, context.parts)
         step.logits("prediction", prediction.head)
     train_operations = max((sum(operations[name] for name in kind) for kind in kinds), default=0)

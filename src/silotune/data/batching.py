@@ -1,14 +1,14 @@
-"""`Batch`: one step's rows, sorted by length, cut into padded micro-batches; an epoch's batches; `TokenLimit`.
+"""Draw the rows of each optimizer step (`Batch`) and cut them into the rows of each forward (`MicroBatch`).
 
-Sorting within a batch changes neither its rows nor the mathematics, only the amount of padding.
+Rows are sorted by length within a batch. That changes neither its rows nor the mathematics, only the amount of padding.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, islice, pairwise
 
 import torch
 from torch import Tensor
@@ -61,14 +61,75 @@ class TokenLimit:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """One silo's rows in a micro-batch.
+
+    Args:
+        owner: index of the batch (one per silo) that the rows belong to.
+        start: position of the first row in that batch; the others follow it.
+        width: tokens per row before padding to the other silos' rows.
+        inputs: name → tensor of shape (rows, …), padded to the micro-batch's width.
+    """
+
+    owner: int
+    start: int
+    width: int
+    inputs: Inputs
+
+    def __len__(self) -> int:
+        return len(self.inputs["input_ids"])
+
+    @property
+    def rows(self) -> slice:
+        """Positions of the rows in their batch."""
+        return slice(self.start, self.start + len(self))
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The rows of one forward, of one silo or of several silos behind one another.
+
+    Args:
+        inputs: the forward's inputs for all rows, name → tensor of shape (rows, …).
+        pieces: whose rows they are, in order.
+    """
+
+    inputs: Inputs
+    pieces: tuple[Piece, ...]
+
+    @classmethod
+    def alone(cls, inputs: Inputs, start: int = 0) -> MicroBatch:
+        """Return the micro-batch of one silo's rows, the first of which is at `start` in its batch."""
+        return cls(inputs, (Piece(0, start, inputs["input_ids"].shape[1], inputs),))
+
+    def __len__(self) -> int:
+        return len(self.inputs["input_ids"])
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of rows of each piece."""
+        return [len(piece) for piece in self.pieces]
+
+    @property
+    def width(self) -> int:
+        """Tokens per row, with padding."""
+        return self.inputs["input_ids"].shape[1]
+
+    def tokens(self, virtual: int) -> int:
+        """Return the tokens of all rows: texts and a decoder's with padding, and `virtual` ones for each row."""
+        decoder = self.inputs.get("decoder_input_ids")
+        return len(self) * (self.width + virtual + (0 if decoder is None else decoder.shape[1]))
+
+
+@dataclass(frozen=True)
 class Batch:
-    """Rows of one optimizer step, cut into micro-batches.
+    """One silo's rows of one optimizer step, cut into micro-batches.
 
     Args:
         task: the task of all rows.
         rows: their indices in `source`, shape (rows,), in the order of the micro-batches.
         labels: their classes, shape (rows,), in the same order.
-        micro: inputs of each micro-batch; empty if the rows of several silos are cut together (`cohort_batches.py`).
+        micro: the micro-batches; empty if the rows of several silos are cut together (`cohort_batches.py`).
         source: the data set that the rows come from.
         weight: factor of its loss in training: its rows, as a multiple of the epoch's mean, with `train.batches=even`.
     """
@@ -76,21 +137,26 @@ class Batch:
     task: Task
     rows: Tensor
     labels: Tensor
-    micro: tuple[Inputs, ...]
+    micro: tuple[MicroBatch, ...]
     source: TokenizedRows | None = None
     weight: float = 1.0
+
+    @classmethod
+    def of_inputs(
+        cls, task: Task, rows: Tensor, labels: Tensor, inputs: Sequence[Inputs], source: TokenizedRows | None = None
+    ) -> Batch:
+        """Return a batch whose micro-batches have these inputs, one after the other."""
+        starts = accumulate((len(each["input_ids"]) for each in inputs), initial=0)
+        micro = tuple(MicroBatch.alone(each, start) for each, start in zip(inputs, starts, strict=False))
+        return cls(task, rows, labels, micro, source)
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def piece(self, rows: slice, inputs: Inputs) -> Batch:
-        """Return some of the rows as a batch of one micro-batch.
-
-        Args:
-            rows: their positions in this batch.
-            inputs: their inputs.
-        """
-        return Batch(self.task, self.rows[rows], self.labels[rows], (inputs,), self.source)
+    def piece(self, piece: Piece) -> Batch:
+        """Return some of the rows as a batch of one micro-batch."""
+        rows = piece.rows
+        return Batch(self.task, self.rows[rows], self.labels[rows], (MicroBatch.alone(piece.inputs),), self.source)
 
 
 def make_batch(
@@ -112,9 +178,9 @@ def make_batch(
     order = sorted(chosen, key=lambda row: (len(rows.ids[row]), row))
     widths = [padded_width(rows, [row]) for row in order]
     ends = [] if call_cost is None else optimal_cuts(widths, call_cost, limit=limit)
-    micro = tuple(make_micro_batch(rows, order[start:end], pad_id) for start, end in pairwise([0, *ends]))
+    inputs = [make_inputs(rows, order[start:end], pad_id) for start, end in pairwise([0, *ends])]
     index = torch.tensor(order)
-    return Batch(rows.task, index, rows.labels[index], micro, rows)
+    return Batch.of_inputs(rows.task, index, rows.labels[index], inputs, rows)
 
 
 def optimal_cuts(
@@ -147,7 +213,7 @@ def optimal_cuts(
     return ends[::-1]
 
 
-def make_micro_batch(rows: TokenizedRows, chosen: Sequence[int], pad_id: int) -> Inputs:
+def make_inputs(rows: TokenizedRows, chosen: Sequence[int], pad_id: int) -> Inputs:
     """Pad chosen rows, in the given order, to the inputs of one forward pass."""
     width = padded_width(rows, chosen)
     ids, mask = pad_lists([rows.ids[row] for row in chosen], pad_id, width=width)
@@ -221,7 +287,7 @@ def evaluation_batches(
 
 
 def epoch_batches(
-    data: dict[str, TokenizedRows],
+    data: Mapping[str, TokenizedRows],
     batch_size: int,
     pad_id: int,
     seed: int,
@@ -253,6 +319,18 @@ def epoch_batches(
         batch = make_batch(data[task], data[task].sequences(chosen), pad_id, call_cost, limit)
         rows = data[task].examples
         yield replace(batch, weight=len(chosen) * batch_count(rows, batch_size) / rows) if even else batch
+
+
+def draw_batches(one_pass: Callable[[int], Iterator[Batch]], number: int, repeats: int = 1) -> Iterator[Batch]:
+    """Yield the batches of a phase, pass after pass over the rows, each of which has an order of its own.
+
+    Args:
+        one_pass: number of earlier passes → the batches of the next (`epoch_batches`).
+        number: the number of batches, which may end within a pass.
+        repeats: how often each batch is yielded, one time after the other.
+    """
+    for batch in islice((batch for done in count() for batch in one_pass(done)), number):
+        yield from [batch] * repeats
 
 
 def batch_count(rows: int, batch_size: int) -> int:

@@ -15,8 +15,8 @@ from silotune.core.tensors import State
 from silotune.data.metrics import LOSS
 from silotune.evaluation.instance_vectors import personalized_state
 from silotune.evaluation.predict import Measured, measure
-from silotune.methods.head_mix import heads_of
 from silotune.methods.parts import Scope, names_with
+from silotune.methods.step import heads_of
 from silotune.models.forward.mixing import parts_in
 from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation

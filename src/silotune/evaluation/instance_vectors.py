@@ -18,8 +18,8 @@ from silotune.data.batching import evaluation_batches
 from silotune.data.tokenized import TokenizedRows
 from silotune.methods.instance_weighting import INSTANCES, SEED, VECTORS, InstanceWeighting
 from silotune.models.forward.mixing import parts_in
-from silotune.models.forward.pooling import POOLINGS, Pooling
-from silotune.models.forward.views import ViewRequest, run_views
+from silotune.models.forward.view_program import ViewProgram
+from silotune.models.forward.views import POOLINGS
 from silotune.models.heads.lm import prompt_rows
 from silotune.training.context import TrainingContext
 from silotune.training.prediction import PredictionContext
@@ -50,12 +50,12 @@ def embed(context: PredictionContext, state: State, rows: TokenizedRows) -> Tens
     weighting = _weighting(context)
     texts = prompt_rows(rows) if rows.task.kind == "generation" else replace(rows, reads=None, targets=None)
     mix = context.entries(weighting.view, context.place(state))
-    read: dict[str, Pooling] = {weighting.representation: POOLINGS[weighting.representation]}
+    reading = weighting.representation
+    program = ViewProgram(context.backbone, [{"": mix}], {reading: POOLINGS[reading]})
     vectors = torch.zeros(len(texts), context.backbone.hidden_size)
     pad = context.backbone.pad_id
     for batch in evaluation_batches(texts, pad, context.backbone.call_cost, context.rows_scored):
-        (views,) = run_views(context.backbone, ViewRequest.of_batch(batch, {"": mix}, read))
-        vectors[batch.rows] = views[""][weighting.representation].float().cpu()
+        vectors[batch.rows] = program(batch)[""][reading].float().cpu()
     return vectors
 
 

@@ -18,7 +18,7 @@ from silotune.errors import InputError
 from silotune.evaluation.instance_vectors import weigh
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.forward.generation import GenerationOptions, generate_ids
-from silotune.models.forward.views import ViewRequest, run_views
+from silotune.models.forward.view_program import ViewProgram
 from silotune.models.heads.lm import LanguageModelHead, scored_at_once, word_scores
 from silotune.runs.personal_model import PersonalModel
 
@@ -104,9 +104,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
             for batch in evaluation_batches(rows, self._backbone.pad_id, self._backbone.call_cost, self._at_once):
                 alpha = None if weights is None else weights.alpha[batch.rows]
                 mix = self._context.prediction_mix(placed, alpha)
-                request = ViewRequest.of_batch(batch, {"": mix}, {}, {"scores": self._read})
-                (views,) = run_views(self._backbone, request)
-                scores[batch.rows] = views[""]["scores"].float().cpu()
+                program = ViewProgram(self._backbone, [{"": mix}], {}, lambda task: {"scores": self._read})
+                scores[batch.rows] = program(batch)[""]["scores"].float().cpu()
         return [(float(value), bool(greedy)) for value, greedy in scores.tolist()]
 
     @property

@@ -10,8 +10,8 @@ import torch
 from silotune.core.tensors import State, Tensors, copy
 from silotune.errors import InputError, unknown_name_error
 from silotune.interop.adapters import can_fold
-from silotune.methods.head_mix import WhichHead, head_tensors, heads_of
 from silotune.methods.parts import HEAD, Part, Scope
+from silotune.methods.step import WhichHead, head_tensors, heads_of
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.mixing import joined_tensors, members, parts_in, resolve_weights
 from silotune.models.heads import Head

@@ -26,8 +26,8 @@ from silotune.errors import InputError
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.predict import score
 from silotune.methods import is_centralized
-from silotune.methods.head_mix import heads_of
 from silotune.methods.parts import Scope
+from silotune.methods.step import heads_of
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.mixing import parts_in
 from silotune.runs.build.model import BackboneRequirements

@@ -17,8 +17,7 @@ from silotune.aggregation import PartAggregation, Server, Update
 from silotune.config import registries
 from silotune.config.registries import Registry
 from silotune.core.tensors import State, Tensors
-from silotune.methods.base import LocalTraining, Method, MethodOptions, PredictionMix, Setting
-from silotune.methods.head_mix import WhichHead
+from silotune.methods.base import Method, MethodOptions, PredictionMix, Setting
 from silotune.methods.instance_weighting import InstanceWeighting, Representation, Similarity, WeightOf
 from silotune.methods.parts import (
     CLASSES,
@@ -39,7 +38,7 @@ from silotune.methods.parts import (
 )
 from silotune.methods.phase import Phase, StartingTensors, copies, even, gather, odd
 from silotune.methods.similarity import SIMILARITIES, distillation, model_contrast, row_cosine, row_cosine_by_distance
-from silotune.methods.step import Step, mean_over_rows, proximal
+from silotune.methods.step import LocalTraining, Step, WhichHead, mean_over_rows, proximal
 from silotune.methods.supervised import Supervised, SupervisedOptions
 from silotune.models.forward.mixing import Mix, frozen, joined, previous, received
 from silotune.models.heads.classifier import Projection

@@ -7,9 +7,7 @@ for all methods.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,10 +16,10 @@ from torch import Tensor
 from silotune.aggregation.update import PartAggregation
 from silotune.config.section import Options
 from silotune.data.tasks import TaskKind
-from silotune.methods.head_mix import WhichHead
 from silotune.methods.instance_weighting import InstanceWeighting
 from silotune.methods.parts import HEAD, Part, Scope, names_with
 from silotune.methods.phase import Phase
+from silotune.methods.step import AT_WORK, LocalTraining, WhichHead
 from silotune.models.forward.mixing import Mix
 from silotune.models.heads import Head
 from silotune.models.tuners.base import Tuner
@@ -53,34 +51,6 @@ class PredictionMix:
     def mixed(self, alpha: Tensor | None = None) -> Mix:
         """Return the mix for `alpha` of shape (rows,), or the fixed mix if there is no `alpha` or no `weighting`."""
         return self.mix if self.weighting is None or alpha is None else self.weighting.mix(alpha)
-
-
-@dataclass(frozen=True)
-class LocalTraining:
-    """The local training of the silo at work in the present round (`Method.train`).
-
-    Args:
-        lr: its learning rate, `train.lr`.
-        steps: phase → number of optimizer steps (K in many papers).
-        rate_sums: phase → sum of the learning rates of its steps: K·η where the rate is constant.
-    """
-
-    lr: float
-    steps: Mapping[str, int]
-    rate_sums: Mapping[str, float]
-
-
-_TRAINING: ContextVar[LocalTraining] = ContextVar("the silo at work")
-
-
-@contextmanager
-def local_training(training: LocalTraining) -> Iterator[None]:
-    """Let methods see a silo's local training as `Method.train` while their functions are called for it."""
-    token = _TRAINING.set(training)
-    try:
-        yield
-    finally:
-        _TRAINING.reset(token)
 
 
 class MethodOptions(Options):
@@ -182,7 +152,7 @@ class Method(ABC):
     @property
     def train(self) -> LocalTraining:
         """The local training of the silo at work; only for losses and the functions of phases, which run in a round."""
-        return _TRAINING.get()
+        return AT_WORK.get()
 
     @property
     def aggregations_of_parts(self) -> dict[str, PartAggregation]:

@@ -1,25 +1,61 @@
-"""`Step`: the arguments of a loss; `proximal` and `previous_tensors` for losses; `mean_over_rows` marks a loss."""
+"""What a loss is given (`Step`): a batch, its views, and the silo's parts; and the heads that a loss may ask for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from silotune.core.tensors import State, Tensors
+from silotune.core.tensors import State, Tensors, detached
 from silotune.data.batching import Batch
-from silotune.methods.head_mix import WhichHead, head_tensors, heads_of
 from silotune.methods.parts import HEAD, Part
+from silotune.models.forward.mixing import Mix, parse_name, parts_in, resolve_weights
 from silotune.models.forward.views import View
 from silotune.models.heads import PLAIN, Head, LossRecipe
+from silotune.models.tuners.token_weight import TokenWeight
 
 REFERENCE = "reference"
 """The view of the backbone without any part, for heads that read it (`Head.reads_reference`)."""
 
 PREVIOUS = "previous"
 """Prefix of the tensor names under which a silo's memory keeps the parts in `Method.remembers`."""
+
+
+WhichHead = str | Mix
+"""A head's part, or part (or `frozen(part)`, `received(part)`) → weight: the head with the tensors `Σ weight · tensor`.
+
+A mix of linear heads has the mixed logits; one of MLP heads is the head of mixed parameters, as in papers that mix
+whole models."""
+
+
+def heads_of(head: WhichHead) -> list[str]:
+    """Return the names of the parts that a head is made of."""
+    return [head] if isinstance(head, str) else parts_in(head)
+
+
+def head_tensors(head: WhichHead, state: State, received: State | None = None) -> Tensors:
+    """Return the tensors of a head.
+
+    Args:
+        head: the part, or the mix.
+        state: the silo's parts.
+        received: the parts that this round's message brought, for `received(part)`.
+    """
+    if isinstance(head, str):
+        return state.get(head, {})
+    total: Tensors = {}
+    for name, weight in resolve_weights(head, state).items():
+        assert not isinstance(weight, TokenWeight), "a head reads states, not tokens' inputs"
+        anchor, part = parse_name(name)
+        tensors = (received or {}).get(part, {}) if anchor == "received" else state.get(part, {})
+        for key, tensor in (detached(tensors) if anchor == "frozen" else tensors).items():
+            term = tensor if isinstance(weight, float | int) and weight == 1 else weight * tensor
+            total[key] = total[key] + term if key in total else term
+    return total
 
 
 def previous_tensors(memory: Tensors, part: str) -> Tensors:
@@ -104,6 +140,34 @@ class Step:
         if taken:
             raise ValueError(f"a loss term may not be called {taken[0]!r}: the event log uses that name itself")
         self.terms.update({name: term.detach() for name, term in terms.items()})
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """The local training of the silo at work in the present round (`Method.train`).
+
+    Args:
+        lr: its learning rate, `train.lr`.
+        steps: phase → number of optimizer steps (K in many papers).
+        rate_sums: phase → sum of the learning rates of its steps: K·η where the rate is constant.
+    """
+
+    lr: float
+    steps: Mapping[str, int]
+    rate_sums: Mapping[str, float]
+
+
+AT_WORK: ContextVar[LocalTraining] = ContextVar("the silo at work")
+
+
+@contextmanager
+def local_training(training: LocalTraining) -> Iterator[None]:
+    """Let methods see a silo's local training as `Method.train` while their functions are called for it."""
+    token = AT_WORK.set(training)
+    try:
+        yield
+    finally:
+        AT_WORK.reset(token)
 
 
 Loss = Callable[[Step], Tensor]

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from silotune.core.tensors import State
 from silotune.errors import InputError
 from silotune.methods.base import Method
-from silotune.methods.head_mix import WhichHead, heads_of
 from silotune.methods.instance_weighting import INSTANCES
 from silotune.methods.parts import Part, Scope
 from silotune.methods.phase import Phase
+from silotune.methods.step import WhichHead, heads_of
 from silotune.models.forward.mixing import ANCHORS, members, parse_name, parts_in, received
 from silotune.models.heads import Head
 from silotune.models.tuners import TensorGroup, tuner_of

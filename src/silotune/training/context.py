@@ -1,17 +1,15 @@
-"""`TrainingContext`: what all local rounds share: backbone, method, parts, phases; views, mixes, predictions."""
+"""What all local rounds of a run share: backbone, method, parts and phases, and the programs of their views."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from silotune.config import TrainConfig
 from silotune.core import tensors as part_tools
-from silotune.core.randomness import Stream
 from silotune.core.tensors import State, Tensors
-from silotune.data.batching import Batch, batch_count
-from silotune.data.cohort_batches import CohortMicroBatch
+from silotune.data.batching import batch_count
 from silotune.methods.base import Method
 from silotune.methods.parts import Part, Scope, names_with
 from silotune.methods.phase import Phase
@@ -22,15 +20,16 @@ from silotune.models.forward.mixing import (
     Mix,
     MixEntry,
     can_share_forward,
+    constant_views,
     members,
     parse_name,
     parts_in,
     resolve_weights,
     trained_parts,
 )
-from silotune.models.forward.view_cache import ConstantViewCache, constant_views
-from silotune.models.forward.views import View, ViewRequest, run_views
+from silotune.models.forward.view_program import ViewProgram
 from silotune.models.heads import Head, LossRecipe
+from silotune.models.heads.base import head_readings
 from silotune.models.tuners import tuner_of
 from silotune.models.tuners.token_weight import TokenWeight
 from silotune.training.initial_parts import InitialParts
@@ -189,54 +188,41 @@ class TrainingContext(PredictionContext):
             return self.train.steps or 0
         return epochs * sum(batch_count(rows.examples, self.train.batch_size) for rows in silo.train.values())
 
-    def view_cache(self, phase: Phase) -> ConstantViewCache:
-        """Return an empty cache for a phase's constant views.
+    def constant_views(self, phase: Phase) -> frozenset[str]:
+        """Return the names of the views that stay constant in a phase, to be computed once.
 
-        It caches no view if rows pass once, or if a tuner draws random numbers.
+        They are none if rows pass once, or if a tuner draws random numbers.
         """
         if self.epochs(phase) == phase.steps_per_batch == 1 or self.draws:
-            return ConstantViewCache()
-        return ConstantViewCache(constant_views(phase.views, phase.changes))
+            return frozenset()
+        return constant_views(phase.views, phase.changes)
 
-    def views(
+    def program(
         self,
-        batches: Sequence[Batch],
-        micro_batches: Sequence[CohortMicroBatch],
         mixes: Sequence[Mapping[str, Sequence[MixEntry]]],
-        streams: Sequence[Stream] = (),
-        caches: Sequence[ConstantViewCache] = (),
         training: bool = False,
-    ) -> list[dict[str, View]]:
-        """Run each silo's batch under its mixes, with the readings of the method's heads; see `run_views`.
+        constant: frozenset[str] = frozenset(),
+        same: Mapping[str, str] = {},
+    ) -> ViewProgram:
+        """Compile the views of each silo's mixes, with the readings of the method's heads.
 
         Args:
-            batches: one per silo.
-            micro_batches: how their rows go through the backbone.
-            mixes: per silo, view name → mix.
-            streams: per silo, where its random numbers come from; empty for a single silo.
-            caches: per silo, its constant views; empty: none are kept.
+            mixes: per silo, view's name → mix.
             training: whether views are for the loss of training, with `train.dropout` and `train.label_smoothing`.
-
-        Returns:
-            Per silo, view name → view.
+            constant: the views that may be kept for later batches.
+            same: anchor's view → the view that it equals; see `Phase.same_at_start`.
         """
-        self.guard()
-        head_readings = []
-        for batch in batches:
-            smoothing = self.recipe.label_smoothing if training else 0.0
-            readings = {head.name: head.smoothed_reading(self.backbone, batch.task, smoothing) for head in self.heads}
-            head_readings.append({name: reading for name, reading in readings.items() if reading is not None})
-        request = ViewRequest(
-            batches,
+        smoothing = self.recipe.label_smoothing if training else 0.0
+        return ViewProgram(
+            self.backbone,
             mixes,
-            micro_batches,
-            head_readings=head_readings,
-            activation_cache=self.cache,
-            streams=streams,
-            view_caches=caches,
+            readings=partial(head_readings, self.heads, self.backbone, smoothing),
             dropout=self.train.dropout if training else None,
+            constant=constant,
+            same=same,
+            activation_cache=self.cache,
+            guard=self.guard,
         )
-        return run_views(self.backbone, request)
 
     def resolve(self, mix: Mix, state: State, received: State, memory: Tensors) -> list[MixEntry]:
         """Look up the tensors of a mix's names.

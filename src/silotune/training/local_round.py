@@ -1,4 +1,4 @@
-"""`train`: a local round of one silo or of a cohort: phases, optimizer steps, the new state and metrics.
+"""Run a local round of one silo or of a cohort: phases, optimizer steps, the new state and metrics.
 
 A silo does the same either way: it has its own batches in its own order, its own loss over its own views, and its own
 gradients, because its parts are leaves of their own. In a cohort its result is the one it would have alone, up to
@@ -21,19 +21,19 @@ from torch import Tensor
 from silotune.config import TrainConfig
 from silotune.core import tensors as part_tools
 from silotune.core.tensors import State, Tensors
-from silotune.data.batching import Batch
-from silotune.data.cohort_batches import CohortMicroBatch, own_micro_batches
+from silotune.data.batching import Batch, MicroBatch
 from silotune.errors import Diverged
-from silotune.methods.base import LocalTraining, local_training
 from silotune.methods.phase import Phase
-from silotune.methods.step import PREVIOUS, Step
-from silotune.models.forward.view_cache import ConstantViewCache
+from silotune.methods.step import PREVIOUS, LocalTraining, Step, local_training
+from silotune.models.forward.mixing import MixEntry
+from silotune.models.forward.view_program import ViewProgram
+from silotune.models.forward.views import ConstantViews
 from silotune.training.context import TrainingContext
-from silotune.training.phase_batches import cohort_micro_batches, phase_batches
+from silotune.training.phase_batches import joining, phase_batches
 from silotune.training.phase_optimizer import PhaseOptimizer
 from silotune.training.schedule import Schedule
 from silotune.training.silo import Silo
-from silotune.training.step_gradients import SiloStep, add_gradients
+from silotune.training.step_gradients import SiloStep, StepGradients
 
 
 @dataclass
@@ -59,7 +59,10 @@ class _SiloRound:
     """Sum of each loss term."""
     counts: Counter[str] = field(default_factory=Counter)
     """Number of steps that logged the term."""
-    view_cache: ConstantViewCache = field(default_factory=ConstantViewCache)
+    kept: ConstantViews = field(default_factory=ConstantViews)
+    """The present phase's constant views."""
+    anchors: State = field(default_factory=dict)
+    """The received parts as losses and views read them; in a first step they may be the silo's own."""
     changed: set[str] = field(default_factory=set)
     """Parts that are no longer as the round began with them."""
     starts_as_received: bool = False
@@ -94,37 +97,30 @@ class _SiloRound:
             self.state[name] = {key: tensor.clone().requires_grad_() for key, tensor in self.state[name].items()}
         return part_tools.flatten({name: self.state[name] for name in phase.trains})
 
-    def step(
-        self,
-        context: TrainingContext,
-        phase: Phase,
-        batch: Batch,
-        number: int,
-        taken: int,
-        scaled: Callable[[Tensor], Tensor],
-    ) -> SiloStep:
-        """Return the silo's part of an optimizer step.
+    def mixes(self, context: TrainingContext, phase: Phase, same: bool) -> dict[str, list[MixEntry]]:
+        """Look up the mixes of a phase's views.
 
         Args:
             context: resolves mixes.
             phase: the phase.
+            same: whether received parts are still the silo's own, to the bit; see `Phase.same_at_start`.
+        """
+        self.anchors = self.received
+        if same:  # what a loss computes from them is then the same, too
+            self.anchors = {name: part_tools.detached(self.state[name]) for name in self.received}
+        return {name: context.resolve(mix, self.state, self.anchors, self.memory) for name, mix in phase.views.items()}
+
+    def step(self, batch: Batch, drawn_for: tuple[str | int, ...], scaled: Callable[[Tensor], Tensor]) -> SiloStep:
+        """Return the silo's part of an optimizer step.
+
+        Args:
             batch: the step's rows.
-            number: the round's number.
-            taken: number of earlier steps in the phase.
+            drawn_for: the purpose of the step's random numbers.
             scaled: scales the loss for the backward pass; a batch's own weight is added here.
         """
-        # Under dropout equal parts do not make equal views.
-        same = phase.same_at_start if taken == 0 and self.starts_as_received and not context.views_draw else {}
-        received = self.received
-        if same:  # also what a loss computes from them is then the same, to the bit
-            received = {name: part_tools.detached(self.state[name]) for name in received}
-        mixes = {name: context.resolve(mix, self.state, received, self.memory) for name, mix in phase.views.items()}
-        drawn_for = ("dropout", self.silo.name, number, phase.name, taken)
         weighted = scaled if batch.weight == 1 else lambda loss: scaled(loss * batch.weight)
-        return SiloStep(
-            *(batch, self.state, received, self.memory, mixes, self.view_cache, drawn_for, weighted),
-            *(self.training, same),
-        )
+        purpose = ("dropout", self.silo.name, *drawn_for)
+        return SiloStep(batch, self.state, self.anchors, self.memory, self.kept, purpose, weighted, self.training)
 
     @torch.no_grad()
     def follow(self, phase: Phase) -> None:
@@ -142,10 +138,7 @@ class _SiloRound:
     def gather(self, context: TrainingContext, phase: Phase, number: int) -> None:
         """Compute the parts of `Phase.gathers` in a pass over the silo's rows."""
         for batch in phase_batches(context, self.silo, phase, number):
-            mixes = {
-                name: context.resolve(mix, self.state, self.received, self.memory) for name, mix in phase.views.items()
-            }
-            (views,) = context.views([batch], own_micro_batches(batch), [mixes])
+            views = context.program([self.mixes(context, phase, same=False)])(batch)
             step = Step(batch, views, self.state, self.received, self.memory, context.parts, recipe=context.recipe)
             with local_training(self.training):
                 gathered = {part: new(step) for part, new in phase.gathers.items()}
@@ -159,16 +152,14 @@ class _SiloRound:
             name: tensors if name in constant else part_tools.copy(tensors) for name, tensors in self.state.items()
         }
 
-    def count(
-        self, batch: Batch, terms: Mapping[str, float], micro_batches: Sequence[CohortMicroBatch], member: int
-    ) -> None:
+    def count(self, batch: Batch, terms: Mapping[str, float], micro_batches: Sequence[MicroBatch], member: int) -> None:
         """Add a step to the metrics."""
         self.steps, self.rows = self.steps + 1, self.rows + len(batch)
         masks = [
             piece.inputs["attention_mask"]
             for micro_batch in micro_batches
-            for piece in micro_batch.slices
-            if piece.batch_index == member
+            for piece in micro_batch.pieces
+            if piece.owner == member
         ]
         self.real += sum(int(mask.sum()) for mask in masks)
         self.padded += sum(mask.numel() for mask in masks)
@@ -245,7 +236,7 @@ def train(
             keep = settings.keep_optimizer and phase.when == "round"
             for index, run in enumerate(members if keep else []):
                 optimizer.restore(index, phase.name, run.memory)
-            _train_phase(context, members, phase, number, optimizer)
+            _train_phase(_PhaseWork(context, members, phase, number), optimizer)
             for index, run in enumerate(members if keep else []):
                 run.memory = run.memory | optimizer.state(index, phase.name)
             for run, skipped in zip_longest(members, optimizer.skipped()):
@@ -271,37 +262,75 @@ def _local_training(
     return LocalTraining(settings.lr, steps, {name: sum(map(rate, range(steps[name]))) for name, rate in rates.items()})
 
 
-def _train_phase(
-    context: TrainingContext, members: Sequence[_SiloRound], phase: Phase, number: int, optimizer: PhaseOptimizer
-) -> None:
-    own_micro_batches = len(members) == 1
-    batches = [phase_batches(context, run.silo, phase, number, own_micro_batches) for run in members]
-    for run in members:
-        run.view_cache = context.view_cache(phase)
-    for taken, drawn in enumerate(_in_step(batches)):  # steps are counted per phase, for the random draws
-        active = [(members[index], batch) for index, batch in drawn]
-        silos = [run.silo for run, _ in active]
-        micro_batches = cohort_micro_batches(context, [batch for _, batch in active], phase, silos)
+class _PhaseWork:
+    """What a phase's steps have in common: batches, the program of its views, and the way to gradients.
+
+    Args:
+        context: what the rounds read.
+        members: the silos that train together.
+        phase: the phase.
+        number: the round's number.
+    """
+
+    def __init__(self, context: TrainingContext, members: Sequence[_SiloRound], phase: Phase, number: int) -> None:
+        self._context, self.members, self.phase, self.number = context, members, phase, number
+        self._alone = len(members) == 1
+        self.batches = [phase_batches(context, run.silo, phase, number, self._alone) for run in members]
+        self.gradients = StepGradients(context, phase)
+        self.lr = context.train.lr
+        self._constant = context.constant_views(phase)
+        for run in members:
+            run.kept = ConstantViews(self._constant)
+        # Under dropout equal parts do not make equal views.
+        self._same = {} if context.views_draw else phase.same_at_start
+        learned = any(callable(weight) for mix in phase.views.values() for weight in mix.values())
+        self._renewed = learned or not {*phase.then} <= {*phase.trains}
+        self._compiled_for: tuple[object, ...] = ()
+        self.prepare(0, range(len(members)))
+
+    def prepare(self, taken: int, active: Sequence[int]) -> None:
+        """Compile the views for a step, unless they are as in the last one.
+
+        Args:
+            taken: number of earlier steps in the phase.
+            active: positions of the silos that take the step.
+        """
+        wanted = tuple(active), bool(self._same) and taken == 0, taken if self._renewed else 0
+        if wanted == self._compiled_for:
+            return
+        self._compiled_for = wanted
+        context, phase, runs = self._context, self.phase, [self.members[index] for index in active]
+        equal = [bool(self._same) and taken == 0 and run.starts_as_received for run in runs]
+        mixes = [run.mixes(context, phase, same) for run, same in zip(runs, equal, strict=True)]
+        same = self._same if all(equal) else {}
+        self.program: ViewProgram = context.program(mixes, True, self._constant, same)
+        self.cut = joining(context, phase, [run.silo for run in runs], self._alone)
+
+
+def _train_phase(work: _PhaseWork, optimizer: PhaseOptimizer) -> None:
+    for taken, drawn in enumerate(_in_step(work.batches)):  # steps are counted per phase, for the random draws
+        active, batches = [index for index, _ in drawn], [batch for _, batch in drawn]
+        runs = [work.members[index] for index in active]
+        work.prepare(taken, active)
+        micro_batches = work.cut(batches)
         optimizer.zero_grad()
         steps = [
-            members[index].step(context, phase, batch, number, taken, partial(optimizer.scaled, index))
-            for index, batch in drawn
+            run.step(batch, (work.number, work.phase.name, taken), partial(optimizer.scaled, index))
+            for run, (index, batch) in zip(runs, drawn, strict=True)
         ]
-        gradients = add_gradients(context, phase, steps, micro_batches)
-        found = _numbers([*gradients, *(optimizer.skips(index) for index, _ in drawn)])  # one transfer a step
+        gradients = work.gradients.add(work.program, steps, micro_batches)
+        found = _numbers([*gradients, *(optimizer.skips(index) for index in active)])  # one transfer a step
         terms, skips = found[: len(drawn)], found[len(drawn) :]
-        for (run, _), logged in zip(active, terms, strict=True):
+        for run, logged in zip(runs, terms, strict=True):
             if not math.isfinite(logged["loss"]):
                 raise Diverged(
-                    f"silo {run.silo.name!r}, round {number}, phase {phase.name!r}: training diverged, the loss is "
-                    f"{logged['loss']} (train.lr is {context.train.lr:g})"
+                    f"silo {run.silo.name!r}, round {work.number}, phase {work.phase.name!r}: training diverged, the "
+                    f"loss is {logged['loss']} (train.lr is {work.lr:g})"
                 )
-        optimizer.step(
-            {index: taken - int(skipped.get("skipped", 0)) for (index, _), skipped in zip(drawn, skips, strict=True)}
-        )
-        for member, ((run, batch), logged) in enumerate(zip(active, terms, strict=True)):
-            if (taken + 1) % phase.steps_per_batch == 0:
-                run.follow(phase)
+        optimizer.step({index: taken - int(skip.get("skipped", 0)) for index, skip in zip(active, skips, strict=True)})
+        for member, (run, batch, logged) in enumerate(zip(runs, batches, terms, strict=True)):
+            if (taken + 1) % work.phase.steps_per_batch == 0:
+                run.follow(work.phase)
             run.count(batch, logged, micro_batches, member)
 
 

@@ -1,64 +1,64 @@
-"""`phase_batches`: a phase's batches in micro-batches, by cost and `train.tokens_at_once`; `check_rows`' lengths."""
+"""Draw a phase's batches and cut them into micro-batches, by the cost of calls and by `train.tokens_at_once`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
-from silotune.data.batching import Batch, TokenLimit, epoch_batches
-from silotune.data.cohort_batches import CohortMicroBatch, cut_jointly, zip_micro_batches
+from silotune.data.batching import Batch, MicroBatch, TokenLimit, draw_batches, epoch_batches
+from silotune.data.cohort_batches import cut_jointly, join
 from silotune.methods.phase import Phase
 from silotune.training.context import TrainingContext
 from silotune.training.silo import Silo
 
 
 def phase_batches(
-    context: TrainingContext, silo: Silo, phase: Phase, number: int, own_micro_batches: bool = True
+    context: TrainingContext, silo: Silo, phase: Phase, number: int, alone: bool = True
 ) -> Iterator[Batch]:
-    """Yield a phase's batches, in the order derived for this silo and round, each `Phase.steps_per_batch` times.
+    """Return a phase's batches, in the order derived for this silo and round, each `Phase.steps_per_batch` times.
 
     Args:
         context: the run's.
         silo: whose training rows.
         phase: sets the number of epochs.
         number: the round's number.
-        own_micro_batches: cut each batch into micro-batches of its own. Otherwise `cohort_micro_batches` cuts them with
-            those of other silos, unless a tuner draws random numbers: a row's draws depend on its micro-batch.
+        alone: cut each batch into micro-batches of its own. Otherwise `joining` cuts them with those of other silos,
+            unless a tuner draws random numbers: a row's draws depend on its micro-batch.
     """
     train = context.train
-    cost = _call_cost(context, phase) if own_micro_batches or context.draws else None
-    limit = token_limit(context, phase, [silo])
-
-    def passes() -> Iterator[Batch]:
-        count = 0
-        while True:
-            yield from epoch_batches(
-                silo.train,
-                train.batch_size,
-                context.backbone.pad_id,
-                context.draw_seed,
-                silo.name,
-                number,
-                phase.name,
-                count,
-                call_cost=cost,
-                limit=limit,
-                even=train.batches == "even",
-            )
-            count += 1
-
-    drawn = islice(passes(), context.batches(silo, phase))
-    return (batch for batch in drawn for _ in range(phase.steps_per_batch))
+    one_pass = partial(
+        epoch_batches,
+        silo.train,
+        train.batch_size,
+        context.backbone.pad_id,
+        context.draw_seed,
+        silo.name,
+        number,
+        phase.name,
+        call_cost=_call_cost(context, phase) if alone or context.draws else None,
+        limit=token_limit(context, phase, [silo]),
+        even=train.batches == "even",
+    )
+    return draw_batches(one_pass, context.batches(silo, phase), phase.steps_per_batch)
 
 
-def cohort_micro_batches(
-    context: TrainingContext, batches: Sequence[Batch], phase: Phase, silos: Sequence[Silo]
-) -> list[CohortMicroBatch]:
-    """Group the rows of several silos' batches into micro-batches that share a forward."""
-    limit = token_limit(context, phase, silos)
-    if batches[0].micro:
-        return zip_micro_batches(batches, context.backbone.pad_id, limit)
-    return cut_jointly(batches, context.backbone.pad_id, _call_cost(context, phase), limit)
+def joining(
+    context: TrainingContext, phase: Phase, silos: Sequence[Silo], alone: bool
+) -> Callable[[Sequence[Batch]], Sequence[MicroBatch]]:
+    """Return the function that makes micro-batches of the silos' batches, one per silo, in each step of a phase.
+
+    Args:
+        context: the run's.
+        phase: the phase.
+        silos: the silos whose rows share forwards.
+        alone: whether batches were cut as those of a single silo; see `phase_batches`.
+    """
+    if alone:
+        return lambda batches: batches[0].micro
+    pad_id, limit = context.backbone.pad_id, token_limit(context, phase, silos)
+    if context.draws:
+        return partial(join, pad_id=pad_id, limit=limit)
+    return partial(cut_jointly, pad_id=pad_id, call_cost=_call_cost(context, phase), limit=limit)
 
 
 def token_limit(context: TrainingContext, phase: Phase, silos: Sequence[Silo]) -> TokenLimit | None:

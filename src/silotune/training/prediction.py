@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from silotune.core.tensors import State
 from silotune.data.batching import Batch
-from silotune.data.cohort_batches import own_micro_batches
 from silotune.methods.base import PredictionMix
-from silotune.methods.head_mix import head_tensors, heads_of
 from silotune.methods.parts import Part
-from silotune.methods.step import REFERENCE
+from silotune.methods.step import REFERENCE, head_tensors, heads_of
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.activation_cache import ActivationCache
 from silotune.models.forward.mixing import Mix, MixEntry, joined_tensors, members, resolve_weights
-from silotune.models.forward.views import View, ViewRequest, run_views
+from silotune.models.forward.view_program import ViewProgram
+from silotune.models.forward.views import View
 from silotune.models.heads import PLAIN, Head
+from silotune.models.heads.base import head_readings
 from silotune.models.tuners import Tuner, tuner_of
 from silotune.models.tuners.token_weight import TokenWeight
 
@@ -60,7 +61,7 @@ class PredictionContext:
         self.rows_scored = rows_scored
         self.rows_written = rows_written
         self.cache = cache
-        self.guard: Callable[[], None] = lambda: None
+        self.guard: Callable[[], None] | None = None
         """Called before every forward of the backbone; what it raises ends the work."""
 
     @property
@@ -132,14 +133,14 @@ class PredictionContext:
 
     def _views(self, state: State, batch: Batch, alpha: Tensor | None) -> dict[str, View]:
         """Run a batch under the prediction's mix, and where the head wants it under none."""
-        self.guard()
         mixes, head = {"prediction": self.prediction_mix(state, alpha)}, self._answering
         if head.reads_reference:
             mixes[REFERENCE] = []
-        reading = head.reading(self.backbone, batch.task)
-        readings = {} if reading is None else {head.name: reading}
-        request = ViewRequest(
-            [batch], [mixes], own_micro_batches(batch), head_readings=[readings], activation_cache=self.cache
+        program = ViewProgram(
+            self.backbone,
+            [mixes],
+            readings=partial(head_readings, [head], self.backbone, 0.0),
+            activation_cache=self.cache,
+            guard=self.guard,
         )
-        (views,) = run_views(self.backbone, request)
-        return views
+        return program(batch)

@@ -1,4 +1,4 @@
-"""`add_gradients` of one step: by one graph of the whole batch, or `train.tokens_at_once` tokens at a time.
+"""Add the gradients of a step: by one graph of the whole batch, or `train.tokens_at_once` tokens at a time.
 
 A loss reads the backbone through its views' readings alone: pooled vectors, and what heads read. So a batch that is too
 large for one graph takes two passes, as in GradCache (Gao et al. 2021, arXiv:2101.06983). The first runs all rows
@@ -14,23 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from silotune.core.randomness import Stream
 from silotune.core.tensors import State, Tensors
-from silotune.data.batching import Batch
-from silotune.data.cohort_batches import CohortMicroBatch
-from silotune.methods.base import LocalTraining, local_training
+from silotune.data.batching import Batch, MicroBatch
 from silotune.methods.phase import Phase
-from silotune.methods.step import Step
-from silotune.models.forward.mixing import MixEntry, has_gradient
-from silotune.models.forward.view_cache import ConstantViewCache
-from silotune.models.forward.views import View
+from silotune.methods.step import LocalTraining, Step, local_training
+from silotune.models.forward.view_program import ViewProgram
+from silotune.models.forward.views import ConstantViews, View
 from silotune.training.context import TrainingContext
-from silotune.training.view_copies import ConstantView, as_leaves
 
 Terms = dict[str, Tensor]
 """The loss and its logged terms, shape () each, by name."""
@@ -45,219 +41,193 @@ class SiloStep:
         state: part → tensors, with gradients where the phase trains the part.
         received: part → tensors as this round's message brought them.
         memory: tensors that the silo keeps between participations.
-        mixes: view → mix.
-        view_cache: its constant views.
+        kept: its constant views.
         drawn_for: the purpose of its random numbers in this step; see `core.randomness`.
         scaled: scales the loss for the backward pass, in float16.
         training: what `Method.train` shows in the silo's loss.
-        same: anchor's view → the view that it equals in this step; see `Phase.same_at_start`.
     """
 
     batch: Batch
     state: State
     received: State
     memory: Tensors
-    mixes: Mapping[str, Sequence[MixEntry]]
-    view_cache: ConstantViewCache
+    kept: ConstantViews
     drawn_for: tuple[str | int, ...]
     scaled: Callable[[Tensor], Tensor]
     training: LocalTraining
-    same: Mapping[str, str] = field(default_factory=dict)
-
-    def step(self, context: TrainingContext, views: dict[str, View], batch: Batch | None = None) -> Step:
-        """Return the arguments of a loss over the batch, or over a piece of it."""
-        parts, recipe, batch = context.parts, context.recipe, batch or self.batch
-        return Step(batch, views, self.state, self.received, self.memory, parts, recipe=recipe)
-
-    def loss(self, phase: Phase, step: Step) -> Tensor:
-        """Return the phase's loss of the silo."""
-        with local_training(self.training):
-            return phase.loss(step)
 
 
-def add_gradients(
-    context: TrainingContext, phase: Phase, members: Sequence[SiloStep], micro_batches: Sequence[CohortMicroBatch]
-) -> list[Terms]:
-    """Add the gradients of each member's loss to the tensors that the phase trains.
+class StepGradients:
+    """The ways to the gradients of a phase's steps.
 
     Args:
         context: backbone, method and settings.
-        phase: its views and its loss.
-        members: the silos that train together.
-        micro_batches: how their rows go through the backbone; together they hold every row once.
-
-    Returns:
-        Per member, its loss (`loss`) and the terms that the loss logs.
+        phase: its loss.
     """
-    return _StepGradients(context, phase, members, micro_batches).add()
 
+    def __init__(self, context: TrainingContext, phase: Phase) -> None:
+        self._parts, self._heads, self._recipe = context.parts, context.heads, context.recipe
+        self._loss, self._by_row = phase.loss, phase.by_row
+        self._bound, self._virtual = context.tokens_at_once, context.virtual_tokens
+        self._graphs = phase.views_with_gradient
+        self._seed = context.draw_seed
 
-@dataclass(frozen=True)
-class _StepGradients:
-    """One step's gradients; see `add_gradients`."""
+    def add(
+        self, program: ViewProgram, members: Sequence[SiloStep], micro_batches: Sequence[MicroBatch]
+    ) -> list[Terms]:
+        """Add the gradients of each member's loss to the tensors that the phase trains.
 
-    context: TrainingContext
-    phase: Phase
-    members: Sequence[SiloStep]
-    micro_batches: Sequence[CohortMicroBatch]
+        It is done in the cheapest way whose graphs hold no more tokens than allowed.
 
-    def add(self) -> list[Terms]:
-        """Add the gradients in the cheapest way that holds no more tokens than allowed."""
-        bound = self.context.tokens_at_once
-        if bound is None or self._held_by_whole_batch <= bound:
-            return self._whole_batch()
-        units = [self._units(member.batch) for member in self.members]
-        if self.phase.by_row and all(units):
-            return self._one_pass([number for number in units if number])
-        return self._two_passes()
+        Args:
+            program: the phase's views.
+            members: the silos that train together.
+            micro_batches: how their rows go through the backbone; together they hold every row once.
 
-    @property
-    def _held_by_whole_batch(self) -> int:
-        """The tokens of a graph of all rows, in all views with gradient."""
-        virtual = self.context.virtual_tokens
-        return self.phase.views_with_gradient * sum(batch.tokens(virtual) for batch in self.micro_batches)
+        Returns:
+            Per member, its loss (`loss`) and the terms that the loss logs.
+        """
+        if self._bound is None or self._held_by_whole_batch(micro_batches) <= self._bound:
+            return self.whole_batch(program, members, micro_batches)
+        units = [self._units(member.batch) for member in members]
+        if self._by_row and all(units):
+            return self._one_pass(program, members, micro_batches, [number for number in units if number])
+        return self._two_passes(program, members, micro_batches)
+
+    def _held_by_whole_batch(self, micro_batches: Sequence[MicroBatch]) -> int:
+        """Return the tokens of a graph of all rows, in all views with gradient."""
+        return self._graphs * sum(micro_batch.tokens(self._virtual) for micro_batch in micro_batches)
 
     def _units(self, batch: Batch) -> int | None:
-        """The number of terms over which all heads' cross-entropies of a batch are means; None if they are not."""
-        if self.context.recipe.class_weights != "none":  # means of rows that differ in weight
+        """Return the number of terms over which all heads' cross-entropies of a batch are means, if they are."""
+        if self._recipe.class_weights != "none":  # means of rows that differ in weight
             return None
-        found = {head.loss_units(batch) for head in self.context.heads}
+        found = {head.loss_units(batch) for head in self._heads}
         return found.pop() if len(found) == 1 else None
+
+    def _loss_of(self, member: SiloStep, views: dict[str, View], batch: Batch) -> tuple[Tensor, Terms]:
+        """Return a member's loss over its batch, or over a piece of it, and the terms that it logs."""
+        recipe = self._recipe
+        step = Step(batch, views, member.state, member.received, member.memory, self._parts, recipe=recipe)
+        with local_training(member.training):
+            loss = self._loss(step)
+        return loss, {"loss": loss.detach(), **step.terms}
 
     # -- three ways --------------------------------------------------------------------------------------------------
 
-    def _whole_batch(self) -> list[Terms]:
-        draws = _Draws(self.context.draw_seed, self.members)
-        losses, terms = [], []
+    def whole_batch(
+        self, program: ViewProgram, members: Sequence[SiloStep], micro_batches: Sequence[MicroBatch]
+    ) -> list[Terms]:
+        """Add the gradients by one graph of all rows; arguments as for `add`."""
+        draws = _Draws(self._seed, members)
         with draws.of_all:
-            views = self._views(self.micro_batches, draws)
-            for member, own_views, draw in zip(self.members, views, draws.of_each, strict=True):
-                with draw:
-                    step = member.step(self.context, own_views)
-                    loss = member.loss(self.phase, step)
-                losses.append(member.scaled(loss))
-                terms.append({"loss": loss.detach(), **step.terms})
+            views = _run(program, members, micro_batches, draws)
+            losses, terms = self._losses(members, views, draws)
         torch.autograd.backward(losses)
         return terms
 
-    def _one_pass(self, units: Sequence[int]) -> list[Terms]:
+    def _losses(
+        self, members: Sequence[SiloStep], views: Sequence[dict[str, View]], draws: _Draws
+    ) -> tuple[list[Tensor], list[Terms]]:
+        """Return each member's loss of its whole batch, scaled for the backward pass, and its terms."""
+        losses, terms = [], []
+        for member, own_views, draw in zip(members, views, draws.of_each, strict=True):
+            with draw:
+                loss, logged = self._loss_of(member, own_views, member.batch)
+            losses.append(member.scaled(loss))
+            terms.append(logged)
+        return losses, terms
+
+    def _one_pass(
+        self,
+        program: ViewProgram,
+        members: Sequence[SiloStep],
+        micro_batches: Sequence[MicroBatch],
+        units: Sequence[int],
+    ) -> list[Terms]:
         """Train the micro-batches one after the other, each with its share of the loss.
 
         Args:
+            program: see `add`.
+            members: see `add`.
+            micro_batches: see `add`.
             units: per member, the number of terms over which its batch's loss is a mean.
         """
-        draws = _Draws(self.context.draw_seed, self.members)
-        sums: list[Terms] = [{} for _ in self.members]
+        draws = _Draws(self._seed, members)
+        sums: list[Terms] = [{} for _ in members]
         with draws.of_all:
-            for micro_batch in self.micro_batches:
-                views = self._views([micro_batch], draws)
+            for micro_batch in micro_batches:
+                views = _run(program, members, [micro_batch], draws)
                 losses = []
-                for piece in micro_batch.slices:
-                    member = self.members[piece.batch_index]
-                    batch = member.batch.piece(piece.rows, piece.inputs)
-                    share = (self._units(batch) or 0) / units[piece.batch_index]
+                for piece in micro_batch.pieces:
+                    member, own_sums = members[piece.owner], sums[piece.owner]
+                    batch = member.batch.piece(piece)
+                    share = (self._units(batch) or 0) / units[piece.owner]
                     if not share:  # rows without a token of response
                         continue
-                    step = member.step(self.context, views[piece.batch_index], batch)
-                    loss = share * member.loss(self.phase, step)
-                    losses.append(member.scaled(loss))
-                    own_sums = sums[piece.batch_index]
-                    terms = {"loss": loss.detach()} | {name: share * term for name, term in step.terms.items()}
+                    loss, terms = self._loss_of(member, views[piece.owner], batch)
+                    losses.append(member.scaled(share * loss))
                     for name, term in terms.items():
-                        own_sums[name] = own_sums[name] + term if name in own_sums else term
+                        own_sums[name] = own_sums[name] + share * term if name in own_sums else share * term
                 if losses:
                     torch.autograd.backward(losses)
         return sums
 
-    def _two_passes(self) -> list[Terms]:
+    def _two_passes(
+        self, program: ViewProgram, members: Sequence[SiloStep], micro_batches: Sequence[MicroBatch]
+    ) -> list[Terms]:
         """Compute the loss from readings without graph, then take the readings' gradients through the backbone."""
-        draws = _Draws(self.context.draw_seed, self.members)
-        losses, terms, leaves = [], [], []
+        draws = _Draws(self._seed, members)
         with draws.of_all:
             with torch.no_grad():
-                views = self._views(self.micro_batches, draws)
-            for member, own_views, draw in zip(self.members, views, draws.of_each, strict=True):
-                with draw:
-                    leaves.append(as_leaves(own_views, self._views_with_graph))
-                    step = member.step(self.context, leaves[-1])
-                    loss = member.loss(self.phase, step)
-                losses.append(member.scaled(loss))
-                terms.append({"loss": loss.detach(), **step.terms})
+                found = _run(program, members, micro_batches, draws)
+            leaves = [_as_leaves(views, program.trained) for views in found]
+            losses, terms = self._losses(members, leaves, draws)
         torch.autograd.backward(losses)
-        again = _Draws(self.context.draw_seed, self.members)
+        again = _Draws(self._seed, members)
         with again.of_all:
-            for micro_batch in self.micro_batches:
-                views = self._views([micro_batch], again, self._views_with_graph)
-                self._take_back(micro_batch, views, leaves)
+            for micro_batch in micro_batches:
+                batches = [member.batch for member in members]
+                views = program.run(batches, [micro_batch], again.of_cohort, trained_alone=True)
+                _take_back(micro_batch, views, leaves)
         return terms
 
-    def _take_back(
-        self,
-        micro_batch: CohortMicroBatch,
-        views: Sequence[Mapping[str, View]],
-        leaves: Sequence[Mapping[str, View]],
-    ) -> None:
-        """Take the readings' gradients of a micro-batch's rows back through its graph.
 
-        Args:
-            micro_batch: rows of one or several silos.
-            views: per member, the micro-batch's views with a graph.
-            leaves: per member, the whole batch's views as leaves, with gradients.
-        """
-        outputs: dict[int, Tensor] = {}
-        gradients: dict[int, Tensor] = {}
-        for piece in micro_batch.slices:
-            for name, view in views[piece.batch_index].items():
-                for reading, leaf in leaves[piece.batch_index][name].items():
-                    if leaf.grad is not None and view[reading].requires_grad:
-                        output = view[reading]  # names with equal mixes have one view
-                        outputs[id(output)], gradients[id(output)] = output, leaf.grad[piece.rows]
-        if outputs:
-            torch.autograd.backward([*outputs.values()], [*gradients.values()])
+def _run(
+    program: ViewProgram, members: Sequence[SiloStep], micro_batches: Sequence[MicroBatch], draws: _Draws
+) -> list[dict[str, View]]:
+    """Return each member's views of some micro-batches' rows; constant ones are kept for later passes over the rows."""
+    batches, kept = [member.batch for member in members], [member.kept for member in members]
+    return program.run(batches, micro_batches, draws.of_cohort, kept)
 
-    # -- views -------------------------------------------------------------------------------------------------------
 
-    @property
-    def _views_with_graph(self) -> list[str]:
-        """Names of the views into whose parts or weights gradients flow."""
-        return [name for name in self.phase.views if any(has_gradient(member.mixes[name]) for member in self.members)]
+def _as_leaves(views: Mapping[str, View], names: Sequence[str]) -> dict[str, View]:
+    """Return the views, those of these names as leaves; a view of several names stays one."""
+    leaves = {id(views[name]): views[name] for name in names}
+    made = {key: view.leaves() for key, view in leaves.items()}
+    return {name: made.get(id(view), view) for name, view in views.items()}
 
-    def _views(
-        self, micro_batches: Sequence[CohortMicroBatch], draws: _Draws, names: Sequence[str] | None = None
-    ) -> list[dict[str, View]]:
-        """Run micro-batches; returns each member's views of their rows by name.
 
-        Args:
-            micro_batches: all of the step's, or some.
-            draws: where random numbers come from.
-            names: the views; None: all of the phase, and constant ones are kept for later passes over the rows.
-        """
-        same = self.members[0].same if all(member.same for member in self.members) else {}
-        caches = [member.view_cache for member in self.members]
-        if names is None:
-            names = [name for name in self.phase.views if name not in same]
-        else:
-            same, caches = {}, []
-        mixes = [{name: member.mixes[name] for name in names} for member in self.members]
-        views = self.context.views(
-            [member.batch for member in self.members], micro_batches, mixes, draws.of_cohort, caches, training=True
-        )
-        for index, own in enumerate(views):
-            for anchor, view in same.items():
-                own[anchor] = ConstantView(own[view])
-                self._keep(anchor, own[anchor], index, micro_batches)
-        return views
+def _take_back(
+    micro_batch: MicroBatch, views: Sequence[Mapping[str, View]], leaves: Sequence[Mapping[str, View]]
+) -> None:
+    """Take the readings' gradients of a micro-batch's rows back through its graph.
 
-    def _keep(self, anchor: str, view: View, index: int, micro_batches: Sequence[CohortMicroBatch]) -> None:
-        """Keep an anchor's view of a member's rows for later passes, if it is one that stays constant."""
-        member, start = self.members[index], 0
-        if anchor not in member.view_cache.views:
-            return
-        for piece in (piece for batch in micro_batches for piece in batch.slices if piece.batch_index == index):
-            end = start + piece.rows.stop - piece.rows.start
-            poolings = {name: reading[start:end] for name, reading in view.items()}
-            member.view_cache.put(anchor, member.batch, piece.rows, poolings)
-            start = end
+    Args:
+        micro_batch: rows of one or several silos.
+        views: per member, the micro-batch's views with a graph.
+        leaves: per member, the whole batch's views as leaves, with gradients.
+    """
+    outputs: dict[int, Tensor] = {}
+    gradients: dict[int, Tensor] = {}
+    for piece in micro_batch.pieces:
+        for name, view in views[piece.owner].items():
+            for reading, leaf in leaves[piece.owner][name].items():
+                if leaf.grad is not None and view[reading].requires_grad:
+                    output = view[reading]  # names with equal mixes have one view
+                    outputs[id(output)], gradients[id(output)] = output, leaf.grad[piece.rows]
+    if outputs:
+        torch.autograd.backward([*outputs.values()], [*gradients.values()])
 
 
 class _Draws:

@@ -13,7 +13,7 @@ from silotune.core.randomness import generator
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.backbone.forward_plan import ForwardPlan, stack_plans
 from silotune.models.backbone.loading import silence_transformers
 from silotune.models.backbone.quantization import (
     QUANTIZATIONS,
@@ -25,7 +25,6 @@ from silotune.models.backbone.quantization import (
     settle,
     weight_bytes,
 )
-from silotune.models.backbone.stacking import stack_plans
 from silotune.models.tuners import TUNERS
 from silotune.models.tuners.base import WeightedTensors
 from tests.support.small_runs import save_model

@@ -7,7 +7,6 @@ import torch
 
 from silotune.core.tensors import digest, flatten
 from silotune.data.batching import evaluation_batches, make_batch
-from silotune.data.cohort_batches import own_micro_batches
 from silotune.errors import InputError
 from silotune.models.forward.activation_cache import GROUP
 from silotune.runs.build.builder import build
@@ -68,7 +67,7 @@ def test_to_the_bit_where_batches_are_the_groups(tiny_federation):
             mixes = {"full": federation.context.resolve(federation.method.prediction().mix, state, {}, {})}
             with torch.no_grad():
                 for _ in "12":  # computed, then found
-                    (views,) = federation.context.views([batch], own_micro_batches(batch), [mixes])
+                    views = federation.context.program([mixes])(batch)
                     states.append(views["full"]["mean"])
                 states.append(views_of_batch(uncached.backbone, batch, mixes)["full"]["mean"])
     assert torch.equal(states[0], states[2])

@@ -179,7 +179,7 @@ def test_states_of_generation_and_of_training_agree_with_padding_on_the_left():
         mix = MIXES["two loras by row"](backbone)
         rows = TokenizedRows(Task("w", ()), ids, None, torch.zeros(len(ids), dtype=torch.int64))
         batch = make_batch(rows, range(len(ids)), 0, 10**6)
-        (inputs,) = batch.micro
+        inputs = batch.micro[0].inputs
         by_row = [MixEntry(p.tuner, p.tensors, p.weight[batch.rows]) for p in mix]
         with torch.no_grad():
             states = backbone.encode(dict(inputs), make_plan(backbone, by_row))

@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 import torch
 
-from silotune.data.cohort_batches import own_micro_batches
 from silotune.methods import Step
 from silotune.methods.parts import Scope
 from silotune.methods.step import PREVIOUS
@@ -36,11 +35,9 @@ def result(training, phase, batch, state, received, memory, together):
     leaves = trained(state, phase)
     mixes = {name: training.resolve(mix, state, received, memory) for name, mix in phase.views.items()}
     if together:
-        (views,) = training.views([batch], own_micro_batches(batch), [mixes])
+        views = training.program([mixes])(batch)
     else:
-        views = {}
-        for name, mix in mixes.items():
-            views |= training.views([batch], own_micro_batches(batch), [{name: mix}])[0]
+        views = {name: training.program([{name: mix}])(batch)[name] for name, mix in mixes.items()}
     loss = phase.loss(Step(batch, views, state, received, memory, training.parts))
     loss.backward()
     return float(loss.detach()), {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
@@ -112,7 +109,7 @@ def test_what_lies_below_the_first_adapter_is_computed_once(tiny_federation):
     training = federation.context
     (phase,) = training.phases
     assert set(phase.views) == {"full", "global", "received", "private"}
-    rows = [len(inputs["input_ids"]) for inputs in batch.micro]
+    rows = [len(micro_batch) for micro_batch in batch.micro]
     counts = {}
     for together in (False, True):
         calls = Calls(
@@ -133,8 +130,8 @@ def test_what_lies_below_the_first_adapter_is_computed_once(tiny_federation):
     # query, key, value and output of the first block's attention, its scores and their use: once instead of four times
     width = training.backbone.hidden_size
     shared = sum(
-        8 * width * width * inputs["input_ids"].numel() + 4 * width * number * inputs["input_ids"].shape[1] ** 2
-        for number, inputs in zip(rows, batch.micro, strict=True)
+        8 * width * width * micro_batch.tokens(0) + 4 * width * len(micro_batch) * micro_batch.width**2
+        for micro_batch in batch.micro
     )
     assert counts[False][0] - counts[True][0] == 3 * shared
 
@@ -152,7 +149,7 @@ def test_constant_views_take_from_the_trained_ones(tiny_federation):
     with FlopCounterMode(display=False) as counter:
         views = views_of_batch(training.backbone, batch, mixes)
     together = counter.get_total_flops()
-    rows = [len(inputs["input_ids"]) for inputs in batch.micro]
+    rows = [len(micro_batch) for micro_batch in batch.micro]
     assert calls.close()["last"] == [number * times for number in rows for times in (1, 2)]
     assert views["full"]["mean"].requires_grad
     assert not any(views[name]["mean"].requires_grad for name in ("received", "previous"))
@@ -161,8 +158,8 @@ def test_constant_views_take_from_the_trained_ones(tiny_federation):
             view_of_batch(training.backbone, batch, mix)
     width = training.backbone.hidden_size
     shared = sum(
-        8 * width * width * inputs["input_ids"].numel() + 4 * width * number * inputs["input_ids"].shape[1] ** 2
-        for number, inputs in zip(rows, batch.micro, strict=True)
+        8 * width * width * micro_batch.tokens(0) + 4 * width * len(micro_batch) * micro_batch.width**2
+        for micro_batch in batch.micro
     )
     assert counter.get_total_flops() - together == 2 * shared
 
@@ -176,7 +173,7 @@ def test_equal_mixes_are_one_view(tiny_federation):
     mixes = {name: training.resolve(mix, state, received, {}) for name, mix in phase.views.items()}
     with torch.no_grad():
         views = views_of_batch(training.backbone, batch, mixes)
-    rows = [len(inputs["input_ids"]) for inputs in batch.micro]
+    rows = [len(micro_batch) for micro_batch in batch.micro]
     assert calls.close()["last"] == [2 * number for number in rows]
     assert views["received"] is views["previous"]
 
@@ -214,7 +211,34 @@ def test_rig_and_training_see_the_same_views(tiny_federation):
     (phase,) = federation.context.phases
     step = make_step(federation.context, phase, batch, state, received)
     mixes = {name: federation.context.resolve(mix, state, received, {}) for name, mix in phase.views.items()}
-    (views,) = federation.context.views([batch], own_micro_batches(batch), [mixes])
+    views = federation.context.program([mixes])(batch)
     for name, view in views.items():
         for reading in ("first", "mean"):
             torch.testing.assert_close(view[reading], step.views[name][reading], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("tuner", "written_once"), [("bottleneck", True), ("lora", True), ("ia3", True), ("dora", False)]
+)
+def test_plans_that_read_their_parts_are_written_once(tuner, written_once, tiny_federation, monkeypatch):
+    """They follow what an optimizer does to the tensors; plans with something computed of parts are written anew."""
+    federation, batch, state, received, memory = prepare(tiny_federation, "fedmcp", f"tuner={tuner}")
+    training, calls = federation.context, []
+    (phase,) = training.phases
+    kind = type(training.parts["global"].module)
+    act = kind.act
+    monkeypatch.setattr(kind, "act", lambda *arguments: (calls.append(1), act(*arguments)))
+    leaves = trained(state, phase)
+    mixes = {name: training.resolve(mix, state, received, memory) for name, mix in phase.views.items()}
+    program = training.program([mixes])
+    for _ in "12":
+        with torch.no_grad():
+            for leaf in leaves.values():
+                leaf.mul_(1.1)
+        views = program(batch)
+        expected = {name: view_of_batch(training.backbone, batch, mix) for name, mix in mixes.items()}
+        for name, view in views.items():
+            torch.testing.assert_close(view["mean"], expected[name]["mean"], rtol=1e-10, atol=1e-12)
+        calls.clear()
+    program(batch)
+    assert bool(calls) is (tuner == "dora")

@@ -7,7 +7,9 @@ import torch
 
 from silotune.core.tensors import flatten
 from silotune.data.batching import make_batch
-from silotune.models.forward.view_cache import ConstantViewCache, constant_views
+from silotune.models.forward.mixing import constant_views
+from silotune.models.forward.view_program import ViewProgram
+from silotune.models.forward.views import ConstantViews
 from silotune.training import context as training_module
 from silotune.training.local_trainer import LocalTrainer
 from tests.support.numeric_rig import doubled, parts_in_double
@@ -60,7 +62,7 @@ def test_without_constant_views_nothing_is_kept(method, tiny_federation):
     """So that the two computations that the next test compares would be the same one."""
     context = tiny_federation(method, *one_silo(method), f"train.epochs={EPOCHS}").context
     for phase in context.phases:
-        assert not context.view_cache(phase).views
+        assert not context.constant_views(phase)
 
 
 @pytest.mark.parametrize("method", WITH)
@@ -84,19 +86,19 @@ def test_in_cohorts(method, rounds, monkeypatch):
 @pytest.mark.parametrize("method", WITH)
 def test_the_later_passes_run_trained_views_alone(method, rounds, monkeypatch):
     """Rows that go through without gradient: each once for every anchor of a phase, not in every epoch."""
-    asked, encode = [], training_module.run_views
+    asked, run = [], ViewProgram.run
 
-    def noted(backbone, request):
+    def noted(program, batches, *more):
         rows = []
-        handle = backbone.module("encoder.layer.1.output.dense").register_forward_hook(
+        handle = program.backbone.module("encoder.layer.1.output.dense").register_forward_hook(
             lambda module, inputs, output: None if output.requires_grad else rows.append(len(output))
         )
-        views = encode(backbone, request)
+        views = run(program, batches, *more)
         handle.remove()
-        asked.append((sum(rows), len(request.batches[0])))
+        asked.append((sum(rows), len(batches[0])))
         return views
 
-    monkeypatch.setattr(training_module, "run_views", noted)
+    monkeypatch.setattr(ViewProgram, "run", noted)
     rounds(method)
     steps = len(asked) // (2 * EPOCHS) if method != "fedfame" else len(asked) // EPOCHS  # it skips the first round
     assert steps
@@ -126,7 +128,7 @@ def test_what_is_constant():
 def test_single_passes_and_dropout_keep_nothing(tiny_federation):
     def kept(*words):
         training = tiny_federation("moon", *words).context
-        return training.view_cache(training.phases[0]).views
+        return training.constant_views(training.phases[0])
 
     assert kept() == frozenset()
     assert kept("train.epochs=2") == {"received", "previous"}
@@ -137,7 +139,7 @@ def test_single_passes_and_dropout_keep_nothing(tiny_federation):
 def test_rows_that_were_not_seen_are_not_known(tiny_federation):
     silo = tiny_federation("fedavg").silos["gamma"]
     rows = next(iter(silo.train.values()))
-    anchors = ConstantViewCache(["received"])
+    anchors = ConstantViews(["received"])
     batch, other = make_batch(rows, [3, 1, 2], 0), make_batch(rows, [1, 4], 0)
     values = torch.arange(3.0).unsqueeze(1)
     anchors.put("received", batch, slice(0, 3), {"mean": values})

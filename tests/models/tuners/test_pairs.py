@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from silotune.errors import InputError
-from silotune.models.forward.encoding import encode_views
 from silotune.models.forward.mixing import MixEntry
 from silotune.models.tuners.lora import LoRA
 from tests.support.tuner_families import (
@@ -26,6 +25,7 @@ from tests.support.tuner_families import (
     shared_backbone,
     trainable,
 )
+from tests.support.views import encoded_views
 
 pairs = pytest.mark.parametrize(("kind", "family"), PAIRS)
 
@@ -139,7 +139,7 @@ def test_rows_of_different_mixes_are_as_each_row_alone(kind, family):
                 run(backbone, inputs, mix)
     ingredients = [MixEntry(tuner, part, column) for part, column in mix[1]]
     moved = {name: tensor.to(backbone.device) for name, tensor in inputs.items()}
-    together = real_states(encode_views(backbone, moved, {"": [ingredients]})[""][0], inputs)
+    together = real_states(encoded_views(backbone, moved, {"": ingredients})[""], inputs)
     for row, (first, second) in enumerate(weights):
         present = [(part, weight) for part, weight in ((one, first), (other, second)) if weight]
         single = row_of(inputs, row)

@@ -11,8 +11,7 @@ from silotune.config.train import TrainConfig
 from silotune.core.randomness import Stream
 from silotune.errors import InputError
 from silotune.models.backbone.segments import Segments
-from silotune.models.forward.encoding import encode_views
-from silotune.models.forward.mixing import MixEntry, can_share_forward, fold_entries
+from silotune.models.forward.mixing import MixEntry, can_share_forward
 from silotune.models.tuners import TUNERS
 from silotune.training.cohort import choose_cohort
 from tests.support.tuner_families import (
@@ -25,7 +24,7 @@ from tests.support.tuner_families import (
     shared_backbone,
     trainable,
 )
-from tests.support.views import encoded_views
+from tests.support.views import encoded_cohort, encoded_views
 
 TOGETHER = [
     (kind, family)
@@ -61,14 +60,13 @@ def silos_mixes(tuner, backbone, silo, received, weights=(0.5, 0.5)):
         "received": [MixEntry(tuner, received, 1)],
         "base": [],
     }
-    mixes = {name: fold_entries(backbone, mix) for name, mix in mixes.items()}  # as `run_views` hands them on
     return mixes, [*one.values(), *other.values()]
 
 
 def score(actual, inputs):
     return sum(
         (weight + 1) * row.square().sum()
-        for weight, (states, _) in enumerate(actual.values())
+        for weight, states in enumerate(actual.values())
         for row in real_states(states, inputs)
     )
 
@@ -86,19 +84,16 @@ def compare(backbone, tuner, family, lengths, weights=None, streams=False):
         with Stream(1, "silo", silo):
             actual = encoded_views(backbone, inputs, mixes)
         gradients.append(torch.autograd.grad(score(actual, inputs), leaves, retain_graph=True))
-        expected.append({name: real_states(states.detach(), inputs) for name, (states, _) in actual.items()})
+        expected.append({name: real_states(states.detach(), inputs) for name, states in actual.items()})
     silo_streams = [Stream(1, "silo", silo) for silo in range(len(lengths))] if streams else []
-    segments = Segments([len(one) for one in lengths], [max(one) for one in lengths], silo_streams)
-    together = {name: [mixes[name] for mixes, _ in silos] for name in silos[0][0]}
-    actual = encode_views(backbone, whole, together, segments)
+    actual = encoded_cohort(backbone, alone, whole, [mixes for mixes, _ in silos], silo_streams)
     total = 0
     for silo, inputs in enumerate(alone):
         width = inputs["input_ids"].shape[1]
         pieces = {}
-        for name, (states, plan) in actual.items():
-            own_states = segments.split(states)[silo]
-            pieces[name] = (own_states if "decoder_input_ids" in inputs else own_states[:, :width]), plan
-            for row, there in zip(real_states(pieces[name][0].detach(), inputs), expected[silo][name], strict=True):
+        for name, states in actual[silo].items():
+            pieces[name] = states if "decoder_input_ids" in inputs else states[:, :width]
+            for row, there in zip(real_states(pieces[name].detach(), inputs), expected[silo][name], strict=True):
                 torch.testing.assert_close(row, there, rtol=1e-10, atol=1e-10)
         total = total + score(pieces, inputs)
     leaves = [leaf for _, own_leaves in silos for leaf in own_leaves]
@@ -149,10 +144,10 @@ def test_dropout_of_a_segment_is_drawn_as_alone(checkpointing):
 @pytest.mark.parametrize(("kind", "family"), APART)
 def test_refused_where_rows_cannot_be_told_apart(kind, family):
     backbone, tuner = shared_backbone(family, double=True), make_tuner(kind)
-    _, whole = silos_inputs(family, EVEN)
-    mixes = [[MixEntry(tuner, random_part(tuner, backbone, seed), 1)] for seed in range(3)]
+    alone, whole = silos_inputs(family, EVEN)
+    mixes = [{"own": [MixEntry(tuner, random_part(tuner, backbone, seed), 1)]} for seed in range(3)]
     with pytest.raises(InputError, match=r"cohort"):
-        encode_views(backbone, whole, {"own": mixes}, Segments([2, 2, 2]))
+        encoded_cohort(backbone, alone, whole, mixes)
 
 
 def test_a_tensor_without_the_rows_is_refused():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from silotune.models.backbone.forward_plan import ForwardPlan
-from silotune.models.backbone.stacking import ReplicateMode, stack_plans
+from silotune.models.backbone.forward_plan import ForwardPlan, stack_plans
+from silotune.models.backbone.hooks import ReplicateMode
 from silotune.models.forward.mixing import MixEntry
 from tests.support.tuner_families import (
     FAMILIES,
@@ -50,12 +50,12 @@ def mixes_of(tuner, backbone):
 def states_and_gradients(actual, inputs, parts):
     total = sum(
         (weight + 1) * row.square().sum()
-        for weight, (states, _) in enumerate(actual.values())
+        for weight, states in enumerate(actual.values())
         for row in real_states(states, inputs)
     )
     leaves = [tensor for part in parts for tensor in part.values()]
     gradients = torch.autograd.grad(total, leaves, allow_unused=True)
-    return {name: real_states(states.detach(), inputs) for name, (states, _) in actual.items()}, gradients
+    return {name: real_states(states.detach(), inputs) for name, states in actual.items()}, gradients
 
 
 @pytest.mark.parametrize(("kind", "family", "side", "lengths"), cases())
@@ -81,7 +81,7 @@ def test_the_mixes_differ():
     """Else equality above would say nothing about which copy got which mix."""
     backbone, tuner, inputs = shared_backbone("bert", double=True), make_tuner("lora"), batch("bert")
     mixes, _ = mixes_of(tuner, backbone)
-    states = [encoded_views(backbone, inputs, mixes)[name][0].detach() for name in ("both", "one", "other", "base")]
+    states = [encoded_views(backbone, inputs, mixes)[name].detach() for name in ("both", "one", "other", "base")]
     for position, one in enumerate(states):
         for other in states[position + 1 :]:
             assert (one - other).abs().max() > 1e-2
@@ -108,7 +108,7 @@ def test_an_unknown_family_takes_a_forward_for_each_mix():
     actual = encoded_views(backbone, inputs, {name: [MixEntry(tuner, parts[name], 1)] for name in (0, 1)})
     assert calls == [len(LENGTHS)] * 2
     for name in (0, 1):
-        torch.testing.assert_close(actual[name][0], run(backbone, inputs, (tuner, [(parts[name], 1.0)])))
+        torch.testing.assert_close(actual[name], run(backbone, inputs, (tuner, [(parts[name], 1.0)])))
 
 
 def test_only_what_would_fail_is_repeated():

@@ -18,12 +18,11 @@ from silotune.models.backbone.architectures import ARCHITECTURES, Architecture, 
 from silotune.models.backbone.block_devices import BlockDevices, WeightPlacement
 from silotune.models.backbone.device import resolve_device
 from silotune.models.backbone.fingerprint import weight_fingerprint
-from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.backbone.forward_plan import ForwardPlan, SharedActivations
 from silotune.models.backbone.hooks import FunctionalWrapper, HookManager
 from silotune.models.backbone.lm_head import LMHead, without_lm_head
 from silotune.models.backbone.padding import Padding, known_masks
 from silotune.models.backbone.quantization import NONE, linear_weights
-from silotune.models.backbone.shared_activations import SharedActivations
 from silotune.models.backbone.virtual_tokens import (
     PreparedInputs,
     encoder_decoder_forward,

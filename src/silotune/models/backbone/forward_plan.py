@@ -1,16 +1,26 @@
-"""Describe how a forward of the backbone is changed; tuners write it, and `Backbone.encode` applies it."""
+"""Describe how a forward of the backbone is changed: tuners write a `ForwardPlan`, and `Backbone.encode` applies it.
+
+Plans of several views of the same rows are stacked into one (`stack_plans`). Its forward begins with one replica of the
+rows, because below the first module that any view changes all views are the same. There the rows become one replica per
+view, concatenated (`ReplicateMode` of `hooks`); from then on every frozen matrix product is one product over all of
+them, while a changed module treats each replica as its view's plan says. Forwards that cannot be stacked may still
+share what lies below the first change (`SharedActivations`).
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from silotune.config.train import Dropout
-from silotune.models.backbone.shared_activations import SharedActivations
+from silotune.errors import InputError
+from silotune.models.backbone.architectures import Architecture
 from silotune.models.backbone.virtual_tokens import Prefix, Prompt
 
 OutputChange = Callable[[Tensor, Tensor], Tensor]
@@ -21,6 +31,79 @@ The output so far holds the module's bias and the changes that come earlier in t
 
 InputChange = Callable[[Tensor], Tensor]
 """A module's input, shape (rows, tokens, width) → its new input, same shape."""
+
+
+@dataclass
+class SharedActivations:
+    """Outputs of modules below the first changed one, shared by several forwards over the same rows.
+
+    The first forward records them and the later ones read them. They are constants: no part acts on them.
+
+    Args:
+        modules: modules whose outputs may be shared. A module inside another is only asked for if the outer one's
+            output is not shared.
+        changed_inputs: modules whose input some plan changes.
+        changed_outputs: modules whose output some plan changes; their own output, before any change, is still shared.
+        activations: module → its output: a tensor of shape (rows, tokens, hidden), or a tuple that begins with one.
+        recording: whether the running forward records outputs; it stops at the first change.
+        complete: whether a forward has ended: later ones read `activations`.
+        prefix_only: whether nothing but the shared activations is wanted: the forward stops at the first change.
+    """
+
+    modules: frozenset[str]
+    changed_inputs: frozenset[str]
+    changed_outputs: frozenset[str]
+    activations: dict[str, Any] = field(default_factory=dict)
+    recording: bool = True
+    complete: bool = False
+    prefix_only: bool = False
+
+    @classmethod
+    def below_first_change(
+        cls, base: Any, architecture: Architecture | None, inputs: frozenset[str], outputs: frozenset[str]
+    ) -> SharedActivations:
+        """Return an empty record for forwards over the same rows, the first of which fills it.
+
+        It holds the outputs of the embeddings, of the blocks below the first with a change, and of that block's modules
+        before the change. Nothing is shared in families without an entry and in encoder–decoders, whose embeddings run
+        twice.
+
+        Args:
+            base: the base transformer.
+            architecture: the family's entry, if it has one.
+            inputs: modules whose input some forward changes.
+            outputs: modules whose output some forward changes.
+        """
+        if architecture is None or base.config.is_encoder_decoder:
+            return cls(frozenset(), inputs, outputs)
+        names = [architecture.embeddings]
+        for block in range(len(base.get_submodule(architecture.blocks))):
+            name = f"{architecture.blocks}.{block}"
+            names.append(name)
+            if any(changed.startswith(f"{name}.") for changed in inputs | outputs):
+                names += [f"{name}.{inner}" for inner, _ in base.get_submodule(name).named_modules() if inner]
+                break
+        return cls(frozenset(names), inputs, outputs)
+
+    def stop_recording(self) -> None:
+        """Note that the running forward has reached a change: outputs of later modules are not shared.
+
+        Raises:
+            StopForward: if only the shared activations are wanted.
+        """
+        self.recording = False
+        if self.prefix_only:
+            raise StopForward
+
+    @property
+    def outermost(self) -> list[str]:
+        """The recorded modules that lie inside no other recorded module, in the order in which they ended."""
+        recorded = self.activations
+        return [name for name in recorded if not any(name.startswith(f"{other}.") for other in recorded)]
+
+
+class StopForward(Exception):
+    """Ends a forward at the first change."""
 
 
 @dataclass
@@ -37,7 +120,7 @@ class ForwardPlan:
         weights: parameter's name → the tensor used instead.
         dropout: whether the model runs in training mode.
         dropout_rate: the rate of its dropout there; None: each place's own.
-        rows: rows of the batch, in a plan for several views (see `stacking`).
+        rows: rows of the batch, in a plan for several views.
         replicas: how many views the plan is for; each has a replica of the rows.
         shared: activations shared with other forwards over the same rows; None: none are.
     """
@@ -64,3 +147,93 @@ class ForwardPlan:
     def by_row(self) -> bool:
         """Whether the plan only changes modules' inputs and outputs, row by row."""
         return not (self.prompts or self.prefixes or self.weights or self.dropout)
+
+
+def split_replicas(tensor: Tensor, rows: int, replicas: int) -> Sequence[Tensor]:
+    """Split a tensor into its replicas; a tensor of one replica stands for each of them.
+
+    Args:
+        tensor: shape (rows, …) or (rows · replicas, …).
+        rows: rows of one replica.
+        replicas: number of replicas.
+
+    Returns:
+        One tensor of shape (rows, …) per replica.
+    """
+    if len(tensor) == rows:
+        return [tensor] * replicas
+    if len(tensor) == rows * replicas:
+        return torch.split(tensor, rows)
+    raise InputError(
+        f"views: a target module's tensor of shape {tuple(tensor.shape)} has neither {rows} rows nor {replicas} copies "
+        "of them"
+    )
+
+
+def stack_plans(plans: Sequence[ForwardPlan], rows: int) -> ForwardPlan:
+    """Combine plans into one, for a forward over `rows` rows in which replica i is changed as by `plans[i]`.
+
+    The plans change modules' inputs and outputs only (`ForwardPlan.by_row`). A single plan is returned as it is.
+    """
+    if len(plans) == 1:
+        return plans[0]
+    combined = combine_plans(plans, partial(split_replicas, rows=rows, replicas=len(plans)))
+    combined.rows, combined.replicas = rows, len(plans)
+    return combined
+
+
+Change = Callable[..., Tensor]
+"""An `InputChange` or an `OutputChange`."""
+
+Split = Callable[[Tensor], Sequence[Tensor]]
+"""A tensor of all rows → each plan's rows of it."""
+
+Wrap = Callable[[int, Change], Change]
+"""(index of a plan, one of its changes) → the change to make instead."""
+
+
+def combine_plans(plans: Sequence[ForwardPlan], split: Split, wrap: Wrap | None = None) -> ForwardPlan:
+    """Combine plans into one in which piece i of the rows is changed as by `plans[i]`.
+
+    Args:
+        plans: one per piece.
+        split: cuts a module's input or output, shape (rows, tokens, width), into the pieces.
+        wrap: applied to every change; None: changes stay as they are.
+    """
+
+    def wrapped(changes: Sequence[Sequence[Change]]) -> list[list[Change]]:
+        return [
+            [wrap(index, change) if wrap else change for change in piece_changes]
+            for index, piece_changes in enumerate(changes)
+        ]
+
+    combined = ForwardPlan()
+    for module in _in_order(plan.inputs for plan in plans):
+        changes = wrapped([plan.inputs.get(module, []) for plan in plans])
+        combined.inputs[module].append(partial(_change_pieces, changes, split))
+    for module in _in_order(plan.outputs for plan in plans):
+        changes = wrapped([plan.outputs.get(module, []) for plan in plans])
+        combined.outputs[module].append(partial(_change_pieces, changes, split))
+    return combined
+
+
+def _in_order(modules: Iterable[Iterable[str]]) -> list[str]:
+    """Return every module once, in the order of first mention."""
+    return list(dict.fromkeys(module for plan_modules in modules for module in plan_modules))
+
+
+def _change_pieces(changes: Sequence[Sequence[Change]], split: Split, *tensors: Tensor) -> Tensor:
+    """Change each piece of a module's input, or of its output given its input; returns the pieces concatenated.
+
+    Args:
+        changes: each piece's changes.
+        split: cuts a tensor into the pieces.
+        *tensors: the input, or the input and the output, each of shape (rows, tokens, width).
+    """
+    with torch._C.DisableTorchFunction():
+        pieces = []
+        for piece_changes, (*before, piece) in zip(changes, zip(*map(split, tensors), strict=True), strict=True):
+            for change in piece_changes:
+                piece = change(*before, piece)
+            pieces.append(piece)
+        return torch.cat(pieces)

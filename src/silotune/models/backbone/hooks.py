@@ -1,23 +1,23 @@
 """Install hooks on a model's modules that apply the plan of the current forward; without a plan they do nothing.
 
-The hooks change modules' inputs and outputs, give attention modules their prefixes, record and reuse shared
-activations, and run blocks under gradient checkpointing. `Backbone.applied` replaces weights, and `ReplicateMode` of
-`stacking` repeats rows. `dropout_of` gives a module the dropout that a plan wants.
+They change modules' inputs and outputs, give attention modules their prefixes, record and reuse shared activations, and
+run blocks under gradient checkpointing. `Backbone.applied` replaces weights, `ReplicateMode` repeats rows, and
+`dropout_of` gives a module the dropout that a plan wants.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
 
-from silotune.models.backbone.forward_plan import ForwardPlan
-from silotune.models.backbone.shared_activations import SharedActivations
-from silotune.models.backbone.stacking import ReplicateMode
+from silotune.models.backbone.forward_plan import ForwardPlan, SharedActivations
 
 
 class FunctionalWrapper(nn.Module):
@@ -173,6 +173,90 @@ class HookManager:
 
 def _replicate_mode(plan: ForwardPlan) -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext() if plan.replicas == 1 else ReplicateMode(plan.rows, plan.replicas)
+
+
+_RESHAPING = {Tensor.view, Tensor.reshape, torch.reshape}
+
+
+class ReplicateMode(TorchFunctionMode):
+    """Repeats tensors that still have one replica where they meet tensors that have all.
+
+    Two rules apply while the mode is active. An operation that cannot take tensors of `rows` together with tensors of
+    `rows · replicas` rows is done with the former repeated (ordinary broadcasting would be an error, so no valid
+    operation is changed). A reshape to `rows` of a tensor that has all replicas keeps the replicas (models ask a
+    module's input for its shape and reshape its outputs).
+
+    Args:
+        rows: rows of one replica.
+        replicas: number of replicas.
+    """
+
+    def __init__(self, rows: int, replicas: int) -> None:
+        super().__init__()
+        self._rows, self._all = rows, rows * replicas
+        self._repeated: dict[int, tuple[Tensor, Tensor]] = {}  # holds the original, so that its id is not used again
+
+    @override
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _RESHAPING:
+            args = self._reshape_arguments(args)
+        elif self._certainly_mixed((*args, *kwargs.values())):
+            return func(*self._repeat(args), **self._repeat(kwargs))
+        try:
+            return func(*args, **kwargs)
+        except (RuntimeError, IndexError):
+            if not self._mixed(args, kwargs):
+                raise
+        return func(*self._repeat(args), **self._repeat(kwargs))
+
+    def _certainly_mixed(self, args: tuple[Any, ...]) -> bool:
+        """Whether the operation would fail: two arguments of equal rank have rows of one replica and of all."""
+        shapes = {(arg.dim(), len(arg)) for arg in args if isinstance(arg, Tensor) and arg.dim() > 2}
+        return any((rank, self._all) in shapes for rank, length in shapes if length == self._rows > 1)
+
+    def _reshape_arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments of a reshape, with the rows of all replicas in place of the rows of one."""
+        tensor, *shape = args
+        as_sequence = len(shape) == 1 and not isinstance(shape[0], int)
+        sizes = list(shape[0]) if as_sequence else shape
+        if tensor.dim() < 3 or len(tensor) != self._all or not sizes or sizes[0] != self._rows:
+            return args
+        sizes[0] = self._all
+        return (tensor, tuple(sizes)) if as_sequence else (tensor, *sizes)
+
+    def _mixed(self, *arguments: Any) -> bool:
+        """Whether arguments hold both tensors of one replica and tensors of all."""
+        lengths = {len(tensor) for tensor in _tensors(arguments) if tensor.dim() > 1}
+        return {self._rows, self._all} <= lengths
+
+    def _repeat(self, argument: Any) -> Any:
+        """The argument with every tensor of one replica in it repeated."""
+        if isinstance(argument, Tensor):
+            return self._repeat_rows(argument) if argument.dim() > 1 and len(argument) == self._rows else argument
+        if isinstance(argument, tuple | list):
+            return type(argument)(self._repeat(item) for item in argument)
+        if isinstance(argument, Mapping):
+            return {name: self._repeat(item) for name, item in argument.items()}
+        return argument
+
+    def _repeat_rows(self, tensor: Tensor) -> Tensor:
+        """(rows, …) → (rows · replicas, …), repeated once per tensor."""
+        if id(tensor) not in self._repeated:
+            times = [self._all // self._rows, *([1] * (tensor.dim() - 1))]
+            self._repeated[id(tensor)] = tensor, tensor.repeat(times)
+        return self._repeated[id(tensor)][1]
+
+
+def _tensors(argument: Any) -> list[Tensor]:
+    """All tensors in nested sequences and mappings."""
+    if isinstance(argument, Tensor):
+        return [argument]
+    if isinstance(argument, Mapping):
+        argument = list(argument.values())
+    return [tensor for item in argument for tensor in _tensors(item)] if isinstance(argument, tuple | list) else []
 
 
 _RATES = ("attention_dropout", "activation_dropout", "dropout")

@@ -12,8 +12,7 @@ from torch import Tensor
 from silotune.core.randomness import States, Stream
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
-from silotune.models.backbone.forward_plan import ForwardPlan
-from silotune.models.backbone.stacking import Change, Wrap, combine_plans
+from silotune.models.backbone.forward_plan import Change, ForwardPlan, Wrap, combine_plans
 
 
 @dataclass(frozen=True)

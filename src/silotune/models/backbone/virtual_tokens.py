@@ -132,8 +132,8 @@ def prepare_inputs(
         if "token_type_ids" in inputs:
             inputs["token_type_ids"] = inputs["token_type_ids"].gather(1, order)
         mask = torch.cat([mask[:, :prefix_tokens], mask[:, prefix_tokens:].gather(1, order)], 1)
-    table, longest = position_table(base, architecture), max_positions(base, architecture)
-    if longest is not None and virtual_tokens and mask.shape[1] > longest:
+    longest = max_positions(base, architecture) if virtual_tokens else None
+    if longest is not None and mask.shape[1] > longest:
         raise InputError(
             f"tuner: {mask.shape[1] - text.shape[1]} virtual and {text.shape[1]} text tokens are more than the "
             f"backbone's {longest} positions; lower tuner.tokens or train.max_length"
@@ -146,7 +146,7 @@ def prepare_inputs(
         )
     has_positions = architecture is not None and architecture.positions is not None
     if has_positions and (some_absent or (_padded_left(text) if padded_left is None else padded_left)):
-        counted = (mask.cumsum(1) - 1).clamp(min=0)[:, prefix_tokens:]
+        counted, table = (mask.cumsum(1) - 1).clamp(min=0)[:, prefix_tokens:], position_table(base, architecture)
         inputs["position_ids"] = counted + (0 if table is None else first_position(table))
     cache = None
     if prefixes:

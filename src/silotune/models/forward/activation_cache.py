@@ -7,9 +7,9 @@ Without the cache a row's activations come from another batch. They are equal in
 group is padded and composed as the micro-batch would have been, else up to rounding (the last bits of a matrix product
 may depend on its number of rows).
 
-The other cache of this package, `view_cache`, is a separate one on purpose:
+The other cache of this package, in `views`, is a separate one on purpose:
 
-| | `ActivationCache` | `ConstantViewCache` |
+| | `ActivationCache` | `ConstantViews` |
 |---|---|---|
 | key | set of rows, changed modules, group | view, set of rows |
 | value | activations per module, (rows of the group, tokens, hidden) | poolings, (rows of the set, hidden) |
@@ -31,21 +31,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from silotune.data.batching import make_batch
+from silotune.data.batching import make_inputs
 from silotune.data.tokenized import HEAD_INPUTS, Inputs, TokenizedRows
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.backbone.forward_plan import ForwardPlan, SharedActivations, StopForward
 from silotune.models.backbone.padding import Padding
-from silotune.models.backbone.shared_activations import SharedActivations, StopForward
 from silotune.models.forward.mixing import can_share_forward
 from silotune.models.tuners.base import Tuner
 
 GROUP = 32
 """Rows that are computed together."""
-
-_ONE_MICRO_BATCH = 2**40
-"""A cost per call at which a batch is never cut."""
 
 
 @dataclass
@@ -205,7 +201,7 @@ class ActivationCache:
 
 def _compute_group(backbone: Backbone, source: TokenizedRows, rows: Sequence[int], shared: SharedActivations) -> _Group:
     """Run one forward over rows of a set, up to the first change."""
-    (inputs,) = make_batch(source, rows, backbone.pad_id, _ONE_MICRO_BATCH).micro
+    inputs = make_inputs(source, rows, backbone.pad_id)
     text: Inputs = {name: tensor.to(backbone.device) for name, tensor in inputs.items() if name not in HEAD_INPUTS}
     recorded = SharedActivations(shared.modules, shared.changed_inputs, shared.changed_outputs, prefix_only=True)
     with contextlib.suppress(StopForward):

@@ -1,4 +1,4 @@
-"""`Mix`, `MixEntry`: parts with weights (per batch or row) and anchors; groups rows; makes the plan of a mix."""
+"""The algebra of mixes: which parts, anchors and weights a view is made of, and the plan of a forward under a mix."""
 
 from __future__ import annotations
 
@@ -79,6 +79,20 @@ Learned = Callable[[State], Weight | TokenWeight]
 
 Mix = Mapping[str, Weight | Learned]
 """Part (or anchor, or `joined` parts) → weight."""
+
+
+def constant_views(views: Mapping[str, Mix], changes: Collection[str]) -> frozenset[str]:
+    """Return the names of the views whose parts and weights stay as they are while a phase changes these parts."""
+
+    def changed(name: str) -> bool:
+        anchor, part = parse_name(name)
+        return anchor not in ("received", "previous") and not {*members(part)}.isdisjoint(changes)
+
+    return frozenset(
+        view
+        for view, mix in views.items()
+        if not any(map(changed, mix)) and all(isinstance(weight, int | float) for weight in mix.values())
+    )
 
 
 def resolve_weights(mix: Mix, state: State) -> dict[str, Weight | TokenWeight]:
@@ -171,7 +185,7 @@ def group_by_weight(backbone: Backbone, mix: Sequence[MixEntry], rows: int) -> l
 
 
 def can_share_forward(backbone: Backbone, tuner: Tuner) -> bool:
-    """Whether mixes of this tuner's parts can share a forward over stacked rows (see `backbone.stacking`)."""
+    """Whether mixes of this tuner's parts can share a forward over stacked rows (see `backbone.forward_plan`)."""
     return backbone.known_architecture is not None and tuner.mixes_rows(backbone) and not tuner.virtual_tokens
 
 
@@ -186,11 +200,20 @@ def has_gradient(mix: Sequence[MixEntry]) -> bool:
 
 
 def identity(mix: Sequence[MixEntry]) -> Hashable:
-    """A key that is equal for mixes of the same tensors with the same weights."""
+    """Return a key that is equal for mixes of the same tensors with the same weights."""
+    return _key(mix, id)
+
+
+def _form(mix: Sequence[MixEntry]) -> Hashable:
+    """Return a key that is equal for mixes of the same tuners and weights whose tensors have equal names and shapes."""
+    return _key(mix, lambda tensor: tensor.shape)
+
+
+def _key(mix: Sequence[MixEntry], of_tensor: Callable[[Tensor], Hashable]) -> Hashable:
     return tuple(
         (
             id(part.tuner),
-            tuple((name, id(tensor)) for name, tensor in part.tensors.items()),
+            tuple((name, of_tensor(tensor)) for name, tensor in part.tensors.items()),
             id(part.weight) if isinstance(part.weight, Tensor) else part.weight,
             None if part.tokens is None else (part.tokens.index, *map(id, part.tokens.tensors.values())),
         )
@@ -257,20 +280,6 @@ def _acts_on_segments(
         for parts in zip(*mixes, strict=True)
     ]
     return tuner.act_on_segments(backbone, weighted, segments, plan)
-
-
-def _form(mix: Sequence[MixEntry]) -> Hashable:
-    """A key that is equal for mixes of the same tuners and weights whose tensors have the same names and shapes."""
-    return tuple(
-        (
-            id(part.tuner),
-            tuple((name, tensor.shape) for name, tensor in part.tensors.items()),
-            id(part.weight) if isinstance(part.weight, Tensor) else part.weight,
-            None if part.tokens is None else (part.tokens.index, *map(id, part.tokens.tensors.values())),
-        )
-        for part in mix
-        if part.present
-    )
 
 
 def _by_tuner(mix: Sequence[MixEntry]) -> list[tuple[Tuner, list[WeightedTensors]]]:

@@ -6,10 +6,9 @@ from typing import TypeVar
 
 from silotune.config import registries
 from silotune.config.registries import Registry
-from silotune.models.heads.base import Head
+from silotune.models.heads.base import PLAIN, Head, LossRecipe
 from silotune.models.heads.classifier import LinearHead, MLPHead
 from silotune.models.heads.lm import LanguageModelHead, PreferenceHead
-from silotune.models.heads.loss_recipe import PLAIN, LossRecipe
 from silotune.models.heads.verbalizer import VerbalizerHead
 
 _ALL: tuple[type[Head], ...] = (MLPHead, LinearHead, VerbalizerHead, LanguageModelHead, PreferenceHead)

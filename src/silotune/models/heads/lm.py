@@ -27,10 +27,8 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.lm_head import LMHead
 from silotune.models.forward.generation import GenerationOptions
-from silotune.models.forward.pooling import HeadReading
-from silotune.models.forward.views import View
-from silotune.models.heads.base import Head, TokenizeRows
-from silotune.models.heads.loss_recipe import LossRecipe
+from silotune.models.forward.views import HeadReading, View
+from silotune.models.heads.base import Head, LossRecipe, TokenizeRows
 
 if TYPE_CHECKING:
     from silotune.config.head import HeadConfig

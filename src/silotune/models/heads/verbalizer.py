@@ -22,8 +22,7 @@ from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, Inputs, Tokenized
 from silotune.errors import InputError, unknown_name_error
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
-from silotune.models.forward.pooling import HeadReading
-from silotune.models.forward.views import View
+from silotune.models.forward.views import HeadReading, View
 from silotune.models.heads.base import Head, TokenizeRows
 
 if TYPE_CHECKING:

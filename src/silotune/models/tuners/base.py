@@ -132,7 +132,11 @@ class Tuner(ABC):
 
     @abstractmethod
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
-        """Write the effect of a mix of parts into `plan`. Parts of weight 0 are absent from `mix`."""
+        """Write the effect of a mix of parts into `plan`. Parts of weight 0 are absent from `mix`.
+
+        A plan whose changes read the tensors when they run is written once and holds for all batches of a phase. If
+        anything is computed of tensors here, it is written anew for each.
+        """
 
     def act_on_segments(
         self, backbone: Backbone, mix: Sequence[WeightedTensors], segments: Segments, plan: ForwardPlan

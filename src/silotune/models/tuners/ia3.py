@@ -72,11 +72,10 @@ class IA3(Tuner):
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         for name, tensor in mix[0].tensors.items():
             module = name.removesuffix(".ia3_l")
-            factors = [part.tensors[name].flatten() for part in mix]
             if tensor.shape[0] == 1:
-                plan.inputs[module].append(partial(_scale, factors, mix))
+                plan.inputs[module].append(partial(_scale, name, mix))
             else:
-                plan.outputs[module].append(partial(_scale_output, factors, mix))
+                plan.outputs[module].append(partial(_scale_output, name, mix))
 
     @override
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
@@ -106,18 +105,19 @@ class IA3(Tuner):
         return {"peft_type": "IA3"} | peft_target_modules(backbone, modules) | more
 
 
-def _scale_output(factors: Sequence[Tensor], mix: Sequence[WeightedTensors], _: Tensor, y: Tensor) -> Tensor:
-    return _scale(factors, mix, y)
+def _scale_output(name: str, mix: Sequence[WeightedTensors], _: Tensor, y: Tensor) -> Tensor:
+    return _scale(name, mix, y)
 
 
-def _scale(factors: Sequence[Tensor], mix: Sequence[WeightedTensors], y: Tensor) -> Tensor:
+def _scale(name: str, mix: Sequence[WeightedTensors], y: Tensor) -> Tensor:
     """Compute `y·(Σ weight·l + (1 - Σ weight))` for y of shape (rows, tokens, width), each l of shape (width,).
 
     This order of terms gives exactly y·l for one part of weight 1, and exactly y where all weights are 0.
     """
     rest: float | Tensor = 1.0
     factor: float | Tensor = 0.0
-    for part, vector in zip(mix, factors, strict=True):
+    for part in mix:
+        vector = part.tensors[name].flatten()
         weight = per_row(part.weight, y).to(vector.dtype) if isinstance(part.weight, Tensor) else part.weight
         factor = factor + weight * vector
         rest = rest - weight

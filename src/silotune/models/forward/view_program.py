@@ -1,0 +1,401 @@
+"""Compute the views of a batch: the backbone's readings of the same rows under several mixes.
+
+A `ViewProgram` is compiled once per phase, prediction or other use: it knows which mixes are equal, which have a
+gradient, which stay constant, which can share a forward, and the plans that hold for every batch. Then it is called
+for each batch.
+
+Mixes that have gradients go through in one forward over stacked rows (`ForwardPlan.replicas`), constant ones in another
+without gradient, and activations below the first changed module are computed once for all. Tuners that cannot tell rows
+apart on this backbone, or that bring tokens or weights of their own, take one forward for each mix; so do views with
+dropout of the backbone, as each draws its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
+
+from silotune.config.train import Dropout
+from silotune.core.randomness import Stream
+from silotune.core.tensors import Tensors
+from silotune.data.batching import Batch, MicroBatch
+from silotune.data.tasks import Task
+from silotune.data.tokenized import HEAD_INPUTS, HOST_INPUTS, Inputs
+from silotune.errors import InputError
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.forward_plan import ForwardPlan, SharedActivations, split_replicas, stack_plans
+from silotune.models.backbone.padding import Padding
+from silotune.models.backbone.segments import Segments
+from silotune.models.forward.activation_cache import ActivationCache
+from silotune.models.forward.mixing import (
+    MixEntry,
+    can_share_forward,
+    fold_entries,
+    group_by_weight,
+    has_gradient,
+    identity,
+    make_plan,
+    plan_of_segments,
+    select_rows,
+)
+from silotune.models.forward.views import POOLINGS, ConstantViews, HeadReading, Pooling, View
+
+Readings = Callable[[Task], Mapping[str, HeadReading]]
+"""A task → head's name → reading, for every head that reads states."""
+
+Encoded = tuple[Tensor, ForwardPlan | None]
+"""The last layer's states, shape (rows, tokens, hidden), and their plan; None if rows ran under several plans."""
+
+_Read = tuple[Tensor, Inputs, ForwardPlan]
+"""A silo's last states of some rows, shape (rows, tokens, hidden), their inputs and plan, as heads read them."""
+
+
+@dataclass
+class _DistinctView:
+    """A view that is computed once, under however many names it was requested.
+
+    Args:
+        mixes: per silo, the parts that act.
+        trained: whether gradients flow into parts or weights.
+        shares: whether its tuners can share a forward with other mixes of the same rows.
+        dropout: its dropout of the backbone; None: as tuners choose.
+        plan: its plan, where one holds for every batch; None: every call makes its own.
+        read_as: the name under which constant views are read; None: it is always computed.
+        kept_as: the names under which its readings are kept for later calls.
+    """
+
+    mixes: list[list[MixEntry]]
+    trained: bool
+    shares: bool
+    dropout: Dropout
+    plan: ForwardPlan | None = None
+    read_as: str | None = None
+    kept_as: list[str] = field(default_factory=list)
+
+
+class ViewProgram:
+    """The views of a phase or prediction, for the batch of one silo or for the batches of a cohort.
+
+    It holds as long as the tensors of its mixes are the same objects; an optimizer may change their values.
+
+    Args:
+        backbone: runs the forwards.
+        mixes: per silo, view's name → mix; all silos have the same names.
+        poolings: name → pooling, for every view.
+        readings: what heads read of a task's rows.
+        dropout: the backbone's dropout in views with gradient: its `own` rates, or one rate; None: as tuners choose.
+        constant: views that `ConstantViews` may keep.
+        same: anchor's view → view; the anchor's is the other one without gradient, and is not computed.
+        activation_cache: keeps activations below the first part from batch to batch; None: they are computed each time.
+        guard: called before every run; what it raises ends the work.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        mixes: Sequence[Mapping[str, Sequence[MixEntry]]],
+        poolings: Mapping[str, Pooling] = POOLINGS,
+        readings: Readings = lambda task: {},
+        dropout: Dropout = None,
+        constant: Collection[str] = (),
+        same: Mapping[str, str] = {},
+        activation_cache: ActivationCache | None = None,
+        guard: Callable[[], None] | None = None,
+    ) -> None:
+        self.backbone, self.poolings, self.readings, self.same = backbone, poolings, readings, same
+        self.activation_cache, self._guard = activation_cache, guard
+        self._keys = {name: tuple(identity(own[name]) for own in mixes) for name in mixes[0] if name not in same}
+        self.distinct: dict[Hashable, _DistinctView] = {}
+        for name, key in reversed(self._keys.items()):
+            if key not in self.distinct:
+                self.distinct[key] = self._compile([own[name] for own in mixes], dropout)
+        for name, key in self._keys.items():
+            if name in constant:
+                self.distinct[key].read_as = name
+                self.distinct[key].kept_as = [name]
+        for anchor, name in same.items():
+            if anchor in constant:
+                self.distinct[self._keys[name]].kept_as.append(anchor)
+        self._stacked: dict[tuple[tuple[Hashable, ...], int], ForwardPlan] = {}
+
+    @property
+    def trained(self) -> list[str]:
+        """Names of the views into whose parts or weights gradients flow."""
+        return [name for name, key in self._keys.items() if self.distinct[key].trained]
+
+    def __call__(self, batch: Batch) -> dict[str, View]:
+        """Return one silo's views of a batch by name."""
+        return self.run([batch], batch.micro)[0]
+
+    def run(
+        self,
+        batches: Sequence[Batch],
+        micro_batches: Sequence[MicroBatch],
+        streams: Sequence[Stream] = (),
+        kept: Sequence[ConstantViews] = (),
+        trained_alone: bool = False,
+    ) -> list[dict[str, View]]:
+        """Run the backbone over micro-batches, one by one, and join their readings.
+
+        Losses then see the whole batch while little padding is computed. Gradients flow into the tensors of the mixes
+        that require them.
+
+        Args:
+            batches: one per silo.
+            micro_batches: rows of these batches; a view holds the rows that are in them.
+            streams: per silo, the random numbers for tuners that draw (see `Segments`); empty for a single silo.
+            kept: per silo, constant views of earlier calls, read and filled here; empty: all are computed.
+            trained_alone: compute the views of `trained` alone.
+
+        Returns:
+            Per silo, view's name → view. Names with equal mixes in every silo share one view.
+        """
+        if self._guard is not None:
+            self._guard()
+        names = self.trained if trained_alone else list(self._keys)
+        run = _Run(self, {self._keys[name] for name in names}, batches, streams, kept)
+        for micro_batch in micro_batches:
+            run.add(micro_batch)
+        found = run.views()
+        views = [{name: own[self._keys[name]] for name in names} for own in found]
+        for own in [] if trained_alone else views:
+            own |= {anchor: own[name].constant() for anchor, name in self.same.items()}
+        return views
+
+    def stack(self, plans: Mapping[Hashable, ForwardPlan], rows: int) -> ForwardPlan:
+        """Return one plan for several views of `rows` rows; where their plans hold for every batch, it is kept."""
+        if any(plan is not self.distinct[key].plan for key, plan in plans.items()):
+            return stack_plans([*plans.values()], rows)
+        place = tuple(plans), rows
+        if place not in self._stacked:
+            self._stacked[place] = stack_plans([*plans.values()], rows)
+        return self._stacked[place]
+
+    def _compile(self, mixes: Sequence[Sequence[MixEntry]], dropout: Dropout) -> _DistinctView:
+        backbone = self.backbone
+        acting = [[part for part in mix if part.present] for mix in mixes]
+        trained = any(map(has_gradient, acting))
+        shares = all(can_share_forward(backbone, part.tuner) for mix in acting for part in mix)
+        view = _DistinctView(
+            acting,
+            trained,
+            shares and backbone.known_architecture is not None,
+            dropout if dropout is None or trained else 0.0,
+        )
+        if len(acting) == 1 and not any(part.by_row for part in acting[0]):
+            with _Computations() as computations:
+                plan = make_plan(backbone, fold_entries(backbone, acting[0]))
+            view.plan = None if computations.found else plan.with_dropout(view.dropout)
+        return view
+
+
+class _Computations(TorchFunctionMode):
+    """Notes whether anything is computed while the mode is active.
+
+    A plan that was written without computing reads its parts' tensors when it runs, so it holds for every batch.
+    """
+
+    found = False
+
+    @override
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        made = result if isinstance(result, tuple | list) else (result,)
+        self.found |= any(isinstance(each, Tensor) and all(each is not arg for arg in args) for each in made)
+        return result
+
+
+class _Run:
+    """One call of a program: views that grow by one micro-batch at a time; arguments as for `ViewProgram.run`.
+
+    Args:
+        program: the program.
+        keys: the distinct views to compute.
+        batches: one per silo.
+        streams: per silo.
+        kept: per silo.
+    """
+
+    def __init__(
+        self,
+        program: ViewProgram,
+        keys: Collection[Hashable],
+        batches: Sequence[Batch],
+        streams: Sequence[Stream],
+        kept: Sequence[ConstantViews],
+    ) -> None:
+        self._program, self._backbone = program, program.backbone
+        self._batches, self._streams = batches, streams
+        self._readings = [program.readings(batch.task) for batch in batches]
+        self._kept = [] if any(self._readings) else kept  # they do not hold the states that heads read
+        self._distinct = {key: view for key, view in program.distinct.items() if key in keys}
+        self._mixes = {
+            key: view.mixes if view.plan else [fold_entries(self._backbone, mix) for mix in view.mixes]
+            for key, view in self._distinct.items()
+        }
+        self._stacks: dict[tuple[int, ...], Tensors] = {}
+        self._found: dict[Hashable, list[list[tuple[Mapping[str, Tensor], _Read | None]]]] = {
+            key: [[] for _ in batches] for key in self._distinct
+        }
+        """Key → per silo, for each micro-batch with its rows, its poolings and what heads read."""
+
+    def add(self, rows: MicroBatch) -> None:
+        """Compute the views of some rows."""
+        pending = [key for key, view in self._distinct.items() if not self._take_kept(key, view, rows)]
+        padding = Padding.of(rows.inputs)  # here, where no device has to be asked
+        device = self._backbone.device
+        text = {name: tensor.to(device) for name, tensor in rows.inputs.items() if name not in HEAD_INPUTS}
+        for key, encoded in self._encode(pending, rows, text, padding).items():
+            self._collect(key, rows, text, encoded)
+
+    def views(self) -> list[dict[Hashable, View]]:
+        """Return each silo's views of all rows by key."""
+
+        def view(key: Hashable, silo: int) -> View:
+            found = self._found[key][silo]
+
+            def reading(read: HeadReading) -> Callable[[], Tensor]:
+                return lambda: torch.cat([read(*states) for _, states in found if states is not None])
+
+            names = found[0][0] if found else ()
+            pooled = {name: torch.cat([poolings[name] for poolings, _ in found]) for name in names}
+            return View(pooled, {name: reading(read) for name, read in self._readings[silo].items()})
+
+        return [{key: view(key, silo) for key in self._distinct} for silo in range(len(self._batches))]
+
+    def _take_kept(self, key: Hashable, view: _DistinctView, rows: MicroBatch) -> bool:
+        """Take a constant view of some rows from earlier calls; returns whether all rows are kept."""
+        if view.read_as is None or not self._kept:
+            return False
+        found = [
+            self._kept[piece.owner].get(view.read_as, self._batches[piece.owner], piece.rows) for piece in rows.pieces
+        ]
+        if any(poolings is None for poolings in found):
+            return False
+        for piece, poolings in zip(rows.pieces, found, strict=True):
+            self._found[key][piece.owner].append((poolings or {}, None))
+        return True
+
+    def _encode(
+        self, keys: Sequence[Hashable], rows: MicroBatch, text: Inputs, padding: Padding | None
+    ) -> dict[Hashable, Encoded]:
+        """Run the backbone over some rows under several views.
+
+        Args:
+            keys: the views.
+            rows: rows of one or several silos.
+            text: their inputs on the backbone's device, each of shape (rows, tokens).
+            padding: where they are padded.
+        """
+        streams = [self._streams[piece.owner] for piece in rows.pieces] if self._streams else []
+        segments = Segments(rows.sizes, [piece.width for piece in rows.pieces], streams, self._stacks)
+        encoded: dict[Hashable, Encoded] = {}
+        trained: dict[Hashable, ForwardPlan] = {}
+        constant: dict[Hashable, ForwardPlan] = {}
+        for key in keys:
+            view = self._distinct[key]
+            plan = view.plan
+            if plan is None:
+                mixes = [select_rows(self._mixes[key][piece.owner], piece.rows) for piece in rows.pieces]
+                groups = group_by_weight(self._backbone, mixes[0], len(rows)) if len(mixes) == 1 else []
+                if len(groups) > 1:
+                    encoded[key] = _encode_groups(self._backbone, text, groups), None
+                    continue
+                mixes = [mix for _, mix in groups] or mixes
+                plan = plan_of_segments(self._backbone, mixes, segments).with_dropout(view.dropout)
+            if not (view.shares and plan.by_row):
+                if len(rows.pieces) > 1:
+                    raise InputError("cohort: silos with such parts cannot share a forward; allowed: cohort=1")
+                encoded[key] = self._backbone.encode(text, plan, padding), plan
+            elif torch.is_grad_enabled() and view.trained:
+                trained[key] = plan
+            else:
+                constant[key] = plan
+        shared = self._shared_activations(rows, [*trained.values(), *constant.values()], bool(trained and constant))
+        for plans in (trained, constant):
+            if not plans:
+                continue
+            joint = replace(self._program.stack(plans, len(rows)), shared=shared)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and plans is trained):
+                states = self._backbone.encode(text, joint, padding)
+            replicas = split_replicas(states, len(rows), len(plans))
+            encoded |= {key: (own, plan) for (key, plan), own in zip(plans.items(), replicas, strict=True)}
+        return encoded
+
+    def _shared_activations(
+        self, rows: MicroBatch, plans: Sequence[ForwardPlan], several: bool
+    ) -> SharedActivations | None:
+        """Return the record in which forwards over some rows share activations, with those that are cached.
+
+        Args:
+            rows: rows of one or several silos.
+            plans: the plans of the forwards.
+            several: whether there are several forwards; a single one only reads what is cached.
+        """
+        cache, sources = self._program.activation_cache, []
+        for piece in rows.pieces if cache is not None else ():
+            batch = self._batches[piece.owner]
+            if batch.source is not None:
+                sources.append((batch.source, batch.rows[piece.rows].tolist()))
+        cached = len(sources) == len(rows.pieces)
+        if not plans or not (several or cached):
+            return None
+        shared = self._backbone.shared_activations(plans)
+        if cache is not None and cached:
+            cache.fill(self._backbone, sources, rows.width, shared)
+        return shared
+
+    def _collect(self, key: Hashable, rows: MicroBatch, text: Inputs, encoded: Encoded) -> None:
+        """Pool a view's states of some rows, give each silo its own, and keep constant views for later calls.
+
+        Args:
+            key: the view.
+            rows: rows of one or several silos.
+            text: their inputs on the backbone's device, each of shape (rows, tokens).
+            encoded: states of shape (rows, tokens, hidden), and their plan.
+        """
+        states, plan = encoded
+        states = states.to(torch.promote_types(states.dtype, torch.float32))
+        poolings = {name: self._split(pool(states, text), rows) for name, pool in self._program.poolings.items()}
+        states_of = self._split(states, rows) if any(self._readings) else []
+        if states_of and plan is None:
+            raise InputError("mix: a head over the vocabulary needs one mix for all rows where weights are replaced")
+        for index, piece in enumerate(rows.pieces):
+            own, read = {name: pieces[index] for name, pieces in poolings.items()}, None
+            if states_of and plan is not None:
+                inputs = {
+                    name: tensor if name in HOST_INPUTS else tensor.to(self._backbone.device)
+                    for name, tensor in piece.inputs.items()
+                }
+                read = states_of[index], inputs, plan
+            self._found[key][piece.owner].append((own, read))
+            for name in self._distinct[key].kept_as if self._kept else ():
+                self._kept[piece.owner].put(name, self._batches[piece.owner], piece.rows, own)
+
+    def _split(self, tensor: Tensor, rows: MicroBatch) -> Sequence[Tensor]:
+        """Return each piece's rows of a tensor of shape (rows, …)."""
+        return [tensor] if len(rows.pieces) == 1 else torch.split(tensor, rows.sizes)
+
+
+def _encode_groups(backbone: Backbone, text: Inputs, groups: Sequence[tuple[Tensor, list[MixEntry]]]) -> Tensor:
+    """Run each group of rows under its mix, in a forward of its own; returns states in the rows' order.
+
+    Args:
+        backbone: runs the forwards.
+        text: name → tensor, each of shape (rows, tokens).
+        groups: (positions of rows, their mix); together the groups hold every row once.
+    """
+    pieces = []
+    for rows, mix in groups:
+        inputs = {name: tensor[rows.to(tensor.device)] for name, tensor in text.items()}
+        pieces.append(backbone.encode(inputs, make_plan(backbone, mix)))
+    back = torch.cat([rows for rows, _ in groups]).argsort()
+    return torch.cat(pieces)[back.to(pieces[0].device)]
