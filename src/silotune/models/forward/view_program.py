@@ -214,14 +214,9 @@ class _Computations(TorchFunctionMode):
 
 
 class _Run:
-    """One call of a program: views that grow by one micro-batch at a time; arguments as for `ViewProgram.run`.
+    """One call of a program: the distinct views of some keys, which grow by one micro-batch at a time.
 
-    Args:
-        program: the program.
-        keys: the distinct views to compute.
-        batches: one per silo.
-        streams: per silo.
-        kept: per silo.
+    The other arguments are those of `ViewProgram.run`.
     """
 
     def __init__(
