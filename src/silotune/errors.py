@@ -1,4 +1,4 @@
-"""`SilotuneError`, `InputError` (users' mistakes, one line), `Diverged`; unknown names; outputs that exist."""
+"""Errors that end a command in one line: mistakes of users, and training that diverges."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class BroadcastAggregation(ABC):
 
     @abstractmethod
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
-        """Return the new tensors by "part/tensor" name; those that are not named stay.
+        """Return the tensors that change, by "part/tensor" name; all others stay as they are.
 
         Args:
             updates: in silo-name order, at least one; each holds the parts that its round trained.

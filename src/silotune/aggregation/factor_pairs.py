@@ -1,4 +1,4 @@
-"""`factor_pairs` finds LoRA's A and B, `deltas` deltas, among tensors; silos' factors are read, cut and stacked."""
+"""Find LoRA's A and B among tensors, and read, cut and stack the factors of several silos."""
 
 from __future__ import annotations
 

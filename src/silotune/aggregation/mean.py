@@ -1,4 +1,4 @@
-"""`by_samples` and `uniform`: weighted means of updates in float64; each update is added to a sum, then released.
+"""Weighted means of updates in float64, which hold one update at a time.
 
 Float sums depend on the order, so the updates must come in silo-name order: `runs/engines/base.py` passes them through
 `in_name_order` (`aggregation/update.py`), which holds back those that arrive early.

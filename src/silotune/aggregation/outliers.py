@@ -1,4 +1,4 @@
-"""`OutlierFilter` holds back updates far above others' norms; `check_aggregate` refuses infinite results.
+"""Hold back updates whose norms are far above the others', and refuse infinite results.
 
 Updates wait to be judged, as the median of a round's norms is known when all have come. At most `MOST_WAITING` wait,
 and at most `WINDOW` bytes: in a larger round the first are judged by the median of those that have come so far, which

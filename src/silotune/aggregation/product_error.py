@@ -1,4 +1,4 @@
-"""`ProductError`: how far the product of LoRA's mean A and mean B is from the mean of the silos' products."""
+"""Measure how far the product of the mean factors is from the mean of the silos' products."""
 
 from __future__ import annotations
 

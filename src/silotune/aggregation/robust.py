@@ -1,4 +1,4 @@
-"""`median`, `trimmed_mean`, `krum`, `multi_krum`: aggregations that tolerate malicious silos, unweighted.
+"""Aggregations that tolerate malicious silos: median, trimmed mean, Krum and Multi-Krum, all unweighted.
 
 Updates are sorted by silo name first, so the bits do not depend on the order of arrival; the order of names also breaks
 ties. If refused updates leave too few for `trim` or `byzantine`, the largest value that they still allow is used.

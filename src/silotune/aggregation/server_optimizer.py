@@ -1,4 +1,4 @@
-"""`ServerOptimizer` (momentum, Nesterov, Adagrad, Adam, Yogi): the coordinator's step along the mean change.
+"""Take the coordinator's step along the mean change: momentum, Nesterov, Adagrad, Adam or Yogi.
 
 FedAvgM (Hsu et al. 2019); Nesterov momentum (DiLoCo, Douillard et al. 2023, Algorithm 1); FedAdagrad, FedAdam, FedYogi
 (Reddi et al. 2021, Algorithm 2, without bias correction). They combine with any method.

@@ -37,7 +37,7 @@ Aggregation = Callable[[Iterable[Update]], Tensors]
 
 @dataclass
 class Server:
-    """What the coordinator knows when a part with an aggregation of its own is aggregated.
+    """The coordinator's view of a round, for a part with an aggregation of its own.
 
     Args:
         part: the part's name.

@@ -1,4 +1,4 @@
-"""What a shell completes: presets, keys and run folders (`silotune --install-completion`)."""
+"""Complete presets, keys and run folders in a shell (`silotune --install-completion`)."""
 
 from __future__ import annotations
 

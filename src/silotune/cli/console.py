@@ -1,4 +1,4 @@
-"""What all commands share: how they print, and the types of their arguments and options."""
+"""Printing, and types of arguments and options, that all commands share."""
 
 from __future__ import annotations
 

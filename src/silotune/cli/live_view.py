@@ -1,4 +1,4 @@
-"""`watch_run` (`silotune watch`): a running run in the terminal, read from its events."""
+"""Show a running run in the terminal, read from its events (`silotune watch`)."""
 
 from __future__ import annotations
 

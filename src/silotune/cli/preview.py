@@ -1,4 +1,4 @@
-"""`--dry-run`: everything is read, built and checked, and nothing trained or written."""
+"""Read, build and check everything, and train and write nothing (`--dry-run`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`show_progress`: bars on a terminal, lines elsewhere, and a log file, for the commands that run something."""
+"""Show the progress of commands: bars on a terminal, lines elsewhere, and a log file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`result_table`, printed by `silotune run` and `demo`: a row per silo, a column per method."""
+"""Make the table that `silotune run` and `demo` print: a row per silo, a column per method."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CONSTANTS = {
 
 
 def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
-    """Make the table of test scores of runs over the same silos, with the sizes of what each trains and sends.
+    """Make the table of test scores of several runs over the same silos, with what each run trains and sends.
 
     It names every silo's metric, in the title where there is one for all, and has the scores of the baselines. A single
     run has a column of 95 % intervals.

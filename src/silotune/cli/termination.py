@@ -1,4 +1,4 @@
-"""`ended_by_sigterm`: SIGTERM ends a run as Ctrl-C does, in order; `was_terminated` tells them apart."""
+"""End a run in order on SIGTERM, as on Ctrl-C, and tell the two apart."""
 
 from __future__ import annotations
 

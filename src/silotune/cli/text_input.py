@@ -1,4 +1,4 @@
-"""`read_lines`: texts for `predict`: plain, two around a tab, JSON, or a conversation as JSON."""
+"""Read texts for `predict`: plain lines, pairs around a tab, JSON, or conversations as JSON."""
 
 from __future__ import annotations
 

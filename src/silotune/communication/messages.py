@@ -1,4 +1,4 @@
-"""`shared_tensors` selects by scope; broadcasts and updates as safetensors bytes, checked against `Expected`."""
+"""Make and check the messages between silos and coordinator: safetensors bytes of shared parts alone."""
 
 from __future__ import annotations
 

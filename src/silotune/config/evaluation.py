@@ -12,7 +12,7 @@ from silotune.config.validators import ConfigPath, KeyGroup, RowsAtOnce, Words, 
 
 
 class EvaluationConfig(Section):
-    """What validation is judged by, test-time personalization (FedDPA, section 3.1), and what training does not see."""
+    """How models are judged: validation, test-time personalization (FedDPA, section 3.1), and silos left out."""
 
     validation: Literal["metric", "loss"] | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""What shows results in notebooks: tables as HTML and figures; colors and tick labels of all figures."""
+"""Show tables and figures in notebooks, with the colors and tick labels that all figures share."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class RayPool(ThreadPoolExecutor):
         return super().submit(self._wait, function, args, kwargs)
 
     def _wait(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what a function returned on the cluster, or raise what it raised."""
+        """Wait for a function on the cluster, and return its value or raise its error."""
         with self._starting:
             if self._ended:
                 raise CancelledError

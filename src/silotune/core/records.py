@@ -66,7 +66,7 @@ class Records:
                 raise
 
     def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """Return what a query finds."""
+        """Run a query and return all its rows."""
         with self._lock, self._errors():
             return list(map(tuple, self._open().execute(query, values)))
 

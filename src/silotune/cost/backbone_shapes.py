@@ -1,4 +1,4 @@
-"""`load_shape`: a backbone of fake tensors (shapes without data) from a configuration, without weights.
+"""Make a backbone of fake tensors (shapes without data) from a configuration, without weights.
 
 Their tensors are PyTorch's fake tensors, which have shapes and types but no storage (as on the meta device). All code
 of the package runs on them unchanged, for LLaMA-7B too.

@@ -1,4 +1,4 @@
-"""`describe` (`silotune parts`): loads the backbone, sizes a method's parts, says what leaves a silo."""
+"""Describe a method's parts on a loaded backbone: their sizes, and which leave a silo (`silotune parts`)."""
 
 from __future__ import annotations
 

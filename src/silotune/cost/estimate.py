@@ -1,4 +1,4 @@
-"""`estimate` (`silotune cost`): `Cost` of a method with one tuner and head on a backbone's shape."""
+"""Estimate parameters, messages and FLOPs of a method on a backbone's shape (`silotune cost`)."""
 
 from __future__ import annotations
 

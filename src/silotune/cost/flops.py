@@ -1,4 +1,4 @@
-"""`count_work`: FLOPs and memory of a method's real training step and prediction, run on fake tensors.
+"""Count FLOPs and memory of a method's real training step and prediction, run on fake tensors.
 
 The method's own phases run on fake tensors, and PyTorch's counter sees every matrix product of a real step.
 

@@ -1,4 +1,4 @@
-"""`message_sizes`: exact bytes of update and broadcast, from the shapes of the shared parts."""
+"""Compute the exact bytes of update and broadcast from the shapes of the shared parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`VocabularyHeadStub` stands in for the heads `verbalizer` and `lm` in cost estimates, which have no tokenizer."""
+"""Stand in for the heads `verbalizer` and `lm` in cost estimates, which have no tokenizer."""
 
 from __future__ import annotations
 

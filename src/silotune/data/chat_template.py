@@ -99,7 +99,7 @@ class ChatTemplate:
 
     @cached_property
     def _header(self) -> str:
-        """What a template without a generation prompt writes before an answer; empty where that is white space."""
+        """The text that a template without a generation prompt writes before an answer; empty if white space."""
         asked = self._asked
         begun, answered = self._render(asked, add_generation_prompt=True), self.text([*asked, (ASSISTANT, _PROBE)])
         if begun != self.text(asked) or not answered.startswith(begun) or _PROBE not in answered:
@@ -109,7 +109,7 @@ class ChatTemplate:
 
     @cached_property
     def _tail(self) -> str:
-        """What follows the last answer of a conversation."""
+        """The text after the last answer of a conversation."""
         rendered = self.text([*self._asked, (ASSISTANT, _PROBE)])
         return rendered[rendered.rindex(_PROBE) + len(_PROBE) :] if _PROBE in rendered else ""
 

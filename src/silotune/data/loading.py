@@ -28,7 +28,7 @@ def load_absent(config: Config) -> list[SiloData]:
 
 
 def _load(config: Config) -> tuple[list[SiloData], list[SiloData]]:
-    """Load the silos of a run, and those that `evaluation` excludes from training."""
+    """Load the silos that a run trains, and the silos that `evaluation` keeps out of training."""
     partition, absent = config.partition, config.evaluation.absent
     if partition.name != "none" and (absent or config.data.parts > 1):
         key = "data.parts" if config.data.parts > 1 else "evaluation.unseen, evaluation.new_silos"

@@ -131,7 +131,7 @@ def _table(path: Path, lines: Iterable[str], delimiter: str) -> list[Record]:
 
 
 def _separator_hint(header: Sequence[str], delimiter: str) -> str:
-    """Return what may be meant where a header of one column holds another separator; else an empty text."""
+    """Suggest the right ending where a header of one column holds another separator; else an empty text."""
     other = next((mark for mark in ";\t|," if mark != delimiter and mark in header[0]), None)
     if len(header) > 1 or other is None:
         return ""

@@ -1,4 +1,4 @@
-"""Describe a silo's rows before training (labels, lengths, duplicates) and warn of what looks wrong."""
+"""Describe a silo's rows before training (labels, lengths, duplicates), and warn of likely mistakes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST_WARNINGS = 12
 
 
 def describe_rows(silo: SiloData) -> dict[str, Any]:
-    """Return what a silo's rows are like, as JSON values.
+    """Describe a silo's rows as JSON values: labels, lengths, duplicates, contradictions.
 
     Returns:
         `label_rows` (split → label → rows; empty without labels), `numbers` (split → least, mean, greatest and standard
@@ -90,7 +90,7 @@ def alike_labels(labels: Iterable[str]) -> list[list[str]]:
 
 
 def row_warnings(silo: SiloData, described: Mapping[str, Any]) -> list[str]:
-    """Return what deserves a warning, one sentence each.
+    """Return warnings about a silo's rows, one sentence each.
 
     Args:
         silo: the silo.
@@ -147,7 +147,7 @@ def warnings_of(silos: Sequence[SiloData], central: bool) -> list[str]:
 
 
 def silos_warnings(silos: Sequence[SiloData]) -> list[str]:
-    """Return what deserves a warning of silos side by side: unlike metrics, and labels that no other silo has."""
+    """Return warnings about silos side by side: unlike metrics, and labels that no other silo has."""
     return _unlike_metrics(silos) + _unlike_labels(silos)
 
 

@@ -82,7 +82,7 @@ def accuracy(predicted: Tensor, labels: Tensor) -> float:
 
 
 def auroc(rows: Classified) -> float | None:
-    """Area under the ROC curve; with more than two classes the mean over those that occur, each against the rest.
+    """Compute the area under the ROC curve; with several classes the mean over one-against-rest areas.
 
     None if only one class occurs, or a logit is infinite or NaN.
     """

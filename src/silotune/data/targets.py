@@ -149,7 +149,7 @@ def _indices(labels: Sequence[str | int], task: Task, by_index: bool, where: str
 
 
 def target_tensor(task: Task, rows: Sequence[Row]) -> Tensor:
-    """Return what a loss or a metric compares the outputs for rows with.
+    """Return the rows' targets as a tensor, which losses and metrics compare outputs with.
 
     Returns:
         Class indices, shape (rows,), int64; for a regression the rows' numbers, shape (rows,), float32; for rows with

@@ -129,7 +129,7 @@ def label_set_task(name: str, labels: Sequence[str], metric: str | None, culprit
 
 
 def judged_by(task: Task, metric: str, culprit: str) -> Task:
-    """Return a task with another metric, of those that tasks of its kind may have."""
+    """Return a task with another metric, which must fit its kind."""
     _check_metric(task.kind, metric, culprit)
     return replace(task, metric=metric)
 

@@ -77,7 +77,7 @@ class TokenizedRows:
 
     @property
     def clean_count(self) -> int:
-        """Number of rows without those that an attacker added."""
+        """Number of rows, not counting rows that an attacker added."""
         return self.examples - self.poisoned
 
     @property

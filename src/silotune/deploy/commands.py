@@ -167,7 +167,7 @@ def start(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     wait: WaitOption = True,
 ) -> None:
-    """Start a run with the silos that `federation.silos` names, after those that were started before it."""
+    """Start a run with the silos of `federation.silos`, or queue it behind the runs before it."""
     from silotune.deploy import queue
     from silotune.runs.build.resolve import read_config
     from silotune.runs.run import default_folder

@@ -1,4 +1,4 @@
-"""`silotune federation doctor` and `silo doctor` check what a run needs; each problem has its remedy."""
+"""Check all that a run needs at a coordinator or silo, and name a remedy for each problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`silotune federation init` makes a coordinator's certificates, settings and units; `renew` makes new certificates."""
+"""Make a coordinator's certificates, settings and units (`federation init`), and renew them (`renew`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 @dataclass(frozen=True)
 class Initialized:
-    """What `init` made.
+    """The files that `federation init` made.
 
     Args:
         coordinator: the coordinator's file.

@@ -1,4 +1,4 @@
-"""`silotune silo join` makes and registers a silo's key and writes its settings and units; or it replaces the key.
+"""Make and register a silo's key and write its settings and units (`silo join`), or replace the key.
 
 The key is made here and never leaves; the coordinator gets the public key and the invitation's token, over TLS.
 """
@@ -31,7 +31,7 @@ _SOCKET = "/run/silotune/worker.sock"
 
 @dataclass(frozen=True)
 class Answers:
-    """What the operator says of a silo.
+    """The operator's choices for a silo that joins.
 
     Args:
         data: the file or folder of rows.
@@ -64,7 +64,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Joined:
-    """What `join` made.
+    """The files that `silo join` made.
 
     Args:
         settings: the silo's file.

@@ -56,7 +56,7 @@ def print_status(state: Mapping[str, Any]) -> None:
 
 
 def _busy(state: Mapping[str, Any] | None) -> str:
-    """Return what a silo is busy with."""
+    """Describe in words the work that a silo is doing."""
     if state is None or state["state"] == "idle":
         return "–" if state is None else "idle"
     if state["state"] != "working":

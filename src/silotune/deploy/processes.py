@@ -1,4 +1,4 @@
-"""`silotune federation up` and `join`: a party's processes in the foreground, until one of them ends.
+"""Run a party's processes in the foreground until one of them ends (`federation up`, `federation join`).
 
 Whoever starts these commands (the systemd units, compose) starts them again, keeps their output, and limits it.
 """

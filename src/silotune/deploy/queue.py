@@ -95,12 +95,12 @@ class QueuedRun:
         return max((int(number) for number in rounds if number.isdigit()), default=0)
 
     def activity(self) -> str:
-        """Return what its coordinator does, e.g. the silos it waits for; empty if it does nothing."""
+        """Describe the coordinator's present work, such as silos it waits for; empty if it is idle."""
         status = read_status(self.folder) if self.state == "running" else None
         return "" if status is None or status.progress is None else str(status.progress[1])
 
     def listed(self) -> dict[str, Any]:
-        """Return what `federation runs` lists, as plain values."""
+        """Return all runs as plain values, for `federation runs`."""
         return {
             "run": self.number,
             "state": "stopping" if self.stop else self.state,

@@ -109,7 +109,7 @@ def _silo(name: str, active: QueuedRun | None, statuses: Mapping[int, RunStatus]
 
 
 def _busy(entry: SiloEntry, run: int) -> dict[str, Any]:
-    """Return what a silo does for the active run: `state` is `working`, `waits for approval` or `idle`."""
+    """Return a silo's state in the active run: `working`, `waits for approval` or `idle`."""
     if entry.waits:
         return {"state": "waits for approval", "run": run}
     if entry.asked is not None:

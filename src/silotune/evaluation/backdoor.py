@@ -1,4 +1,4 @@
-"""`with_attack` adds an attack's success rate (ASR) and clean accuracy to silos' scores; `overall`, means."""
+"""Add an attack's success rate (ASR) and clean accuracy to silos' scores."""
 
 from __future__ import annotations
 

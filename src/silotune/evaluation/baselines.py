@@ -1,4 +1,4 @@
-"""`baselines`: scores of the most frequent label and of a bag of words, by scikit-learn, on the same rows."""
+"""Score the most frequent label and a bag of words on the same rows, as baselines beside the models."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def baseline_scores(task: Task, train: Sequence[Row], test: Sequence[Row]) -> Sc
 
 
 def _digest(task: Task, train: Sequence[Row], test: Sequence[Row]) -> bytes:
-    """Return the SHA-256 of what baselines see."""
+    """Return the SHA-256 of the rows from which baselines are computed."""
     sha = hashlib.sha256(json.dumps(task.fields()).encode())
     for rows in (train, test):
         sha.update(f"{len(rows)} rows\n".encode())

@@ -1,4 +1,4 @@
-"""`Bootstrap` makes intervals of scores over test rows: percentiles of the scores of resampled rows, seeded."""
+"""Compute intervals of scores over test rows: percentiles over resampled rows, drawn from the seed."""
 
 from __future__ import annotations
 

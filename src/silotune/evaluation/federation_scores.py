@@ -1,4 +1,4 @@
-"""`score_silos` scores all silos' current models on a split; `summary_entries`: silos' part of `summary.json`.
+"""Score all silos' current models on a split, and write the silos' part of `summary.json`.
 
 The engines and the worker of a silo call it. A *reported silo* is a name under which the summary has scores: a training
 silo, or, where one training silo holds the rows of several (`centralised`), each of these.

@@ -1,4 +1,4 @@
-"""`join`: scores a silo that was not trained: most similar silo's model, trained from it, trained alone.
+"""Score a silo that was not trained: by the most similar silo's model, trained from it, and trained alone.
 
 The similarity of two silos is the mean similarity of the new silo's rows to sampled rows of the existing silo, as for a
 text's weight. This reads the vectors of the existing silo's rows and copies its local part. Both are private otherwise,

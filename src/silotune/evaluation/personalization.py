@@ -1,4 +1,4 @@
-"""`score_test_time` scores every silo's model on every task (FedDPA); `unseen`, on tasks left out of training.
+"""Score every silo's model on every task, and on tasks left out of training (FedDPA).
 
 *Personalization* is a model's score on its silo's own task, *test-time personalization* its mean score over all tasks,
 its own among them (FedDPA, section 3.1). A silo may be reported under several names; see `federation_scores`.

@@ -1,4 +1,4 @@
-"""`score_details`: all metrics of test rows with intervals, per label, confusion matrix, calibration.
+"""Compute all metrics of test rows with intervals, per-label scores, confusion matrix and calibration.
 
 They are written into the run folder, or at a silo into its own: a coordinator gets the score alone.
 """
@@ -25,7 +25,7 @@ MOST_CLASSES = 100
 
 
 def score_details(measured: Measured, rows: TokenizedRows, bootstrap: Bootstrap) -> dict[str, Any] | None:
-    """Return what the predictions of rows say.
+    """Compute all metrics of predictions, with intervals, per-class scores and the confusion matrix.
 
     Args:
         measured: a model's predictions of the rows.

@@ -1,4 +1,4 @@
-"""`HarnessModel`: a silo's model for lm-evaluation-harness; `evaluate_on` runs the harness's tasks."""
+"""Run the tasks of lm-evaluation-harness on a silo's model."""
 
 from __future__ import annotations
 

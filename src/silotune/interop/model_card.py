@@ -1,4 +1,4 @@
-"""`card`: an export's `README.md`: content, training data, scores, privacy, and code that loads it."""
+"""Write an export's `README.md`: content, training data, scores, privacy, and code that loads it."""
 
 from __future__ import annotations
 

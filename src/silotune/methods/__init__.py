@@ -1,4 +1,4 @@
-"""`METHODS`, `register_method`, and all names that a method's file imports.
+"""The registry of methods, and all names that a method's file imports.
 
 A method is a class that extends `Method` in one file that reads like its paper: `parts` (named sets of tensors, each
 shared or private), `phases` (which parts train, under which views, on which loss), `prediction` (the mix that answers).

@@ -1,4 +1,4 @@
-"""`Method` is the base of all methods: a subclass in one file reads like its paper's algorithm box.
+"""The base class of all methods; a subclass in one file reads like its paper's algorithm box.
 
 It declares parts, phases of local training and a prediction. Sampling, messages, checkpoints and engines are the same
 for all methods.

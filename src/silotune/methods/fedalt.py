@@ -92,7 +92,7 @@ class FedALT(Method):
     aggregations = ("rest-of-world",)
 
     def parts(self) -> dict[str, Part]:
-        """What is sent and received; the silo's copy of what it sent; mixer and head, which stay."""
+        """Return the parts: the LoRA that is sent, the others' mean that comes back, and the private mixer and head."""
         tuner = self.setting.tuner
         return {
             GLOBAL: shared(tuner),

@@ -1,4 +1,4 @@
-"""`InstanceWeighting`: a text's α, the weight of a part, by similarity to the silo's rows (FedDPA, 4.3).
+"""Weigh a part for each text by the text's similarity to the silo's rows (FedDPA, section 4.3).
 
 `α = λ · mean_i Sim(w_x, w_xi)` over S sampled training rows xi of the silo; `w_x` is the embedding of text x, pooled
 from the last layer's states. The sample depends on the silo and the text's tokens alone, so a text's α does not depend

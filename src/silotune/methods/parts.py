@@ -32,7 +32,7 @@ class Scope(StrEnum):
 
 
 class Module(Protocol):
-    """What makes a part's tensors: a tuner, a head, a table, or any object with a `name` and an `init`."""
+    """Anything that makes a part's tensors: a tuner, head, table, or other object with `name` and `init`."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""`cka` over `hsic` (FedMCP eqs. 6-7) and `cosine` of representations; the losses `model_contrast`, `distillation`."""
+"""Similarities of representations (CKA over HSIC, FedMCP eqs. 6-7; cosine) and the losses made of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loss is given (`Step`): a batch, its views, and the silo's parts; and the heads that a loss may ask for."""
+"""The arguments of a loss: a batch, its views, the silo's parts and heads."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ Loss = Callable[[Step], Tensor]
 
 
 def mean_over_rows(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Mark a loss as the mean of what it is on pieces of the batch, each weighted by `Head.loss_units`.
+    """Mark a loss that is a mean over rows or tokens, so that it may be computed piece by piece.
 
     That holds if it adds nothing but cross-entropies of heads, other means over rows where heads take means over rows
     too, and terms that depend on no row; and if it draws no random numbers. With `train.tokens_at_once` the pieces are

@@ -1,4 +1,4 @@
-"""`Supervised`, base of FedAvg and its relatives: adapters of one scope and a head, trained on cross-entropy."""
+"""Base of FedAvg and its relatives: adapters of one scope and a head, trained on cross-entropy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`evaluate` scores one silo's model of a finished run on labeled rows of a file or table, by all metrics."""
+"""Score one silo's model on labeled rows (`silotune evaluate`, `evaluate` in Python)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def evaluate(
 
 
 class Evaluation(Mapping[str, Any]):
-    """What a model's predictions on labeled rows say, as a mapping.
+    """All metrics of a model's predictions on labeled rows, as a mapping.
 
     It has `silo`, `file`, `level` of the intervals in percent, `metric`, `score`, `rows`, `metrics` (name → score) and
     `intervals` (name → two bounds); of rows with labels also `per_class`, `confusion` and `calibration`.
@@ -105,7 +105,7 @@ class Evaluation(Mapping[str, Any]):
 
     @property
     def title(self) -> str:
-        """What was scored, in words."""
+        """Describe the scored rows in words."""
         source = "a table" if self["file"] == _TABLE else self["file"]
         return f"{self['rows']:,} rows of {source}, silo {self['silo']}"
 

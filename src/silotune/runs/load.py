@@ -1,4 +1,4 @@
-"""`load_run` and `load_model` open a finished run: all silos' models, or one."""
+"""Open a finished run, or one silo's model of it, without reading its rows."""
 
 from __future__ import annotations
 

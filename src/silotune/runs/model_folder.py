@@ -106,7 +106,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _own_tensors(federation: Federation, silo: Silo, state: State) -> tuple[Tensors, bool]:
-    """Return the tensors that a silo has for itself, and whether the others are those that all silos have in common.
+    """Return a silo's own tensors, and whether all its other tensors are common to all silos.
 
     With another LoRA rank, or an aggregation that makes every silo's own tensors, all of them are its own.
     """

@@ -1,4 +1,4 @@
-"""`PersonalModel`: one silo's model, opened from its folder; predicts labels, writes answers, explains its mix."""
+"""A silo's model: predict labels, write answers, and explain how its parts were weighed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Text = str | tuple[str, str] | list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one text.
+    """A model's answer for one text.
 
     Args:
         label: its label; empty for a number or several labels.

@@ -1,4 +1,4 @@
-"""`run` runs a configuration from its build to its summary, by the engine for it, and tells callbacks how far it is."""
+"""Run a configuration from its build to its summary, and report progress to callbacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Run`: the result of a run with its silos' models and its rounds, as text, table, data frame and picture."""
+"""The result of a run: its scores and rounds, and its silos' models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`summarize`: scores, counts, costs of the best round for `summary.json`; `averages`, `parameters`, `state_digest`."""
+"""Make `summary.json`: scores, counts and costs of the best round."""
 
 from __future__ import annotations
 

@@ -101,6 +101,6 @@ def _rows(configured: int | str, backbone: Backbone, bytes_of_one: Callable[[], 
 
 
 def _bytes_of_a_row(config: Config, backbone: Backbone) -> int:
-    """What one block holds at a time of a row of full length: wide layers, and attention's scores."""
+    """Count the numbers that one block holds at a time for a row of full length: wide layers and attention."""
     length, heads = config.train.max_length, int(getattr(backbone.base.config, "num_attention_heads", 1))
     return length * (16 * backbone.hidden_size + 3 * heads * length) * backbone.word_embeddings.element_size()

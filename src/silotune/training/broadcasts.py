@@ -1,4 +1,4 @@
-"""`Broadcasts`: the shared parts as each silo receives them: the coordinator's, cut to a LoRA rank, or its own."""
+"""Make the shared parts as each silo receives them: whole, cut to its LoRA rank, or of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VariantKey = int | str | None
 
 
 class Broadcasts:
-    """What the silos receive of one state of the shared parts; silos of equal key receive the same objects.
+    """The tensors that silos receive of one state of the shared parts; equal keys share the same objects.
 
     Args:
         shared: the shared parts, of the run's rank.
@@ -40,7 +40,7 @@ class Broadcasts:
         return Broadcasts(shared, self._ranks, self._aggregation)
 
     def key(self, silo: str | None) -> VariantKey:
-        """Return what decides about the tensors that a silo receives."""
+        """Return the key on which the tensors that a silo receives depend."""
         if silo is None:
             return None
         return silo if isinstance(self._aggregation, SiloAggregation) else self._ranks.get(silo)

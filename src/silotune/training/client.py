@@ -1,4 +1,4 @@
-"""`SiloClient`: a silo's side of every engine: broadcast bytes in, training, uplink, `SiloReply` out."""
+"""A silo's side of a round under every engine: from the broadcast's bytes to its reply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`choose_cohort` sets the `Cohort` size (`cohort=K|auto`): `auto` goes by device and memory."""
+"""Choose how many silos train in one forward (`cohort=K|auto`), by device and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all local rounds of a run share: backbone, method, parts and phases, and the programs of their views."""
+"""Objects that all local rounds of a run share: backbone, method, parts, phases and view programs."""
 
 from __future__ import annotations
 

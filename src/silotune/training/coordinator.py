@@ -1,4 +1,4 @@
-"""`Coordinator` holds the shared parts: samples silos, broadcasts, checks and aggregates updates, steps."""
+"""The coordinator's side of a round: sample silos, broadcast, check and aggregate updates."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class Coordinator:
 
     @property
     def broadcasts(self) -> Broadcasts:
-        """What silos receive of the present shared parts."""
+        """The broadcasts of the present shared parts."""
         if self._broadcasts.shared is not self.shared:
             self._broadcasts = self._broadcasts.of(self.shared)
         return self._broadcasts

@@ -1,4 +1,4 @@
-"""`Federation`: a run's objects (configuration, context, silos, coordinator, privacy, cohort); trainer, client."""
+"""All objects of a run in one place: configuration, context, silos, coordinator and privacy."""
 
 from __future__ import annotations
 

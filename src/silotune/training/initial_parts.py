@@ -1,4 +1,4 @@
-"""`InitialParts`: parts before round 1, or drawn anew before a round, derived from the seed; and at a silo's rank."""
+"""Make parts before round 1, or anew before a round, from the seed and at a silo's rank."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ def _schedule(context: TrainingContext, settings: TrainConfig, silo: Silo, numbe
 def _local_training(
     context: TrainingContext, settings: TrainConfig, silo: Silo, number: int, phases: Sequence[Phase]
 ) -> LocalTraining:
-    """Return what a method sees of a silo's local training."""
+    """Return a silo's learning rate and number of steps, which its method may read."""
     trained = [phase for phase in phases if phase.trains]
     steps = {phase.name: context.steps(silo, phase) for phase in trained}
     rates = {phase.name: _schedule(context, settings, silo, number, phase).rate for phase in trained}
@@ -263,7 +263,7 @@ def _local_training(
 
 
 class _PhaseWork:
-    """What a phase's steps have in common: batches, the program of its views, and the way to gradients.
+    """Objects that all steps of a phase share: batches, the program of its views, and the way to gradients.
 
     Args:
         context: what the rounds read.
@@ -335,7 +335,7 @@ def _train_phase(work: _PhaseWork, optimizer: PhaseOptimizer) -> None:
 
 
 def _in_step(batches: Sequence[Iterator[Batch]]) -> Iterator[list[tuple[int, Batch]]]:
-    """Yield the first batches of all silos, then the second ones of those that have one, and so on.
+    """Yield the first batch of every silo, then the second batch of every silo that has one, and so on.
 
     Each batch comes with its silo's index.
     """

@@ -1,4 +1,4 @@
-"""`LocalTrainer`: which phases train in a silo's round and after the last, in a new silo, and at the coordinator."""
+"""Choose the phases that train in a silo's round, after the last round, in a new silo, and at the coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`scale_update`: a malicious silo scales its update before it is sent, so that it outweighs the others."""
+"""Scale a malicious silo's update before it is sent, so that it outweighs the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make_optimizer`: PyTorch's optimizer of `train.optimizer`; `make_groups`: tensors by learning rate and decay."""
+"""Make PyTorch's optimizer for a phase, with tensors grouped by learning rate and decay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pack` and `restore`: a silo's optimizer states, kept in its memory with `train.keep_optimizer`."""
+"""Keep a silo's optimizer states in its memory between rounds (`train.keep_optimizer`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`PhaseOptimizer`: one optimizer for all silos of a phase; in float16 one for each, with dynamic loss scaling."""
+"""Step all silos of a phase with one optimizer; in float16 one for each, with dynamic loss scaling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`PredictionContext` predicts with one silo's model; training has a richer one, `TrainingContext`."""
+"""Predict with one silo's model, without anything that training needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Schedule`: the learning rate of every step of a silo's phase, from `train.schedule` and `train.warmup`."""
+"""Compute the learning rate of every step of a phase, from `train.schedule` and `train.warmup`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Silo`: tokenized rows by task, a `SiloState`, `EvaluationRows`; `silos_without_rows`, and `centralized` ones."""
+"""A silo in training: its tokenized rows by task, its state, and the rows it is judged on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`SiloSampling`: which silos a round has, of all or of each group; `silos_a_round`, how many that are."""
+"""Sample the silos of a round, from all silos or from each group."""
 
 from __future__ import annotations
 

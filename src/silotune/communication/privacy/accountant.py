@@ -1,4 +1,4 @@
-"""`Account`: ε at δ of many noised rounds; a class for Laplace, Gaussian, central, sampled central noise.
+"""Compute the ε at a given δ that many noised rounds cost, one class for each mechanism.
 
 Neighboring federations differ in all rows of one silo. A silo's change is clipped to a norm of C, so replacing its rows
 moves it by 2C at most: in L1 for Laplace noise, in L2 for Gaussian noise. Silos hold disjoint rows, so the total of a

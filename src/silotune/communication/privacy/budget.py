@@ -1,4 +1,4 @@
-"""`Privacy`: a run's guarantee, known before it starts: total ε and δ, and rounds that a budget allows."""
+"""Compute a run's privacy guarantee before it starts, and the rounds that a budget allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`CentralNoise`: the coordinator clips changes, averages them and adds Gaussian noise (central DP).
+"""Clip changes at the coordinator, average them and add Gaussian noise (central differential privacy).
 
 McMahan et al. 2018, Algorithm 1.
 """

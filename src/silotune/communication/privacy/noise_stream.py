@@ -1,4 +1,4 @@
-"""`NoiseStream`: numbers for noise and rounding, from the seed or the file `privacy.secret`, which it reads.
+"""Draw the numbers of noise and rounding from the run's seed, or from the secret file `privacy.secret`.
 
 Noise derived from the seed is reproducible, but anyone who knows the seed can subtract it. A silo that needs protection
 therefore has a secret. Its noise is then derived from the secret, the change and the steps: sending the same change

@@ -1,4 +1,4 @@
-"""`make_pipeline` makes the configured uplink (clipping, noise, codec); `register_codec` for plug-ins."""
+"""Make the configured uplink of clipping, noise and codec, and register codecs from outside."""
 
 from __future__ import annotations
 

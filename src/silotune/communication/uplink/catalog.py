@@ -1,4 +1,4 @@
-"""`BUILT_IN_CODECS`: the names of codecs in `uplink=`, with their classes or the functions that make them."""
+"""List the built-in codecs by their names in `uplink=`."""
 
 from __future__ import annotations
 

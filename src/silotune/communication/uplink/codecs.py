@@ -1,4 +1,4 @@
-"""`Codec`, a shorter representation of a change: `Float16`, or `UniformQuantizer` (8 or 4 bits, a scale per channel).
+"""Codecs that write a change in fewer bits: 16, or 8 or 4 with a scale for each channel.
 
 A channel is a slice along the shorter of a tensor's first and last axis (a rank of a LoRA, a unit of a bottleneck, a
 token of a prompt): few scales, each over many numbers. Tensors of one axis or none have one scale. A channel's largest

@@ -1,4 +1,4 @@
-"""`UplinkPipeline`: a silo sends its change through clipping, noise, codec; the coordinator decodes it.
+"""Pass a silo's change through clipping, noise and codec, and decode it at the coordinator.
 
 The steps are ordered: clip, then noise, then one codec. Without steps, messages hold the shared parts themselves.
 Otherwise they hold the change relative to the received parts, and the coordinator adds it to the parts it broadcast.

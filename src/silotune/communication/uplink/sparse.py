@@ -1,4 +1,4 @@
-"""`TopK` and `RandomK`: codecs that write the largest, or random, numbers of each tensor, as float32 or shorter."""
+"""Codecs that write some numbers of each tensor: the largest, or random ones."""
 
 from __future__ import annotations
 

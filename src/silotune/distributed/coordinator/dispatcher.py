@@ -154,7 +154,7 @@ class SiloDispatcher:
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
     def _update_nodes(self) -> None:
-        """Update the connected nodes: greet new ones, drop pending requests to those that are gone."""
+        """Update the connected nodes: greet new ones, and drop requests to nodes that have left."""
         now = self.clock()
         if now - self._nodes_updated < NODES_INTERVAL:
             return

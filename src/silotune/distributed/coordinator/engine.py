@@ -231,7 +231,7 @@ class FlowerEngine(Engine):
         return SiloReply(silo, message, _UNDISCLOSED | dict(metrics or {}), str(frame.fields.get("note", ""))[:200])
 
     def _scores(self, round_number: int, splits: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Request scores of the shared parts of a round from all silos; those that answered, in name order."""
+        """Ask all silos for the scores of a round's shared parts; return the answers in name order."""
         broadcast = partial(self.federation.coordinator.broadcast, round_number)
         names = sorted(self.federation.silos)
         requests = {

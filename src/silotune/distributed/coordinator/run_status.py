@@ -35,7 +35,7 @@ _LONGEST = 40
 
 @dataclass
 class SiloEntry:
-    """What is known of one silo in this run; None where it is not.
+    """The state of one silo in this run; None stands for unknown.
 
     Args:
         seen: time of its last message, UTC in ISO format.

@@ -1,1 +1,1 @@
-"""`--engine flower-local`: all parties of a federation as processes on this machine."""
+"""Run all parties of a federation as processes on this machine (`--engine flower-local`)."""

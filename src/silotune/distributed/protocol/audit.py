@@ -1,4 +1,4 @@
-"""What an audit log says of a frame, and the sums of a log per run."""
+"""Describe a frame for the audit log, and sum a log up by run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST = 500
 
 
 def describe_frame(data: bytes, frame: Frame | None = None) -> dict[str, Any]:
-    """Return what an audit log says of a frame: kind, run, round, tensors with shapes, numbers, bytes and digest.
+    """Describe a frame: kind, run, round, tensors with shapes, numbers, bytes and digest.
 
     Args:
         data: the frame as it goes over the wire; other bytes are of kind `?`.

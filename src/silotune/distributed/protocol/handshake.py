@@ -1,4 +1,4 @@
-"""What coordinator and silo must have alike: a silo of another protocol, version, backbone or method is refused.
+"""Compare coordinator and silo before round 1, and refuse another protocol, version, backbone or method.
 
 `agreement.py` says which part of a configuration is sent, and names keys that differ from the agreed one.
 """

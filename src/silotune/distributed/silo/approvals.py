@@ -66,7 +66,7 @@ class Approvals:
         return self._read("ORDER BY seen, name")
 
     def find(self, run: str, digest: str) -> WaitingRun | None:
-        """Return what is known of a run with this configuration; None if it never asked."""
+        """Look a configuration's run up; None if it never asked for approval."""
         return next(iter(self._read("WHERE run = ? AND digest = ?", run, digest)), None)
 
     def ask(
@@ -131,7 +131,7 @@ class Approvals:
 
 
 def approved_part(config: Config) -> dict[str, Any]:
-    """Return what an approval is bound to: all keys but how long the coordinator waits for silos."""
+    """Return the keys that an approval holds for: all but the coordinator's waiting times."""
     tree = config.model_dump(mode="json")
     return {**tree, "federation": {"silos": tree["federation"]["silos"]}}
 

@@ -27,7 +27,7 @@ class PolicyRefused(HandshakeRefused):
 
 @dataclass(frozen=True)
 class Request:
-    """A request that a silo works on: those that agree in everything count once.
+    """A request of a coordinator; equal requests count once.
 
     Args:
         run: the run's id.
@@ -100,7 +100,7 @@ class Policy:
         self._at_most("numbers in all updates", numbers + request.numbers, in_all, "numbers_in_all")
 
     def check_disk(self, used: int, more: int) -> None:
-        """Refuse to write so many bytes more beside those that are used."""
+        """Refuse to write more bytes than `policy.disk_mib` leaves."""
         limit = self.limits.disk_mib
         if limit is not None and used + more > limit * MIB:
             raise self.refused(

@@ -180,7 +180,7 @@ class Session:
         return identity
 
     def _approved(self, run: str, text: str, coordinators: Identity | None) -> Prepared:
-        """Return what a configuration comes to here, once the run is approved.
+        """Return the configuration as this silo runs it, once the run is approved.
 
         Raises:
             WaitsForApproval: the operator has not decided, and alone learns whether the run fits the rows.

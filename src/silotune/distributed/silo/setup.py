@@ -72,7 +72,7 @@ class SiloWithoutRowCount(Silo):
 
 @dataclass
 class Prepared:
-    """What a coordinator's configuration came to at this silo; made once, and used by all requests of a run.
+    """A run's configuration as this silo carries it out, prepared once for all requests of the run.
 
     Args:
         text: the configuration as it was sent.
@@ -125,7 +125,7 @@ class SiloSetup:
         self._agreed = None if settings.config is None else read_config(settings.config)
 
     def prepare(self, text: str, coordinator_identity: Identity | None) -> Prepared:
-        """Return what a configuration comes to here; cached until the configuration changes.
+        """Return the configuration as this silo runs it, once the run is approved.
 
         Args:
             text: the configuration as it was sent.

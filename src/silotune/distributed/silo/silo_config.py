@@ -75,7 +75,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 
 class PolicyConfig(Section):
-    """What a silo answers. Limits are numbers; `null` is no limit. Unset keys have the preset's values.
+    """Caps on the requests that a silo answers: numbers, `null` for none; unset keys take the preset's values.
 
     Args:
         preset: `partners`, `hospital` (smaller caps, and the silo needs `secret` and `epsilon`) or `lab` (no caps);

@@ -54,7 +54,7 @@ _LOOK = 1.0
 
 @dataclass
 class _Worker:
-    """What threads of connections share with the main thread.
+    """State that the threads of connections share with the main thread.
 
     Args:
         settings: the operator's.

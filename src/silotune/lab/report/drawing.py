@@ -110,7 +110,7 @@ def line_style(position: int) -> dict[str, Any]:
 
 
 def artist_name(position: int, kind: str) -> str:
-    """Return the id of what a row draws, by which the page hides and shows it."""
+    """Return the id of a row's drawing, by which the page shows and hides it."""
     return f"row{position}-{kind}"
 
 

@@ -1,4 +1,4 @@
-"""What a report says in words: warnings about its numbers, and what left silos, privacy and attacks of every entry."""
+"""Sentences of a report: warnings about its numbers, and each entry's traffic, privacy and attacks."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def _drawn_by_seeds(results: Results) -> str:
 
 @dataclass(frozen=True)
 class CostShares:
-    """What a method trains and sends, in percent of full fine-tuning; None if the backbone's size is unknown.
+    """Numbers that a method trains and sends, in percent of full fine-tuning; None if the size is unknown.
 
     Args:
         trained: trained parameters, with heads.

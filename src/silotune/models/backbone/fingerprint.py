@@ -1,4 +1,4 @@
-"""Compute the sha256 of a backbone's weights, and keep it beside the files that it was computed from."""
+"""Compute the sha256 of a backbone's stored weights, and cache it beside their files."""
 
 from __future__ import annotations
 

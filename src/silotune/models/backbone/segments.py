@@ -1,4 +1,4 @@
-"""`Segments`: a forward over several silos' rows, in which each silo's parts act on its own rows."""
+"""Run one forward over several silos' rows, in which each silo's parts act on its own rows."""
 
 from __future__ import annotations
 

@@ -328,7 +328,7 @@ class _Run:
     def _shared_activations(
         self, rows: MicroBatch, plans: Sequence[ForwardPlan], several: bool
     ) -> SharedActivations | None:
-        """Return the record in which forwards over some rows share activations, with those that are cached.
+        """Return the record of activations that forwards over the same rows share, cached ones included.
 
         Args:
             rows: rows of one or several silos.

@@ -1,4 +1,4 @@
-"""What losses and heads read of a batch: a `View` per mix, pooled from the backbone's last states.
+"""The readings of a batch that losses and heads use: one view per mix, pooled from the last states.
 
 `ConstantViews` keeps the views in which nothing trains in a phase. Anchors (FedMCP's averaged adapter, MOON's and
 FedFAME's previous and global model) and parts that a phase does not train give a row the same representation in every

@@ -214,7 +214,7 @@ class Tuner(ABC):
         raise InputError(f"export: tuner={self.name} cannot be folded into weights")
 
     def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any] | None:
-        """Fields of peft's `adapter_config.json`, with `peft_type` and without those that all tuners have.
+        """Return the fields of peft's `adapter_config.json` that are particular to this tuner, with `peft_type`.
 
         Args:
             backbone: the backbone on which the adapter was trained.

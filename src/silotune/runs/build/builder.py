@@ -1,4 +1,4 @@
-"""`build`: a `Federation` of all its silos' rows: model, silos, coordinator, and all checks before training."""
+"""Build a run's objects from its configuration: model, silos and coordinator, with all checks before training."""
 
 from __future__ import annotations
 

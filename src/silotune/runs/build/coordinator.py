@@ -1,4 +1,4 @@
-"""`build_coordinator` makes a run's `Coordinator`; its `privacy_guarantee`; `sampling_groups`, `sampled_sizes`."""
+"""Build a run's coordinator, its privacy guarantee and its sampling of silos."""
 
 from __future__ import annotations
 

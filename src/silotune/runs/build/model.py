@@ -1,4 +1,4 @@
-"""`build_model`: a run's `TrainingContext`, over its backbone, which `BackboneRequirements` describe and load."""
+"""Load a run's backbone and put the method on it."""
 
 from __future__ import annotations
 

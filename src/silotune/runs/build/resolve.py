@@ -1,4 +1,4 @@
-"""`read_config` fills in defaults, `on_this_machine` what is `auto`; `make_method`."""
+"""Read a configuration, fill in all defaults, and decide what `auto` means on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run warns of: before its first round its rows and its head, after the last one the updates it refused."""
+"""Warn before the first round of rows and head, and after the last one of refused updates."""
 
 from __future__ import annotations
 

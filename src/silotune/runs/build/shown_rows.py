@@ -1,4 +1,4 @@
-"""What `silotune data` shows of rows: counts and lengths, and token by token what a row becomes and what is trained."""
+"""Show counts and lengths of rows, and token by token how a row is read and trained (`silotune data`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`build_silos` of rows: tokenized, poisoned in malicious silos; the silo of the coordinator's rows; absent silos."""
+"""Build silos of rows: tokenized, and poisoned in malicious silos."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def server_silo(context: TrainingContext, labeled: SiloData) -> Silo:
 
 
 def _backdoor(config: Config, data: Sequence[SiloData], method: Method, backbone: Backbone) -> Backdoor | None:
-    """Return what the malicious silos do to their rows, or None without an attack."""
+    """Return the backdoor that malicious silos put into their rows, or None without an attack."""
     if config.attack.name == "none":
         return None
     check_trigger(config.attack.triggers, backbone.tokenizer)

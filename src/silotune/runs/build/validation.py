@@ -1,4 +1,4 @@
-"""`check_tasks`, `check_labels`, `check_backbone`, `check_lengths`: refuse data and head that do not fit a method."""
+"""Refuse data and heads that do not fit a method."""
 
 from __future__ import annotations
 

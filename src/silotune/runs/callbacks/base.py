@@ -1,4 +1,4 @@
-"""`Callback`, the base of what follows a run, and `RoundEnd`, what it is told about a round."""
+"""The base class of callbacks, which follow a run round by round."""
 
 from __future__ import annotations
 

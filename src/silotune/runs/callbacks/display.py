@@ -177,7 +177,7 @@ def in_notebook() -> bool:
 
 
 def default_display(progress: bool | None, title: str, rounds: int) -> Sequence[Callback]:
-    """Return what shows a run's progress to users of Python.
+    """Return the callback that shows a run's progress to users of Python.
 
     Args:
         progress: True: a bar in a notebook, lines on stderr elsewhere; None: the bar only; False: nothing.

@@ -1,4 +1,4 @@
-"""`EventFeed` tells callbacks what a run's event log says as it grows, whatever the engine, and after a resume."""
+"""Read a run's event log as it grows and call its callbacks, under any engine and after a resume."""
 
 from __future__ import annotations
 

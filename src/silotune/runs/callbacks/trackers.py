@@ -1,4 +1,4 @@
-"""`Tracker` writes a run's numbers round by round elsewhere: `CsvLog`, `TensorBoard`, `WandB` and `MLflow`.
+"""Send a run's numbers round by round to a CSV file, TensorBoard, Weights & Biases or MLflow.
 
 What they write is what the coordinator's event log says: scores, losses and bytes by silo; never a row or a text.
 """

@@ -1,4 +1,4 @@
-"""`Engine`, base of all engines: rounds, best round, events, checkpoints, resume; a subclass reaches silos.
+"""The base class of engines: rounds, the best round, events, checkpoints and resume.
 
 An engine adds how silos are reached. Everything passes between coordinator and silo as bytes.
 """

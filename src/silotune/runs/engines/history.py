@@ -1,4 +1,4 @@
-"""`History`: counters and scores so far, in every checkpoint; `is_better` chooses the best round."""
+"""Keep counters and scores of a run, and choose its best round."""
 
 from __future__ import annotations
 

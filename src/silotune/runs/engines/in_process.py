@@ -1,4 +1,4 @@
-"""`InProcessEngine`: silos, or cohorts, one after another in this process; messages are bytes all the same."""
+"""Run silos or cohorts one after another in this process, with the same message bytes as over machines."""
 
 from __future__ import annotations
 

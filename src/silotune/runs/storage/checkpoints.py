@@ -1,4 +1,4 @@
-"""`Checkpoints`: after each round a manifest (`Checkpoint`) and the tensor files that it names; `load_silo`.
+"""Write and read checkpoints: a manifest for each round, and the tensor files that it names.
 
 A manifest (`checkpoints/round-0007.json`) names the file of the shared parts and, for every silo that ever took part,
 that of its last state. Files are written first, while silos train, and the manifest is moved into place last, so that a

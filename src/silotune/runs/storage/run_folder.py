@@ -1,4 +1,4 @@
-"""`RunFolder`: configuration, versions, events and checkpoints of a run; `working_in` claims it for one process."""
+"""A run's folder: configuration, versions, events and checkpoints, claimed by one process at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`write_test_scores` writes `scores.json` and `predictions.parquet`: test rows in all metrics and one by one."""
+"""Write the test rows' scores: all metrics to `scores.json`, each row to `predictions.parquet`."""
 
 from __future__ import annotations
 

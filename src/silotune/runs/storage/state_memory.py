@@ -1,4 +1,4 @@
-"""Keep silos' states in checkpoint files, and only those that were used last in memory as well (`state.memory_mib`)."""
+"""Keep silos' states in checkpoint files, and the last used ones in memory too (`state.memory_mib`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from silotune.training.silo import SiloState
 
 
 class StateMemory:
-    """Writes states to files, and keeps those that were used last in memory, up to a number of bytes.
+    """Writes states to files, and keeps the last used ones in memory, up to a number of bytes.
 
     Args:
         checkpoints: where states are written and read.
@@ -29,7 +29,7 @@ class StateMemory:
         return self.stored(self._checkpoints.write(name, state.flat()), state)
 
     def stored(self, file: str, state: SiloState) -> StoredState:
-        """Return what stands for a state that is in this file."""
+        """Return a placeholder for the state at a location."""
         self._keep(file, state)
         return StoredState(self, file)
 
