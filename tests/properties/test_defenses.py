@@ -19,7 +19,12 @@ DEFENCES = {
 }
 FIXED_AGGREGATION = [method for method in METHODS if METHODS[method].aggregations is not None]
 """Methods that are nothing without the aggregation that they bring."""
-_ALL = [(method, defence) for method in METHODS if method not in FIXED_AGGREGATION for defence in DEFENCES]
+_ALL = [
+    (method, defence)
+    for method in METHODS
+    for defence in DEFENCES
+    if method not in FIXED_AGGREGATION and (method, defence) != ("fedproto", "multi-krum")  # refused, see below
+]
 PAIRS = [
     pytest.param(*pair, marks=() if place % 5 == 0 else pytest.mark.long, id="-".join(pair))
     for place, pair in enumerate(_ALL)
@@ -41,6 +46,12 @@ def test_a_method_of_one_aggregation_clips(method, tiny_config, tmp_path):
     done = run(config, out=tmp_path / "run")
     assert math.isfinite(done.summary["average"])
     assert not [event for event in events(tmp_path / "run") if "refused" in event.get("event", "")]
+
+
+def test_fedproto_averages_prototypes_in_its_own_way_and_refuses_a_server_optimizer(tiny_config, tmp_path):
+    config = tiny_config("fedproto", *DEFENCES["multi-krum"])
+    with pytest.raises(InputError, match=r"^server\.optimizer: method fedproto aggregates parts in its own way"):
+        run(config, out=tmp_path / "run")
 
 
 @pytest.mark.parametrize(("method", "defence"), PAIRS)

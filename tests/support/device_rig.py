@@ -11,7 +11,7 @@ from torch import Tensor
 
 from silotune.core.tensors import flatten
 from silotune.errors import InputError
-from silotune.evaluation.federation_scores import score_silos
+from silotune.evaluation.federation_scores import current_model_state, score_silos
 from silotune.evaluation.personalization import score_test_time as every_model_on_every_task
 from silotune.models.forward.mixing import can_share_forward
 from silotune.runs.build.builder import build
@@ -135,9 +135,9 @@ def prediction(federation: Federation) -> list[object]:
     """Answers of one silo's personal model, and the weights of its parts."""
     silo = next(iter(federation.silos.values()))
     task = federation.tasks[next(iter(federation.tasks))]
-    model = PersonalModel(
-        federation.context, silo, federation.coordinator.shared, task, federation.texts.get(task.name, 1)
-    )
+    state = current_model_state(federation, silo)
+    texts_per_row = federation.texts.get(task.name, 1)
+    model = PersonalModel(federation.context, federation.method.setting.tuner, state, task, texts_per_row, {})
     texts: list[str | tuple[str, str]] = ["the garden was kind", "a song"]
     if model.context.method.name == "fedalt":
         with pytest.raises(InputError, match="weighs its adapters per token"):

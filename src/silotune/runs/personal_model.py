@@ -112,7 +112,7 @@ class PersonalModel:
 
     @classmethod
     def open(
-        cls, folder: Path, backbone: Backbone | None = None, precision: str | None = None, device: str = "auto"
+        cls, folder: str | Path, backbone: Backbone | None = None, precision: str | None = None, device: str = "auto"
     ) -> PersonalModel:
         """Open a model's folder; nothing else is read but the backbone.
 
@@ -122,6 +122,7 @@ class PersonalModel:
             precision: load the backbone in this precision instead of the run's.
             device: load it onto this device, as the key `device`.
         """
+        folder = Path(folder)
         path = folder / MODEL_FILE
         with _damage_named(path):
             about = read_json(path)
