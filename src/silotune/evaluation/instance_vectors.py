@@ -64,7 +64,7 @@ def weigh(context: PredictionContext, state: State, rows: TokenizedRows) -> Weig
 
     Args:
         context: the context of the run.
-        state: all parts of a model by name, and `INSTANCES` (see `with_instances`).
+        state: all parts of a model by name, and `INSTANCES` (see `with_instances`); a silo that never trained has none.
         rows: rows of any task.
 
     Returns:
@@ -73,7 +73,7 @@ def weigh(context: PredictionContext, state: State, rows: TokenizedRows) -> Weig
     weighting = context.prediction.weighting
     if weighting is None:
         return None
-    instances = state[INSTANCES]
+    instances = state.get(INSTANCES, {})
     if not instances:
         empty = torch.zeros(len(rows), 0)
         return Weights(torch.full((len(rows),), weighting.untrained), empty, empty.long())
