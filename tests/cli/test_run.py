@@ -34,7 +34,7 @@ def test_what_a_run_prints_and_leaves(silotune: Silotune, place: Path) -> None:
         assert word in outcome.out
     left = {path.name for path in (place / "out").iterdir()}
     files = {"config.yaml", "versions.json", "events.jsonl", "summary.json", "scores.json", "predictions.parquet"}
-    assert left == {*files, "checkpoints"}
+    assert left == {*files, "checkpoints", "models"}
     kinds = [json.loads(line)["event"] for line in (place / "out" / "events.jsonl").read_text().splitlines()]
     assert kinds == ["silo", "silo", "round"] * 2
 
