@@ -125,7 +125,7 @@ REFUSED = {
     "full": (
         ["tuner=full", "method=fedavg", "backbone.quantization=nf4"],
         "tuner=full: trains the weights that backbone.quantization=nf4 rounds; allowed: backbone.quantization=none, or "
-        "the tuners bottleneck, lora, dora, vera, prefix, prompt, p-tuning, ia3, bitfit",
+        "the tuners bottleneck, lora, dora, vera, loha, prefix, prompt, p-tuning, ia3, bitfit",
     ),
     "unknown": (
         ["backbone.quantization=int3"],

@@ -42,7 +42,7 @@ def test_the_rank_of_an_entry_is_gathered_in_tuner_ranks(own_silos):
     assert config.tuner.options["ranks"] == {"north": 2, "south": 3}
     assert [silo.rank for silo in config.silos] == [None, None]
     assert read_config(own_silos, ["silos.north.rank=5"]).tuner.options["ranks"] == {"north": 5}
-    assert "ranks" not in read_config(own_silos, ["silos.north.rank=null"]).tuner.options
+    assert read_config(own_silos, ["silos.north.rank=null"]).tuner.options["ranks"] == {}
 
 
 @pytest.mark.parametrize(
