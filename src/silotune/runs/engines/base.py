@@ -144,8 +144,8 @@ class Engine(ABC):
 
     def _restore_from(self, last: Checkpoint) -> None:
         try:
-            known = History.__dataclass_fields__  # older checkpoints have further counters
-            self.history = History(**{name: value for name, value in last.history.items() if name in known})
+            # run folders of 141778b count updates that silos withheld
+            self.history = History(**{name: value for name, value in last.history.items() if name != "withheld"})
         except TypeError as error:
             raise InputError(f"checkpoint round-{last.round:04d}.json: damaged ({error})") from error
         self.load(last)
