@@ -66,6 +66,6 @@ def test_the_area_has_its_interval_where_it_is_the_metric():
 
 def test_where_no_rows_were_embedded_texts_have_the_weight_of_untrained_parts():
     method = METHODS["feddpa-t"](Setting(TUNERS["lora"](), HEADS["lm"]()))
-    weights = weigh(SimpleNamespace(method=method), {INSTANCES: {}}, written_rows(None))
+    weights = weigh(SimpleNamespace(prediction=method.prediction()), {INSTANCES: {}}, written_rows(None))
     assert weights.similarities.shape == (4, 0)
     assert weights.alpha.tolist() == [method.prediction().weighting.untrained] * 4
