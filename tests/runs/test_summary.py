@@ -12,6 +12,7 @@ import yaml
 
 from silotune.config import Config
 from silotune.methods import METHODS
+from silotune.methods.parts import Table, ZerosLike
 from silotune.runs.build import builder as building
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.storage.run_folder import RunFolder
@@ -86,7 +87,9 @@ def test_bytes_and_parameters_are_those_of_the_messages(reference, case):
     states = [{part: t for part, t in result.state.items() if part in trained} for result in wire.results.values()]
     sizes = [{part: sum(t.numel() for t in tensors.values()) for part, tensors in state.items()} for state in states]
     assert run.summary["trainable_parameters"] == max(sum(found.values()) for found in sizes)
-    heads = [sum(size for part, size in found.items() if part.startswith("head") or part in NUMBERS) for found in sizes]
+    tables = {part for part in trained if isinstance(run.federation.context.parts[part].module, Table | ZerosLike)}
+    others = {*NUMBERS, *tables}
+    heads = [sum(size for part, size in found.items() if part.startswith("head") or part in others) for found in sizes]
     assert run.summary["head_parameters"] == max(heads)
     adapters = {sum(found.values()) - head for found, head in zip(sizes, heads, strict=True)}
     assert max(adapters) == run.summary["adapter_parameters"]
