@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from silotune.config import dump
 from silotune.data.loading import load_silos
 from silotune.data.tasks import Task, read_task
 from silotune.errors import InputError
@@ -68,10 +67,3 @@ def test_tasks_of_older_runs_are_read_as_they_were() -> None:
     for bad in ({"positive": "maybe"}, {"positive": ""}, {"labels": ["a", "b", "c"]}, {"positive": 1}):
         with pytest.raises(ValueError, match="not a task"):
             read_task(fields | bad)
-
-
-def test_files_without_the_key_stay_as_they_were(place: Path) -> None:
-    config = read_config(str(place / "federation.yaml"))
-    assert "positive" not in dump(config)
-    for word in ("bootstrap", "baselines", "predictions"):
-        assert word not in dump(config)

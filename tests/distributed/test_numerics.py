@@ -16,10 +16,10 @@ from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.session import Session
 from silotune.distributed.silo.setup import SiloSetup
 from silotune.errors import InputError
+from silotune.models.forward.view_program import ViewProgram
 from silotune.runs.build.model import BackboneRequirements
 from silotune.runs.build.resolve import on_this_machine
 from silotune.runs.run import run
-from silotune.training.context import TrainingContext
 from tests.support.session_rig import DirectLink, job, local_configs
 
 
@@ -76,7 +76,7 @@ def _refused(monkeypatch):
     def views(self, *args, **kwargs):
         torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))
 
-    monkeypatch.setattr(TrainingContext, "views", views)
+    monkeypatch.setattr(ViewProgram, "run", views)
 
 
 @pytest.mark.usefixtures("_refused")

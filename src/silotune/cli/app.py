@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated
@@ -75,8 +76,9 @@ def _root(version: Annotated[bool, typer.Option("--version", "-V", help="Print t
         raise typer.Exit
 
 
+@cache
 def add_commands() -> None:
-    """Import the modules of all commands, those of plug-ins too."""
+    """Import the modules of all commands, those of plug-ins too; calls after the first do nothing."""
     for name in _MODULES:
         import_module(f"silotune.cli.{name}")
     entries = _OWN | {entry.name: entry.value for entry in entry_points(group=_GROUP)}

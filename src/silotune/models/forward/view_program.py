@@ -13,6 +13,7 @@ dropout of the backbone, as each draws its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -189,28 +190,30 @@ class ViewProgram:
             dropout if dropout is None or trained else 0.0,
         )
         if len(acting) == 1 and not any(part.by_row for part in acting[0]):
-            with _Computations() as computations:
-                plan = make_plan(backbone, fold_entries(backbone, acting[0]))
-            view.plan = None if computations.found else plan.with_dropout(view.dropout)
+            with suppress(_Computes), _NothingIsComputed():
+                view.plan = make_plan(backbone, fold_entries(backbone, acting[0])).with_dropout(view.dropout)
         return view
 
 
-class _Computations(TorchFunctionMode):
-    """Notes whether anything is computed while the mode is active.
+class _Computes(Exception):
+    """Making a plan needs an operation on tensors."""
 
-    A plan that was written without computing reads its parts' tensors when it runs, so it holds for every batch.
+
+class _NothingIsComputed(TorchFunctionMode):
+    """Stops at the first operation on tensors; their shapes and the like may be read.
+
+    A plan that is written without computing reads its parts' tensors when it runs, so it holds for every batch.
     """
-
-    found = False
 
     @override
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        made = result if isinstance(result, tuple | list) else (result,)
-        self.found |= any(isinstance(each, Tensor) and all(each is not arg for arg in args) for each in made)
-        return result
+        if func.__name__ in ("__get__", "__len__", "dim", "numel", "size"):
+            result = func(*args, **(kwargs or {}))
+            if not isinstance(result, Tensor):
+                return result
+        raise _Computes
 
 
 class _Run:
