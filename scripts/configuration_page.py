@@ -11,7 +11,7 @@ from pathlib import Path
 
 import silotune.methods
 import silotune.models.tuners  # noqa: F401 (both fill the registries)
-from silotune.config.reference import Key, keys_of, options_by_owner, sections
+from silotune.config.reference import Key, keys_of, sections
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 
@@ -30,11 +30,13 @@ This page is written by `python -m scripts.configuration_page`.
 """
 
 
-def table(keys: list[Key]) -> list[str]:
-    """A table with one row per key."""
-    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+def table(keys: list[Key], owners: bool = False) -> list[str]:
+    """A table with one row per key; with `owners`, a last column names the methods or tuners that have it."""
+    head = ["key", "type", "default", "meaning", *(["of"] if owners else [])]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for key in keys:
-        cells = (f"`{key.name}`", key.type, key.default, key.meaning)
+        cells = [f"`{key.name}`", key.type, key.default, key.meaning]
+        cells += [", ".join(owner.partition("=")[2] for owner in key.owners)] if owners else []
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return lines
 
@@ -43,10 +45,7 @@ def page() -> str:
     """The page's text."""
     lines = [INTRODUCTION, "## Keys without a section\n", *table(keys_of(""))]
     for section in ("method", "tuner"):
-        lines.append(f"\n## `{section}`")
-        for owners, keys in options_by_owner(section).items():
-            given = ", ".join(f"`{owner}`" for owner in owners)
-            lines += [f"\n{given}:\n", *table(keys)]
+        lines += [f"\n## `{section}`\n", *table(keys_of(section)[1:], owners=True)]
     for section, summary in sections().items():
         if section not in ("", "method", "tuner"):
             keys = [replace(key, name=key.name.removeprefix("silos.NAME.")) for key in keys_of(section)]

@@ -88,26 +88,17 @@ def all_keys() -> dict[str, Key]:
     return found
 
 
-def options_by_owner(section: str) -> dict[tuple[str, ...], list[Key]]:
-    """Return the tables of options of built-in methods or tuners; those with the same options share one."""
-    grouped: dict[type[BaseModel], list[str]] = {}
-    for name, made in _CHOSEN[section].items():
-        if made.__module__.startswith("silotune."):
-            grouped.setdefault(made.Options, []).append(f"{section}={name}")
-    return {
-        tuple(names): _model_keys(f"{section}.", options) for options, names in grouped.items() if options.model_fields
-    }
-
-
 def _chosen_keys(section: str, registry: Registry[Any]) -> list[Key]:
+    """Return the key `name`, and each option once with the built-in methods or tuners that have it."""
     field = Config.model_fields[section]
     names = ", ".join(f"`{name}`" for name in registry)
-    keys = [Key(f"{section}.name", names, f"`{field.default.name}`", field.description or "")]
-    options: dict[tuple[str, str, str, str], list[str]] = {}
-    for owners, found in options_by_owner(section).items():
-        for key in found:
-            options.setdefault((key.name, key.type, key.default, key.meaning), []).extend(owners)
-    return keys + [Key(*values, tuple(owners)) for values, owners in options.items()]
+    options: dict[Key, list[str]] = {}
+    for name, made in registry.items():
+        if made.__module__.startswith("silotune."):
+            for key in _model_keys(f"{section}.", made.Options):
+                options.setdefault(key, []).append(f"{section}={name}")
+    keys = [replace(key, owners=tuple(owners)) for key, owners in options.items()]
+    return [Key(f"{section}.name", names, f"`{field.default.name}`", field.description or ""), *keys]
 
 
 def _model_keys(prefix: str, model: type[BaseModel], owners: Mapping[str, list[str]] = {}) -> list[Key]:
