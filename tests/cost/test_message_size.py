@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from silotune.communication.messages import shared_tensors, update_message
+from silotune.communication.messages import broadcast_message, shared_tensors, update_message
 from silotune.cost import estimate
-from silotune.cost.message_size import ROWS, SILO, computed_size, message_sizes
+from silotune.cost.message_size import ROWS, SILO, message_sizes
 from silotune.errors import InputError
 from silotune.methods.lora_factors import A, B
 from silotune.methods.parts import shared
@@ -57,21 +58,12 @@ def test_silos_of_other_ranks_are_counted_as_such(
         estimate("hetlora", [*words, "tuner.ranks.alpha=3", "silos=1"], count_flops=False)
 
 
-def test_computed_sizes_are_those_of_built_messages() -> None:
-    parts = {name: shared(LinearHead("first")) for name in SHAPES}
+def test_sizes_are_those_of_built_messages() -> None:
     for shapes in (SHAPES, {"global": SHAPES["global"]}, {"head": {"x" * n: (n,) for n in range(1, 40)}}):
-        built = message_sizes(shapes, {name: parts[name] for name in shapes})
-        fields = ({"round": 1, "silo": SILO, "rows": ROWS}, {"round": 1})
-        assert built == tuple(computed_size(shapes, dict(field)) for field in fields)
-
-
-def test_messages_that_would_fill_the_memory_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["backbone=shape:bert-base", "method.adapters=1", "tuner=lora"]
-    built = estimate("fedavg", words, count_flops=False)
-    monkeypatch.setattr("silotune.cost.message_size._LARGEST", 0)
-    assert estimate("fedavg", words, count_flops=False).message_bytes == built.message_bytes
-    llama = estimate("fedavg-full", ["backbone=shape:llama-7b"], count_flops=False)
-    assert llama.message_bytes > 4 * 6_600_000_000
+        parts = {name: shared(LinearHead("first")) for name in shapes}
+        zeros = {part: {name: torch.zeros(shape) for name, shape in of.items()} for part, of in shapes.items()}
+        built = update_message(zeros, parts, 1, SILO, ROWS), broadcast_message(zeros, 1)
+        assert message_sizes(shapes, parts) == tuple(map(len, built))
 
 
 def test_the_larger_update_of_two_kinds_of_rounds_counts(backbone_folder: Callable[[str], Path]) -> None:

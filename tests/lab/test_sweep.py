@@ -99,10 +99,10 @@ def test_test_rows_take_no_part_in_the_choice(silotune: Silotune, words: list[st
 
 
 def test_no_test_row_is_in_a_trials_federation(words: list[str], tmp_path: Path, monkeypatch) -> None:
-    from silotune.lab import trial
+    from silotune.lab import sweep as module
 
     seen = []
-    real = trial.build
+    real = module.build
 
     def spied(config, backbone, data):
         federation = real(config, backbone, data)
@@ -110,7 +110,7 @@ def test_no_test_row_is_in_a_trials_federation(words: list[str], tmp_path: Path,
         seen.extend((len(evaluation.validation), len(evaluation.test)) for evaluation in rows)
         return federation
 
-    monkeypatch.setattr(trial, "build", spied)
+    monkeypatch.setattr(module, "build", spied)
     partitioned = ["data.tasks=[alpha]", "partition=iid", "partition.silos=3"]
     few = [word for word in words[2:] if not word.startswith("method.mu")]
     for number, more in enumerate(([], partitioned)):
@@ -224,9 +224,10 @@ def test_the_first_of_equals_is_best() -> None:
 
 
 def test_validation_rows_are_needed(words: list[str], tmp_path: Path, monkeypatch) -> None:
-    from silotune.lab import trial
 
-    real = trial.load_silos
+    from silotune.lab import sweep as module
+
+    real = module.load_silos
 
     def without(config):
         data = real(config)
@@ -234,7 +235,7 @@ def test_validation_rows_are_needed(words: list[str], tmp_path: Path, monkeypatc
             silo.splits.validation = []
         return data
 
-    monkeypatch.setattr(trial, "load_silos", without)
+    monkeypatch.setattr(module, "load_silos", without)
     with pytest.raises(InputError, match="no silo has validation rows"):
         sweep(*words, out=tmp_path / "out", progress=False)
 

@@ -8,9 +8,8 @@ from math import prod
 
 import torch
 
-from silotune.communication.messages import Expected, broadcast_message, change_message, shared_tensors, update_message
+from silotune.communication.messages import Expected
 from silotune.communication.uplink import NO_UPLINK, UplinkPipeline
-from silotune.core.tensors import count_parameters, flatten
 from silotune.methods.parts import Part, Scope, names_with
 
 Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
@@ -34,9 +33,6 @@ _DTYPES = {
 }
 """The safetensors format's names of dtypes, in the order in which it writes tensors; within a dtype, by name."""
 
-_LARGEST = 2**28
-"""Messages above this number of bytes are computed from their header instead of being built."""
-
 
 def message_sizes(
     shapes: Shapes,
@@ -44,53 +40,29 @@ def message_sizes(
     uplink: UplinkPipeline = NO_UPLINK,
     leaving: Collection[str] | None = None,
 ) -> tuple[int, int]:
-    """Measure one silo's update and the coordinator's broadcast.
-
-    Real messages with tensors of zeros are built; for those above `_LARGEST` the same number is computed from the
-    header of the safetensors format.
+    """Compute the bytes of one silo's update and of the coordinator's broadcast; both 0 where no part is shared.
 
     Args:
         shapes: the shapes of all parts' tensors.
         parts: with their scopes.
         uplink: steps that the update goes through.
         leaving: the shared parts that an update holds; None: all of them.
-
-    Returns:
-        (bytes of the update, bytes of the broadcast); 0 where no part is shared.
     """
-    shared = {name: shapes[name] for name in names_with(parts, Scope.SHARED)}
-    sent = {name: shapes[name] for name in (shared if leaving is None else leaving)}
-    numbers = sum(prod(shape) for tensors in shared.values() for shape in tensors.values())
-    if not numbers:
+    shared = names_with(parts, Scope.SHARED)
+    if not any(prod(shape) for name in shared for shape in shapes[name].values()):
         return 0, 0
-    if 4 * numbers > _LARGEST:
-        return _computed_update(sent, uplink), computed_size(shared, {"round": 1})
-    zeros = {part: {name: torch.zeros(shape) for name, shape in tensors.items()} for part, tensors in shared.items()}
-    assert count_parameters(flatten(zeros)) == numbers
-    sent_parts = {name: parts[name] for name in sent}
+    sent, fields = _expected(shapes, shared if leaving is None else leaving), {"round": 1, "silo": SILO, "rows": ROWS}
     if uplink.names:
-        written, _ = uplink.send(shared_tensors(zeros, sent_parts), {}, SILO, 1)
-        update = change_message(written, uplink.label, 1, SILO, ROWS)
-    else:
-        update = update_message(zeros, sent_parts, 1, SILO, ROWS)
-    return len(update), len(broadcast_message(zeros, 1))
+        sent, fields = uplink.expected(sent), fields | {"uplink": uplink.label}
+    return _size(sent, fields), _size(_expected(shapes, shared), {"round": 1})
 
 
-def _computed_update(shared: Shapes, uplink: UplinkPipeline) -> int:
-    fields: dict[str, str | int] = {"round": 1, "silo": SILO, "rows": ROWS}
-    if not uplink.names:
-        return computed_size(shared, fields)
-    flat = {f"{part}/{name}": shape for part, tensors in shared.items() for name, shape in tensors.items()}
-    return _size(uplink.expected(Expected(flat)), fields | {"uplink": uplink.label})
+def _expected(shapes: Shapes, parts: Collection[str]) -> Expected:
+    return Expected({f"{part}/{name}": shape for part in parts for name, shape in shapes[part].items()})
 
 
-def computed_size(shapes: Shapes, fields: Mapping[str, str | int]) -> int:
-    """Compute the bytes of a safetensors file of float32 tensors: header length, header padded to 8 bytes, tensors."""
-    flat = {f"{part}/{name}": shape for part, tensors in shapes.items() for name, shape in tensors.items()}
-    return _size(Expected(flat), fields)
-
-
-def _size(expected: Expected, fields: Mapping[str, str | int]) -> int:
+def _size(expected: Expected, fields: Mapping[str, object]) -> int:
+    """Compute the bytes of a safetensors file: header length, header padded to 8 bytes, tensors."""
     header: dict[str, object] = {"__metadata__": {"silotune": json.dumps(dict(fields), sort_keys=True)}}
     end = 0
     order = list(_DTYPES)

@@ -13,7 +13,7 @@ from silotune.config.keys import Keys
 from silotune.core.files import make_folder
 from silotune.core.workers import Workers, end_unguarded_worker
 from silotune.errors import OR_RESUME, InputError, require_unused
-from silotune.lab.comparison import Comparison, read_comparison
+from silotune.lab.comparison import Comparison, read_comparison, words_of
 from silotune.lab.report.drawing import draw_figure
 from silotune.lab.report.entries import ReportEntry, read_entries, read_run
 from silotune.lab.report.figures import rounds_figure
@@ -80,9 +80,8 @@ def compare(
     folder = Path(out)
     if not resume:
         require_unused(folder, "--out", OR_RESUME)
-    words = [f"methods={','.join(methods)}"] if methods else []
-    words += [f"seeds={','.join(map(str, seeds))}"] if seeds else []
-    comparison = read_comparison(source, [*overrides, *words], variants, ablation, only, **keys)
+    words = [*overrides, *words_of(methods, seeds)]
+    comparison = read_comparison(source, words, variants, ablation, only, **keys)
     make_folder(folder, f"--out {folder}")
     comparison.write(folder)
     follow = callbacks or partial(default_display, progress)

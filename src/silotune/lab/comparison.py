@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -47,13 +48,7 @@ _COMPARISON_WORDS = ("methods", "seeds", "best", "std.ddof")
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a comparison.
-
-    Args:
-        entry: its name: the method, with its variant if there is one.
-        seed: the run's seed.
-        config: the run's configuration.
-    """
+    """One run of a comparison; the name of its entry is the method, with its variant if there is one."""
 
     entry: str
     seed: int
@@ -67,15 +62,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All cells of a comparison.
-
-    Args:
-        source: the preset or YAML file; `Config` for one of Python.
-        entries: their names, each a row of the table.
-        seeds: seeds of every entry.
-        ddof: delta degrees of freedom of the standard deviation over seeds (divisor n − ddof).
-        cells: all cells, in the order of the table.
-    """
+    """All cells of a comparison, in the order of its table; the standard deviation's divisor is n − ddof."""
 
     source: str
     entries: tuple[str, ...]
@@ -127,10 +114,17 @@ def read_comparison(
             config = read_config(source, cell_words, variant_words, **keys)
             cells.append(Cell(entry, seed, config))
     entries = tuple(dict.fromkeys(cell.entry for cell in cells))
-    if duplicate := _repeated([(cell.entry, cell.seed) for cell in cells]):
+    folders = Counter((cell.entry, cell.seed) for cell in cells)
+    if duplicate := next((entry for (entry, _), number in folders.items() if number > 1), None):
         raise InputError(f"variants: two entries would be called {duplicate!r}; choose another name for the variant")
     name = source if isinstance(source, str) else "Config"
     return Comparison(name, entries, seeds, section.std.ddof, tuple(cells))
+
+
+def words_of(methods: Sequence[str], seeds: Sequence[int]) -> list[str]:
+    """Return the words of a command line that name methods and seeds."""
+    given = {"methods": methods, "seeds": seeds}
+    return [f"{key}={','.join(map(str, values))}" for key, values in given.items() if values]
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -201,11 +195,6 @@ def _combined(grid: Mapping[str, Mapping[str, Mapping[str, object]]]) -> dict[st
     }
 
 
-def _repeated(cells: Sequence[tuple[str, int]]) -> str | None:
-    """Return the name of the first entry that has a seed twice, if there is one."""
-    return next((entry for position, (entry, seed) in enumerate(cells) if (entry, seed) in cells[:position]), None)
-
-
 def _matching(entries: Sequence[_Entry], only: Sequence[str]) -> list[_Entry]:
     """Return the entries that one of the patterns fits."""
     for pattern in only:
@@ -236,21 +225,10 @@ def to_words(keys: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in keys.items())
 
 
-def read_best(folders: Iterable[str], methods: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Read the best values of methods from sweeps; later folders take precedence.
-
-    Args:
-        folders: folders of sweeps, or their YAML files.
-        methods: methods that are compared.
-
-    Returns:
-        Method to the words of its best values.
-    """
+def read_best(folders: Sequence[str], methods: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Read method → words of its best values from folders of sweeps, or their files; later ones take precedence."""
     best: dict[str, tuple[str, ...]] = {}
-    sources = list(folders)
-    if not sources:
-        return {}
-    for name in sources:
+    for name in folders:
         path = Path(name) / BEST_FILE if Path(name).is_dir() else Path(name)
         if not path.is_file():
             raise InputError(f"best={name}: no finished sweep there (no {BEST_FILE})")
@@ -259,8 +237,8 @@ def read_best(folders: Iterable[str], methods: Sequence[str]) -> dict[str, tuple
             raise InputError(f"best={name}: {path.name} must map methods to groups of keys under per_method")
         best |= {str(method): to_words(keys) for method, keys in entries.items()}
     missing = [method for method in methods if method not in best]
-    if missing:
+    if folders and missing:
         raise InputError(
-            f"best={','.join(sources)}: has nothing for method {missing[0]!r}, only for {', '.join(best)}; sweep it too"
+            f"best={','.join(folders)}: has nothing for method {missing[0]!r}, only for {', '.join(best)}; sweep it too"
         )
     return best

@@ -12,7 +12,7 @@ from silotune.core.notebook import html_table
 from silotune.data.loading import load_silos
 from silotune.data.rows import SiloData
 from silotune.errors import InputError
-from silotune.lab.report.drawing import heatmap, write_values
+from silotune.lab.report.drawing import heatmap
 from silotune.runs.build.resolve import read_config
 
 if TYPE_CHECKING:
@@ -109,9 +109,8 @@ class PartitionResult:
         panel = figure.subplots()
         # square-root scale: on a linear one, a single large silo makes all others look empty
         norm = PowerNorm(0.5, vmin=0, vmax=max(1, *map(max, table)))
-        image = heatmap(panel, table, self.labels, names, aspect="auto", cmap="Blues", norm=norm)
-        if show_counts:
-            write_values(panel, image, "{:.0f}".format)
+        text = "{:.0f}".format if show_counts else None
+        image = heatmap(panel, table, self.labels, names, text, aspect="auto", cmap="Blues", norm=norm)
         step = -(-len(names) // _MOST_LABELED_SILOS)
         panel.set_xticks(range(0, len(names), step), names[::step], rotation=90)
         panel.set_xlabel("silo")

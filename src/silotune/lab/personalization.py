@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from silotune.core.numeric import mean_ignoring_none
 from silotune.errors import InputError
-from silotune.lab.report.drawing import heatmap, write_values
+from silotune.lab.report.drawing import heatmap
 from silotune.lab.report.entries import ReportEntry
 from silotune.lab.report.frame import Results, over_seeds
 from silotune.lab.report.tables import MOST_SILOS, ResultTable, ranked_cells
@@ -105,8 +105,7 @@ def silo_task_heatmap(entries: Sequence[ReportEntry], path: Path) -> Path:
         tasks = list(by_run[0][silos[0]]["on_tasks"])
         means = [[mean_ignoring_none(of[silo]["on_tasks"][task] for of in by_run) for task in tasks] for silo in silos]
         table = [[float("nan") if value is None else value for value in row] for row in means]
-        image = heatmap(panel, table, silos, tasks, vmin=0, vmax=100, cmap="Blues", aspect="auto")
-        write_values(panel, image, "{:.0f}".format)
+        image = heatmap(panel, table, silos, tasks, "{:.0f}".format, vmin=0, vmax=100, cmap="Blues", aspect="auto")
         panel.tick_params(axis="x", rotation=60)
         panel.set_title(entry.label, fontsize=10)
     figure.supxlabel("task")
@@ -117,12 +116,7 @@ def silo_task_heatmap(entries: Sequence[ReportEntry], path: Path) -> Path:
 
 
 def rounds_figure(entries: Sequence[ReportEntry], path: Path) -> Path | None:
-    """Draw both measures over rounds, means over silos and seeds (Figure 3); None if no run logged them.
-
-    Args:
-        entries: rows of the table.
-        path: the PNG file.
-    """
+    """Draw both measures over rounds, means over silos and seeds (Figure 3), as PNG; None if no run logged them."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.4, 3.2), layout="constrained")

@@ -21,13 +21,9 @@ from silotune.errors import InputError
 
 @dataclass(frozen=True)
 class PublishedTask:
-    """A task as it was published.
+    """A task as it was published: its folder's name, its splits and its `meta.json`, empty where it needs none.
 
-    Args:
-        name: name of its folder.
-        splits: train, validation or test → records.
-        meta: the content of its `meta.json`; empty where it needs none.
-        left_out: number of rows that lack columns, as a few of QQP's.
+    `left_out` counts rows that lack columns, as a few of QQP's.
     """
 
     name: str
@@ -37,12 +33,7 @@ class PublishedTask:
 
 
 def read_published(kind: str, source: Path) -> list[PublishedTask]:
-    """Read a published data set.
-
-    Args:
-        kind: key of `PUBLISHED`.
-        source: the folder as it was downloaded and unpacked.
-    """
+    """Read a published data set of a kind of `PUBLISHED` from the folder that was unpacked."""
     if not source.is_dir():
         raise InputError(f"{source}: is not a folder; give the one that was unpacked")
     return PUBLISHED[kind](source)
@@ -247,15 +238,9 @@ def read_lingspam(source: Path) -> list[PublishedTask]:
 
 
 def _mails(folder: Path, labels: Sequence[str], pattern: str = "/*.txt", encoding: str = "utf-8") -> list[Record]:
-    """Return the rows of a folder with a file for each text, label after label.
+    """Return the rows of a folder with a file for each text, label after label, in the order of their names.
 
-    Texts are in the order of their names, without empty ones; NULs become blanks.
-
-    Args:
-        folder: the folder.
-        labels: beginning of every label's files.
-        pattern: the end of their names.
-        encoding: of the files.
+    A label's files begin with it and end as `pattern` says. Empty texts are left out; NULs become blanks.
     """
     rows = []
     for number, label in enumerate(labels):
@@ -288,12 +273,7 @@ PUBLISHED: dict[str, Callable[[Path], list[PublishedTask]]] = {
 
 
 def write_tasks(tasks: Sequence[PublishedTask], folder: Path) -> None:
-    """Write a folder for each task; none is there unless it is whole.
-
-    Args:
-        tasks: the tasks.
-        folder: the data folder; other tasks in it stay.
-    """
+    """Write a folder for each task, which is there only if it is whole; other tasks in the folder stay."""
     for task in tasks:
         if (folder / task.name).exists():
             raise InputError(f"--to {folder}: has a {task.name} already; choose another folder")

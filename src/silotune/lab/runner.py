@@ -44,12 +44,7 @@ summary, and the backbone for the next cell."""
 
 @dataclass(frozen=True)
 class CellKind:
-    """The work of a cell: a whole run, or a trial of a sweep.
-
-    Args:
-        work: runs the cell, or continues it where it was interrupted.
-        file: name of the file that it writes last.
-    """
+    """The work of a cell, a whole run or a trial of a sweep, and the file that it writes last."""
 
     work: CellFunction
     file: str
@@ -99,26 +94,13 @@ def run_cells(
     done: OnCellDone | None = None,
     announce: Announce | None = None,
 ) -> dict[str, Summary]:
-    """Run the unfinished cells.
+    """Run the unfinished cells below the folder `out`, in this process or in several.
 
     A cell is finished once its last file exists; it is then never run again. An interrupted cell continues from its
-    last checkpoint.
-
-    Args:
-        cells: the cells of one comparison or sweep.
-        out: parent of the run folders.
-        kind: the function that runs a cell, and the file that it writes last.
-        workers: number of processes, or `Workers` on a Ray cluster; each loads the backbone once.
-        callbacks: makes the callbacks of a run; used with one worker only.
-        begin: called with the number of cells that are run now.
-        done: called after every cell that was run now.
-        announce: called with a cell's privacy guarantee before its first round, on a cluster when it has ended.
+    last checkpoint. Where training diverged in some cells, `Diverged` is raised after all others are finished.
 
     Returns:
         The summary of every cell, by folder name.
-
-    Raises:
-        Diverged: training diverged in some cells; raised after all others are finished.
     """
     end_unguarded_worker()
     unfinished = [cell for cell in cells if not _finished(cell, out, kind)]

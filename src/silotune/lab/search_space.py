@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin
 
 from silotune.config.schema import Config
 from silotune.config.trees import NAMED, SECTIONS, parse_word
@@ -21,26 +19,13 @@ if TYPE_CHECKING:
 Space = Mapping[str, "BaseDistribution"]
 """Searched key → its values, as a distribution of optuna."""
 
-_RANGE_START = re.compile(r"[-+]?\.?\d[^/]*\.\.")  # does not match ../folder
-
-_NUMBER = r"[-+]?\d*\.?\d+(?:e[-+]?\d+)?|[-+]?\d+\."
-
-_RANGE = re.compile(rf"(?P<low>{_NUMBER})\.\.(?P<high>{_NUMBER})(?P<log>:log)?", re.IGNORECASE)
-
 _NOT_SEARCHED = ("seed", "data", "partition", "silos", "backbone", "attack", "compare", "per_method", "method.name")
 """Keys whose values cannot be ranked by a validation score: they change the data, the draws, the model or the
 method."""
 
 
-@dataclass(frozen=True)
-class Dimension:
-    """A key that is searched.
-
-    Args:
-        key: the key.
-        values: its values; every value of a list, or whole or decimal numbers between two ends, which are included.
-        method: the only method to search it for; None for every method that has the key.
-    """
+class Dimension(NamedTuple):
+    """A key that is searched, as a distribution of optuna; for one method, or (None) for all that have the key."""
 
     key: str
     values: BaseDistribution
@@ -53,7 +38,7 @@ def split_search(words: Iterable[str]) -> tuple[list[Dimension], list[str]]:
     `key=a,b,c` lists values, `key=low..high` (or `low..high:log`) is a range; `per_method.moon.method.mu=…` is searched
     for that method only. A value in brackets, or of a key that takes a list, is one value.
     """
-    dimensions: list[Dimension] = []
+    dimensions: dict[tuple[str, str | None], Dimension] = {}
     unsearched = []
     for word in words:
         key, equals, text = (piece.strip() for piece in word.partition("="))
@@ -65,13 +50,14 @@ def split_search(words: Iterable[str]) -> tuple[list[Dimension], list[str]]:
             raise InputError(
                 f"{key}: cannot be searched (scores would not be comparable); give one value, quoted if it has commas"
             )
-        if any((earlier.key, earlier.method) == (dimension.key, dimension.method) for earlier in dimensions):
+        if dimensions.setdefault((dimension.key, dimension.method), dimension) is not dimension:
             raise InputError(f"{key}: appears twice")
-        dimensions.append(dimension)
-    return dimensions, unsearched
+    return list(dimensions.values()), unsearched
 
 
 def _dimension(key: str, text: str) -> Dimension | None:
+    from optuna.distributions import CategoricalDistribution
+
     method, plain_key = None, key
     if key.startswith("per_method."):
         _, method, plain_key = ([*key.split(".", 2), ""])[:3]
@@ -80,37 +66,38 @@ def _dimension(key: str, text: str) -> Dimension | None:
             raise unknown_name_error("key", f"per_method.{method}", [f"per_method.{name}" for name in METHODS])
     if _takes_list(plain_key):
         return None
-    if _RANGE_START.match(text):
-        return Dimension(plain_key, _range(key, text), method)
+    low, dots, high = text.partition("..")
+    if dots and isinstance(_value(low), int | float):
+        return Dimension(plain_key, _range(key, low, high), method)
     if "," not in text:
         return None
-    values = [_number(parse_word(f"{key}={word}")[1]) for word in text.split(",")]
-    if any(value is None for value in values):
+    values = [_value(word) for word in text.split(",")]
+    if None in values:
         raise InputError(f"{key}: must be values with commas between (got {text!r})")
     for position, value in enumerate(values):
         if value in values[:position]:
             raise InputError(f"{key}: {value!r} appears twice")
-    from optuna.distributions import CategoricalDistribution
-
     return Dimension(plain_key, CategoricalDistribution(values), method)
 
 
-def _range(key: str, text: str) -> BaseDistribution:
+def _range(key: str, low: str, high: str) -> BaseDistribution:
     from optuna.distributions import FloatDistribution, IntDistribution
 
-    if (match := _RANGE.fullmatch(text)) is None:
-        raise InputError(f"{key}: a range is low..high, or low..high:log (got {text!r})")
-    low, high = (_number(parse_word(f"{key}={match[end]}")[1]) for end in ("low", "high"))
-    kind = IntDistribution if isinstance(low, int) and isinstance(high, int) else FloatDistribution
+    text, log = f"{low}..{high}", high.lower().endswith(":log")
+    least, most = _value(low), _value(high[:-4] if log else high)
+    kind = IntDistribution if isinstance(least, int) and isinstance(most, int) else FloatDistribution
     try:
-        return kind(low, high, log=bool(match["log"]))
+        return kind(least, most, log=log)
+    except TypeError as error:
+        raise InputError(f"{key}: a range is low..high, or low..high:log (got {text!r})") from error
     except ValueError as error:
-        bound = "above 0 and below" if match["log"] else "below"
+        bound = "above 0 and below" if log else "below"
         raise InputError(f"{key}: the low end must be {bound} the high one (got {text!r})") from error
 
 
-def _number(value: Any) -> Any:
-    """Convert text to a number if possible: YAML reads 1e-3 as text."""
+def _value(text: str) -> Any:
+    """Parse a value; YAML reads 1e-3 as text. None if it is empty."""
+    value = parse_word(f"key={text}")[1]
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:

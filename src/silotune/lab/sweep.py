@@ -8,9 +8,10 @@ no storage: with the same seed and scores it proposes the same values again.
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -18,11 +19,14 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from silotune.config import Config, dump, load_config
 from silotune.config.keys import Keys
+from silotune.core.determinism import numerics
 from silotune.core.files import make_folder, write_text
 from silotune.core.notebook import html_table
 from silotune.core.workers import Workers, end_unguarded_worker
 from silotune.core.yaml_text import dump_yaml
-from silotune.errors import OR_RESUME, InputError, SilotuneError, require_unused, unknown_name_error
+from silotune.data.loading import load_absent, load_silos
+from silotune.data.rows import Row
+from silotune.errors import OR_RESUME, Diverged, InputError, SilotuneError, require_unused, unknown_name_error
 from silotune.lab.comparison import (
     BEST_FILE,
     Cell,
@@ -30,8 +34,9 @@ from silotune.lab.comparison import (
     refuse_one_of_several,
     split_words,
     to_words,
+    words_of,
 )
-from silotune.lab.runner import CallbackFactory, OnCellDone, OnCellsBegin, Summary, run_cells
+from silotune.lab.runner import Announce, CallbackFactory, CellKind, OnCellDone, OnCellsBegin, Summary, run_cells
 from silotune.lab.search_space import (
     Space,
     all_combinations,
@@ -39,15 +44,22 @@ from silotune.lab.search_space import (
     space_for_method,
     split_search,
 )
-from silotune.lab.trial import TRIAL
 from silotune.methods import METHODS
-from silotune.runs.build.resolve import METHOD_DEFAULTS, keys_of, read_config
+from silotune.models.backbone.backbone import Backbone
+from silotune.runs.build.builder import build
+from silotune.runs.build.read_start import keep_start
+from silotune.runs.build.resolve import METHOD_DEFAULTS, keys_of, make_method, read_config
+from silotune.runs.build.validation import check_labels
+from silotune.runs.callbacks import Callback
 from silotune.runs.callbacks.display import default_display
+from silotune.runs.callbacks.feed import EventFeed
+from silotune.runs.engines.in_process import InProcessEngine
+from silotune.runs.storage.run_folder import working_in
 
 if TYPE_CHECKING:
     import pandas
 
-TABLE = "sweep.csv"
+TABLE, TRIAL_FILE = "sweep.csv", "trial.json"
 
 _DIGITS = 4  # significant digits of a number drawn from a range
 
@@ -87,17 +99,13 @@ def sweep(
         begin: called with the number of runs still to do; not with a sampler, which proposes them one by one.
         done: called after every run, with its cell and summary.
         keys: keys of every run; a group of keys is a dictionary.
-
-    Raises:
-        SilotuneError: every trial of a method diverged.
     """
     end_unguarded_worker()
     folder = Path(out)
     if not resume:
         require_unused(folder, "--out", OR_RESUME)
-    words = [f"methods={','.join(methods)}"] if methods else []
-    words += [f"seeds={','.join(map(str, seeds))}"] if seeds else []
-    plan = read_sweep(source, [*overrides, *words, *map(_search_word, search.items())], trials, **keys)
+    words = [*overrides, *words_of(methods, seeds), *map(_search_word, search.items())]
+    plan = read_sweep(source, words, trials, **keys)
     make_folder(folder, f"--out {folder}")
     follow = callbacks or partial(default_display, progress)
 
@@ -122,6 +130,49 @@ def sweep(
     return SweepResult(folder, plan, results)
 
 
+def _trial(
+    config: Config,
+    path: Path,
+    callbacks: Sequence[Callback],
+    backbone: Backbone | None,
+    _announce: Announce | None,
+) -> tuple[Summary, Backbone]:
+    """Run a trial: return its validation score at the best round (None where training diverged), and the backbone.
+
+    Without test rows, no test score can influence the choice of values. Trained parts are discarded: the chosen values
+    are trained again later.
+    """
+    none: list[Row] = []  # one object: silos that share validation rows must share their test rows, too
+    data = [replace(silo, splits=replace(silo.splits, test=none)) for silo in load_silos(config)]
+    tasks = [silo.task for silo in [*data, *load_absent(config)]]
+    make_method(config).setting.head.check_names(tasks)
+    check_labels(config, tasks)
+    if not any(silo.splits.validation for silo in data):
+        raise InputError("sweep: no silo has validation rows, so there is nothing to choose by")
+    federation = build(config, backbone, data)
+    with (
+        EventFeed(path, config.rounds, callbacks) as feed,
+        working_in(path, dump(federation.config), federation.backbone, resume=True) as folder,
+    ):
+        keep_start(path, federation.context)
+        engine = InProcessEngine(federation, folder, feed)
+        summary: Summary = {"validation": None, "best_round": None}
+        try:
+            with numerics(config.precision.deterministic, config.precision.tf32):
+                engine.run()
+        except Diverged as error:
+            summary["reason"] = str(error)
+        else:
+            summary |= {"validation": engine.history.best_validation, "best_round": engine.history.best_round}
+            summary |= {"lower_is_better": True} if federation.lower_is_better else {}
+        folder.checkpoints.forget()
+        write_text(path / TRIAL_FILE, json.dumps(summary | {"seconds": engine.history.seconds}, indent=1) + "\n")
+    return summary, federation.backbone
+
+
+TRIAL = CellKind(_trial, TRIAL_FILE)
+
+
 def _search_word(searched: tuple[str, Sequence[object] | str]) -> str:
     """Return a searched key as a word of the command line."""
     key, values = searched
@@ -135,16 +186,7 @@ def _search_word(searched: tuple[str, Sequence[object] | str]) -> str:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A planned sweep.
-
-    Args:
-        source: the preset, YAML file or `Config`.
-        words: `key=value` words of every run.
-        seeds: seeds of every trial.
-        spaces: method to its search space.
-        trials: proposals per method; None for all combinations.
-        given: keys of every run, as values of Python.
-    """
+    """A planned sweep: the words, keys (`given`) and seeds of every run, and each method's space."""
 
     source: str | Config
     words: tuple[str, ...]
@@ -190,22 +232,29 @@ class TrialResult:
         return statistics.fmean(scores) if len(scores) == len(self.scores) else None
 
     @property
+    def std(self) -> float | None:
+        """Standard deviation over seeds; None with one seed, or if training diverged."""
+        scores = [score for score in self.scores if score is not None]
+        return statistics.stdev(scores) if len(scores) == len(self.scores) > 1 else None
+
+    @property
     def goodness(self) -> float:
         """The mean score, with its sign changed if lower is better; minus infinity if training diverged."""
-        score = float("-inf") if self.score is None else self.score
-        return -score if self.lower_is_better and self.score is not None else score
+        if self.score is None:
+            return float("-inf")
+        return -self.score if self.lower_is_better else self.score
 
 
 def read_sweep(source: str | Config, words: Sequence[str], trials: int | None = None, **keys: Unpack[Keys]) -> Sweep:
-    """Plan the sweep that a command asks for.
+    """Plan the sweep that a command asks for; the source's section `compare` lists methods if the words do not.
 
     Args:
-        source: a preset, a YAML file or a `Config`; its section `compare` lists methods if the words do not.
+        source: a preset, a YAML file or a `Config`.
         words: `method=a,b` (or `methods=`), `seeds=1,2`, keys to search (see `split_search`) and any others.
         trials: proposals of the sampler per method; None for all combinations.
         keys: keys of every run, as values of Python.
     """
-    sweep_words, run_words = split_words([_methods_word(word) for word in words])
+    sweep_words, run_words = split_words([re.sub(r"^\s*method\s*=", "methods=", word) for word in words])
     for word in sweep_words:
         key = word.partition("=")[0].removeprefix("compare.")
         if key not in ("methods", "seeds"):
@@ -232,12 +281,6 @@ def read_sweep(source: str | Config, words: Sequence[str], trials: int | None = 
         for chosen in boundary_combinations(space) if trials else all_combinations(space):
             sweep.cells(method, chosen)
     return sweep
-
-
-def _methods_word(word: str) -> str:
-    """Return `method=a,b` as `methods=a,b`, and other words unchanged."""
-    key, equals, value = word.partition("=")
-    return f"methods={value}" if equals and key.strip() == "method" else word
 
 
 def _trial_of(
@@ -284,11 +327,7 @@ def _require_optuna() -> None:
 
 
 def best_trial(trials: Sequence[TrialResult], method: str) -> TrialResult:
-    """Return the method's trial with the highest mean validation score, or the lowest loss; the first of equals.
-
-    Raises:
-        SilotuneError: all its trials diverged.
-    """
+    """Return the method's trial with the highest mean validation score, or the lowest loss; the first of equals."""
     scored = [trial for trial in trials if trial.method == method and trial.score is not None]
     if not scored:
         raise SilotuneError(f"sweep: every trial of method {method!r} diverged; search smaller learning rates")
@@ -301,9 +340,7 @@ def _table(sweep: Sweep, trials: Sequence[TrialResult]) -> pandas.DataFrame:
 
     rows = []
     for trial in trials:
-        scores = [value for value in trial.scores if value is not None]
-        std = statistics.stdev(scores) if trial.score is not None and len(scores) > 1 else None
-        numbers = ["" if value is None else f"{value:.6f}" for value in (trial.score, std)]
+        numbers = ["" if value is None else f"{value:.6f}" for value in (trial.score, trial.std)]
         values = [str(trial.chosen.get(key, "")) for key in sweep.keys]
         best = "yes" if trial is best_trial(trials, trial.method) else ""
         rows.append([trial.method, trial.number, *values, *numbers, len(trial.scores), best, trial.folder])
@@ -324,13 +361,7 @@ def _describe_sweep(sweep: Sweep, best: Mapping[str, TrialResult]) -> str:
 
 @dataclass(frozen=True, repr=False)
 class SweepResult:
-    """A finished sweep.
-
-    Attributes:
-        folder: the folder of its trials, `sweep.csv` and `best.yaml`, of which `compare` takes `best=FOLDER`.
-        plan: what was searched.
-        trials: all trials.
-    """
+    """A finished sweep, in a folder with `sweep.csv` and `best.yaml`, of which `compare` takes `best=FOLDER`."""
 
     folder: Path
     plan: Sweep

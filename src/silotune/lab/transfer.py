@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from silotune.core.files import make_folder
 from silotune.core.notebook import COLORS, html_table
 from silotune.core.numeric import mean_ignoring_none
 from silotune.errors import InputError, require_unused
-from silotune.lab.report.drawing import INK, heatmap, write_values
+from silotune.lab.report.drawing import INK, heatmap
 from silotune.lab.transfer_models import (
     TransferModel,
     TransferScore,
@@ -137,15 +136,9 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
 
 @dataclass(frozen=True)
 class Matrix:
-    """The scores of one method, as means over seeds.
+    """The scores of one method by (source, target), as means over seeds; `relative` to the target's own score.
 
-    Args:
-        label: the method's label.
-        tasks: rows (sources) and columns (targets), grouped by type.
-        types: each task's type.
-        absolute: (source, target) → score in percent; pairs that have no score are absent.
-        relative: the same in percent of the target's own score.
-        seeds: the number of seeds.
+    Scores are in percent, and pairs without one are absent. Tasks are grouped by type.
     """
 
     label: str
@@ -176,32 +169,24 @@ class Matrix:
 
     def texts(self) -> list[list[str]]:
         """Return the matrix as texts: a row for each source, which begins with its name."""
-        rows = []
-        for source in self.tasks:
-            cells = [source]
-            for target in self.tasks:
-                absolute, relative = (values.get((source, target)) for values in (self.absolute, self.relative))
-                share = "–" if relative is None else f"{relative:.0f}"
-                cells.append("–" if absolute is None else f"{absolute:.1f} ({share})")
-            rows.append(cells)
-        return rows
+        shares = {pair: f"{value:.0f}" for pair, value in self.relative.items()}
+        cells = {pair: f"{value:.1f} ({shares.get(pair, '–')})" for pair, value in self.absolute.items()}
+        return [[source, *(cells.get((source, target), "–") for target in self.tasks)] for source in self.tasks]
 
 
 def matrix(label: str, scores: Sequence[TransferScore], types: Mapping[str, str] = TASK_TYPES) -> Matrix:
     """Make the matrix of one method's scores; tasks are in the order of `types`, unknown tasks last."""
+    import pandas
+
     names = list(dict.fromkeys(one.target for one in scores))
     kinds = {name: types.get(name, OTHER) for name in names}
     order, known = list(dict.fromkeys([*types.values(), OTHER])), list(types)
     tasks = sorted(names, key=lambda name: (order.index(kinds[name]), known.index(name) if name in known else 0))
-    absolute: dict[tuple[str, str], list[float]] = {}
-    relative: dict[tuple[str, str], list[float]] = {}
-    for one in scores:
-        absolute.setdefault((one.source, one.target), []).append(one.absolute)
-        if one.relative is not None:
-            relative.setdefault((one.source, one.target), []).append(one.relative)
-    means = [{pair: math.fsum(values) / len(values) for pair, values in of.items()} for of in (absolute, relative)]
+    frame = pandas.DataFrame(scores).astype({"relative": float})
+    frame = frame.groupby(["source", "target"])[["absolute", "relative"]].mean()
+    absolute, relative = (frame[name].dropna().to_dict() for name in ("absolute", "relative"))
     seeds = len({one.seed for one in scores})
-    return Matrix(label, tuple(tasks), tuple(kinds[name] for name in tasks), means[0], means[1], seeds)
+    return Matrix(label, tuple(tasks), tuple(kinds[name] for name in tasks), absolute, relative, seeds)
 
 
 def draw_matrices(matrices: Sequence[Matrix], path: Path) -> Path:
@@ -246,8 +231,7 @@ def _draw_matrix(
 ) -> None:
     tasks = one.tasks
     table = [[values.get((source, target), float("nan")) for target in tasks] for source in tasks]
-    image = heatmap(panel, table, tasks, tasks, **style)
-    write_values(panel, image, lambda value: f"{value:.0f}" if value >= 99.95 else f"{value:.1f}", bold_diagonal=True)
+    heatmap(panel, table, tasks, tasks, _shown, bold_diagonal=True, **style)
     for axis, rotation in ((panel.xaxis, 45), (panel.yaxis, 0)):
         for tick, kind in zip(axis.get_ticklabels(), one.types, strict=True):
             tick.set(color=colors[kind], fontweight="bold", fontsize=8, rotation=rotation)
@@ -257,6 +241,10 @@ def _draw_matrix(
             panel.axvline(position - 0.5, color=INK, linewidth=1)
     panel.set_xlabel("target", fontsize=8)
     panel.set_ylabel("source", fontsize=8)
+
+
+def _shown(value: float) -> str:
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}"
 
 
 @dataclass(frozen=True, repr=False)

@@ -47,14 +47,8 @@ Groups = dict[str, list["TransferModel"]]
 class TransferModel:
     """A finished run that has one model for one task.
 
-    Args:
-        name: its name in messages.
-        federation: the run's federation, whose method, backbone and head predict.
-        task: the task of the run.
-        seed: the seed of the run.
-        state: the parts at the best round.
-        tests: its sets of test rows; a score is the mean over them.
-        reported: the test score in the run's summary.
+    `name` stands in messages, `state` has the parts at the best round, `reported` is the test score in the run's
+    summary. A score is the mean over the sets of test rows, `tests`.
     """
 
     name: str
@@ -69,11 +63,6 @@ class TransferModel:
     def tuned(self) -> tuple[str, ...]:
         """Names of the parts that its prediction mixes."""
         return tuple(parts_in(self.federation.context.method.prediction().mix))
-
-    @property
-    def heads(self) -> list[str]:
-        """Names of the parts that are the prediction's head."""
-        return heads_of(self.federation.context.method.prediction().head)
 
     def judge(self, state: State) -> float:
         """Return the score of a state on the model's test rows, in percent."""
@@ -97,14 +86,9 @@ class TransferModel:
 def open_models(
     folders: Sequence[Path], head: WhoseHead = "target", opened: Callable[[str], None] = lambda _: None
 ) -> Groups:
-    """Open finished runs and group them by method and tuner.
+    """Open finished runs and group them by method and tuner; `opened` gets every run's name once it is loaded.
 
     If a task and seed would then occur twice, the learning rate and the partition's alpha distinguish groups, too.
-
-    Args:
-        folders: run folders.
-        head: the run whose head will classify: `target` or `source`.
-        opened: called with every run's name once it is loaded.
     """
     seen: dict[Path, Path] = {}
     for folder in folders:
@@ -175,8 +159,7 @@ def _test_rows(run: Run) -> tuple[TokenizedRows, ...]:
             )
     training = run.federation.context
     tokenize = training.method.setting.head.row_tokenizer(training.backbone, config.train.max_length)
-    distinct = {id(silo.splits.test): silo for silo in silos}
-    return tuple(tokenize(silo.task, silo.splits.test) for silo in distinct.values())
+    return tuple(tokenize(silo.task, silo.splits.test) for silo in {id(s.splits.test): s for s in silos}.values())
 
 
 def _group(models: Sequence[TransferModel]) -> Groups:
@@ -201,18 +184,14 @@ def alpha_of(config: Config) -> float | None:
 
 def describe_differences(label: str, models: Sequence[TransferModel]) -> str | None:
     """Describe in one line the rates and skews in which the models of a group differ; None if they agree."""
-    settings: dict[str, Callable[[Config], float | None]] = {
-        "train.lr": lambda config: config.train.lr,
-        "partition.alpha": alpha_of,
-    }
     differing = []
-    for key, read in settings.items():
+    for key, read in {"train.lr": lambda config: config.train.lr, "partition.alpha": alpha_of}.items():
         values: dict[str, dict[str, None]] = {}
         for model in models:
             value = read(model.config)
             values.setdefault(model.task.name, {})["none" if value is None else f"{value:g}"] = None
-        if len({value for task_values in values.values() for value in task_values}) > 1:
-            details = ", ".join(f"{task} {'/'.join(task_values)}" for task, task_values in values.items())
+        if len({value for of_task in values.values() for value in of_task}) > 1:
+            details = ", ".join(f"{task} {'/'.join(of_task)}" for task, of_task in values.items())
             differing.append(f"{key} ({details})")
     return f"{label}: the runs differ in {' and '.join(differing)}" if differing else None
 
@@ -232,16 +211,13 @@ def _check_group(label: str, models: Sequence[TransferModel], head: WhoseHead) -
     first = models[0]
     for model in models[1:]:
         if set(seeds[model.task.name]) != set(seeds[first.task.name]):
-            raise InputError(
-                f"transfer: {label}: {_seeds(seeds, model)}, but {_seeds(seeds, first)}; every task needs the same "
-                "seeds"
+            one, other = (
+                f"{task} has seed {', '.join(map(str, sorted(seeds[task])))}"
+                for task in (model.task.name, first.task.name)
             )
+            raise InputError(f"transfer: {label}: {one}, but {other}; every task needs the same seeds")
         _check_same_options(first, model, head)
-        check_alike(first, model)
-
-
-def _seeds(seeds: dict[str, dict[int, TransferModel]], model: TransferModel) -> str:
-    return f"{model.task.name} has seed {', '.join(map(str, sorted(seeds[model.task.name])))}"
+        _check_alike(first, model)
 
 
 def _check_same_options(model_a: TransferModel, model_b: TransferModel, head: WhoseHead) -> None:
@@ -275,11 +251,9 @@ class TransferScore:
 
 
 def exchange(models: Sequence[TransferModel], head: WhoseHead = "target") -> Iterator[TransferScore]:
-    """Score every model's tuned parts on every task of the same seed, its own task first; yields one score at a time.
+    """Yield the score of every model's tuned parts on every task of the same seed, its own task first.
 
-    Args:
-        models: one per task and seed, of one method and tuner.
-        head: whose head reads the labels. With the source's, pairs of different label counts have no score.
+    Where the source's head reads the labels, pairs of different label counts have no score.
     """
     references: dict[str, float] = {}
     for target in models:
@@ -297,23 +271,19 @@ def exchange(models: Sequence[TransferModel], head: WhoseHead = "target") -> Ite
 
 def transferred(source: TransferModel, target: TransferModel, head: WhoseHead = "target") -> State:
     """Replace the target's tuned parts by the source's, and its head too if `head` asks for the source's."""
-    check_alike(source, target)
     state = target.state | {name: source.state[name] for name in source.tuned}
     if head == "target":
         return state
-    if not any(source.state.get(name) for name in source.heads):
-        raise InputError(
-            f"transfer.head=source: {source.name} reads labels with the backbone's own vocabulary; allowed: target"
-        )
     before, after = f"{source.task.name}.", f"{target.task.name}."  # a head's tensors begin with its task's name
 
     def renamed(tensors: Tensors) -> Tensors:
         return {after + key.removeprefix(before): each for key, each in tensors.items() if key.startswith(before)}
 
-    return state | {name: renamed(source.state.get(name, {})) for name in source.heads}
+    heads = heads_of(source.federation.context.method.prediction().head)
+    return state | {name: renamed(source.state.get(name, {})) for name in heads}
 
 
-def check_alike(first: TransferModel, second: TransferModel) -> None:
+def _check_alike(first: TransferModel, second: TransferModel) -> None:
     """Refuse two runs whose tuned parts cannot take each other's place."""
     shapes = [
         {

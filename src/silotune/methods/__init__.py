@@ -39,7 +39,7 @@ from silotune.methods.parts import (
 from silotune.methods.phase import Phase, StartingTensors, copies, even, gather, odd
 from silotune.methods.similarity import SIMILARITIES, distillation, model_contrast, row_cosine, row_cosine_by_distance
 from silotune.methods.step import LocalTraining, Step, WhichHead, mean_over_rows, proximal
-from silotune.methods.supervised import Supervised, SupervisedOptions
+from silotune.methods.supervised import OneModel, Supervised, SupervisedOptions
 from silotune.models.forward.mixing import Mix, frozen, joined, previous, received
 from silotune.models.heads.classifier import Projection
 from silotune.models.tuners import TensorGroup, TokenMixer, token_weight
@@ -88,6 +88,7 @@ __all__ = [
     "Method",
     "MethodOptions",
     "Mix",
+    "OneModel",
     "Part",
     "PartAggregation",
     "Phase",

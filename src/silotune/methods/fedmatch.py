@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from silotune.methods import (
     GLOBAL,
     HEAD,
     PRIVATE,
-    Method,
-    Mix,
+    OneModel,
     Part,
     Phase,
-    PredictionMix,
-    Step,
-    mean_over_rows,
     private,
     shared,
 )
 
-FULL: Mix = {GLOBAL: 0.5, PRIVATE: 0.5}
 
-
-class FedMatch(Method):
+class FedMatch(OneModel):
     """The backbone-patch architecture in the PEFT setting: the adapter is averaged, patch and head stay."""
 
     name = "fedmatch"
     paper = "Chen et al. 2021, FedMatch: Federated Learning Over Heterogeneous Question Answering Data"
+    mix = {GLOBAL: 0.5, PRIVATE: 0.5}
 
     def parts(self) -> dict[str, Part]:
         """Adapter, patch, head."""
@@ -35,13 +28,4 @@ class FedMatch(Method):
 
     def phases(self) -> list[Phase]:
         """Everything trains together."""
-        return [Phase("train", trains=(GLOBAL, PRIVATE, HEAD), views={"full": FULL}, loss=self.loss)]
-
-    @mean_over_rows
-    def loss(self, step: Step) -> Tensor:
-        """Cross-entropy of the full model."""
-        return step.cross_entropy("full")
-
-    def prediction(self) -> PredictionMix:
-        """The full model."""
-        return PredictionMix(FULL)
+        return [Phase("train", trains=(GLOBAL, PRIVATE, HEAD), views={"full": self.mix}, loss=self.loss)]

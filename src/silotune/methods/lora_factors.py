@@ -7,36 +7,31 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
 from typing_extensions import override
 
 from silotune.methods import (
     HEAD,
-    Method,
-    Mix,
+    OneModel,
     Part,
     Phase,
-    PredictionMix,
     Scope,
-    Step,
     TensorGroup,
     even,
     joined,
-    mean_over_rows,
     odd,
 )
 
 A, B = "lora_A", "lora_B"
 
 
-class SplitLoRA(Method):
+class SplitLoRA(OneModel):
     """One LoRA, trained on cross-entropy. Subclasses set the scopes `a` and `b`, and may have phases of their own."""
 
     defaults = {"tuner": "lora"}
     tuners = ("lora",)
     a: ClassVar[Scope]
     b: ClassVar[Scope]
-    mix: ClassVar[Mix] = {joined(A, B): 1}
+    mix = {joined(A, B): 1}
 
     @override
     def parts(self) -> dict[str, Part]:
@@ -48,15 +43,6 @@ class SplitLoRA(Method):
         """One phase, of all that is not fixed."""
         trained = tuple(name for name, part in self.parts().items() if part.scope is not Scope.FIXED)
         return [Phase("train", trains=trained, views={"full": self.mix}, loss=self.loss)]
-
-    @mean_over_rows
-    def loss(self, step: Step) -> Tensor:
-        """Return the cross-entropy of the model."""
-        return step.cross_entropy("full")
-
-    @override
-    def prediction(self) -> PredictionMix:
-        return PredictionMix(self.mix)
 
 
 class FFALoRA(SplitLoRA):

@@ -18,16 +18,12 @@ from silotune.aggregation.factor_pairs import cut_to_rank, deltas, factor_pairs,
 from silotune.methods import (
     GLOBAL,
     HEAD,
-    Method,
-    Mix,
+    OneModel,
     Part,
     Phase,
-    PredictionMix,
     Scope,
-    Step,
     Supervised,
     Tensors,
-    mean_over_rows,
     shared,
 )
 from silotune.methods.lora_factors import B, SplitLoRA
@@ -122,7 +118,7 @@ class FedSVD(SplitLoRA):
         return [Phase("train", trains=(B, HEAD), views={"full": self.mix}, loss=self.loss)]
 
 
-class DeltaLoRA(Method):
+class DeltaLoRA(OneModel):
     """One shared LoRA, trained on cross-entropy over weights with a delta, which only comes down.
 
     Subclasses bring the aggregation that makes the delta, and may draw the LoRA anew after every round (`redrawn`).
@@ -130,7 +126,7 @@ class DeltaLoRA(Method):
 
     tuners = ("lora",)
     redrawn: ClassVar[bool] = False
-    mix: ClassVar[Mix] = {GLOBAL: 1, DELTA: 1}
+    mix = {GLOBAL: 1, DELTA: 1}
 
     @override
     def parts(self) -> dict[str, Part]:
@@ -140,15 +136,6 @@ class DeltaLoRA(Method):
     def phases(self) -> list[Phase]:
         """One phase, of LoRA and head."""
         return [Phase("train", trains=(GLOBAL, HEAD), views={"full": self.mix}, loss=self.loss)]
-
-    @mean_over_rows
-    def loss(self, step: Step) -> Tensor:
-        """Return the cross-entropy of the model."""
-        return step.cross_entropy("full")
-
-    @override
-    def prediction(self) -> PredictionMix:
-        return PredictionMix(self.mix)
 
 
 class MeansAndResidual(BroadcastAggregation):

@@ -1,4 +1,4 @@
-"""Base of FedAvg and its relatives: adapters of one scope and a head, trained on cross-entropy."""
+"""Bases of FedAvg and its relatives: one model, whose adapters and head are trained on cross-entropy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,25 @@ class SupervisedOptions(MethodOptions):
     )
 
 
-class Supervised(Method):
+class OneModel(Method):
+    """One mix of parts, the view `full`, that is trained on cross-entropy and predicts.
+
+    Subclasses set `mix`, and may add terms to the loss.
+    """
+
+    mix: Mix
+
+    @mean_over_rows
+    def loss(self, step: Step) -> Tensor:
+        """Return the cross-entropy of the full model."""
+        return step.cross_entropy("full")
+
+    @override
+    def prediction(self) -> PredictionMix:
+        return PredictionMix(self.mix)
+
+
+class Supervised(OneModel):
     """Adapters of one scope, trained on cross-entropy.
 
     Subclasses set `scope` and `adapter_name`, and may add terms to the loss.
@@ -41,7 +59,7 @@ class Supervised(Method):
         return [self.adapter_name] if number == 1 else [self.adapter_name, f"{self.adapter_name}_2"]
 
     @property
-    def mix(self) -> Mix:
+    def mix(self) -> Mix:  # type: ignore[override]
         """The average of all adapters."""
         return {name: 1 / len(self.adapters) for name in self.adapters}
 
@@ -53,12 +71,3 @@ class Supervised(Method):
     @override
     def phases(self) -> list[Phase]:
         return [Phase("train", trains=(*self.adapters, HEAD), views={"full": self.mix}, loss=self.loss)]
-
-    @mean_over_rows
-    def loss(self, step: Step) -> Tensor:
-        """Return the cross-entropy of the full model."""
-        return step.cross_entropy("full")
-
-    @override
-    def prediction(self) -> PredictionMix:
-        return PredictionMix(self.mix)

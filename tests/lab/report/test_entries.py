@@ -14,7 +14,7 @@ from rich.console import Console
 from silotune.cli.result_table import result_table
 from silotune.errors import InputError
 from silotune.lab.report.entries import ReportEntry, read_entries
-from silotune.lab.report.frame import Curve, Results
+from silotune.lab.report.frame import Results
 from silotune.lab.report.html_page import write_report
 from silotune.lab.report.significance import holm, paired_tests
 from silotune.lab.report.statements import list_caveats
@@ -23,8 +23,9 @@ from silotune.lab.report.tables import score_table
 from tests.support.report_runs import write_run
 
 
-def curve(entry: ReportEntry, *what: str) -> Curve | None:
-    return Results([entry]).curve(entry.label, *what)
+def curve(entry: ReportEntry, *what: str) -> dict[str, list[float]]:
+    found = Results([entry]).curve(entry.label, *what)
+    return {"x": [*found.index], **found.to_dict("list")}
 
 
 def entries(runs: Path, *methods: str):
@@ -144,8 +145,8 @@ def test_silos_judged_on_the_same_rows_are_no_repetitions(tmp_path: Path) -> Non
     grid = score_table(Results(entries))
     assert (grid.header, [values[0].text for _, values in grid.rows]) == (["average"], ["62.00 ± 1.00", "54.00 ± 2.00"])
     assert len(comparison_frame(Results(entries))) == 2 * 5  # a row for every silo all the same
-    assert curve(entries[0], "validation").mean == pytest.approx([62 - 10, 62 - 5, 62 - 10 / 3])
-    assert curve(entries[0], "validation", "a") is None
+    assert curve(entries[0], "validation")["mean"] == pytest.approx([62 - 10, 62 - 5, 62 - 10 / 3])
+    assert not curve(entries[0], "validation", "a")["x"]
 
 
 def test_personal_models_on_the_same_rows_keep_their_columns(tmp_path: Path) -> None:
@@ -181,13 +182,13 @@ def test_holm_by_hand() -> None:
 def test_curves_by_hand(runs: Path) -> None:
     (entry,) = entries(runs, "fedmcp")
     east = curve(entry, "validation", "east")
-    assert east.x == [1, 2, 3]
-    assert east.mean == pytest.approx([74 - 10, 74 - 5, 74 - 10 / 3])
-    assert east.std == pytest.approx([2, 2, 2])
-    assert curve(entry, "validation").mean == pytest.approx([71.5 - 10, 71.5 - 5, 71.5 - 10 / 3])
-    assert curve(entry, "mib").mean == [4, 8, 12]  # 1 MiB both ways for two silos
+    assert east["x"] == [1, 2, 3]
+    assert east["mean"] == pytest.approx([74 - 10, 74 - 5, 74 - 10 / 3])
+    assert east["std"] == pytest.approx([2, 2, 2])
+    assert curve(entry, "validation")["mean"] == pytest.approx([71.5 - 10, 71.5 - 5, 71.5 - 10 / 3])
+    assert curve(entry, "mib")["mean"] == [4, 8, 12]  # 1 MiB both ways for two silos
     assert Results([entry]).sent_by_silo(entry.label) == {"east": pytest.approx(3), "west": pytest.approx(3)}
-    assert curve(entry, "validation", "nobody") is None
+    assert curve(entry, "validation", "nobody")["x"] == []
 
 
 def test_final_phases_and_the_coordinator_count(tmp_path: Path) -> None:
@@ -196,7 +197,7 @@ def test_final_phases_and_the_coordinator_count(tmp_path: Path) -> None:
     server = [{"event": "server", "round": number, "seconds": 1.5} for number in (1, 2, 3)]
     run = write_run(tmp_path / "r", "fedfame", 1, {"east": 50.0}, extra=[final, *server])
     (entry,) = read_entries([run])
-    assert curve(entry, "mib").mean == [2, 4, 9]
+    assert curve(entry, "mib")["mean"] == [2, 4, 9]
     assert Results([entry]).seconds(entry) == (3 * 2 + 4 + 3 * 1.5, 3 * 7 - (3 * 2 + 4 + 3 * 1.5))
 
 

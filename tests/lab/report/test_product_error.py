@@ -8,7 +8,7 @@ import pytest
 
 from silotune.lab.report.entries import ReportEntry, read_entries
 from silotune.lab.report.figures import product_error_figure
-from silotune.lab.report.frame import Curve, Results
+from silotune.lab.report.frame import Results
 from silotune.lab.report.html_page import write_report
 from silotune.lab.report.statements import list_caveats
 from silotune.lab.report.table_files import as_markdown, comparison_frame
@@ -19,8 +19,9 @@ ERRORS = {1: (0.2, 0.1, 0.3), 2: (0.4, 0.3, 0.5)}
 """Seed → error by round."""
 
 
-def curve(entry: ReportEntry, *what: str) -> Curve | None:
-    return Results([entry]).curve(entry.label, *what)
+def curve(entry: ReportEntry, *what: str) -> dict[str, list[float]]:
+    found = Results([entry]).curve(entry.label, *what)
+    return {"x": [*found.index], **found.to_dict("list")}
 
 
 def errors(values: tuple[float, ...]) -> list[dict[str, object]]:
@@ -44,10 +45,9 @@ def of(entries: list[ReportEntry], method: str) -> ReportEntry:
 
 def test_the_curve_by_hand(entries: list[ReportEntry]) -> None:
     found = curve(of(entries, "fedlr"), "product_error")
-    assert found is not None
-    assert found.x == [1, 2, 3]
-    assert found.mean == pytest.approx([0.3, 0.2, 0.4])
-    assert found.std == pytest.approx([2**0.5 / 10] * 3)
+    assert found["x"] == [1, 2, 3]
+    assert found["mean"] == pytest.approx([0.3, 0.2, 0.4])
+    assert found["std"] == pytest.approx([2**0.5 / 10] * 3)
     assert Results([found := of(entries, "fedlr")]).product_error(found.label) == pytest.approx(0.3)
     assert Results([found := of(entries, "fedmcp")]).product_error(found.label) is None
 

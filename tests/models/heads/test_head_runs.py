@@ -14,7 +14,7 @@ from silotune.data.rows import Row
 from silotune.data.scores import exact_match, rouge1
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import current_model_state
-from silotune.lab.trial import TRIAL
+from silotune.lab.sweep import TRIAL
 from silotune.models.forward.generation import GenerationOptions, generate_ids
 from silotune.models.heads.lm import prompt_rows
 from silotune.runs.build.builder import build

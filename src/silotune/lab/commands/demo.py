@@ -82,13 +82,7 @@ def demo(
 
 
 def demo_config(task: str, method: str, model: str | None = None) -> Config:
-    """Return the configuration of one of the demo's runs.
-
-    Args:
-        task: `classify` or `chat`.
-        method: id of the method.
-        model: the backbone of `chat`.
-    """
+    """Return the configuration of one of the demo's runs; `model` is the backbone of `chat`."""
     if task not in _PRESETS:
         raise unknown_name_error("--task", task, _PRESETS)
     if task == CLASSIFY and model is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -85,10 +84,8 @@ def _trials_table(search: Sweep, trials: Sequence[TrialResult]) -> Table:
     for method in search.spaces:
         best = best_trial(trials, method)
         for trial in (trial for trial in trials if trial.method == method):
-            scores = [score for score in trial.scores if score is not None]
             score = "diverged" if trial.score is None else f"{trial.score:.2f}"
-            if trial.score is not None and len(scores) > 1:
-                score += f" ± {statistics.stdev(scores):.2f}"
+            score += "" if trial.std is None else f" ± {trial.std:.2f}"
             values = ["" if (value := trial.chosen.get(key)) is None else escape(f"{value}") for key in search.keys]
             table.add_row(method, str(trial.number), *values, score, style="bold" if trial is best else None)
         table.add_section()

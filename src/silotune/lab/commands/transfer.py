@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.markup import escape
@@ -56,7 +56,6 @@ def transfer(
 def _parse_words(words: Sequence[str]) -> tuple[WhoseHead, dict[str, str], list[Path]]:
     """Parse the arguments into (whose head, task to type, run folders)."""
     from silotune.config.trees import parse_word
-    from silotune.lab.transfer_models import WhoseHead
 
     options: dict[str, Any] = {"transfer.head": "target", "transfer.types": {}}
     folders = []
@@ -69,8 +68,6 @@ def _parse_words(words: Sequence[str]) -> tuple[WhoseHead, dict[str, str], list[
             raise unknown_name_error("key", key, _KEYS)
         options[key] = value
     head, types = options["transfer.head"], options["transfer.types"]
-    if head not in get_args(WhoseHead):
-        raise InputError(f"transfer.head: must be target or source (got {head!r})")
     if not isinstance(types, dict) or not all(isinstance(word, str) for word in (*types, *types.values())):
         raise InputError(f"transfer.types: must map tasks to types, e.g. '{{SST-2: sentiment}}' (got {types!r})")
     return cast("WhoseHead", head), types, folders

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silotune.core.notebook import COLORS, notebook_figure, wrap_label
-from silotune.lab.report.frame import Curve
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
-
 
 # Placeholders that `panel_svg` replaces by CSS variables, so that one SVG serves light and dark themes.
 INK, GRID = "#1a2b3c", "#c9d0d8"
@@ -33,26 +33,14 @@ _PANEL = (3.9, 2.9)  # inches; about 375 pixels on the page
 _LOG_SCALE_RATIO = 20.0
 """Ratio of the largest to the smallest value from which an axis is logarithmic."""
 
-LabeledCurve = tuple[int, str, Curve]
-"""A row's position, its label, and its curve."""
+LabeledCurve = tuple[int, str, "pandas.DataFrame"]
+"""A row's position, its label, and its curve as `Results.curve` returns it."""
 
 LabeledValues = tuple[int, str, Mapping[str, float]]
 """A row's position, its label, and its value for each name."""
 
-
-@dataclass(frozen=True)
-class Mark:
-    """A value of a diagram that the page names when the pointer is near it.
-
-    Args:
-        x: in units of the x axis.
-        y: in units of the y axis.
-        text: what it is.
-    """
-
-    x: float
-    y: float
-    text: str
+Mark = tuple[float, float, str]
+"""A value of a diagram, which the page names when the pointer is near it: x, y and what it is."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +135,8 @@ def panel_svg(panel: Panel, salt: str) -> str:
         marks = _draw(panel, axes)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
-        places = _places(figure, axes, marks)
+        at = figure.transFigure.inverted().transform(axes.transData.transform([mark[:2] for mark in marks]))
+        places = [(round(100 * x, 2), round(100 * (1 - y), 2), mark[2]) for (x, y), mark in zip(at, marks, strict=True)]
     svg = text.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     svg = re.sub(r'id="([^"]+)"', rf'id="{salt}-\1"', svg)
@@ -158,15 +147,6 @@ def panel_svg(panel: Panel, salt: str) -> str:
     label = f"{panel.title}: {panel.y} against {panel.x}" if panel.x else panel.title
     data = html.escape(json.dumps(places, ensure_ascii=False, separators=(",", ":")))
     return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}" data-marks="{data}"', 1)
-
-
-def _places(figure: Figure, axes: Axes, marks: Sequence[Mark]) -> list[tuple[float, float, str]]:
-    """Return every mark's place in percent of the drawn figure's width and height, from its upper left corner."""
-    places = []
-    for mark in marks:
-        x, y = figure.transFigure.inverted().transform(axes.transData.transform((mark.x, mark.y)))
-        places.append((round(100 * x, 2), round(100 * (1 - y), 2), mark.text))
-    return places
 
 
 def save_figure(spec: FigureSpec, folder: Path) -> list[Path]:
@@ -230,29 +210,25 @@ def logarithmic_if_wide(axes: Axes, values: Sequence[float]) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def band(
-    axes: Axes, position: int, x: Sequence[float], low: Sequence[float], high: Sequence[float], alpha: float
-) -> None:
+def band(axes: Axes, position: int, low: pandas.Series[float], high: pandas.Series[float], alpha: float) -> None:
     """Fill the area between two curves of a row."""
     color, name = line_style(position)["color"], artist_name(position, "band")
-    axes.fill_between(x, low, high, color=color, alpha=alpha, linewidth=0, gid=name)
+    axes.fill_between(low.index, low, high, color=color, alpha=alpha, linewidth=0, gid=name)
 
 
 def lines(axes: Axes, curves: Sequence[LabeledCurve], x_unit: str = "round {:g}") -> list[Mark]:
     """Draw curves with bands of ± one standard deviation; `x_unit` names x in the values' texts."""
     alpha = 0.15 if len(curves) <= 5 else 0.06  # many overlapping bands would hide the lines
     marks = []
-    for position, label, series in curves:
-        style, interval = line_style(position), max(1, len(series.x) // 8)
-        gid = artist_name(position, "line")
-        axes.plot(series.x, series.mean, markersize=3.5, markevery=interval, linewidth=1.4, gid=gid, **style)
-        if all(std is not None for std in series.std):
-            spread = [(mean - (std or 0), mean + (std or 0)) for mean, std in zip(series.mean, series.std, strict=True)]
-            band(axes, position, series.x, [low for low, _ in spread], [high for _, high in spread], alpha)
-        marks += [
-            Mark(x, mean, f"{label}, {x_unit.format(x)}: {mean:.4g}" + ("" if std is None else f" ± {std:.2g}"))
-            for x, mean, std in zip(series.x, series.mean, series.std, strict=True)
-        ]
+    for position, label, curve in curves:
+        style, gid = line_style(position), artist_name(position, "line")
+        interval = max(1, len(curve) // 8)
+        axes.plot(curve.index, curve["mean"], markersize=3.5, markevery=interval, linewidth=1.4, gid=gid, **style)
+        if curve["std"].notna().all():
+            band(axes, position, curve["mean"] - curve["std"], curve["mean"] + curve["std"], alpha)
+        for x, mean, std in curve[["mean", "std"]].itertuples():
+            spread = "" if math.isnan(std) else f" ± {std:.2g}"
+            marks.append((x, mean, f"{label}, {x_unit.format(x)}: {mean:.4g}{spread}"))
     axes.grid(color=GRID, linewidth=0.6)
     axes.margins(x=0.03)
     return marks
@@ -266,7 +242,7 @@ def bars(axes: Axes, names: Sequence[str], groups: Sequence[LabeledValues], unit
             place, value = index - 0.4 + (number + 0.5) * thickness, values.get(name, 0.0)
             gid = artist_name(position, f"bar{index}")
             axes.barh(place, value, height=thickness * 0.92, color=line_style(position)["color"])[0].set_gid(gid)
-            marks.append(Mark(value, place, f"{name}, {label}: {value:.3g} {unit}"))
+            marks.append((value, place, f"{name}, {label}: {value:.3g} {unit}"))
     name_rows(axes, names)
     return marks
 
@@ -284,33 +260,39 @@ def dots(axes: Axes, rows: Sequence[LabeledValues], unit: str) -> list[Mark]:
         mean = sum(numbers) / len(numbers)
         axes.plot([mean, mean], [line - 0.4, line + 0.4], color=color, linewidth=2, gid=artist_name(position, "mean"))
         marks += [
-            Mark(value, place, f"{silo}, {label}: {value:.4g} {unit}")
+            (value, place, f"{silo}, {label}: {value:.4g} {unit}")
             for silo, place, value in zip(ordered, places, numbers, strict=True)
         ]
-        marks.append(Mark(mean, line - 0.4, f"mean over {len(numbers)} silos, {label}: {mean:.4g} {unit}"))
+        marks.append((mean, line - 0.4, f"mean over {len(numbers)} silos, {label}: {mean:.4g} {unit}"))
     name_rows(axes, [label for _, label, _ in rows], 0.6)
     return marks
 
 
 def heatmap(
-    axes: Axes, table: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], **style: Any
+    axes: Axes,
+    table: Sequence[Sequence[float]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    text: Callable[[float], str] | None = None,
+    bold_diagonal: bool = False,
+    **style: Any,
 ) -> AxesImage:
-    """Draw a matrix with names of rows and columns; `style` goes to `imshow`."""
+    """Draw a matrix with names of rows and columns; `style` goes to `imshow`.
+
+    With `text`, every value stands in its cell, white on dark cells; a dash where there is none.
+    """
+    import numpy as np
+
     image = axes.imshow(table, **style)
     axes.set_xticks(range(len(columns)), labels=columns)
     axes.set_yticks(range(len(rows)), labels=rows)
-    return image
-
-
-def write_values(axes: Axes, image: AxesImage, text: Callable[[float], str], bold_diagonal: bool = False) -> None:
-    """Write every value of a heatmap into its cell, white on dark cells; a dash where there is none."""
-    import numpy as np
-
-    values: np.ndarray = np.ma.filled(np.ma.asarray(image.get_array()), np.nan)
-    luminance = image.to_rgba(values)[..., :3] @ np.array([0.299, 0.587, 0.114])
-    for (row, column), value in np.ndenumerate(values):
+    if text is None:
+        return image
+    luminance = image.to_rgba(np.asarray(table))[..., :3] @ np.array([0.299, 0.587, 0.114])
+    for (row, column), value in np.ndenumerate(table):
         known = not np.isnan(value)
         color = "white" if known and luminance[row, column] < 0.5 else "black"
         weight = "bold" if bold_diagonal and row == column else "normal"
         label = text(float(value)) if known else "–"
         axes.text(column, row, label, ha="center", va="center", fontsize=8, color=color, fontweight=weight)
+    return image

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from silotune.lab.report.drawing import (
     name_rows,
     whole_rounds,
 )
-from silotune.lab.report.frame import Curve, Results
+from silotune.lab.report.frame import Results
 from silotune.lab.report.tables import interval_text
 from silotune.runs.scores import metrics_of
 
@@ -61,7 +62,7 @@ def _legend(results: Results) -> dict[int, str]:
 def _curves(results: Results, name: str, silo: str | None = None) -> list[LabeledCurve]:
     """Return every entry's curve; entries without one are left out."""
     curves = ((n, entry.label, results.curve(entry.label, name, silo)) for n, entry in enumerate(results.entries))
-    return [(position, label, found) for position, label, found in curves if found is not None]
+    return [(position, label, found) for position, label, found in curves if len(found)]
 
 
 def _over_rounds(curves: Sequence[LabeledCurve], axes: Axes) -> list[Mark]:
@@ -119,28 +120,26 @@ def rounds_figure(results: Results) -> FigureSpec | None:
 
 def _spread(results: Results, axis: str) -> list[Panel]:
     """Make the diagram of the silos' median and of the band that holds eight of ten silos."""
-    tenths: list[tuple[int, str, pandas.DataFrame]] = []
+    import pandas
+
+    curves: list[LabeledCurve] = []
     for position, entry in enumerate(results.entries):
         logged = results.logged(entry.label, "validation")
         logged = logged[logged["silo"].isin(results.silos)]
         by_round = logged.groupby(["round", "silo"])["value"].mean().groupby("round")
         by_round = by_round.filter(lambda values: len(values) > 1).groupby("round")
-        found = by_round.quantile([0.1, 0.5, 0.9]).unstack()
-        if len(found):
-            tenths.append((position, entry.label, found))
+        tenths = {name: by_round.quantile(share) for name, share in (("mean", 0.5), ("low", 0.1), ("high", 0.9))}
+        if len(found := pandas.DataFrame(tenths | {"std": math.nan})):
+            curves.append((position, entry.label, found))
 
     def draw(axes: Axes) -> list[Mark]:
-        medians = [
-            (position, label, Curve([*map(float, found.index)], [*found[0.5]], [None] * len(found)))
-            for position, label, found in tenths
-        ]
-        marks = lines(axes, medians, "median of silos, round {:g}")
-        for position, _, found in tenths:
-            band(axes, position, [*found.index], [*found[0.1]], [*found[0.9]], 0.12)
+        marks = lines(axes, curves, "median of silos, round {:g}")
+        for position, _, found in curves:
+            band(axes, position, found["low"], found["high"], 0.12)
         whole_rounds(axes)
         return marks
 
-    return [Panel(f"spread over {len(results.silos)} silos", "round", axis, draw)] if tenths else []
+    return [Panel(f"spread over {len(results.silos)} silos", "round", axis, draw)] if curves else []
 
 
 def _traffic(results: Results) -> FigureSpec | None:
@@ -148,16 +147,13 @@ def _traffic(results: Results) -> FigureSpec | None:
     curves: list[LabeledCurve] = []
     silent = []
     for position, entry in enumerate(results.entries):
-        size, scores = results.curve(entry.label, "mib"), results.curve(entry.label, "validation")
-        if size is None or scores is None:
+        size, scores = (results.curve(entry.label, name) for name in ("mib", "validation"))
+        if len(size) and len(scores) and not size["mean"].iloc[-1]:
+            silent.append((position, entry.label, scores["mean"].max()))
             continue
-        if not size.mean[-1]:
-            silent.append((position, entry.label, max(scores.mean)))
-            continue
-        at = dict(zip(size.x, size.mean, strict=True))
-        points = [(at[x], *of) for x, *of in zip(scores.x, scores.mean, scores.std, strict=True) if x in at]
-        if points:
-            curves.append((position, entry.label, Curve(*(list(column) for column in zip(*points, strict=True)))))
+        by_size = scores.join(size["mean"].rename("mib"), how="inner").set_index("mib")
+        if len(by_size):
+            curves.append((position, entry.label, by_size))
     if not curves:
         return None
 
@@ -166,8 +162,8 @@ def _traffic(results: Results) -> FigureSpec | None:
         for position, label, level in silent:
             color = line_style(position)["color"]
             axes.axhline(level, color=color, linestyle="--", linewidth=1.2, gid=artist_name(position, "level"))
-            marks.append(Mark(curves[0][2].x[0], level, f"{label}, sends nothing: {level:.4g}"))
-        logarithmic_if_wide(axes, [size for _, _, series in curves for size in (series.x[0], series.x[-1])])
+            marks.append((curves[0][2].index[0], level, f"{label}, sends nothing: {level:.4g}"))
+        logarithmic_if_wide(axes, [size for _, _, curve in curves for size in curve.index[[0, -1]]])
         return marks
 
     caption = f"Bytes are those of the serialized messages, all silos together, both ways{_band_note(results)}."
@@ -203,7 +199,7 @@ def product_error_figure(results: Results) -> FigureSpec | None:
 
     def draw(axes: Axes) -> list[Mark]:
         marks = _over_rounds(curves, axes)
-        highest = max(mark.y for mark in marks)
+        highest = max(y for _, y, _ in marks)
         axes.set_ylim(-0.04 * highest, 1.1 * highest if highest else 1.0)  # lines at 0 stay visible
         return marks
 
@@ -255,7 +251,7 @@ def _similarities(table: pandas.DataFrame, low: float, high: float, axes: Axes) 
     scale.outline.set_visible(False)
     known = enumerate(table.iterrows())
     return [
-        Mark(number, row, f"{silo}, round {number:g}: {value:.4f}")
+        (number, row, f"{silo}, round {number:g}: {value:.4f}")
         for row, (silo, values) in known
         for number, value in values.dropna().items()
     ]
@@ -304,7 +300,7 @@ def _seconds(results: Results) -> FigureSpec | None:
         axes.barh(range(len(labels)), rest, left=training, height=0.6, color=colors, alpha=0.4)
         name_rows(axes, labels)
         return [
-            Mark(pair[0], position, f"{label}: training {pair[0]:.0f} s, rest {pair[1]:.0f} s")
+            (pair[0], position, f"{label}: training {pair[0]:.0f} s, rest {pair[1]:.0f} s")
             for position, (label, pair) in enumerate(zip(labels, spent, strict=True))
         ]
 
@@ -358,7 +354,7 @@ def _with_intervals(results: Results, columns: Sequence[str], axes: Axes) -> lis
                 axes.plot(interval, [place, place], color=style["color"], linewidth=1, gid=gid)
             axes.plot([score.mean], [place], markersize=4, gid=artist_name(position, f"score{line}"), **style)
             known = f" ({interval_text(interval)})" if interval else ""
-            marks.append(Mark(score.mean, place, f"{column}, {entry.label}: {score.text}{known}"))
+            marks.append((score.mean, place, f"{column}, {entry.label}: {score.text}{known}"))
     for line in range(1, len(columns)):
         axes.axhline(line - 0.5, color=GRID, linewidth=0.6)
     name_rows(axes, columns)

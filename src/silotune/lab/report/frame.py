@@ -24,13 +24,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Score:
-    """A score (percent, or a loss) over seeds.
-
-    Args:
-        mean: mean over seeds.
-        std: standard deviation; None with too few seeds.
-        n: number of seeds.
-    """
+    """A score (percent, or a loss) over n seeds; `std` is None with too few of them."""
 
     mean: float
     std: float | None
@@ -40,15 +34,6 @@ class Score:
     def text(self) -> str:
         """The score for display."""
         return f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.2f}"
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Mean over seeds at every x; `std` is None with too few seeds."""
-
-    x: list[float]
-    mean: list[float]
-    std: list[float | None]
 
 
 def over_seeds(values: Sequence[float], ddof: int) -> Score | None:
@@ -221,19 +206,17 @@ class Results:
         found = self._by_name.get((label, name), self.series.iloc[:0])
         return found if silo is None else found[found["silo"] == silo]
 
-    def curve(self, label: str, name: str, silo: str | None = None) -> Curve | None:
-        """Average a logged number over silos and seeds, at the rounds that all runs have; None if there are none.
+    def curve(self, label: str, name: str, silo: str | None = None) -> pandas.DataFrame:
+        """Average a logged number over silos and seeds, at the rounds that all runs have: round → mean and std.
 
         Traffic (`mib`) is not averaged over silos but summed, and so are the rounds before.
         """
+        import pandas
+
         by_run = self.logged(label, name, silo).groupby(["round", "run"])["value"]
         table = (by_run.sum() if name == "mib" else by_run.mean()).unstack("run").sort_index()
         table = (table.cumsum() if name == "mib" else table).dropna()
-        if table.empty:
-            return None
-        deviations = table.std(axis=1, ddof=self.ddof)
-        std = [None if math.isnan(value) else float(value) for value in deviations]
-        return Curve([float(x) for x in table.index], [float(mean) for mean in table.mean(axis=1)], std)
+        return pandas.DataFrame({"mean": table.mean(axis=1), "std": table.std(axis=1, ddof=self.ddof)})
 
     def product_error(self, label: str) -> float | None:
         """Return the mean error of averaging LoRA's A and B over rounds and seeds; None where none was averaged."""

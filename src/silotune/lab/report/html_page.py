@@ -33,15 +33,9 @@ _MOST_NAMED = 12
 
 
 def write_report(results: Results, path: Path, title: str = "") -> Path:
-    """Write the page, and beside it a folder `figures` with every figure as PNG and SVG.
+    """Write the page, and beside it a folder `figures` with every figure as PNG and SVG; return the page's path.
 
-    Args:
-        results: the results of the report's entries.
-        path: the HTML file, replaced atomically.
-        title: the title of the page; if empty, it is made from the labels of the entries.
-
-    Returns:
-        `path`.
+    A title is made from the labels of the entries where none is given.
     """
     if not results.entries:
         raise InputError("report: no runs given")

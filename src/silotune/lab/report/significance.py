@@ -29,15 +29,9 @@ _MOST_NAMED = 6
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Test of the best entry against another one.
+    """Test of the entry with the best average (of a metric, where silos have unlike ones) against another one.
 
-    Args:
-        best: label of the entry with the best average; with the metric where silos have unlike ones.
-        other: label of the other entry.
-        difference: mean difference in percentage points.
-        pairs: number of pairs.
-        differing: number of pairs with unlike scores, which alone count in the test.
-        p: p-value, adjusted by Holm's method.
+    The mean difference is in percentage points; of all pairs, the differing ones alone count; p is adjusted after Holm.
     """
 
     best: str

@@ -98,11 +98,7 @@ def classes_table(results: Results) -> ResultTable | None:
 class Confusion:
     """How one entry's first run answers a silo's test rows.
 
-    Args:
-        silo: the silo.
-        entry: the entry's label.
-        labels: label names.
-        rows: for each true label, pairs of (number of test rows, share of that label's rows) per predicted label.
+    Each true label has a row: per predicted label the number of test rows, and their share of that row.
     """
 
     silo: str

@@ -43,16 +43,7 @@ _LATEX = {
 
 
 def write_tables(entries: Sequence[ReportEntry], out: Path, ddof: int = 1) -> list[Path]:
-    """Write `table.csv`, `table.md`, `table.tex` and, where runs have some, `baselines.csv`, each atomically.
-
-    Args:
-        entries: rows of the table.
-        out: the folder.
-        ddof: the standard deviation over n seeds has the divisor n − ddof.
-
-    Returns:
-        Paths of the files.
-    """
+    """Write `table.csv`, `table.md`, `table.tex` and, where runs have some, `baselines.csv` into a folder."""
     results = Results(entries, ddof)
     scores, costs = score_table(results), cost_table(results)
     texts = {

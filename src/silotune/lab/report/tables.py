@@ -46,13 +46,10 @@ COST_NOTE = (
 
 @dataclass(frozen=True)
 class TableCell:
-    """A cell of a table.
+    """A cell of a table; the page adds its note in small letters.
 
-    Args:
-        text: what it says.
-        rank: 1 for the best of the rows on the same data, 2 for the second, 0 otherwise.
-        clear: whether the score's interval lies apart from those of the other rows.
-        note: what the page adds in small letters.
+    The rank is 1 for the best of the rows on the same data, 2 for the second, 0 otherwise. A score is clear if its
+    interval lies apart from those of the other rows.
     """
 
     text: str
@@ -185,13 +182,9 @@ def _drawn_by_seeds(results: Results) -> str:
 
 @dataclass(frozen=True)
 class CostShares:
-    """Numbers that a method trains and sends, in percent of full fine-tuning; None if the size is unknown.
+    """Numbers that a method trains (with heads, and adapters alone) and sends, in percent of full fine-tuning.
 
-    Args:
-        trained: trained parameters, with heads.
-        adapters: trained parameters without heads.
-        sent: sent parameters.
-        message: measured bytes of one silo's update, relative to all weights in float32.
+    The message is one silo's update as measured, relative to all weights in float32. None if the size is unknown.
     """
 
     trained: float | None
