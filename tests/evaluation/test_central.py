@@ -10,10 +10,8 @@ import pytest
 
 from silotune import load_run
 from silotune.cli.result_table import result_table
-from silotune.config import preset_names
 from silotune.evaluation import federation_scores
 from silotune.methods.parts import Scope
-from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run
 from tests.support.small_runs import save_model
 
@@ -187,44 +185,6 @@ def test_interrupted_with_sampling_and_a_server_step_same_bits(tiny_config, tmp_
         resumed = run(config, out=out, resume=True)
         for key in ("state_sha256", "shared_sha256", "global", "silos", "best_round", "bytes_up"):
             assert resumed.summary[key] == whole.summary[key]
-
-
-# -- presets ----------------------------------------------------------------------------------------------------------
-
-SMALL = {"rte": 120, "mrpc": 175}
-
-
-@pytest.mark.parametrize("task", ["sst2", "rte", "qnli", "mnli", "mrpc", "qqp"])
-def test_presets_are_the_papers_settings(task):
-    fedfame, fedavg = read_config(f"fedfame-{task}"), read_config(f"fedavg-peft-{task}")
-    assert {f"fedfame-{task}", f"fedavg-peft-{task}"} <= set(preset_names())
-    assert (fedfame.method.name, fedavg.method.name) == ("fedfame", "fedavg")
-    assert fedavg.server.labels_per_class is None
-    assert fedfame.server.labels_per_class == SMALL.get(task, 300)
-    assert fedfame.method.options["server_epochs"] == 1
-    for config in (fedfame, fedavg):
-        assert (config.partition.name, config.partition.alpha, config.partition.balanced) == ("dirichlet", 1.0, True)
-        assert config.tuner.name == "bottleneck"
-        assert (config.tuner.options["r"], config.tuner.options["sites"]) == (24, ["houlsby"])
-        assert (config.train.lr, config.train.epochs, config.train.batch_size) == (1e-3, 1, 8)
-        assert config.aggregation.name == "samples"
-        assert config.partition.silos == (10 if task in SMALL else 100)
-        assert config.sampling.fraction == (0.3 if task in SMALL else 0.05)
-        assert (config.partition.seed, config.data.seed, config.rounds) == (10, 10, 100)
-        assert config.data.metric == ("f1" if task == "mrpc" else None)
-        assert (config.head.name, config.head.scope) == ("linear", "shared")
-        assert [name.lower().replace("-", "") for name in config.data.tasks] == [task]
-    same = read_config(f"fedfame-{task}", ["method=fedavg", "server.labels_per_class="])
-    plain = {key: value for key, value in same.model_dump().items() if key != "description"}
-    assert plain == {key: value for key, value in fedavg.model_dump().items() if key != "description"}
-
-
-def test_the_contracts_example_is_understood():
-    words = ["partition.alpha=0.1", "partition.silos=10", "sampling.fraction=0.3"]
-    for method in ("fedavg", "fedfame"):
-        config = read_config("fedfame-sst2", [*words, f"method={method}"])
-        assert (config.partition.alpha, config.partition.silos, config.sampling.fraction) == (0.1, 10, 0.3)
-        assert config.partition.balanced
 
 
 @pytest.mark.parametrize(("head", "one"), [("verbalizer", True), ("linear", False)])

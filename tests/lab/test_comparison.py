@@ -13,50 +13,6 @@ from silotune.errors import InputError
 from silotune.lab.comparison import ABLATIONS, read_comparison
 from silotune.runs.build.resolve import read_config
 
-NINE = ("fedavg-full", "local", "fedavg", "fedlr", "fedap", "moon", "fedrep", "fedmatch", "fedmcp")
-
-
-def test_table_1_has_the_papers_nine_rows_three_times() -> None:
-    comparison = read_comparison("table1-glue", ["data.path=nowhere"])
-    assert comparison.entries == NINE
-    assert comparison.seeds == (1, 2, 3)
-    assert [cell.folder for cell in comparison.cells[:4]] == [
-        "fedavg-full-1", "fedavg-full-2", "fedavg-full-3", "local-1",
-    ]  # fmt: skip
-    configs = {cell.entry: cell.config for cell in comparison.cells}
-    assert {(c.rounds, c.train.lr, c.train.batch_size, c.data.rows_per_silo) for c in configs.values()} == {
-        (25, 5e-4, 64, 4076)
-    }
-    adapters = {row: config.method.options.get("adapters") for row, config in configs.items()}
-    assert [adapters[row] for row in ("local", "fedavg", "moon", "fedrep")] == [2, 2, 2, 2]
-    assert [adapters[row] for row in ("fedap", "fedlr")] == [1, 1]
-    tuners = {row: (config.tuner.name, config.tuner.options.get("r")) for row, config in configs.items()}
-    assert tuners["fedlr"] == ("lora", 16)
-    assert tuners["fedap"] == tuners["fedmcp"] == ("bottleneck", 16)
-    assert tuners["fedavg-full"][0] == "full"
-
-
-def test_table_2_has_the_ablations_of_the_paper() -> None:
-    comparison = read_comparison("table2-glue", ["data.path=nowhere", "seeds=5"])
-    options = {cell.entry: cell.config.method.options for cell in comparison.cells}
-    whole = options.pop("fedmcp")
-    assert (whole["gamma"], whole["mu"], whole["similarity"], whole["representation"]) == (0.5, 0.05, "cka", "mean")
-    changed = {row: {k: v for k, v in o.items() if whole[k] != v} for row, o in options.items()}
-    assert changed == {
-        "fedmcp-without-contrastive": {"mu": 0},
-        "fedmcp-without-backbone": {"gamma": 0},
-        "fedmcp-cosine": {"similarity": "cosine"},
-        "fedmcp-first-token": {"representation": "first"},
-        "fedmcp-private-view-full": {"private_view": "full"},
-    }
-
-
-@pytest.mark.parametrize("preset", ["mixed6", "sentiment5"])
-def test_small_settings_bring_the_nine_rows_and_five_seeds(preset: str) -> None:
-    comparison = read_comparison(preset, ["data.path=nowhere"])
-    assert (comparison.entries, comparison.seeds) == (NINE, (1, 2, 3, 4, 5))
-
-
 COMPARE = {
     "methods": ["local", "moon"],
     "seeds": [4, 5],
@@ -139,18 +95,6 @@ def test_a_bad_section_is_refused(tmp_path: Path, compare: object, named: str) -
     with pytest.raises(InputError, match=re.escape(named)) as refused:
         read_comparison(written(tmp_path, compare=compare), [])
     assert "\n" not in str(refused.value)
-
-
-def test_own_variants_stand_behind_every_method() -> None:
-    comparison = read_comparison("demo", ["methods=local,fedavg"], ["slow: train.lr=1e-4 rounds=2"])
-    assert comparison.entries == ("local", "local-slow", "fedavg", "fedavg-slow")
-    assert [(cell.config.train.lr, cell.config.rounds) for cell in comparison.cells] == [(1e-3, 6), (1e-4, 2)] * 2
-
-
-def test_overrides_per_method_hold_for_that_method() -> None:
-    words = ["methods=local,fedavg", "per_method.local={train.lr: 5e-4}"]
-    comparison = read_comparison("demo", words)
-    assert [cell.config.train.lr for cell in comparison.cells] == [5e-4, 1e-3]
 
 
 def test_a_variant_changes_what_was_said_of_its_method() -> None:

@@ -122,8 +122,13 @@ OTHERWISE: dict[str, Table] = {
         "data.parts": (5, "appendix A.1: 40 silos"),
     },
     **{
-        f"fedfame-{task}": {"server.labels_per_class": (number, "section 5.2")}
-        for task, number in {"sst2": 300, "rte": 120, "qnli": 300, "mnli": 300, "mrpc": 175, "qqp": 300}.items()
+        f"{kind}-{task}": {
+            "partition.silos": (10 if labels < 300 else 100, "section 5.2: few rows, few silos"),
+            "sampling.fraction": (0.3 if labels < 300 else 0.05, "section 5.2"),
+            "server.labels_per_class": (labels if kind == "fedfame" else None, "section 5.2"),
+        }
+        for task, labels in {"sst2": 300, "rte": 120, "qnli": 300, "mnli": 300, "mrpc": 175, "qqp": 300}.items()
+        for kind in ("fedfame", "fedavg-peft")
     },
 }
 """Preset → values that it alone has."""
@@ -147,6 +152,13 @@ def test_values_are_those_of_the_paper(paper: str, preset: str) -> None:
     assert {key: found.get(key) for key in expected} == expected
 
 
+@pytest.mark.parametrize("task", ["sst2", "rte", "qnli", "mnli", "mrpc", "qqp"])
+def test_fedavg_beside_fedfame_differs_in_the_method_alone(task: str) -> None:
+    words = ["method=fedavg", "server.labels_per_class="]
+    one, other = (settings(read_config(f"{kind}-{task}", words)) for kind in ("fedfame", "fedavg-peft"))
+    assert {key for key in one | other if one.get(key) != other.get(key)} == {"description", "description.name"}
+
+
 NINE = ["fedavg-full", "local", "fedavg", "fedlr", "fedap", "moon", "fedrep", "fedmatch", "fedmcp"]
 BOTH, DUAL, SIX = ["fedavg", "fedfame"], ["feddpa-f", "feddpa-t"], ["centralised", "fedit", "fedlora", "local"]
 THREE = (17, 25, 42)
@@ -155,9 +167,24 @@ LENGTHS: dict[str, set[object]] = {"tuner.name": {"prefix", "bottleneck", "bitfi
 MODELS = {"backbone.name": {"google-bert/bert-base-uncased", "FacebookAI/roberta-base", "google-t5/t5-base"}}
 ALPHAS: dict[str, set[object]] = {"partition.alpha": {1.0, 0.1}}
 
+ABLATED: dict[str, set[object]] = {
+    "method.mu": {0.05, 0},
+    "method.gamma": {0.5, 0},
+    "method.similarity": {"cka", "cosine"},
+    "method.representation": {"mean", "first"},
+    "method.private_view": {"alone", "full"},
+}
+
 COMPARED: dict[str, tuple[list[str], tuple[int, ...], int, dict[str, Any]]] = {
-    "table1-glue": (NINE, (1, 2, 3), 9, {}),
-    "table2-glue": (["fedmcp"], (1, 2, 3), 6, {"method.mu": {0.05, 0}, "method.gamma": {0.5, 0}}),
+    "table1-glue": (
+        NINE,
+        (1, 2, 3),
+        9,
+        {"method.adapters": {1, 2, None}},
+    ),
+    "table2-glue": (["fedmcp"], (1, 2, 3), 6, ABLATED),
+    "mixed6": (NINE, (1, 2, 3, 4, 5), 9, {}),
+    "sentiment5": (NINE, (1, 2, 3, 4, 5), 9, {}),
     "figure3-glue": (["fedmcp", "fedavg"], (1, 2, 3), 2, {}),
     "grids-glue": (["fedmcp"], (1,), 12, {"train.lr": {5e-4, 1e-3, 1e-4, 5e-5}}),
     "table3-peft": (["centralised"], THREE, 30, {"tuner.name": {*LENGTHS["tuner.name"], "full"}}),

@@ -238,13 +238,3 @@ def test_validation_rows_are_needed(words: list[str], tmp_path: Path, monkeypatc
     monkeypatch.setattr(module, "load_silos", without)
     with pytest.raises(InputError, match="no silo has validation rows"):
         sweep(*words, out=tmp_path / "out", progress=False)
-
-
-@pytest.mark.long
-def test_workers_make_the_same_table(silotune: Silotune, words: list[str], tmp_path: Path) -> None:
-    few = [word for word in words if not word.startswith("method.mu")]
-    for name, workers in (("one", 1), ("two", 2)):
-        outcome = silotune("sweep", *few, "--workers", workers, "--out", tmp_path / name)
-        assert (outcome.code, outcome.err) == (0, "")
-    one, two = ((tmp_path / name / "sweep.csv").read_bytes() for name in ("one", "two"))
-    assert one == two

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
 from silotune.errors import InputError
-from silotune.methods import METHODS, Setting
+from silotune.methods import METHODS, Method, Setting
 from silotune.methods.base import PredictionMix
 from silotune.methods.fdlora import FUSION
 from silotune.methods.fedmatch import FedMatch
@@ -20,7 +21,7 @@ from silotune.methods.step import head_tensors
 from silotune.methods.validation import check_method, check_shared
 from silotune.models.forward.mixing import frozen, joined, previous, received
 from silotune.models.heads import HEADS
-from silotune.models.tuners import TUNERS, TensorGroup
+from silotune.models.tuners import TUNERS, TensorGroup, Tuner
 
 
 def setting(tuner: str = "bottleneck") -> Setting:
@@ -87,6 +88,53 @@ def test_a_slip_is_refused_by_name(changes: dict, complaint: str) -> None:
         check_method(variant(**changes))
 
 
+def with_parts(method: str, more: Callable[[Tuner], dict[str, Part]]) -> dict[str, object]:
+    """Members of a method that has further parts, or others of the same name."""
+    return {"parts": lambda self: METHODS[method].parts(self) | more(self.setting.tuner)}
+
+
+def predicts(*mix: object, **head: object) -> dict[str, object]:
+    """Members of a method that predicts otherwise."""
+    return {"prediction": lambda self: PredictionMix(*mix, **head)}
+
+
+def weighing_an_anchor(self: Method) -> PredictionMix:
+    whole = METHODS["feddpa-t"].prediction(self)
+    return replace(whole, weighting=replace(whole.weighting, view={received(GLOBAL): 1}))
+
+
+OTHER_B = with_parts("fedsa-lora", lambda _: {B: Part(TensorGroup(TUNERS["lora"](), "B"), Scope.PRIVATE)})
+LINEAR_TOO = with_parts("fedmatch", lambda _: {"linear": Part(HEADS["linear"](), Scope.PRIVATE)})
+RESERVED = with_parts("fedmatch", lambda tuner: {INSTANCES: Part(tuner, Scope.PRIVATE)})
+ALIKE = with_parts("fedmatch", lambda tuner: {PRIVATE: Part(tuner, Scope.SHARED, alike=True)})
+ORPHAN = with_parts("fedmatch", lambda tuner: {PRIVATE: Part(tuner, Scope.PRIVATE, start="globl")})
+
+
+@pytest.mark.parametrize(
+    ("method", "members", "complaint"),
+    [
+        ("fedmatch", predicts({"globl": 1}), "unknown part 'globl'"),
+        ("fedmatch", predicts({GLOBAL: 1}, head=GLOBAL), "unknown head 'global'"),
+        ("fedmatch", RESERVED, f"the part name '{INSTANCES}' is reserved"),
+        ("fedmatch", ALIKE, "'private' is not private, so that it begins equal in all silos anyway"),
+        ("fedmatch", ORPHAN, "'private' starts from an unknown part 'globl'"),
+        (
+            "fedmatch",
+            LINEAR_TOO | predicts({GLOBAL: 1}, head={HEAD: 0.5, "linear": 0.5}),
+            "heads of several kinds",
+        ),
+        ("fedsa-lora", OTHER_B, "which are no groups of one tuner's tensors"),
+        ("fedsa-lora", predicts({A: 1}), "mixes 'lora_A', which is no whole adapter: that has the groups"),
+        ("feddpa-t", {"prediction": weighing_an_anchor}, f"weighs the anchor '{received(GLOBAL)}'"),
+    ],
+)
+def test_what_does_not_fit_a_method_is_refused(method: str, members: dict[str, object], complaint: str) -> None:
+    tuner = (METHODS[method].tuners or ("bottleneck",))[0]
+    made = type("Variant", (METHODS[method],), {"name": "variant", **members})
+    with pytest.raises(InputError, match=complaint):
+        check_method(made(setting("lora" if method == "feddpa-t" else tuner)))
+
+
 class Kept(FedMatch):
     """A shared part that goes on from the silo's copy of what it sent; `moves` changes the copy otherwise."""
 
@@ -110,29 +158,9 @@ def test_a_shared_part_may_go_on_from_the_silos_copy_of_it_and_from_nothing_else
 
 
 def test_what_is_allowed_passes() -> None:
+    alike = with_parts("fedmatch", lambda tuner: {PRIVATE: Part(tuner, Scope.PRIVATE, alike=True)})
+    check_method(type("Variant", (FedMatch,), {"name": "variant", **alike})(setting()))
     check_method(variant(views={"full": {received(GLOBAL): 1, frozen(PRIVATE): 1}}, start={PRIVATE: GLOBAL}))
-
-
-def test_a_prediction_of_an_unknown_part_is_refused() -> None:
-    class Lost(FedMatch):
-        name = "lost"
-
-        def prediction(self) -> PredictionMix:
-            return PredictionMix({"globl": 1})
-
-    with pytest.raises(InputError, match="unknown part 'globl'"):
-        check_method(Lost(setting()))
-
-
-def test_names_that_silos_use_themselves_are_refused() -> None:
-    class Named(FedMatch):
-        name = "named"
-
-        def parts(self) -> dict[str, Part]:
-            return super().parts() | {INSTANCES: Part(self.setting.tuner, Scope.PRIVATE)}
-
-    with pytest.raises(InputError, match=f"the part name '{INSTANCES}' is reserved"):
-        check_method(Named(setting()))
 
 
 def test_views_that_are_called_the_same_are_the_same_but_for_what_was_received() -> None:
@@ -146,31 +174,6 @@ def test_views_that_are_called_the_same_are_the_same_but_for_what_was_received()
 def test_parts_of_unlike_tuners_are_not_joined() -> None:
     with pytest.raises(InputError, match="joins 'global\\+private', which are no groups of one tuner's tensors"):
         check_method(variant(views={"full": {joined(GLOBAL, PRIVATE): 1}}))
-
-
-def test_the_halves_of_two_adapters_are_not_joined() -> None:
-    class Mixed(METHODS["fedsa-lora"]):
-        name = "mixed"
-
-        def parts(self) -> dict[str, Part]:
-            return super().parts() | {B: Part(TensorGroup(TUNERS["lora"](), "B"), Scope.PRIVATE)}
-
-    with pytest.raises(InputError, match="which are no groups of one tuner's tensors"):
-        check_method(Mixed(setting("lora")))
-
-
-def test_heads_of_two_kinds_are_not_mixed() -> None:
-    class Two(FedMatch):
-        name = "two"
-
-        def parts(self) -> dict[str, Part]:
-            return super().parts() | {"linear": Part(HEADS["linear"](), Scope.PRIVATE)}
-
-        def prediction(self) -> PredictionMix:
-            return PredictionMix({GLOBAL: 1}, head={HEAD: 0.5, "linear": 0.5})
-
-    with pytest.raises(InputError, match="the prediction mixes heads of several kinds"):
-        check_method(Two(setting()))
 
 
 def test_a_round_sends_what_its_phases_change_and_the_last_phases_send_nothing() -> None:
@@ -201,31 +204,6 @@ def test_a_loss_is_a_mean_over_rows_only_where_it_says_so() -> None:
     assert all(phase.by_row for phase in METHODS["fedavg"](setting()).phases())
 
 
-def test_half_an_adapter_alone_is_refused() -> None:
-    class Half(METHODS["fedsa-lora"]):
-        name = "half"
-
-        def prediction(self) -> PredictionMix:
-            return PredictionMix({A: 1})
-
-    with pytest.raises(
-        InputError, match="the prediction mixes 'lora_A', which is no whole adapter: that has the groups"
-    ):
-        check_method(Half(setting("lora")))
-
-
-def test_a_prediction_that_weighs_an_anchor_is_refused() -> None:
-    class Anchored(METHODS["feddpa-t"]):
-        name = "anchored"
-
-        def prediction(self) -> PredictionMix:
-            whole = super().prediction()
-            return replace(whole, weighting=replace(whole.weighting, view={received(GLOBAL): 1}))
-
-    with pytest.raises(InputError, match=f"weighs the anchor '{received(GLOBAL)}'"):
-        check_method(Anchored(Setting(TUNERS["lora"](), HEADS["lm"]())))
-
-
 def test_a_head_without_tensors_may_be_shared_beside_one_with_tensors() -> None:
     class TwoHeads(FedMatch):
         name = "two-heads"
@@ -244,39 +222,3 @@ def test_views_that_have_a_graph_at_once(name: str, views: int) -> None:
     """Full, global and private model in FedMCP, whose received one is an anchor; APFL's shared and mixed model."""
     method = METHODS[name](setting((METHODS[name].tuners or ("bottleneck",))[0]))
     assert max(phase.views_with_gradient for phase in method.phases()) == views
-
-
-def test_a_prediction_whose_head_is_an_adapter_is_refused() -> None:
-    class Headless(FedMatch):
-        name = "headless"
-
-        def prediction(self) -> PredictionMix:
-            return PredictionMix({GLOBAL: 1}, head=GLOBAL)
-
-    with pytest.raises(InputError, match="unknown head 'global'"):
-        check_method(Headless(setting()))
-
-
-def test_parts_that_begin_alike_are_private() -> None:
-    class Alike(FedMatch):
-        name = "alike"
-        scope = Scope.PRIVATE
-
-        def parts(self) -> dict[str, Part]:
-            return super().parts() | {PRIVATE: Part(self.setting.tuner, self.scope, alike=True)}
-
-    check_method(Alike(setting()))
-    Alike.scope = Scope.SHARED
-    with pytest.raises(InputError, match="'private' is not private, so that it begins equal in all silos anyway"):
-        check_method(Alike(setting()))
-
-
-def test_a_part_that_begins_as_an_unknown_one_is_refused() -> None:
-    class Orphan(FedMatch):
-        name = "orphan"
-
-        def parts(self) -> dict[str, Part]:
-            return super().parts() | {PRIVATE: replace(super().parts()[PRIVATE], start="globl")}
-
-    with pytest.raises(InputError, match="'private' starts from an unknown part 'globl'"):
-        check_method(Orphan(setting()))

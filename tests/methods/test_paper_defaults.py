@@ -212,8 +212,3 @@ def test_of_methods(method):
 @pytest.mark.parametrize("tuner", TUNER_OPTIONS)
 def test_of_tuners(tuner):
     assert TUNERS[tuner].Options().model_dump() == values(TUNER_OPTIONS[tuner])
-
-
-def test_every_value_has_a_place():
-    for table in (METHOD_OPTIONS, BROUGHT, TUNER_OPTIONS):
-        assert all(place for places in table.values() for _, place in places.values())

@@ -25,10 +25,10 @@ class Interruption:
             raise KeyboardInterrupt
 
 
-def interrupted_at(federate, case, out: Path, at: int, resume: bool = False) -> list[tuple[int, str]]:
+def interrupted_at(federate, case, out: Path, at: int, *words: str, resume: bool = False) -> list[tuple[int, str]]:
     progress = Interruption(at)
     with pytest.raises(KeyboardInterrupt):
-        federate.run(case, out, progress=progress, resume=resume)
+        federate.run(case, out, *words, progress=progress, resume=resume)
     assert not (out / "summary.json").exists()
     return progress.calls
 

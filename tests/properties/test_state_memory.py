@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -13,26 +11,10 @@ from silotune.runs.load import load_model, load_run
 from silotune.runs.storage.checkpoints import Checkpoints
 from silotune.runs.storage.state_memory import StateMemory, StoredState
 from silotune.training.silo import SiloState
+from tests.properties.test_resume import interrupted_at
 from tests.support.method_cases import assert_as_if_never_interrupted, every_case, same
 
 ON_DISK = "state.memory_mib=0"
-
-
-class Interruption:
-    """A progress report that interrupts at its n-th call, n from 0."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def __call__(self, *_: object) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise KeyboardInterrupt
-
-
-def interrupted(federate, case, out: Path, at: int, *words: str, resume: bool = False) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        federate.run(case, out, *words, progress=Interruption(at), resume=resume)
 
 
 def state(value: float, size: int = 256) -> SiloState:
@@ -50,8 +32,8 @@ def test_the_bits_of_states_in_memory(federate, reference, case, tmp_path):
     assert same(whole.summary) == same(in_memory.summary)
     silos = len(whole.federation.silos)
     out = tmp_path / "run"
-    interrupted(federate, case, out, silos, ON_DISK)
-    interrupted(federate, case, out, silos + 1, ON_DISK, resume=True)
+    interrupted_at(federate, case, out, silos, ON_DISK)
+    interrupted_at(federate, case, out, silos + 1, ON_DISK, resume=True)
     assert_as_if_never_interrupted(federate.run(case, out, ON_DISK, resume=True), whole)
 
 
@@ -64,7 +46,7 @@ def test_few_of_many_silos_a_round(federate, case, tmp_path):
     assert same(whole.summary) == same(in_memory.summary)
     for at in (1, 5, 9, 14):
         out = tmp_path / f"run{at}"
-        interrupted(federate, case, out, at, *words, ON_DISK)
+        interrupted_at(federate, case, out, at, *words, ON_DISK)
         assert_as_if_never_interrupted(federate.run(case, out, *words, ON_DISK, resume=True), whole)
 
 
@@ -86,7 +68,7 @@ def test_a_run_goes_on_with_another_setting(federate, reference, settings, tmp_p
     whole, _ = reference("fedmcp")
     first, second = settings
     out = tmp_path / "run"
-    interrupted(federate, "fedmcp", out, len(whole.federation.silos) + 1, first)
+    interrupted_at(federate, "fedmcp", out, len(whole.federation.silos) + 1, first)
     resumed = federate.run("fedmcp", out, second, resume=True)
     assert same(resumed.summary) == same(whole.summary)
 

@@ -108,44 +108,38 @@ def test_fedrep(head_epochs, tiny_federation):
     assert changed(seen["head"][0]["head"], seen["body"][0]["head"])
 
 
-def test_fedrep_with_two_adapters(tiny_federation):
-    federation, silo, state = set_up(tiny_federation, "fedrep", "method.adapters=2")
-    result = federation.trainer.rounds([silo], shared_of(federation, state), 1)[0]
-
-    def loss(now):
-        both = states(federation, silo, (0.5, now["global"]), (0.5, now["global_2"]))
-        return cross_entropy(federation, silo, both, now["head"])
-
-    stages = [Stage(("head",), loss, steps=1), Stage(("global", "global_2"), loss)]
-    assert_same(result.state, descended(state, stages), state, ("global", "global_2", "head"))
-
-
-def test_fedper(tiny_federation):
-    """Body and personal layer train together; the head stays in the silo also where FedAvg would send it."""
-    federation, silo, state = set_up(tiny_federation, "fedper", "method.adapters=1")
-    result = federation.trainer.rounds([silo], shared_of(federation, state), 1)[0]
-    together = [Stage(("global", "head"), one_adapter(federation, silo))]
-    assert_same(result.state, descended(state, together), state, ("global", "head"))
+def test_fedpers_head_stays_also_where_fedavg_would_send_it(tiny_federation):
     one_task = ["data.tasks=[alpha]", "partition=iid", "partition.silos=2"]
     shared = tiny_federation("fedavg", "method.adapters=1", "head.scope=shared", *one_task)
     assert names_with(shared.context.parts, Scope.SHARED) == ["global", "head"]
-    assert names_with(federation.context.parts, Scope.SHARED) == ["global"]
+    assert names_with(tiny_federation("fedper").context.parts, Scope.SHARED) == ["global", "global_2"]
 
 
-# -- FedMatch ---------------------------------------------------------------------------------------------------------
+# -- rounds whose parts train together --------------------------------------------------------------------------------
+
+TOGETHER = {
+    "fedrep": (["method.adapters=2"], {"global": 0.5, "global_2": 0.5}),
+    "fedper": (["method.adapters=1"], {"global": 1.0}),
+    "fedmatch": ([], {"global": 0.5, "private": 0.5}),  # shared adapter and private patch
+    "fedap": ([], {"global": 1.0}),  # one bottleneck, whatever tuner the setting has
+}
+"""Method → words, and the mix of its adapters, which learn together with the head; in FedRep after it."""
 
 
-def test_fedmatch(tiny_federation):
-    """Shared adapter and private patch, weighted by one half each, learn together with the head."""
-    federation, silo, state = set_up(tiny_federation, "fedmatch")
+@pytest.mark.parametrize("method", TOGETHER)
+def test_a_mix_that_learns_together(method, tiny_federation):
+    words, mix = TOGETHER[method]
+    federation, silo, state = set_up(tiny_federation, method, *words)
+    assert set(state) == {*mix, "head"}
     result = federation.trainer.rounds([silo], shared_of(federation, state), 1)[0]
 
     def loss(now):
-        both = states(federation, silo, (0.5, now["global"]), (0.5, now["private"]))
-        return cross_entropy(federation, silo, both, now["head"])
+        mixed = states(federation, silo, *((weight, now[name]) for name, weight in mix.items()))
+        return cross_entropy(federation, silo, mixed, now["head"])
 
-    trains = ("global", "private", "head")
-    assert_same(result.state, descended(state, [Stage(trains, loss)]), state, trains)
+    alone = [Stage(("head",), loss, steps=1), Stage((*mix,), loss)]
+    stages = alone if method == "fedrep" else [Stage((*mix, "head"), loss)]
+    assert_same(result.state, descended(state, stages), state, (*mix, "head"))
 
 
 def test_fedmatchs_patch_stays_where_it_is(tiny_federation, tmp_path):
@@ -159,18 +153,6 @@ def test_fedmatchs_patch_stays_where_it_is(tiny_federation, tmp_path):
         assert changed(one, other)
     assert all(changed(patch, federation.coordinator.shared["global"]) for patch in patches)
     assert {*next(iter(federation.silos.values())).state.private} == {"private", "head"}
-
-
-# -- FedAP and FedLR --------------------------------------------------------------------------------------------------
-
-
-def test_fedap(tiny_federation):
-    """One bottleneck adapter, whatever tuner the setting has."""
-    federation, silo, state = set_up(tiny_federation, "fedap")
-    assert set(state) == {"global", "head"}
-    result = federation.trainer.rounds([silo], shared_of(federation, state), 1)[0]
-    together = [Stage(("global", "head"), one_adapter(federation, silo))]
-    assert_same(result.state, descended(state, together), state, ("global", "head"))
 
 
 def test_fedlr(tiny_federation):

@@ -1,4 +1,4 @@
-"""Make a backbone of fake tensors (shapes without data) from a configuration, without weights.
+"""Make a backbone of fake tensors (shapes without data) from a configuration, without weights, and heads over it.
 
 Their tensors are PyTorch's fake tensors, which have shapes and types but no storage (as on the meta device). All code
 of the package runs on them unchanged, for LLaMA-7B too.
@@ -7,22 +7,42 @@ of the package runs on them unchanged, for LLaMA-7B too.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from typing_extensions import override
 
-from silotune.cost.vocabulary_stub import LANGUAGE_MODEL_HEADS
+from silotune.core.tensors import Tensors
 from silotune.errors import InputError, unknown_name_error
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import silence_transformers
 from silotune.models.backbone.stored_model import default_backbone
+from silotune.models.forward.views import View
+from silotune.models.heads import Head
+
+if TYPE_CHECKING:
+    from silotune.config.head import HeadConfig
+    from silotune.data.tasks import Task
 
 PREFIX = "shape:"
+
+LANGUAGE_MODEL_HEADS = ("verbalizer", "lm")
+"""Heads that use the pretrained model's own frozen output layer; they add no parameters."""
+
+STATES = "states"
+"""Name of the view entry with all states, shape (rows, tokens, hidden)."""
+
+
+def all_states(last_layer: Tensor, _: object) -> Tensor:
+    """Pooling function of `STATES`: returns the last layer's states as they are."""
+    return last_layer
 
 
 @dataclass(frozen=True)
@@ -142,6 +162,40 @@ def _language_model(config: Any) -> int:
     return 0
 
 
-def _count(module: torch.nn.Module | None) -> int:
+def _count(module: nn.Module | None) -> int:
     """Count the parameters of a module, tied ones once."""
     return 0 if module is None else sum(parameter.numel() for parameter in module.parameters())
+
+
+class VocabularyHeadStub(Head):
+    """A head without tensors that costs as much as the configured head.
+
+    In place of `verbalizer` it scores one word per label at one position, in place of `lm` all words at all positions.
+    Its cost is that of the projection to words; the layers that some families have before the projection are left out.
+
+    Args:
+        backbone: a backbone of fake tensors.
+        replaced: the name of the head that it replaces, one of `LANGUAGE_MODEL_HEADS`.
+    """
+
+    name = "vocabulary-stub"
+
+    def __init__(self, backbone: Backbone, replaced: str) -> None:
+        self.replaced = replaced
+        self._words = backbone.word_embeddings
+
+    @classmethod
+    def make(cls, config: HeadConfig) -> Self:
+        """Refuse: no configuration can name this head."""
+        raise NotImplementedError
+
+    @override
+    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+        return {}
+
+    @override
+    def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
+        """For `lm` the mean over positions, as costly as a loss at each position."""
+        if self.replaced == "verbalizer":
+            return nn.functional.linear(view["first"], self._words[: len(task.labels)])
+        return nn.functional.linear(view[STATES], self._words).mean(1)

@@ -12,10 +12,9 @@ from silotune.communication.uplink import make_pipeline
 from silotune.config import Config
 from silotune.core.randomness import generator
 from silotune.core.tensors import State, count_parameters
-from silotune.cost.backbone_shapes import Shape, load_shape
+from silotune.cost.backbone_shapes import LANGUAGE_MODEL_HEADS, Shape, VocabularyHeadStub, load_shape
 from silotune.cost.flops import DECODER_TOKENS, WorkCount, count_work, shape_batch
 from silotune.cost.message_size import message_sizes
-from silotune.cost.vocabulary_stub import LANGUAGE_MODEL_HEADS, VocabularyHeadStub
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.methods import METHODS, Method

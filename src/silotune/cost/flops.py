@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from silotune.config import TrainConfig
 from silotune.core.tensors import State, copy
-from silotune.cost.vocabulary_stub import STATES, all_states
+from silotune.cost.backbone_shapes import STATES, all_states
 from silotune.data.batching import Batch
 from silotune.data.tasks import Task
 from silotune.data.tokenized import Inputs

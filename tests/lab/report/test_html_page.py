@@ -77,9 +77,7 @@ def test_what_it_says(written: Path) -> None:
 @pytest.mark.usefixtures("no_figure_files")
 def test_figures_without_data_are_left_out(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", "local", 1, {"a": 50.0}, message=0)
-    page_sections = sections(
-        write_report(Results(read_entries([run])), tmp_path / "page.html").read_text(encoding="utf-8")
-    )
+    page_sections = sections_of(run, tmp_path / "page.html")
     assert not {"communication", "sent", "similarity"} & set(page_sections)
     assert {"tests", "rounds", "losses", "seconds"} <= set(page_sections)
 
@@ -126,9 +124,7 @@ def test_partitioned_data_have_one_curve(tmp_path: Path, silos: int) -> None:
     tests = {f"silo-{number}": 60.0 for number in range(silos)}
     for method in ("fedavg", "fedprox"):
         write_run(tmp_path / method, method, 1, tests, central=True)
-    page_sections = sections(
-        write_report(Results(read_entries([tmp_path])), tmp_path / "page.html").read_text(encoding="utf-8")
-    )
+    page_sections = sections_of(tmp_path, tmp_path / "page.html")
     for name in ("tests", "communication", "rounds"):
         (svg,) = re.findall(r"<svg.*?</svg>", page_sections[name], flags=re.DOTALL)
         ElementTree.fromstring(svg)

@@ -12,7 +12,7 @@ from silotune.lab.report.drawing import FigureSpec, line_style, panel_svg, save_
 from silotune.lab.report.entries import FinishedRun
 from silotune.lab.report.figures import report_figures
 from silotune.lab.report.frame import Results
-from silotune.lab.report.significance import NOTE, heading, paired_tests
+from silotune.lab.report.significance import NOTE, paired_tests
 from silotune.lab.report.silo_tables import classes_table, confusions, metrics_table, rows_table
 from silotune.lab.report.statements import attack_statement, list_caveats, privacy_statement, traffic_statement
 from silotune.lab.report.tables import (
@@ -136,4 +136,5 @@ def _tests(results: Results) -> ResultTable | None:
     """Make the table of the paired tests; None if nothing can be paired."""
     rows = [(f"{pair.best} − {pair.other}", pair.numbers) for pair in paired_tests(results)]
     header = ["difference (points)", "pairs", "differ", "p (Holm)"]
-    return plain_table(heading(results), header, rows, "methods") if rows else None
+    title = f"the best average{' of each data set' if len(results.parts) > 1 else ''} against the others"
+    return plain_table(title, header, rows, "methods") if rows else None

@@ -54,11 +54,6 @@ def paired_tests(results: Results) -> list[PairedTest]:
     return [replace(pair, p=p) for pair, p in zip(tests, adjusted, strict=True)]
 
 
-def heading(results: Results) -> str:
-    """Describe what the tests compare."""
-    return f"the best average{' of each data set' if len(results.parts) > 1 else ''} against the others"
-
-
 def _of_column(results: Results, column: str) -> list[PairedTest]:
     """Test the entry with the best average of a column against the others, over the silos of that column's metric."""
     scored = [(entry, score.mean) for entry in results.entries if (score := results.score(entry.label, column))]

@@ -114,13 +114,14 @@ def _warnings_of_run(run: FinishedRun) -> list[str]:
 
 
 def _differences(runs: Sequence[FinishedRun]) -> list[str]:
+    versions = {run.folder: read_versions(run.folder) for run in runs}
     settings: dict[str, Callable[[FinishedRun], object]] = {
         "precision": lambda run: run.summary.get("precision"),
         "threads": lambda run: run.summary.get("threads"),
         "rounds": lambda run: run.summary.get("rounds"),
-        "backbone": lambda run: _versions(run).get("backbone", run.summary.get("backbone")),
-        "version of torch": lambda run: _versions(run).get("torch"),
-        "version of silotune": lambda run: _versions(run).get("silotune"),
+        "backbone": lambda run: versions[run.folder].get("backbone", run.summary.get("backbone")),
+        "version of torch": lambda run: versions[run.folder].get("torch"),
+        "version of silotune": lambda run: versions[run.folder].get("silotune"),
     }
     remarks = []
     for setting, read in settings.items():
@@ -128,14 +129,6 @@ def _differences(runs: Sequence[FinishedRun]) -> list[str]:
         if len(values) > 1:
             remarks.append(f"The runs differ in {setting}: {', '.join(values)}")
     return remarks
-
-
-def _versions(run: FinishedRun) -> dict[str, str]:
-    """Read the run's `versions.json`; empty if there is none."""
-    try:
-        return read_versions(run.folder)
-    except InputError:
-        return {}
 
 
 def traffic_statement(entry: ReportEntry) -> str:

@@ -105,7 +105,8 @@ def score_table(results: Results) -> ResultTable:
     header = [*columns]
     if any_attacked(results):
         header.append("ASR")
-        table.append([TableCell(score.text if score else "–") for score in _rates(results)])
+        rates = [results.success_rate(entry.label) for entry in entries]
+        table.append([TableCell(score.text if score else "–") for score in rates])
     rows = [(entry.label, [column[number] for column in table]) for number, entry in enumerate(entries)]
     for label in results.baselines(columns):
         scores = [results.score(label, column) if column in columns else None for column in header]
@@ -123,10 +124,6 @@ def score_table(results: Results) -> ResultTable:
 def any_attacked(results: Results) -> bool:
     """Whether any run measured a backdoor attack."""
     return any(run.summary.get("attack") for run in results.runs)
-
-
-def _rates(results: Results) -> list[Score | None]:
-    return [results.success_rate(entry.label) for entry in results.entries]
 
 
 def _score_column(results: Results, column: str) -> list[TableCell]:
