@@ -73,7 +73,8 @@ def score_test_time(federation: Federation) -> TestTime:
     """
     sets, label_of = _test_sets(federation)
     measured = _measure_on_sets(federation, sets)
-    return TestTime({name: measured[silo] for silo, names in _reported(federation).items() for name in names}, label_of)
+    reported = {name: measured[silo.name] for silo in federation.silos.values() for name in silo.evaluations}
+    return TestTime(reported, label_of)
 
 
 def unseen(federation: Federation) -> dict[str, Any]:
@@ -114,11 +115,6 @@ def _measure_on_sets(federation: Federation, sets: Mapping[str, TokenizedRows]) 
         state = current_model_state(federation, silo)
         measured[silo.name] = {name: measure(federation.context, state, rows) for name, rows in sets.items()}
     return measured
-
-
-def _reported(federation: Federation) -> dict[str, list[str]]:
-    """Return training silo → the names under which it is reported."""
-    return {silo.name: list(silo.evaluations) for silo in federation.silos.values()}
 
 
 def _test_sets(federation: Federation) -> tuple[dict[str, TokenizedRows], dict[str, str]]:

@@ -163,7 +163,7 @@ class ComparisonResult(Mapping[str, dict[str, Any]]):
     def plot(self) -> Figure:
         """Draw validation scores by round, a line for every entry and a diagram for every silo and their mean."""
         spec = rounds_figure(self.results)
-        if spec is None:
+        if not spec.panels:
             raise InputError("plot: the runs have no validation scores; allowed: runs with validation rows")
         return draw_figure(spec)
 

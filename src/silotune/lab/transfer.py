@@ -65,6 +65,8 @@ def transfer(
         types: task → type, beside those of GLUE's tasks.
         status: called with every step in words.
     """
+    import pandas
+
     folder = Path(out)
     require_unused(folder, "--out")
     if head not in get_args(WhoseHead):
@@ -90,7 +92,7 @@ def transfer(
         rows += _rows(label, models, scores, kinds)
     make_folder(folder, f"--out {folder}")
     files = (folder / "transfer.csv", folder / "transfer.png")
-    _table(rows).to_csv(files[0], index=False, lineterminator="\r\n")
+    pandas.DataFrame(rows).to_csv(files[0], index=False, lineterminator="\r\n")
     draw_matrices(matrices, files[1])
     return TransferResult(folder, tuple(matrices), tuple(notes), files)
 
@@ -112,26 +114,21 @@ def _rows(
     known = {(model.task.name, model.seed): model for model in models}
     rows = []
     for cell in sorted(scores, key=lambda cell: (cell.source, cell.target, cell.seed)):
-        source, target = (known[name, cell.seed] for name in (cell.source, cell.target))
-        numbers = {"absolute": cell.absolute, "relative": cell.relative, "majority": target.majority}
-        row = {"source": cell.source, "target": cell.target, "metric": cell.metric, "seed": cell.seed}
-        row |= {name: "" if value is None else f"{value:.6f}" for name, value in numbers.items()}
+        ends = {end: known[getattr(cell, end), cell.seed] for end in ("source", "target")}
+        target = ends["target"]
+        row: dict[str, Any] = {"source": cell.source, "target": cell.target, "metric": cell.metric}
+        row |= {"absolute": _six(cell.absolute), "relative": _six(cell.relative)}
         row |= {"method": target.config.method.name, "tuner": target.config.tuner.name, "setting": label}
-        for end, model in (("source", source), ("target", target)):
-            alpha = alpha_of(model.config)
-            row[f"{end}_type"] = types.get(model.task.name, OTHER)
-            row[f"{end}_lr"] = f"{model.config.train.lr:g}"
-            row[f"{end}_alpha"] = "" if alpha is None else f"{alpha:g}"
-        rows.append(row)
+        row |= {"seed": cell.seed, "majority": _six(target.majority)}
+        row |= {f"{end}_type": types.get(model.task.name, OTHER) for end, model in ends.items()}
+        row |= {f"{end}_lr": f"{model.config.train.lr:g}" for end, model in ends.items()}
+        alphas = {end: alpha_of(model.config) for end, model in ends.items()}
+        rows.append(row | {f"{end}_alpha": "" if alpha is None else f"{alpha:g}" for end, alpha in alphas.items()})
     return rows
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
-    import pandas
-
-    columns = ["source", "target", "metric", "absolute", "relative", "method", "tuner", "setting", "seed", "majority"]
-    columns += [f"{end}_{name}" for name in ("type", "lr", "alpha") for end in ("source", "target")]
-    return pandas.DataFrame(rows, columns=columns)
+def _six(value: float | None) -> str:
+    return "" if value is None else f"{value:.6f}"
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,26 @@ if TYPE_CHECKING:
 # Placeholders that `panel_svg` replaces by CSS variables, so that one SVG serves light and dark themes.
 INK, GRID = "#1a2b3c", "#c9d0d8"
 
-_VARIABLES = {INK: "var(--ink)", GRID: "var(--grid)"}
+_THEME: Any = {  # matplotlib names its keys in a type of its own
+    "axes.titlesize": 10,
+    "axes.titlecolor": INK,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": GRID,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.labelsize": 8,
+    "xtick.color": INK,
+    "ytick.labelsize": 8,
+    "ytick.color": INK,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+}
 
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
-
-_PANEL = (3.9, 2.9)  # inches; about 375 pixels on the page
 
 _LOG_SCALE_RATIO = 20.0
 """Ratio of the largest to the smallest value from which an axis is logarithmic."""
@@ -53,7 +67,7 @@ class Panel:
         y: label of the y axis.
         draw: draws the data on axes and returns its values; `panel_svg` and `save_figure` add titles and labels.
         height: inches.
-        width: inches.
+        width: inches; the default is about 375 pixels on the page.
         silo: the silo that it is about; empty if about several. The page's reader can choose silos.
     """
 
@@ -61,8 +75,8 @@ class Panel:
     x: str
     y: str
     draw: Callable[[Axes], Sequence[Mark]]
-    height: float = _PANEL[1]
-    width: float = _PANEL[0]
+    height: float = 2.9
+    width: float = 3.9
     silo: str = ""
 
 
@@ -82,9 +96,9 @@ class FigureSpec:
     name: str
     title: str
     caption: str
-    panels: tuple[Panel, ...]
+    panels: Sequence[Panel]
     legend: Mapping[int, str] = field(default_factory=dict)
-    further: tuple[Panel, ...] = ()
+    further: Sequence[Panel] = ()
 
 
 def line_style(position: int) -> dict[str, Any]:
@@ -104,14 +118,7 @@ def artist_name(position: int, kind: str) -> str:
 
 def _draw(panel: Panel, axes: Axes) -> Sequence[Mark]:
     marks = panel.draw(axes)
-    axes.set_title(panel.title, fontsize=10, color=INK, loc="left")
-    axes.set_xlabel(panel.x, fontsize=9, color=INK)
-    axes.set_ylabel(panel.y, fontsize=9, color=INK)
-    axes.tick_params(labelsize=8, colors=INK)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(GRID)
+    axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
     return marks
 
 
@@ -127,7 +134,7 @@ def panel_svg(panel: Panel, salt: str) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}):
+    with matplotlib.rc_context(_THEME | {"svg.hashsalt": salt, "svg.fonttype": "none"}):
         figure = Figure(figsize=(panel.width, panel.height), layout="constrained")
         figure.patch.set_alpha(0)
         axes = figure.subplots()
@@ -142,8 +149,7 @@ def panel_svg(panel: Panel, salt: str) -> str:
     svg = re.sub(r'id="([^"]+)"', rf'id="{salt}-\1"', svg)
     svg = re.sub(r'href="#([^"]+)"', rf'href="#{salt}-\1"', svg)
     svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{salt}-\1)", svg)
-    for color, variable in _VARIABLES.items():
-        svg = svg.replace(color, variable)
+    svg = svg.replace(INK, "var(--ink)").replace(GRID, "var(--grid)")
     label = f"{panel.title}: {panel.y} against {panel.x}" if panel.x else panel.title
     data = html.escape(json.dumps(places, ensure_ascii=False, separators=(",", ":")))
     return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}" data-marks="{data}"', 1)
@@ -160,6 +166,7 @@ def save_figure(spec: FigureSpec, folder: Path) -> list[Path]:
 
 def draw_figure(spec: FigureSpec) -> Figure:
     """Draw a figure's panels and their legend; a notebook shows the result."""
+    import matplotlib
     from matplotlib.lines import Line2D
 
     columns = min(3, len(spec.panels))
@@ -167,9 +174,9 @@ def draw_figure(spec: FigureSpec) -> Figure:
     width, height = max(p.width for p in spec.panels), max(p.height for p in spec.panels)
     labels = 0.3 * -(-len(spec.legend) // max(1, columns * 2)) + 0.2 if spec.legend else 0
     figure = notebook_figure(width * columns, height * rows + labels)
-    panels = figure.subplots(rows, columns, squeeze=False).flat
-    for axes, panel in zip(panels, spec.panels, strict=False):
-        _draw(panel, axes)
+    with matplotlib.rc_context(_THEME):
+        for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, spec.panels, strict=False):
+            _draw(panel, axes)
     for axes in figure.axes[len(spec.panels) : rows * columns]:
         axes.set_visible(False)
     if spec.legend:
@@ -182,8 +189,7 @@ def name_rows(axes: Axes, names: Sequence[str], above: float = 0.5) -> None:
     """Name the rows of a diagram from top to bottom, with lines of a grid at the values."""
     axes.set_yticks(range(len(names)), labels=[wrap_label(name) for name in names])
     axes.set_ylim(len(names) - 1 + above, -above)
-    axes.grid(axis="x", color=GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
+    axes.grid(axis="x")
 
 
 def whole_rounds(axes: Axes) -> None:
@@ -229,7 +235,7 @@ def lines(axes: Axes, curves: Sequence[LabeledCurve], x_unit: str = "round {:g}"
         for x, mean, std in curve[["mean", "std"]].itertuples():
             spread = "" if math.isnan(std) else f" ± {std:.2g}"
             marks.append((x, mean, f"{label}, {x_unit.format(x)}: {mean:.4g}{spread}"))
-    axes.grid(color=GRID, linewidth=0.6)
+    axes.grid()
     axes.margins(x=0.03)
     return marks
 

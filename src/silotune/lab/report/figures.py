@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from silotune.data.metrics import metric_title
 from silotune.lab.report.drawing import (
     GRID,
-    INK,
     FigureSpec,
     LabeledCurve,
-    LabeledValues,
     Mark,
     Panel,
     artist_name,
@@ -34,6 +32,8 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
 
+Shown = TypeVar("Shown", bound=Sized)
+
 _MOST_LINES = 16
 """Number of silos up to which a figure has a line of its own for each; beyond it, silos are dots in one line."""
 
@@ -52,17 +52,28 @@ _WIDE = 4.3  # inches
 def report_figures(results: Results) -> list[FigureSpec]:
     """Return all figures that have data."""
     makers = (_tests, _traffic, rounds_figure, _losses, _similarity, product_error_figure, _sent, _seconds)
-    return [spec for make in makers if (spec := make(results)) is not None]
+    return [spec for make in makers if (spec := make(results)).panels]
 
 
 def _legend(results: Results) -> dict[int, str]:
     return {position: entry.label for position, entry in enumerate(results.entries)}
 
 
+def _of_entries(results: Results, read: Callable[[str], Shown]) -> list[tuple[int, str, Shown]]:
+    """Return position, label and what `read` finds of a label; entries of which it finds nothing are left out."""
+    found = ((position, label, read(label)) for position, label in _legend(results).items())
+    return [row for row in found if len(row[2])]
+
+
 def _curves(results: Results, name: str, silo: str | None = None) -> list[LabeledCurve]:
-    """Return every entry's curve; entries without one are left out."""
-    curves = ((n, entry.label, results.curve(entry.label, name, silo)) for n, entry in enumerate(results.entries))
-    return [(position, label, found) for position, label, found in curves if len(found)]
+    return _of_entries(results, lambda label: results.curve(label, name, silo))
+
+
+def _others(results: Results, rows: Sequence[tuple[int, str, Any]], what: str) -> str:
+    """Name the entries that a figure lacks, for its caption."""
+    shown = {position for position, *_ in rows}
+    others = [label for position, label in _legend(results).items() if position not in shown]
+    return f" {what}: {', '.join(others)}." if others else ""
 
 
 def _over_rounds(curves: Sequence[LabeledCurve], axes: Axes) -> list[Mark]:
@@ -95,7 +106,7 @@ def _band_note(results: Results) -> str:
     return "; the band is ± one standard deviation over seeds" if several else ""
 
 
-def rounds_figure(results: Results) -> FigureSpec | None:
+def rounds_figure(results: Results) -> FigureSpec:
     """Draw validation over rounds: of every silo and their mean; of many silos, their spread and one by choice."""
     names, axis = results.silos, _validation_axis(results)
 
@@ -112,25 +123,23 @@ def rounds_figure(results: Results) -> FigureSpec | None:
         panels, further = [*whole, *_spread(results, axis)], of_silos
         if len(panels) > 1:
             caption += " Spread: the median over silos, and the band from the 10th to the 90th percentile of silos."
-    if not panels:
-        return None
     title = "Validation over rounds" if results.central else "Validation per round and silo"
-    return FigureSpec("rounds", title, caption, tuple(panels), _legend(results), tuple(further))
+    return FigureSpec("rounds", title, caption, panels, _legend(results), further)
 
 
 def _spread(results: Results, axis: str) -> list[Panel]:
     """Make the diagram of the silos' median and of the band that holds eight of ten silos."""
     import pandas
 
-    curves: list[LabeledCurve] = []
-    for position, entry in enumerate(results.entries):
-        logged = results.logged(entry.label, "validation")
+    def tenths(label: str) -> pandas.DataFrame:
+        logged = results.logged(label, "validation")
         logged = logged[logged["silo"].isin(results.silos)]
         by_round = logged.groupby(["round", "silo"])["value"].mean().groupby("round")
         by_round = by_round.filter(lambda values: len(values) > 1).groupby("round")
-        tenths = {name: by_round.quantile(share) for name, share in (("mean", 0.5), ("low", 0.1), ("high", 0.9))}
-        if len(found := pandas.DataFrame(tenths | {"std": math.nan})):
-            curves.append((position, entry.label, found))
+        shares = {"mean": 0.5, "low": 0.1, "high": 0.9}
+        return pandas.DataFrame({name: by_round.quantile(share) for name, share in shares.items()} | {"std": math.nan})
+
+    curves = _of_entries(results, tenths)
 
     def draw(axes: Axes) -> list[Mark]:
         marks = lines(axes, curves, "median of silos, round {:g}")
@@ -142,7 +151,7 @@ def _spread(results: Results, axis: str) -> list[Panel]:
     return [Panel(f"spread over {len(results.silos)} silos", "round", axis, draw)] if curves else []
 
 
-def _traffic(results: Results) -> FigureSpec | None:
+def _traffic(results: Results) -> FigureSpec:
     """Draw validation scores against the bytes of all messages so far."""
     curves: list[LabeledCurve] = []
     silent = []
@@ -154,8 +163,6 @@ def _traffic(results: Results) -> FigureSpec | None:
         by_size = scores.join(size["mean"].rename("mib"), how="inner").set_index("mib")
         if len(by_size):
             curves.append((position, entry.label, by_size))
-    if not curves:
-        return None
 
     def draw(axes: Axes) -> list[Mark]:
         marks = lines(axes, curves, "{:.3g} MiB")
@@ -170,10 +177,12 @@ def _traffic(results: Results) -> FigureSpec | None:
     if silent:
         caption += " Dashed: the best score of a method that sends nothing."
     panel = Panel(_whole(results), "sent and received so far (MiB)", _validation_axis(results), draw, 3.6, _WIDE)
-    return FigureSpec("communication", "Validation against traffic", caption, (panel,), _legend(results))
+    return FigureSpec(
+        "communication", "Validation against traffic", caption, [panel] if curves else [], _legend(results)
+    )
 
 
-def _losses(results: Results) -> FigureSpec | None:
+def _losses(results: Results) -> FigureSpec:
     """Draw the training loss and its terms over rounds."""
     names = {name.removeprefix("term ") for name in results.series["name"].unique() if name.startswith("term ")}
     terms = sorted((name for name in names if not name.startswith("similarity_")), key=lambda n: (n != "loss", n))
@@ -187,15 +196,12 @@ def _losses(results: Results) -> FigureSpec | None:
         for name in terms
     ]
     caption = f"Training loss and its terms as each method logs them, mean over silos{_band_note(results)}."
-    figure = FigureSpec("losses", "Loss terms over rounds", caption, tuple(panels), _legend(results))
-    return figure if panels else None
+    return FigureSpec("losses", "Loss terms over rounds", caption, panels, _legend(results))
 
 
-def product_error_figure(results: Results) -> FigureSpec | None:
+def product_error_figure(results: Results) -> FigureSpec:
     """Draw the error of averaging LoRA's A and B apart, over rounds."""
     curves = _curves(results, "product_error")
-    if not curves:
-        return None
 
     def draw(axes: Axes) -> list[Mark]:
         marks = _over_rounds(curves, axes)
@@ -207,34 +213,32 @@ def product_error_figure(results: Results) -> FigureSpec | None:
         "How far the product B·A of the aggregate is from the mean of the silos' products, relative to that mean "
         f"(Frobenius norm, all target modules){_band_note(results)}. 0: averaging lost nothing."
     )
-    labels = {position: label for position, label, _ in curves}
-    without = [label for position, label in _legend(results).items() if position not in labels]
-    caption += f" No product is averaged: {', '.join(without)}." if without else ""
+    caption += _others(results, curves, "No product is averaged")
     panel = Panel("all target modules", "round", "share of the mean product", draw, 3.6, _WIDE)
-    return FigureSpec("product_error", "Error of averaging A and B", caption, (panel,), labels)
+    labels = {position: label for position, label, _ in curves}
+    return FigureSpec("product_error", "Error of averaging A and B", caption, [panel] if curves else [], labels)
 
 
-def _similarity(results: Results) -> FigureSpec | None:
+def _similarity(results: Results) -> FigureSpec:
     """Draw how alike a silo's global and private adapters are, by silo and round."""
-    tables = {}
-    for entry in results.entries:
-        logged = results.logged(entry.label, "term similarity_private")
-        if len(logged):
-            tables[entry.label] = logged.groupby(["silo", "round"])["value"].mean().unstack("round").sort_index()
-    if not tables:
-        return None
-    low = -1.0 if min(float(table.min(axis=None)) for table in tables.values()) < 0 else 0.0
-    high = max(1.0, *(float(table.max(axis=None)) for table in tables.values()))
+
+    def by_round(label: str) -> pandas.DataFrame:
+        logged = results.logged(label, "term similarity_private")
+        return logged.groupby(["silo", "round"])["value"].mean().unstack("round").sort_index()
+
+    tables = _of_entries(results, by_round)
+    low = -1.0 if any(table.min(axis=None) < 0 for *_, table in tables) else 0.0
+    high = max([1.0, *(float(table.max(axis=None)) for *_, table in tables)])
     panels = [
         Panel(label, "round", "silo", partial(_similarities, table, low, high), max(2.9, 0.9 + 0.2 * len(table)))
-        for label, table in tables.items()
+        for _, label, table in tables
     ]
     caption = (
         "Similarity of a silo's global and private adapter as the method's loss measures it on training batches (CKA "
         "unless method.similarity says otherwise), mean over steps and seeds; one color scale for all, over all values "
         "that a similarity can have."
     )
-    return FigureSpec("similarity", "Private against global adapters", caption, tuple(panels))
+    return FigureSpec("similarity", "Private against global adapters", caption, panels)
 
 
 def _similarities(table: pandas.DataFrame, low: float, high: float, axes: Axes) -> list[Mark]:
@@ -245,9 +249,7 @@ def _similarities(table: pandas.DataFrame, low: float, high: float, axes: Axes) 
     name_rows(axes, silos)
     axes.grid(visible=False)
     whole_rounds(axes)
-    scale = axes.figure.colorbar(mesh, ax=axes)
-    scale.set_label("similarity (no unit)", color=INK, fontsize=8)
-    scale.ax.tick_params(labelsize=8, colors=INK)
+    scale = axes.figure.colorbar(mesh, ax=axes, label="similarity (no unit)")
     scale.outline.set_visible(False)
     known = enumerate(table.iterrows())
     return [
@@ -257,15 +259,9 @@ def _similarities(table: pandas.DataFrame, low: float, high: float, axes: Axes) 
     ]
 
 
-def _sent(results: Results) -> FigureSpec | None:
+def _sent(results: Results) -> FigureSpec:
     """Draw what each silo sent in a whole run."""
-    sent: list[LabeledValues] = [
-        (position, entry.label, by_silo)
-        for position, entry in enumerate(results.entries)
-        if any((by_silo := results.sent_by_silo(entry.label)).values())
-    ]
-    if not sent:
-        return None
+    sent = _of_entries(results, results.sent_by_silo)
     silos = sorted({name for _, _, by_silo in sent for name in by_silo})
     many = len(silos) > _MOST_LINES
 
@@ -280,18 +276,15 @@ def _sent(results: Results) -> FigureSpec | None:
     height = max(2.2, 0.9 + rows * (0.18 + (0 if many else 0.13 * len(sent))))
     panel = Panel("updates of all rounds", "left the silo (MiB)", "method" if many else "silo", draw, height, _WIDE)
     caption = "What each silo sent in a whole run: size of its serialized messages, mean over seeds."
+    caption += _others(results, sent, "Nothing")
     labels = {position: label for position, label, _ in sent}
-    if nothing := [label for position, label in _legend(results).items() if position not in labels]:
-        caption += f" Nothing: {', '.join(nothing)}."
-    return FigureSpec("sent", "What left each silo", caption, (panel,), labels)
+    return FigureSpec("sent", "What left each silo", caption, [panel] if sent else [], labels)
 
 
-def _seconds(results: Results) -> FigureSpec | None:
+def _seconds(results: Results) -> FigureSpec:
     """Draw the seconds of training and of everything else."""
     labels = [entry.label for entry in results.entries]
     spent = [results.seconds(entry) for entry in results.entries]
-    if not any(sum(pair) for pair in spent):
-        return None
 
     def draw(axes: Axes) -> list[Mark]:
         colors = [line_style(position)["color"] for position in range(len(labels))]
@@ -309,25 +302,21 @@ def _seconds(results: Results) -> FigureSpec | None:
         "Solid: training, in silos and, where a method trains there, at the coordinator; pale: messages, aggregation "
         "and validation. Mean over seeds; without start-up."
     )
-    return FigureSpec("seconds", "Time", caption, (panel,))
+    return FigureSpec("seconds", "Time", caption, [panel] if any(map(sum, spent)) else [])
 
 
-def _tests(results: Results) -> FigureSpec | None:
+def _tests(results: Results) -> FigureSpec:
     """Draw test scores with their intervals."""
     silos, averages, rows = results.distinct_silos, results.averages, len(results.entries)
-    of_entries: list[LabeledValues] = [
-        (position, entry.label, {silo: s.mean for silo in silos if (s := results.score(entry.label, silo))})
-        for position, entry in enumerate(results.entries)
-    ]
-    scored = [row for row in of_entries if row[2]]
-    if not scored and not any(results.score(entry.label, name) for entry in results.entries for name in averages):
-        return None
+    scored = _of_entries(
+        results, lambda label: {name: s.mean for name in [*silos, *averages] if (s := results.score(label, name))}
+    )
     axis = f"test {_scores_axis(results)}"
     if len(silos) > _MOST_LINES:
         height = max(2.2, 0.9 + 0.55 * rows)
-        by_silo: Callable[[Axes], list[Mark]] = lambda axes: dots(axes, scored, "")  # noqa: E731
+        by_silo = [(n, label, {name: of[name] for name in of if name in silos}) for n, label, of in scored]
         panels = [
-            Panel("a dot for each silo", axis, "method", by_silo, height, _WIDE),
+            Panel("a dot for each silo", axis, "method", partial(dots, rows=by_silo, unit=""), height, _WIDE),
             Panel("averages", axis, "", partial(_with_intervals, results, averages), 2.2 + 0.08 * rows, _WIDE),
         ]
         caption = f"{len(silos)} silos; the upright bar is their mean."
@@ -337,7 +326,7 @@ def _tests(results: Results) -> FigureSpec | None:
         panels = [Panel("at the best round by validation", axis, "silo", draw, height, _WIDE)]
         caption = "At the round that is best by validation."
     caption += " Lines are 95 % intervals (see Results)."
-    return FigureSpec("tests", "Test score per silo", caption, tuple(panels), _legend(results))
+    return FigureSpec("tests", "Test score per silo", caption, panels if scored else [], _legend(results))
 
 
 def _with_intervals(results: Results, columns: Sequence[str], axes: Axes) -> list[Mark]:

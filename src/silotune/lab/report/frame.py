@@ -224,10 +224,10 @@ class Results:
         return statistics.fmean(values) if len(values) else None
 
     def sent_by_silo(self, label: str) -> dict[str, float]:
-        """Return silo → the MiB that it sent in a whole run, mean over seeds."""
-        found = self.logged(label, "up_mib")
+        """Return silo → the MiB that it sent in a whole run, mean over seeds; silos that sent nothing are left out."""
+        totals = self.logged(label, "up_mib").groupby("silo")["value"].sum()
         runs = next(len(entry.runs) for entry in self.entries if entry.label == label)
-        return {str(silo): float(total) / runs for silo, total in found.groupby("silo")["value"].sum().items()}
+        return {str(silo): float(total) / runs for silo, total in totals.items() if total}
 
     def seconds(self, entry: ReportEntry) -> tuple[float, float]:
         """Return the seconds of training (in silos or at the coordinator) and the remaining ones, means over seeds."""
