@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,11 +108,10 @@ def print_audit(folder: Path, as_json: bool) -> None:
         SilotuneError: it was changed.
     """
     from silotune.core.records import check_audit
-    from silotune.distributed.protocol.audit import totals
     from silotune.distributed.protocol.frames import printable
 
     entries, problems = check_audit(folder)
-    runs = totals(entries)
+    runs = _totals(entries)
     last = max((entry["number"] for entry in entries), default=0)
     if as_json:
         print(json.dumps({"lines": len(entries), "last": last, "problems": problems, "runs": runs}, indent=1))
@@ -132,3 +131,32 @@ def print_audit(folder: Path, as_json: bool) -> None:
         raise SilotuneError(f"{folder}: the audit log was changed in {len(problems)} places (first: {problems[0]})")
     if not as_json:
         say(f"{len(entries)} lines, none changed, removed or inserted")
+
+
+def _totals(entries: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Sum up an audit log per run: messages by kind, numbers, bytes, rounds, and the ε of all noised messages.
+
+    The same message sent again (the same digest) counts as a message; its noise, numbers and ε are no new ones.
+    """
+    runs: dict[str, dict[str, Any]] = {}
+    seen: set[tuple[str, str]] = set()
+    for entry in entries:
+        if "sha256" not in entry:
+            continue
+        run = str(entry.get("run") or "none")
+        total = runs.setdefault(
+            run, {"messages": 0, "kinds": {}, "numbers": 0, "bytes": 0, "rounds": 0, "epsilon": 0.0, "first": ""}
+        )
+        kind = " ".join(str(entry[name]) for name in ("direction", "kind") if name in entry)
+        total["first"] = total["first"] or entry["time"]
+        total["last"] = entry["time"]
+        total["messages"] += 1
+        total["kinds"][kind] = total["kinds"].get(kind, 0) + 1
+        total["bytes"] += entry["bytes"]
+        if (run, entry["sha256"]) not in seen:
+            seen.add((run, entry["sha256"]))
+            total["numbers"] += entry.get("numbers") or 0
+            total["epsilon"] += entry.get("epsilon") or 0.0
+        if entry["kind"] in ("answer", "round"):
+            total["rounds"] = max(total["rounds"], entry.get("round") or 0)
+    return runs

@@ -7,10 +7,12 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from silotune.config import Config, dump
+from silotune.config.coordinator import FederationConfig
 from silotune.core.clock import current_user, log_line
 from silotune.core.determinism import set_numerics
 from silotune.core.files import write_text
@@ -19,17 +21,16 @@ from silotune.core.records import Records
 from silotune.core.tensors import digest, flatten
 from silotune.data.row_folder import read_rows
 from silotune.data.rows import SiloData
-from silotune.distributed.coordinator.dispatcher import AuditedLink, SiloDispatcher
+from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.coordinator.engine import FlowerEngine
 from silotune.distributed.coordinator.job import Job
-from silotune.distributed.coordinator.run_registry import RunRegistry, SiloInfo
+from silotune.distributed.coordinator.run_registry import AdmissionPolicy, RunRegistry, SiloInfo
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, RunStatus
-from silotune.distributed.coordinator.silo_admission import AdmissionPolicy, FailureLog, wait_for_silos
 from silotune.distributed.flower.link import ConnectionLost, Link
 from silotune.distributed.protocol.agreement import check_federated, wire_config
 from silotune.distributed.protocol.frames import Frame
-from silotune.distributed.protocol.handshake import Identity
-from silotune.errors import InputError
+from silotune.distributed.protocol.handshake import WAITS_FOR_APPROVAL, Identity
+from silotune.errors import InputError, SilotuneError
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
@@ -45,6 +46,7 @@ from silotune.runs.build.resolve import (
 )
 from silotune.runs.build.silos import server_silo
 from silotune.runs.build.validation import check_labels, check_tasks
+from silotune.runs.engines.base import Progress
 from silotune.runs.model_folder import gather_models, write_models
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.runs.summary import state_digest, summarize
@@ -90,12 +92,14 @@ def _run(job: Job, link: Link, record: Records, status: RunStatus) -> None:
     admission = AdmissionPolicy(Identity.of(backbone), _registry(config, out, names), record)
     admission.registry.write(out)  # a start that nobody approved in time goes on under the same id
     run = {"run": admission.registry.run, "config": text, "identity": admission.identity.fields()}
-    failures = FailureLog(status.report)
+    failures = _FailureLog(status.report)
     patience = config.federation.patience
-    link = AuditedLink(link, record, admission.registry.run)
-    dispatcher = SiloDispatcher(link, names, Frame("hello", run).encode(), admission, failures, patience, status=status)
+    greeting = Frame("hello", run).encode()
+    dispatcher = SiloDispatcher(
+        link, names, greeting, admission, failures, patience, status=status, record=record.append
+    )
     status.report(0, "waiting for silos to join", 0, len(names))
-    wait_for_silos(dispatcher, admission, failures, config.federation)
+    _wait_for_silos(dispatcher, admission, failures, config.federation)
     registry = admission.registry
     labeled = _labeled(job, config, bool(method.server_phases()))
     # also of silos that have left the run: its configuration stays
@@ -119,6 +123,41 @@ def _run(job: Job, link: Link, record: Records, status: RunStatus) -> None:
         engine = FlowerEngine(federation, folder, dispatcher, run, admission.identity_for, job.local, status.report)
         engine.run()
         _finish(engine, out, job.local)
+
+
+@dataclass
+class _FailureLog:
+    """Prints silos' failures. Before there is a run folder it keeps the last of each silo, later it writes events."""
+
+    progress: Progress
+    folder: RunFolder | None = None
+    refusals: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, sender: str, event: str) -> None:
+        """Log one failure of a silo or node."""
+        sender, event = sender[:100], event[:500]  # both may quote a silo
+        log_line(f"silotune coordinator: {sender}: {event}", sys.stdout)
+        waits = event.startswith(WAITS_FOR_APPROVAL)
+        if self.folder is not None:
+            self.folder.event("silo-waiting" if waits else "silo-failed", silo=sender, reason=event)
+        else:
+            self.refusals[sender] = event
+            self.progress(1, event, 0, 1)
+
+
+def _wait_for_silos(
+    dispatcher: SiloDispatcher, admission: AdmissionPolicy, failures: _FailureLog, options: FederationConfig
+) -> None:
+    """Wait until all silos are admitted; for silos of an earlier start of the run, only `federation.away` seconds."""
+    known = admission.registry.silos
+    absent = dispatcher.wait_for_all(options.join, known, options.away)
+    missing = [name for name in absent if name not in known]
+    if missing:
+        reasons = "".join(f"; {sender}: {event}" for sender, event in sorted(failures.refusals.items()))
+        late = f"silos that did not join within federation.join={options.join:g} s: {', '.join(missing)}"
+        raise SilotuneError(f"{late}; nothing began{reasons}")
+    for name in absent:
+        failures(name, f"did not join again within federation.away={options.away:g} s; the run goes on")
 
 
 def _checked(job: Job) -> tuple[Config, list[str]]:

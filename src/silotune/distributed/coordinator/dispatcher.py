@@ -1,18 +1,15 @@
-"""Sends requests to silos by name over a link, repeats them, and yields the replies until a deadline."""
+"""Sends requests to silos by name over a link, records all messages, and yields the replies until a deadline."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from typing_extensions import override
-
-from silotune.core.records import Records
 from silotune.distributed.coordinator.run_status import RunStatus
 from silotune.distributed.flower.link import Arrival, Link
-from silotune.distributed.protocol.audit import describe_frame, request_of
-from silotune.distributed.protocol.frames import Frame, ProtocolError, decode, printable
+from silotune.distributed.protocol.frames import Frame, ProtocolError, decode, describe_frame, printable, request_of
 from silotune.distributed.protocol.handshake import HandshakeRefused
 
 POLL_INTERVAL = 0.1
@@ -44,7 +41,11 @@ class _PendingRequest:
     silo: str
     node: int
     since: float
-    greeting: bool = False
+    round: int | None = None
+
+    @property
+    def greeting(self) -> bool:
+        return not self.silo
 
 
 @dataclass
@@ -63,6 +64,7 @@ class SiloDispatcher:
         clock: current time in seconds.
         sleep: waits for a number of seconds.
         status: notes what goes to and comes from silos.
+        record: called with the fields of each message's line in the audit log.
     """
 
     link: Link
@@ -74,6 +76,7 @@ class SiloDispatcher:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     status: RunStatus = field(default_factory=RunStatus)
+    record: Callable[[Mapping[str, Any]], None] = lambda _: None
     hellos: dict[str, Frame] = field(default_factory=dict)
     """Replies to the greeting, by silo."""
     _nodes: dict[str, int] = field(default_factory=dict)
@@ -106,7 +109,7 @@ class SiloDispatcher:
             if self.clock() >= began + (min(away, deadline) if set(missing) <= set(known) else deadline):
                 return missing
             self._update_nodes()
-            for arrival in self.link.pull(list(self._pending)):
+            for arrival in self._pull():
                 self._handle(arrival, {})
             self.sleep(POLL_INTERVAL)
         return []
@@ -137,7 +140,7 @@ class SiloDispatcher:
                     self.status.given_up(name)
                     self.report(name, f"not connected for {away:g} s")
                     del waiting[name]
-            for arrival in self.link.pull(list(self._pending)):
+            for arrival in self._pull():
                 reply = self._handle(arrival, waiting)
                 if reply is not None:
                     del waiting[str(reply.fields["silo"])]
@@ -166,9 +169,7 @@ class SiloDispatcher:
         self._greet_at = {node: due for node, due in self._greet_at.items() if node in self._online}
         self._refused = {(node, reason) for node, reason in self._refused if node in self._online}
         for node in self._online:
-            if self._greet_at.get(node, now) <= now and (sent := self.link.push(node, self.greeting)):
-                self.status.sent("", self.greeting)
-                self._pending[sent] = _PendingRequest("", node, now, greeting=True)
+            if self._greet_at.get(node, now) <= now and self._push("", node, self.greeting):
                 self._greet_at[node] = now + self.patience
 
     def _node_of(self, name: str) -> int | None:
@@ -187,14 +188,31 @@ class SiloDispatcher:
             return
         if times:
             self.report(name, f"no answer for {pause:g} s; asked again")
-        message = self.link.push(node, request)
-        if message:
-            self.status.sent(name, request)
-            self._pending[message] = _PendingRequest(name, node, now)
-        else:
+        if not self._push(name, node, request):
             waiting[name] = now + RETRY_DELAY
 
+    def _push(self, silo: str, node: int, data: bytes) -> bool:
+        """Record and send a request; an empty name stands for a greeting. Return whether it could be sent."""
+        frame = decode(data)
+        asked = request_of(frame)
+        self.record({"direction": "sent", "node": str(node), **asked, **describe_frame(data, frame)})
+        message = self.link.push(node, data)
+        if message:
+            self.status.sent(silo, data)
+            self._pending[message] = _PendingRequest(silo, node, self.clock(), asked["round"])
+        return bool(message)
+
     # -- replies -------------------------------------------------------------------------------------------------------
+
+    def _pull(self) -> Iterator[Arrival]:
+        """Yield the replies that came since the last call, each recorded."""
+        run = request_of(decode(self.greeting))["run"]
+        for arrival in self.link.pull(list(self._pending)):
+            request = self._pending.get(arrival.message_id)
+            node, number = (None, None) if request is None else (request.node, request.round)
+            came = {"kind": "error", "reason": arrival.error[:500]} if arrival.error else describe_frame(arrival.data)
+            self.record({"direction": "came", "node": str(node), "run": run, "round": number, **came})
+            yield arrival
 
     def _handle(self, arrival: Arrival, waiting: dict[str, float]) -> Frame | None:
         """Return the reply to a silo's request; greetings, errors and late replies are handled here."""
@@ -289,52 +307,3 @@ def _plain(frame: Frame) -> Frame:
         if name in fields:
             fields[name] = printable(str(fields[name]), LONGEST_REASON)
     return replace(frame, fields=fields)
-
-
-class AuditedLink(Link):
-    """A link whose messages are in an audit log.
-
-    Args:
-        link: carries the frames.
-        record: the audit log of the run.
-        run: the run's id.
-    """
-
-    def __init__(self, link: Link, record: Records, run: str) -> None:
-        self._link = link
-        self._record = record
-        self._run = run
-        self._sent: dict[str, tuple[int, int | None]] = {}
-        """Message → its node and round."""
-
-    @property
-    @override
-    def largest_reply(self) -> int:
-        return self._link.largest_reply
-
-    @largest_reply.setter
-    def largest_reply(self, count: int) -> None:
-        self._link.largest_reply = count
-
-    @override
-    def nodes(self) -> Mapping[int, str]:
-        return self._link.nodes()
-
-    @override
-    def push(self, node: int, data: bytes) -> str | None:
-        frame = decode(data)
-        request = request_of(frame)
-        self._record.append({"direction": "sent", "node": str(node), **request, **describe_frame(data, frame)})
-        message = self._link.push(node, data)
-        if message:
-            self._sent[message] = node, request["round"]
-        return message
-
-    @override
-    def pull(self, message_ids: Collection[str]) -> Sequence[Arrival]:
-        arrivals = self._link.pull(message_ids)
-        for arrival in arrivals:
-            node, number = self._sent.pop(arrival.message_id, (None, None))
-            came = {"kind": "error", "reason": arrival.error[:500]} if arrival.error else describe_frame(arrival.data)
-            self._record.append({"direction": "came", "node": str(node), "run": self._run, "round": number, **came})
-        return arrivals

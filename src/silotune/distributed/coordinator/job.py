@@ -67,7 +67,7 @@ def prepare(config: Config, out: Path, resume: bool) -> Path:
     if not resume and not refused_before:
         require_unused(out, "--out", OR_RESUME)
     RunFolder.check(out, dump(config), resume or refused_before)
-    RunRegistry.check(out)
+    RunRegistry.open(out)
     status_folder = out / FEDERATION_FOLDER
     with folder_lock(out), folder_lock(status_folder):
         RunStatus.begin(status_folder, "submitted")

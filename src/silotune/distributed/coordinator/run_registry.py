@@ -1,18 +1,20 @@
-"""Keeps a run's id and its silos' tasks in the run folder, so that a run can be resumed while a silo is away."""
+"""Which silos take part in a run: admitted by their handshake, and kept in the run folder with the run's id."""
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from silotune.core.files import write_text
+from silotune.core.records import Records
 from silotune.data.tasks import Task, read_task
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER
-from silotune.distributed.protocol.handshake import HandshakeRefused, Hello
+from silotune.distributed.protocol.frames import Frame
+from silotune.distributed.protocol.handshake import HandshakeRefused, Hello, Identity, check_identity
 from silotune.errors import InputError
 
 
@@ -56,11 +58,6 @@ class RunRegistry:
             raise InputError(f"--resume: {out} was not made by this engine; resume it with --engine inprocess")
         return cls(secrets.token_hex(8), {})
 
-    @classmethod
-    def check(cls, out: Path) -> None:
-        """Check that `open` accepts a folder."""
-        cls.open(out)
-
     def with_silo(self, hello: Hello) -> RunRegistry:
         """Return the registry with one more silo.
 
@@ -83,3 +80,40 @@ class RunRegistry:
         """Write it to a run folder."""
         silos = {name: info.fields() for name, info in self.silos.items()}
         write_text(out / FEDERATION_FOLDER / "run.json", json.dumps({"run": self.run, "silos": silos}, indent=1))
+
+
+Shapes = Callable[[str], Mapping[str, tuple[int, ...]]]
+"""Silo → the shapes of the tensors in its broadcasts, by name."""
+
+
+class AdmissionPolicy:
+    """Admits a silo whose identity equals the coordinator's and whose task is unchanged in this run."""
+
+    def __init__(self, identity: Identity, registry: RunRegistry, record: Records) -> None:
+        self.identity = identity
+        self.registry = registry
+        self._record = record
+        self._identities: dict[str, Identity] = {}
+        self._shapes: Shapes | None = None
+
+    def __call__(self, frame: Frame) -> None:
+        """Check a silo's hello and register the silo.
+
+        Raises:
+            HandshakeRefused: its identity differs from the coordinator's.
+        """
+        hello = Hello.read(frame)
+        check_identity(hello.silo, self.identity_for(hello.silo), hello.identity)
+        self.registry = self.registry.with_silo(hello)
+        self._identities[hello.silo] = hello.identity
+        self._record.append({"kind": "joined", "run": self.registry.run, "silo": hello.silo})
+
+    def expect(self, shapes: Shapes) -> None:
+        """Compare the shapes of shared parts, too: of admitted silos now, of others at their hello."""
+        self._shapes = shapes
+        for name, identity in sorted(self._identities.items()):
+            check_identity(name, self.identity_for(name), identity)
+
+    def identity_for(self, silo: str) -> Identity:
+        """Return the coordinator's identity, with the shapes of a silo's parts once these are known."""
+        return self.identity if self._shapes is None else replace(self.identity, shapes=self._shapes(silo))

@@ -7,7 +7,9 @@ starts anew for every message, so imports here must be fast.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import re
 import socket
 import struct
@@ -34,6 +36,9 @@ RUN_ID = re.compile(r"[0-9a-f]{16}")
 LARGEST_HEADER = 16 * 2**20
 
 LARGEST_FRAME = 8 * 2**30
+
+_LONGEST = 500
+"""Characters of another party's text in the audit log."""
 
 PATIENCE = 24 * 3600.0
 """Default for the seconds that a ClientApp waits for its worker: longer than any round."""
@@ -232,3 +237,57 @@ def printable(text: str, longest: int | None = None) -> str:
     """
     short = text if longest is None or len(text) <= longest else f"{text[:longest]}…"
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in short)
+
+
+# -- the audit log -----------------------------------------------------------------------------------------------------
+
+
+def describe_frame(data: bytes, frame: Frame | None = None) -> dict[str, Any]:
+    """Describe a frame: kind, run, round, tensors with shapes, numbers, bytes and digest.
+
+    Args:
+        data: the frame as it goes over the wire; other bytes are of kind `?`.
+        frame: the same, if it is decoded already.
+    """
+    size = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    try:
+        frame = frame or decode(data)
+    except ProtocolError:
+        return {"kind": "?", **size}
+    return {"kind": frame.kind[:40], **_said(frame), **_tensors(frame), **size}
+
+
+def request_of(request: Frame | None) -> dict[str, Any]:
+    """Return run and round of a request; None where it does not say them, or cannot be decoded."""
+    fields = {} if request is None else request.fields
+    run, number = fields.get("run"), fields.get("round")
+    return {"run": run[:40] if isinstance(run, str) else None, "round": number if type(number) is int else None}
+
+
+def _said(frame: Frame) -> dict[str, Any]:
+    """Return the numbers and texts in a frame's header that are worth a line."""
+    said: dict[str, Any] = {}
+    for name in ("metrics", "scores"):
+        if frame.fields.get(name):
+            said[name] = _bounded(frame.fields[name])
+    for name in ("silo", "reason", "note"):
+        if frame.fields.get(name):
+            said[name] = str(frame.fields[name])[:_LONGEST]
+    return said
+
+
+def _bounded(value: object) -> object:
+    return value if len(json.dumps(value)) <= 20 * _LONGEST else str(value)[:_LONGEST]
+
+
+def _tensors(frame: Frame) -> dict[str, Any]:
+    """Return shapes by "part/tensor" name, and their count of numbers, of a frame's message or broadcast."""
+    shapes: dict[str, Any] = {}
+    for blob in frame.blobs.values():
+        try:
+            header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")]) if blob else {}
+            shapes |= {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+            numbers = sum(math.prod(shape) for shape in shapes.values())
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return {"tensors": "?", "numbers": None}
+    return {"tensors": shapes, "numbers": numbers} if shapes else {"tensors": {}, "numbers": 0}

@@ -21,9 +21,17 @@ from silotune.core.clock import log_line
 from silotune.core.determinism import key_named
 from silotune.core.files import free_bytes
 from silotune.distributed.protocol.agreement import parse_wire_config, wire_config
-from silotune.distributed.protocol.audit import describe_frame, request_of
 from silotune.distributed.protocol.disclosure import SiloStatus, filter_metrics, filter_scores
-from silotune.distributed.protocol.frames import PROTOCOL, Frame, ProtocolError, check_run_id, decode, require_fields
+from silotune.distributed.protocol.frames import (
+    PROTOCOL,
+    Frame,
+    ProtocolError,
+    check_run_id,
+    decode,
+    describe_frame,
+    request_of,
+    require_fields,
+)
 from silotune.distributed.protocol.handshake import (
     WAITS_FOR_APPROVAL,
     HandshakeRefused,
