@@ -10,7 +10,7 @@ import torch
 
 from silotune.communication.messages import broadcast_message, shared_tensors, update_message
 from silotune.cost import estimate
-from silotune.cost.message_size import ROWS, SILO, message_sizes
+from silotune.cost.estimate import ROWS, SILO, message_sizes
 from silotune.errors import InputError
 from silotune.methods.lora_factors import A, B
 from silotune.methods.parts import shared

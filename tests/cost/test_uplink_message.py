@@ -9,7 +9,7 @@ from silotune.communication.messages import Expected, change_message, pack
 from silotune.communication.uplink import BUILT_IN_CODECS
 from silotune.core.tensors import flatten
 from silotune.cost import estimate
-from silotune.cost.message_size import _DTYPES, ROWS, SILO, _size
+from silotune.cost.estimate import _DTYPES, ROWS, SILO, _size
 from tests.support.uplink_changes import pipeline
 
 

@@ -98,11 +98,6 @@ def test_the_same_rows_are_learned_once(monkeypatch):
     for number, other in enumerate(others):
         baseline_scores(*other)
         assert len(fitted) == 4 + 2 * number
-    monkeypatch.setattr(module, "MOST_KNOWN", 5)
-    baseline_scores(MOOD, TRAIN, TEST[:1])  # drops the oldest
-    assert len(module._known) == 5
-    baseline_scores(MOOD, TRAIN, TEST)
-    assert len(fitted) == 14
 
 
 def test_several_labels_are_told_from_words_and_by_their_shares():

@@ -11,6 +11,8 @@ import pytest
 import yaml
 
 from silotune.lab.report import html_page
+from silotune.lab.report.entries import ReportEntry
+from silotune.lab.report.frame import Results
 
 
 def write_run(
@@ -93,6 +95,12 @@ def write_comparison(folder: Path, scores: Mapping[str, Mapping[int, float]], **
     plan = {"source": "a-preset", "rows": list(scores), "seeds": seeds, "ddof": 1}
     (folder / "comparison.json").write_text(json.dumps(plan), encoding="utf-8")
     return folder
+
+
+def curve(entry: ReportEntry, *what: str) -> dict[str, list[float]]:
+    """Return a curve of an entry: `x`, `mean` and `std`."""
+    found = Results([entry]).curve(entry.label, *what)
+    return {"x": [*found.index], **found.to_dict("list")}
 
 
 @pytest.fixture

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
-from silotune.communication.uplink import make_pipeline
+import torch
+
+from silotune.communication.messages import Expected
+from silotune.communication.uplink import NO_UPLINK, UplinkPipeline, make_pipeline
 from silotune.config import Config
 from silotune.core.randomness import generator
 from silotune.core.tensors import State, count_parameters
 from silotune.cost.backbone_shapes import LANGUAGE_MODEL_HEADS, Shape, VocabularyHeadStub, load_shape
 from silotune.cost.flops import DECODER_TOKENS, WorkCount, count_work, shape_batch
-from silotune.cost.message_size import message_sizes
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.methods import METHODS, Method
+from silotune.methods.parts import Part, Scope, names_with
 from silotune.models.backbone.device import resolve_device
 from silotune.models.backbone.quantization import resolve_quantization, weight_bytes
 from silotune.models.heads import Head
@@ -28,6 +33,27 @@ from silotune.training.initial_parts import at_rank
 
 _VALUE_BYTES = {"bf16": 2, "fp16": 2}
 """Precision → bytes of a weight that is not quantized; others have 4."""
+
+Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]
+"""Part → tensor → shape."""
+
+
+SILO, ROWS = "silo", 1000
+"""Silo name and row count in the counted message; a longer name makes the header longer."""
+
+_DTYPES = {
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""The safetensors format's names of dtypes, in the order in which it writes tensors; within a dtype, by name."""
 
 OPTIONS = {"silos": 10, "tokens": 128, "labels": 2}
 """Options of the cost command with their defaults: silos per round, tokens per text, labels of the task."""
@@ -179,6 +205,46 @@ def _message_sizes(config: Config, method: Method, state: State) -> tuple[int, i
     leaving = [method.sends(number) for number in method.kinds_of_rounds(config.rounds)]
     sizes = [message_sizes(shapes, method.parts(), pipeline, names) for names in leaving]
     return max(up for up, _ in sizes), max(down for _, down in sizes)
+
+
+def message_sizes(
+    shapes: Shapes,
+    parts: Mapping[str, Part],
+    uplink: UplinkPipeline = NO_UPLINK,
+    leaving: Collection[str] | None = None,
+) -> tuple[int, int]:
+    """Compute the bytes of one silo's update and of the coordinator's broadcast; both 0 where no part is shared.
+
+    Args:
+        shapes: the shapes of all parts' tensors.
+        parts: with their scopes.
+        uplink: steps that the update goes through.
+        leaving: the shared parts that an update holds; None: all of them.
+    """
+    shared = names_with(parts, Scope.SHARED)
+    if not any(prod(shape) for name in shared for shape in shapes[name].values()):
+        return 0, 0
+    sent, fields = _expected(shapes, shared if leaving is None else leaving), {"round": 1, "silo": SILO, "rows": ROWS}
+    if uplink.names:
+        sent, fields = uplink.expected(sent), fields | {"uplink": uplink.label}
+    return _size(sent, fields), _size(_expected(shapes, shared), {"round": 1})
+
+
+def _expected(shapes: Shapes, parts: Collection[str]) -> Expected:
+    return Expected({f"{part}/{name}": shape for part in parts for name, shape in shapes[part].items()})
+
+
+def _size(expected: Expected, fields: Mapping[str, object]) -> int:
+    """Compute the bytes of a safetensors file: header length, header padded to 8 bytes, tensors."""
+    header: dict[str, object] = {"__metadata__": {"silotune": json.dumps(dict(fields), sort_keys=True)}}
+    end = 0
+    order = list(_DTYPES)
+    for name in sorted(expected.shapes, key=lambda name: (order.index(expected.dtype(name)), name)):
+        start, end = end, end + expected.dtype(name).itemsize * prod(expected.shapes[name])
+        dtype = _DTYPES[expected.dtype(name)]
+        header[name] = {"dtype": dtype, "shape": list(expected.shapes[name]), "data_offsets": [start, end]}
+    length = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
+    return 8 + -(-length // 8) * 8 + end
 
 
 def _traffic(

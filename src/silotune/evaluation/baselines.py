@@ -29,13 +29,10 @@ MOST_WORDS = 50_000
 MOST_SILOS = 200
 """Silos up to which each has baselines of its own."""
 
-MOST_KNOWN = 1000
-"""Scores that a process keeps: runs that are compared have the same rows."""
-
 Scores = dict[str, float | None]
 
 _known: dict[bytes, Scores] = {}
-"""Digest of a task and its rows → scores."""
+"""Digest of a task and its rows → scores, kept in a process: runs that are compared have the same rows."""
 
 
 def baselines(silos: Sequence[SiloData], central: bool) -> dict[str, Any]:
@@ -70,8 +67,6 @@ def baseline_scores(task: Task, train: Sequence[Row], test: Sequence[Row]) -> Sc
     train = train[:MOST_ROWS]
     key = _digest(task, train, test)
     if key not in _known:
-        if len(_known) >= MOST_KNOWN:
-            del _known[next(iter(_known))]  # the oldest
         _known[key] = _fit_and_score(task, train, test)
     return dict(_known[key])
 

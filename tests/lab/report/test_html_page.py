@@ -12,20 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from silotune.lab.report.entries import ReportEntry, read_entries
+from silotune.lab.report.entries import read_entries
 from silotune.lab.report.frame import Results
 from silotune.lab.report.html_page import write_report
 from tests.support.command_line import Silotune
-from tests.support.report_runs import write_run
+from tests.support.report_runs import curve, write_run
 
 FIGURES = {"tests": 1, "communication": 1, "rounds": 3, "losses": 4, "similarity": 1, "sent": 1, "seconds": 1}
 """Panels by figure, for the runs of the fixture."""
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
-def curve(entry: ReportEntry, *what: str) -> dict[str, list[float]]:
-    found = Results([entry]).curve(entry.label, *what)
-    return {"x": [*found.index], **found.to_dict("list")}
 
 
 def sections(page: str) -> dict[str, str]:

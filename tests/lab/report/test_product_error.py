@@ -13,15 +13,10 @@ from silotune.lab.report.html_page import write_report
 from silotune.lab.report.statements import list_caveats
 from silotune.lab.report.table_files import as_markdown, comparison_frame
 from silotune.lab.report.tables import cost_table
-from tests.support.report_runs import write_run
+from tests.support.report_runs import curve, write_run
 
 ERRORS = {1: (0.2, 0.1, 0.3), 2: (0.4, 0.3, 0.5)}
 """Seed → error by round."""
-
-
-def curve(entry: ReportEntry, *what: str) -> dict[str, list[float]]:
-    found = Results([entry]).curve(entry.label, *what)
-    return {"x": [*found.index], **found.to_dict("list")}
 
 
 def errors(values: tuple[float, ...]) -> list[dict[str, object]]:

@@ -13,16 +13,19 @@ from silotune.lab.report.entries import FinishedRun
 from silotune.lab.report.figures import report_figures
 from silotune.lab.report.frame import Results
 from silotune.lab.report.significance import NOTE, paired_tests
-from silotune.lab.report.silo_tables import classes_table, confusions, metrics_table, rows_table
 from silotune.lab.report.statements import attack_statement, list_caveats, privacy_statement, traffic_statement
 from silotune.lab.report.tables import (
     BASELINE_NOTE,
     COST_NOTE,
     INTERVAL_NOTE,
     ResultTable,
+    classes_table,
+    confusions,
     cost_table,
+    metrics_table,
     plain_table,
     privacy_table,
+    rows_table,
     runs_table,
     score_table,
 )
