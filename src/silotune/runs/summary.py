@@ -16,8 +16,7 @@ from silotune.data.scores import constant_score
 from silotune.data.templates import CHAT
 from silotune.evaluation.backdoor import overall
 from silotune.evaluation.federation_scores import all_share_one_model, mean_score
-from silotune.evaluation.new_silos import join
-from silotune.evaluation.personalization import unseen
+from silotune.evaluation.personalization import join, unseen
 from silotune.models.heads import LanguageModelHead
 from silotune.models.tuners import tuner_of
 from silotune.runs.engines.base import Engine

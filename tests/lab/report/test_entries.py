@@ -15,9 +15,8 @@ from silotune.cli.result_table import result_table
 from silotune.errors import InputError
 from silotune.lab.report.entries import read_entries
 from silotune.lab.report.frame import Results
-from silotune.lab.report.html_page import write_report
+from silotune.lab.report.html_page import list_caveats, write_report
 from silotune.lab.report.significance import holm, paired_tests
-from silotune.lab.report.statements import list_caveats
 from silotune.lab.report.table_files import as_latex, as_markdown, comparison_frame, write_tables
 from silotune.lab.report.tables import score_table
 from tests.support.report_runs import curve, write_run

@@ -9,8 +9,7 @@ import pytest
 from silotune.lab.report.entries import ReportEntry, read_entries
 from silotune.lab.report.figures import product_error_figure
 from silotune.lab.report.frame import Results
-from silotune.lab.report.html_page import write_report
-from silotune.lab.report.statements import list_caveats
+from silotune.lab.report.html_page import list_caveats, write_report
 from silotune.lab.report.table_files import as_markdown, comparison_frame
 from silotune.lab.report.tables import cost_table
 from tests.support.report_runs import curve, write_run

@@ -13,9 +13,8 @@ from rich.console import Console
 from silotune.cli.result_table import result_table
 from silotune.lab.report.entries import ReportEntry, read_entries
 from silotune.lab.report.frame import Results
-from silotune.lab.report.html_page import render_page
+from silotune.lab.report.html_page import list_caveats, render_page
 from silotune.lab.report.significance import beaten_by_words, paired_tests
-from silotune.lab.report.statements import list_caveats
 from silotune.lab.report.table_files import comparison_frame, write_tables
 from silotune.lab.report.tables import score_table
 from silotune.runs.scores import average_text

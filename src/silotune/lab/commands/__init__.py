@@ -15,12 +15,12 @@ def add_commands(app: typer.Typer) -> None:
     Importing their modules is cheap: each imports torch and other slow libraries inside its command only.
     """
     from silotune.cli.app import BEFORE, RESULTS, TRAIN
-    from silotune.lab.commands import compare, demo, import_data, partition, report, sweep, transfer
+    from silotune.lab.commands import compare, demo, partition, report, sweep
 
     groups: dict[str, tuple[Callable[..., None], ...]] = {
         TRAIN: (demo.demo, compare.compare, sweep.sweep),
-        BEFORE: (partition.partition, import_data.import_data),
-        RESULTS: (report.report, report.personalization, transfer.transfer),
+        BEFORE: (partition.partition, partition.import_data),
+        RESULTS: (report.report, report.personalization, report.transfer),
     }
     for group, commands in groups.items():
         for command in commands:

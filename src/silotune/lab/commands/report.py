@@ -1,13 +1,23 @@
-"""The commands `silotune report` and `personalization`, over finished runs."""
+"""The commands `silotune report`, `personalization` and `transfer`, over finished runs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from silotune.cli.console import console, say
+from silotune.errors import InputError, require_unused, unknown_name_error
+
+if TYPE_CHECKING:
+    from silotune.lab.transfer import Matrix
+    from silotune.lab.transfer_models import WhoseHead
+
+_KEYS = ("transfer.head", "transfer.types")
 
 
 def report(
@@ -36,7 +46,6 @@ def personalization(
 ) -> None:
     """Tables and figures of FedDPA's personalization measures; the runs need evaluation.test_time=true."""
     from silotune.core.files import make_folder
-    from silotune.errors import require_unused
     from silotune.lab.personalization import measure_tables, rounds_figure, silo_task_heatmap, unseen_table
     from silotune.lab.report.entries import read_entries
     from silotune.lab.report.frame import Results
@@ -54,3 +63,78 @@ def personalization(
     silo_task_heatmap(results.entries, out / "silo-task.png")
     rounds_figure(results.entries, out / "rounds.png")
     say(f"wrote {out}: tables.md and figures")
+
+
+def transfer(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Finished run folders, one per task (and method, tuner, seed); transfer.head=target|source; "
+            "transfer.types='{TASK: TYPE}'.",
+            metavar="RUN…",
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="Where transfer.csv and transfer.png go.")] = None,
+) -> None:
+    """Evaluate each run's tuned parts on every other run's task, without training: absolute and relative matrices.
+
+    transfer.head=target reads the labels with the target run's head; transfer.head=source with the source's, where the
+    numbers of labels agree.
+    """
+    if out is None:
+        raise InputError("--out: is missing; transfer needs a folder for transfer.csv and transfer.png")
+    require_unused(out, "--out")
+    head, types, folders = _parse_words(runs)
+    from silotune.lab.transfer import transfer as exchange
+
+    with console.status("opening runs") as status:
+        result = exchange(folders, out, head=head, types=types, status=status.update)
+    for note in result.notes:
+        say(note)
+    for group_matrix in result.matrices:
+        console.print(_table(group_matrix))
+    console.print(_summary(result.matrices))
+    say(f"wrote {', '.join(map(str, result.files))}")
+
+
+def _parse_words(words: Sequence[str]) -> tuple[WhoseHead, dict[str, str], list[Path]]:
+    """Parse the arguments into (whose head, task to type, run folders)."""
+    from silotune.config.trees import parse_word
+
+    options: dict[str, Any] = {"transfer.head": "target", "transfer.types": {}}
+    folders = []
+    for word in words:
+        if not word.startswith("transfer.") or "=" not in word:
+            folders.append(Path(word))
+            continue
+        key, value = parse_word(word)
+        if key not in _KEYS:
+            raise unknown_name_error("key", key, _KEYS)
+        options[key] = value
+    head, types = options["transfer.head"], options["transfer.types"]
+    if not isinstance(types, dict) or not all(isinstance(word, str) for word in (*types, *types.values())):
+        raise InputError(f"transfer.types: must map tasks to types, e.g. '{{SST-2: sentiment}}' (got {types!r})")
+    return cast("WhoseHead", head), types, folders
+
+
+def _table(matrix: Matrix) -> Table:
+    from silotune.lab.transfer import MATRIX_TITLE
+
+    table = Table(title=escape(f"{matrix.label}: {MATRIX_TITLE}"))
+    table.add_column("source ↓ target →")
+    for task in matrix.tasks:
+        table.add_column(escape(task), justify="right")
+    for cells in matrix.texts():
+        table.add_row(*map(escape, cells))
+    return table
+
+
+def _summary(matrices: Sequence[Matrix]) -> Table:
+    table = Table(title="relative score between two tasks, mean (%)")
+    table.add_column("")
+    for column in ("all", "same type", "other type", "|A on B − B on A|"):
+        table.add_column(column, justify="right")
+    for matrix in matrices:
+        values = (matrix.mean(), matrix.mean(alike=True), matrix.mean(alike=False), matrix.asymmetry())
+        table.add_row(escape(matrix.label), *("–" if value is None else f"{value:.1f}" for value in values))
+    return table
