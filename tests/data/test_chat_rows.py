@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from tokenizers import processors
 
 from silotune.data.chat_template import ChatTemplate, turn_end_ids
-from silotune.data.generation_tokenizer import ConversationEncoder, GenerationTokenizer
+from silotune.data.generation_tokenizer import GenerationTokenizer
 from silotune.data.rows import Row
 from silotune.data.tasks import Task
 from silotune.errors import InputError
@@ -22,13 +24,24 @@ from tests.support.chats import (
     chat_tokenizer,
 )
 
+TASK = Task("a", (), kind="generation")
 TWO = (("system", "Be kind."), ("user", "the soup?"), ("assistant", "It was warm."), ("user", "and now"))
 
 
 def encode(template, turns=TWO, answer="cold.", last_only=False, room=200, max_length=400, **options):
     tokenizer = chat_tokenizer(template)
-    encoder = ConversationEncoder(tokenizer, ChatTemplate(tokenizer, None, options), last_only, room, max_length)
-    return tokenizer, encoder(turns, answer)
+    return tokenizer, encoded_with(tokenizer, turns, answer, last_only, room, max_length, **options)
+
+
+def encoded_with(tokenizer, turns, answer, last_only=False, room=200, max_length=400, **options):
+    """Return a conversation's tokens, which of them are trained, and how many are before the last answer."""
+    template = ChatTemplate(tokenizer, None, options)
+    tokenize = GenerationTokenizer(tokenizer, template, max_length, room, last_only=last_only)
+    rows = tokenize(TASK, [Row((turns[-1][1], ""), 0, answer, turns=tuple(turns))])
+    ids, reads = rows.ids[0], rows.reads[0]
+    assert rows.targets[0] == [ids[place + 1] for place in reads]
+    trained = [place - 1 in reads for place in range(len(ids))]
+    return SimpleNamespace(ids=ids, trained=trained, prompt=rows.prompts[0])
 
 
 def trained_pieces(tokenizer, encoded):
@@ -83,9 +96,9 @@ def test_a_tokenizer_whose_offsets_leave_out_spaces_trains_the_same_tokens(templ
     """Llama 3's and Pythia's do: a token of one space alone then seems to be where the answer begins."""
     for answer in ("cold.", "cold.  "):
         tokenizer = chat_tokenizer(template)
-        whole = ConversationEncoder(tokenizer, ChatTemplate(tokenizer), False, 200, 400)(TWO[1:], answer)
+        whole = encoded_with(tokenizer, TWO[1:], answer)
         tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
-        trimmed = ConversationEncoder(tokenizer, ChatTemplate(tokenizer), False, 200, 400)(TWO[1:], answer)
+        trimmed = encoded_with(tokenizer, TWO[1:], answer)
         assert trimmed == whole
         assert not trimmed.trained[trimmed.prompt - 1]
 
@@ -176,16 +189,16 @@ def test_a_template_that_leaves_out_an_answer_is_refused(template, answer, turn)
     with pytest.raises(InputError) as refused:
         encode(template, answer=answer)
     assert str(refused.value).startswith(
-        f"head.template: the chat template 'default' leaves out the answer in turn {turn} of a conversation, or a part "
+        f"row 1: head.template: the chat template 'default' leaves out the answer in turn {turn} of a conversation"
     )
     tokenizer = chat_tokenizer(template)
     rows = [Row(("hi", ""), 0, "cold." * (number == 1), turns=TWO[1:2]) for number in range(2)]
     tokenize = GenerationTokenizer(tokenizer, ChatTemplate(tokenizer), 200, 100)
     if template == PARTS:
         with pytest.raises(InputError, match=r"^row 2: head\.template"):
-            tokenize(Task("a", (), kind="generation"), rows)
+            tokenize(TASK, rows)
     else:
-        assert len(tokenize(Task("a", (), kind="generation"), rows)) == 2
+        assert len(tokenize(TASK, rows)) == 2
 
 
 def test_white_space_around_an_answer_is_the_templates_affair():
@@ -230,7 +243,7 @@ def test_long_texts_are_cut_before_the_answer_is():
 def test_instructions_in_the_chat_template_end_with_its_turn_end():
     tokenizer = chat_tokenizer()
     tokenize = GenerationTokenizer(tokenizer, ChatTemplate(tokenizer), 100, 80)
-    rows = tokenize(Task("t", (), "rouge1", "generation"), [Row(("Do it.", "now"), 0, "Done.")])
+    rows = tokenize(TASK, [Row(("Do it.", "now"), 0, "Done.")])
     assert tokenizer.decode(rows.targets[0]) == "Done.<|im_end|>"
     assert tokenizer.decode(rows.ids[0][: rows.prompts[0]]).endswith("Do it.\nnow<|im_end|>\n<|im_start|>assistant\n")
 
@@ -242,4 +255,4 @@ def test_a_named_template_for_tools_does_not_end_a_run(broken):
     tokenizer.chat_template = {"default": CHATML, "tool_use": broken}
     assert turn_end_ids(tokenizer) == turn_end_ids(chat_tokenizer(CHATML))
     with pytest.raises(InputError, match="the chat template refuses turns of user"):
-        _ = ChatTemplate(tokenizer, "tool_use").turn_end_id
+        _ = ChatTemplate(tokenizer, "tool_use").turn_end

@@ -12,10 +12,8 @@ import pytest
 from silotune.config import SiloConfig
 from silotune.data.generation_rows import (
     asked_row,
-    conversation_rows,
     find_format,
     generation_rows,
-    preference_rows,
     row_format,
 )
 from silotune.data.own_silos import own_sets
@@ -29,10 +27,18 @@ FILE = Path("rows.jsonl")
 USER, ANSWER = {"role": "user", "content": "the soup?"}, {"role": "assistant", "content": "warm"}
 
 
+def conversation_rows(records):
+    return generation_rows(FILE, records, "conversations")
+
+
+def preference_rows(*records):
+    return generation_rows(FILE, records, "preferences")
+
+
 def test_both_shapes_make_the_same_rows():
     records = conversations(6)
-    rows = conversation_rows(FILE, records)
-    assert rows == conversation_rows(FILE, [sharegpt(record) for record in records])
+    rows = conversation_rows(records)
+    assert rows == conversation_rows([sharegpt(record) for record in records])
     assert rows[1].turns == (("user", "the soup 1?"), ("assistant", "It was warm."), ("user", "and now"))
     assert rows[1].answer == "cold 1."
     assert rows[1].texts == ("and now", "")
@@ -41,7 +47,7 @@ def test_both_shapes_make_the_same_rows():
 
 def test_what_follows_the_last_answer_is_left_out_and_a_system_column_is_the_first_turn():
     (row,) = conversation_rows(
-        FILE, [{"system": "Be kind.", "conversations": sharegpt({"messages": [USER, ANSWER, USER]})["conversations"]}]
+        [{"system": "Be kind.", "conversations": sharegpt({"messages": [USER, ANSWER, USER]})["conversations"]}]
     )
     assert row.turns == (("system", "Be kind."), ("user", "the soup?"))
     assert row.answer == "warm"
@@ -84,16 +90,14 @@ def test_prompts_are_instructions_without_input():
 )
 def test_malformed_conversations_are_named(messages, said):
     with pytest.raises(InputError) as error:
-        conversation_rows(FILE, [{"messages": messages}])
+        conversation_rows([{"messages": messages}])
     assert said in str(error.value)
 
 
 def test_preferences_of_texts_and_of_turns():
     expected = Row(("the soup?", ""), 0, "warm", turns=(("user", "the soup?"),), rejected="cold")
     bad = {"role": "assistant", "content": "cold"}
-    assert preference_rows(FILE, [{"prompt": "a", "chosen": "b", "rejected": "c"}]) == [
-        Row(("a", ""), 0, "b", rejected="c")
-    ]
+    assert preference_rows({"prompt": "a", "chosen": "b", "rejected": "c"}) == [Row(("a", ""), 0, "b", rejected="c")]
     for record in (
         {"prompt": [USER], "chosen": [ANSWER], "rejected": [bad]},
         {"prompt": "the soup?", "chosen": [USER, ANSWER], "rejected": [USER, bad]},
@@ -101,7 +105,7 @@ def test_preferences_of_texts_and_of_turns():
         {"chosen": [USER, ANSWER], "rejected": [USER, bad]},
         {"prompt": [USER], "chosen": "warm", "rejected": "cold"},
     ):
-        assert preference_rows(FILE, [record]) == [expected]
+        assert preference_rows(record) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +119,7 @@ def test_preferences_of_texts_and_of_turns():
 )
 def test_malformed_preferences_are_named(record, said):
     with pytest.raises(InputError) as error:
-        preference_rows(FILE, [record])
+        preference_rows(record)
     assert said in str(error.value)
 
 
@@ -132,7 +136,7 @@ def own(path: Path, **keys):
 
 def test_every_kind_of_file(tmp_path):
     records = conversations(4)
-    expected = conversation_rows(FILE, records)
+    expected = conversation_rows(records)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "a.parquet")
     write_lines(tmp_path / "a.jsonl", records)
     cells = ('"' + json.dumps(record["messages"]).replace('"', '""') + '"' for record in records)
@@ -151,7 +155,7 @@ def test_a_data_set_of_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *words: asked.append(words) or made)
     found = own("hub:owner/name:small")
     assert asked == [("owner/name", "small")]
-    assert found.splits.train == conversation_rows(FILE, records)
+    assert found.splits.train == conversation_rows(records)
     assert len(found.splits.test) == 1
 
 
@@ -166,8 +170,8 @@ def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
 
 def test_conversations_and_preferences_survive_a_silos_folder(tmp_path):
     rows = [
-        *conversation_rows(FILE, conversations(3)),
-        *preference_rows(FILE, [{"prompt": "p", "chosen": "a", "rejected": "b"}]),
+        *conversation_rows(conversations(3)),
+        *preference_rows({"prompt": "p", "chosen": "a", "rejected": "b"}),
     ]
     silo = SiloData("a", Task("t", (), "rouge1", "generation"), Splits(rows, [], rows[:1]))
     write_rows(tmp_path / "rows", silo)

@@ -62,27 +62,25 @@ class ChatTemplate:
 
     def prompt(self, turns: Sequence[Turn]) -> str:
         """Return the text after which the assistant's next turn begins."""
-        return self._render(turns, add_generation_prompt=True) + self._header
+        return self._render(turns, add_generation_prompt=True)[0] + self._header
 
     def __call__(self, texts: Texts) -> str:
         """Return the prompt of a row that is no conversation: one turn of the user, its texts joined by line breaks."""
         return self.prompt([("user", join_lines(texts))])
 
     def text(self, turns: Sequence[Turn]) -> str:
-        """Return a whole conversation."""
-        return self._render(turns, add_generation_prompt=False)
+        """Return the text of a whole conversation."""
+        return self._render(turns)[0]
 
     @cached_property
-    def turn_end(self) -> str:
-        """The text that ends the assistant's turn, with its special token; empty if the template has none."""
-        begin, end = self._end_token
-        return self._tail[:end] if end > begin else ""
-
-    @cached_property
-    def turn_end_id(self) -> int | None:
-        """The token that ends the assistant's turn; None if the template has none."""
-        begin, end = self._end_token
-        return int(self._tokenizer.convert_tokens_to_ids(self._tail[begin:end])) if end > begin else None
+    def turn_end(self) -> tuple[str, int | None]:
+        """The text that ends the assistant's turn, up to its special token, and the token; ("", None) without one."""
+        added = {str(token) for token in self._tokenizer.get_added_vocab()} | {*self._tokenizer.all_special_tokens}
+        found = [(self._tail.index(token), -len(token), token) for token in added if token and token in self._tail]
+        if not found:
+            return "", None
+        begin, _, token = min(found)
+        return self._tail[: begin + len(token)], int(self._tokenizer.convert_tokens_to_ids(token))
 
     @cached_property
     def _asked(self) -> list[Turn]:
@@ -101,7 +99,7 @@ class ChatTemplate:
     def _header(self) -> str:
         """The text that a template without a generation prompt writes before an answer; empty if white space."""
         asked = self._asked
-        begun, answered = self._render(asked, add_generation_prompt=True), self.text([*asked, (ASSISTANT, _PROBE)])
+        begun, answered = self._render(asked, add_generation_prompt=True)[0], self.text([*asked, (ASSISTANT, _PROBE)])
         if begun != self.text(asked) or not answered.startswith(begun) or _PROBE not in answered:
             return ""
         header = answered[len(begun) : answered.rindex(_PROBE)]
@@ -112,14 +110,6 @@ class ChatTemplate:
         """The text after the last answer of a conversation."""
         rendered = self.text([*self._asked, (ASSISTANT, _PROBE)])
         return rendered[rendered.rindex(_PROBE) + len(_PROBE) :] if _PROBE in rendered else ""
-
-    @cached_property
-    def _end_token(self) -> Span:
-        """The characters of the first added token (`<|im_end|>`) of the tail; empty if there is none."""
-        added = {str(token) for token in self._tokenizer.get_added_vocab()} | {*self._tokenizer.all_special_tokens}
-        found = [(self._tail.index(token), -len(token)) for token in added if token and token in self._tail]
-        begin, negative = min(found, default=(0, 0))
-        return begin, begin - negative
 
     def answers(self, turns: Sequence[Turn], last_only: bool) -> tuple[str, list[Span], int]:
         """Render a conversation that ends with the assistant's turn, and find what the assistant writes in it.
@@ -135,7 +125,7 @@ class ChatTemplate:
         Returns:
             The text, up to the end of the last answer; the characters of each answer; and where the last answer begins.
         """
-        whole = self.text(turns)
+        whole, marks = self._render(turns)
         prompt = self.prompt(turns[:-1])
         if not whole.startswith(prompt):
             raise InputError(
@@ -143,7 +133,10 @@ class ChatTemplate:
                 "it cannot be trained on; choose another with head.chat_template or head.chat_kwargs"
             )
         if _GENERATION.search(self._template):
-            spans = [(begin, self._past_turn_end(whole, end)) for begin, end in self._marked(turns)]
+            end = self.turn_end[0]
+            spans = [(first, last + len(end) * whole.startswith(end, last)) for first, last in marks if last > first]
+            if not spans:
+                raise InputError("head.template: the chat template marks nothing of a conversation as generated")
         else:
             spans = self._added(turns, whole, last_only)
         spans = spans[-1:] if last_only else spans
@@ -159,7 +152,7 @@ class ChatTemplate:
             so_far = whole if position == len(turns) - 1 else self.text(turns[: position + 1])
             added = so_far[len(prompt) :]
             if self._tail and added.endswith(self._tail):
-                added = added[: len(added) - len(self._tail)] + self.turn_end
+                added = added[: len(added) - len(self._tail)] + self.turn_end[0]
             if not so_far.startswith(prompt) or not whole.startswith(prompt + added):
                 raise InputError(
                     f"head.template: the chat template writes turn {position + 1} of a conversation differently once "
@@ -183,42 +176,24 @@ class ChatTemplate:
                 )
             place = found + len(answer)
 
-    def _marked(self, turns: Sequence[Turn]) -> list[Span]:
-        """Return the characters between `{% generation %}` and `{% endgeneration %}`."""
+    def _render(self, turns: Sequence[Turn], add_generation_prompt: bool = False) -> tuple[str, list[Span]]:
+        """Fill the template; returns the text, and the characters that it marks as generated."""
+        from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        rendered: Any = render_jinja_template(
-            conversations=[_messages(turns)],
-            chat_template=self._template,
-            return_assistant_tokens_mask=True,
-            **self._tokenizer.special_tokens_map,
-            **self._options,
-        )
-        spans: list[Span] = [(begin, end) for begin, end in rendered[1][0] if end > begin]
-        if not spans:
-            raise InputError("head.template: the chat template marks nothing of a conversation as generated")
-        return spans
-
-    def _past_turn_end(self, whole: str, end: int) -> int:
-        """Return the position behind the turn end, if it follows at `end`."""
-        return end + len(self.turn_end) if whole.startswith(self.turn_end, end) else end
-
-    def _render(self, turns: Sequence[Turn], add_generation_prompt: bool) -> str:
-        from jinja2 import TemplateError
-
+        marked = not add_generation_prompt and _GENERATION.search(self._template) is not None
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    _messages(turns),
-                    chat_template=self._template,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                    **self._options,
-                )
+            rendered: Any = render_jinja_template(
+                conversations=[[{"role": role, "content": content} for role, content in turns]],
+                chat_template=self._template,
+                add_generation_prompt=add_generation_prompt,
+                return_assistant_tokens_mask=marked,
+                **{**self._tokenizer.special_tokens_map, **self._options},
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:  # those of what templates do
             roles = ", ".join(role for role, _ in turns)
             raise InputError(f"head.template: the chat template refuses turns of {roles} ({error})") from error
+        return str(rendered[0][0]), list(rendered[1][0]) if marked else []
 
 
 def _clock() -> str:
@@ -231,10 +206,6 @@ def _without_spaces(text: str) -> str:
     return "".join(text.split())
 
 
-def _messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
-    return [{"role": role, "content": content} for role, content in turns]
-
-
 def turn_end_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Return the tokens that end the assistant's turn in the tokenizer's chat templates; empty without a template."""
     given: Any = getattr(tokenizer, "chat_template", None)
@@ -242,7 +213,7 @@ def turn_end_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     ids = set()
     for name in names:
         try:
-            ids.add(ChatTemplate(tokenizer, name).turn_end_id)
+            ids.add(ChatTemplate(tokenizer, name).turn_end[1])
         except InputError:  # a template for another use, e.g. with tools alone
             continue
     return tuple(sorted(token for token in ids if token is not None))

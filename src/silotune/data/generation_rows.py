@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,19 +82,11 @@ def instruction_rows(
     return rows
 
 
-def _prompt_rows(path: Path, records: Sequence[Record]) -> list[Row]:
-    return instruction_rows(path, records, (PROMPT,), RESPONSE)
-
-
-def conversation_rows(path: Path, records: Sequence[Record]) -> list[Row]:
+def _conversation_rows(path: Path, records: Sequence[Record]) -> list[Row]:
     """Make rows of conversations, from the column `messages` or `conversations`.
 
     Everything up to the assistant's last turn is kept; that turn is the row's answer. A column `system` (ShareGPT) is
     the first turn.
-
-    Args:
-        path: the file, for messages.
-        records: rows of the file.
     """
     column = MESSAGES if MESSAGES in records[0] else CONVERSATIONS
     rows = []
@@ -103,31 +96,27 @@ def conversation_rows(path: Path, records: Sequence[Record]) -> list[Row]:
         if record.get("system") and turns[0][0] != "system":
             turns = [("system", read_text(path, number, record, "system")), *turns]
         before, answer = _with_answer(turns, f"{where}: {column!r}")
-        rows.append(Row(_texts(before), 0, answer, turns=before))
+        rows.append(Row((before[-1][1], ""), 0, answer, turns=before))
     return rows
 
 
-def preference_rows(path: Path, records: Sequence[Record]) -> list[Row]:
+def _preference_rows(path: Path, records: Sequence[Record]) -> list[Row]:
     """Make rows of preference pairs, from the columns `prompt`, `chosen` and `rejected`: texts, or lists of turns.
 
     Lists of turns end with the assistant's answer. They may begin with the turns of the prompt, and the column `prompt`
     may then be missing.
-
-    Args:
-        path: the file, for messages.
-        records: rows of the file.
     """
     require_columns(path, records[0], [CHOSEN, REJECTED])
     rows = []
     for number, record in enumerate(records, start=1):
         where = f"{source_name(path)}: row {number}"
-        if _is_turns(record.get(CHOSEN)) or _is_turns(record.get(REJECTED)):
+        if isinstance(record.get(CHOSEN), list) or isinstance(record.get(REJECTED), list):
             rows.append(_preference_of_turns(path, number, record))
             continue
         chosen, rejected = (read_text(path, number, record, column) for column in (CHOSEN, REJECTED))
-        if _is_turns(record.get(PROMPT)):
+        if isinstance(record.get(PROMPT), list):
             turns = tuple(read_turns(record[PROMPT], f"{where}: {PROMPT!r}"))
-            row = Row(_texts(turns), 0, chosen, turns=turns, rejected=rejected)
+            row = Row((turns[-1][1], ""), 0, chosen, turns=turns, rejected=rejected)
         else:
             row = Row((read_text(path, number, record, PROMPT), ""), 0, chosen, rejected=rejected)
         rows.append(_distinct(row, where))
@@ -139,7 +128,7 @@ def asked_row(turns: Any, where: str) -> Row:
     checked = tuple(read_turns(turns, where))
     if checked[-1][0] != "user":
         raise InputError(f"{where}: the last turn has to be the user's (found {checked[-1][0]})")
-    return Row(_texts(checked), 0, turns=checked)
+    return Row((checked[-1][1], ""), 0, turns=checked)
 
 
 def _preference_of_turns(path: Path, number: int, record: Record) -> Row:
@@ -153,12 +142,12 @@ def _preference_of_turns(path: Path, number: int, record: Record) -> Row:
     (before, chosen), (other, rejected) = answers
     if before != other:
         raise InputError(f"{where}: {CHOSEN!r} and {REJECTED!r} answer different prompts")
-    if _is_turns(record.get(PROMPT)):
+    if isinstance(record.get(PROMPT), list):
         prompt = tuple(read_turns(record[PROMPT], f"{where}: {PROMPT!r}"))
         before = before if before[: len(prompt)] == prompt else (*prompt, *before)
     elif not before:
         before = (("user", read_text(path, number, record, PROMPT)),)
-    return _distinct(Row(_texts(before), 0, chosen, turns=before, rejected=rejected), where)
+    return _distinct(Row((before[-1][1], ""), 0, chosen, turns=before, rejected=rejected), where)
 
 
 def _distinct(row: Row, where: str) -> Row:
@@ -196,21 +185,15 @@ def _turn(turn: Any, where: str) -> Turn:
     role, content = (turn[key] for key in shape)
     if not isinstance(role, str) or role not in _ROLES:
         raise InputError(f"{where}: unknown role {role!r}; allowed: {', '.join(_ROLES)}")
-    if isinstance(content, list) and content and all(_is_text_part(part) for part in content):
-        content = "".join(part["text"] for part in content)
+    if isinstance(content, list) and content:
+        parts = [part for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
+        texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+        content = "".join(texts) if len(texts) == len(content) else content
     if not isinstance(content, str):
         raise InputError(f"{where}: {shape[1]!r} is not text but {type(content).__name__}")
     if fault := text_fault(content):
         raise InputError(f"{where}: {shape[1]!r} {fault}")
     return _ROLES[role], content
-
-
-def _is_text_part(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
-
-
-def _is_turns(value: Any) -> bool:
-    return isinstance(value, list)
 
 
 def _with_answer(turns: Sequence[Turn], where: str) -> tuple[tuple[Turn, ...], str]:
@@ -223,16 +206,11 @@ def _with_answer(turns: Sequence[Turn], where: str) -> tuple[tuple[Turn, ...], s
     return tuple(turns[:last]), turns[last][1]
 
 
-def _texts(before: Sequence[Turn]) -> tuple[str, str]:
-    """Return the texts of a row: the content of the last turn, as its instruction."""
-    return before[-1][1], ""
-
-
 _READERS: Mapping[Format, Callable[[Path, Sequence[Record]], list[Row]]] = {
-    "conversations": conversation_rows,
-    "preferences": preference_rows,
+    "conversations": _conversation_rows,
+    "preferences": _preference_rows,
     "instructions": instruction_rows,
-    "prompts": _prompt_rows,
+    "prompts": partial(instruction_rows, text=(PROMPT,), output=RESPONSE),
 }
 
 

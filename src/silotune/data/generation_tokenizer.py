@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -60,12 +60,12 @@ class GenerationTokenizer:
     @cached_property
     def end(self) -> int:
         """The token that ends an answer: the chat template's turn end, else the tokenizer's end token."""
-        end = self.template.turn_end_id if isinstance(self.template, ChatTemplate) else None
-        return int(self._any.eos_token_id) if end is None else end
+        end = self.template.turn_end[1] if isinstance(self.template, ChatTemplate) else None
+        return self._eos if end is None else end
 
     @property
-    def _any(self) -> Any:
-        return self.tokenizer
+    def _eos(self) -> int:
+        return int(cast(Any, self.tokenizer).eos_token_id)
 
     def __call__(self, task: Task, rows: Sequence[Row]) -> TokenizedRows:
         """Tokenize rows of one task."""
@@ -102,7 +102,7 @@ class GenerationTokenizer:
         special = not isinstance(self.template, ChatTemplate)
         texts = [row.texts for row in rows]
         encoded = encode_fitting(self.tokenizer, self.template, texts, self.room, special_tokens=special)
-        answers = self._any([row.answer for row in rows], add_special_tokens=False)["input_ids"]
+        answers = cast(Any, self.tokenizer)([row.answer for row in rows], add_special_tokens=False)["input_ids"]
         return [prompt.ids for prompt in encoded], answers
 
     def _encoder_decoder(
@@ -122,9 +122,9 @@ class GenerationTokenizer:
     def _prompt_and_answer(self, rows: Sequence[Row]) -> list[_Sequence]:
         if not rows:
             return []
-        eos, sequences = int(self._any.eos_token_id), []
+        sequences = []
         for prompt, answer in zip(*self._prompts_and_answers(rows), strict=True):
-            prompt = prompt[:-1] if prompt[-1] == eos else prompt
+            prompt = prompt[:-1] if prompt[-1] == self._eos else prompt
             response = [*answer, self.end][: self.max_length - len(prompt)]
             reads = list(range(len(prompt) - 1, len(prompt) + len(response) - 1))
             sequences.append(_Sequence([*prompt, *response], reads, response, len(prompt)))
@@ -139,83 +139,30 @@ class GenerationTokenizer:
             raise InputError(f"row {number}: {error}") from error
 
     def _conversation(self, task: Task, row: Row) -> _Sequence:
-        encode = self._encoder(task)
-        if not row.answer:  # only to be answered
-            prompt = encode.prompt(row.turns)
-            return _Sequence([*prompt, self.end], [len(prompt) - 1], [self.end], len(prompt))
-        encoded = encode(row.turns, row.answer)
-        targets = [place for place, trained in enumerate(encoded.trained) if trained and place]
-        return _Sequence(
-            encoded.ids, [place - 1 for place in targets], [encoded.ids[place] for place in targets], encoded.prompt
-        )
-
-    def _encoder(self, task: Task) -> ConversationEncoder:
-        if not isinstance(self.template, ChatTemplate):
-            raise InputError(f"head.template: the rows of task {task.name!r} are conversations; allowed: {CHAT}")
-        return ConversationEncoder(self.tokenizer, self.template, self.last_only, self.room, self.max_length)
-
-
-@dataclass(frozen=True)
-class EncodedConversation:
-    """A conversation as tokens.
-
-    Args:
-        ids: token ids.
-        trained: per token, whether the assistant writes it, and the loss counts it.
-        prompt: number of tokens before the last answer.
-    """
-
-    ids: list[int]
-    trained: list[bool]
-    prompt: int
-
-
-@dataclass(frozen=True)
-class ConversationEncoder:
-    """Encodes conversations for a decoder-only model.
-
-    Args:
-        tokenizer: a tokenizer with offsets (any fast tokenizer).
-        template: its chat template.
-        last_only: whether only the assistant's last turn is trained.
-        room: the most tokens before the last answer.
-        max_length: the most tokens in all.
-    """
-
-    tokenizer: PreTrainedTokenizerBase
-    template: ChatTemplate
-    last_only: bool
-    room: int
-    max_length: int
-
-    def __call__(self, turns: Sequence[Turn], answer: str) -> EncodedConversation:
-        """Encode a conversation, shortened if necessary.
+        """Tokenize a conversation, shortened if necessary.
 
         Too many turns lose the oldest, then the texts of the others are cut; the answer stays, and is cut last. An
         answer without a turn end in the template ends with the tokenizer's end token.
-
-        Args:
-            turns: the turns before the last answer.
-            answer: the assistant's next turn.
         """
-        conversation = [*self._fitting(list(turns)), (ASSISTANT, answer)]
-        text, spans, begin = self.template.answers(conversation, self.last_only)
-        ids, offsets, prompt = self._tokens(text, sorted({begin, *(span[0] for span in spans)}), begin)
-        trained = [any(first <= start < end for first, end in spans) for start, _ in offsets]
-        if not self.template.turn_end:
-            ids, trained = [*ids, int(self._any.eos_token_id)], [*trained, True]
-        return EncodedConversation(ids[: self.max_length], trained[: self.max_length], prompt)
-
-    def prompt(self, turns: Sequence[Turn]) -> list[int]:
-        """Return the tokens after which the assistant's next turn begins, shortened if necessary."""
-        return self._encode(self.template.prompt(self._fitting(list(turns))))[0]
-
-    @property
-    def _any(self) -> Any:
-        return self.tokenizer
+        template = self.template
+        if not isinstance(template, ChatTemplate):
+            raise InputError(f"head.template: the rows of task {task.name!r} are conversations; allowed: {CHAT}")
+        turns = self._fitting(template, list(row.turns))
+        if not row.answer:  # only to be answered
+            prompt = self._encode(template.prompt(turns))[0]
+            return _Sequence([*prompt, self.end], [len(prompt) - 1], [self.end], len(prompt))
+        text, spans, begin = template.answers([*turns, (ASSISTANT, row.answer)], self.last_only)
+        ids, offsets, before = self._tokens(text, sorted({begin, *(span[0] for span in spans)}), begin)
+        trained = [place for place, (at, _) in enumerate(offsets) if any(first <= at < end for first, end in spans)]
+        if not template.turn_end[0]:
+            ids, trained = [*ids, self._eos], [*trained, len(ids)]
+        trained = [place for place in trained if 0 < place < self.max_length]
+        return _Sequence(
+            ids[: self.max_length], [place - 1 for place in trained], [ids[place] for place in trained], before
+        )
 
     def _encode(self, text: str) -> tuple[list[int], list[Span]]:
-        encoded = self._any(text, add_special_tokens=False, return_offsets_mapping=True)
+        encoded = cast(Any, self.tokenizer)(text, add_special_tokens=False, return_offsets_mapping=True)
         offsets: list[Span] = []
         for begin, end in encoded["offset_mapping"]:
             # Llama 3's and Pythia's tokenizers leave spaces out: one of spaces alone would begin where the next does
@@ -252,23 +199,19 @@ class ConversationEncoder:
             offsets += [(first + begin, last + begin) for first, last in piece_offsets]
         return ids, offsets
 
-    def _fitting(self, turns: list[Turn]) -> list[Turn]:
+    def _fitting(self, template: ChatTemplate, turns: list[Turn]) -> list[Turn]:
         """Shorten the turns before the last answer until their prompt has at most `room` tokens."""
-        while len(self._encode(self.template.prompt(turns))[0]) > self.room:
+        while len(self._encode(template.prompt(turns))[0]) > self.room:
             first = 1 if turns[0][0] == "system" else 0
             users = [place for place, (role, _) in enumerate(turns) if role == "user" and place > first]
             if not users:
-                return self._cut(turns)
+                roles = [role for role, _ in turns]
+
+                def fill(texts: tuple[str, ...], roles: Sequence[str] = tuple(roles)) -> str:
+                    return template.prompt(list(zip(roles, texts, strict=True)))
+
+                contents = tuple(content for _, content in turns)
+                (encoded,) = encode_fitting(self.tokenizer, fill, [contents], self.room, special_tokens=False)
+                return list(zip(roles, encoded.texts, strict=True))
             turns = [*turns[:first], *turns[users[0] :]]
         return turns
-
-    def _cut(self, turns: Sequence[Turn]) -> list[Turn]:
-        """Cut the texts of turns, the longest first."""
-        roles = [role for role, _ in turns]
-
-        def fill(texts: tuple[str, ...]) -> str:
-            return self.template.prompt(list(zip(roles, texts, strict=True)))
-
-        contents = tuple(content for _, content in turns)
-        (encoded,) = encode_fitting(self.tokenizer, fill, [contents], self.room, special_tokens=False)
-        return list(zip(roles, encoded.texts, strict=True))

@@ -5,22 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from silotune.config.section import Options
 from silotune.core.tensors import Tensors
+from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.backbone.segments import Segments
 from silotune.models.tuners.token_weight import TokenWeight
-
-if TYPE_CHECKING:
-    from silotune.data.tasks import Task
-    from silotune.models.backbone.segments import Segments
-
 
 Weight = float | Tensor
 """The weight of a part in a mix: one number, or a tensor of shape (rows,) for one weight per row."""
@@ -266,11 +263,14 @@ class Tuner(ABC):
         return list(dict.fromkeys(modules))
 
 
-def per_row(weight: Tensor, like: Tensor) -> Tensor:
+def per_row(weight: Weight, like: Tensor) -> Weight:
     """Reshape a weight of shape (rows,) to multiply `like` of shape (rows, tokens, …), with its type and device.
 
     A weight of shape () is a learned number that applies to all rows, one of shape (rows, tokens, 1) has all tokens'.
+    A plain number stays.
     """
+    if not isinstance(weight, Tensor):
+        return weight
     if weight.dim() in (0, like.dim()):
         return weight.to(like.device, like.dtype)
     if like.dim() < 3 or len(like) != len(weight):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from pydantic import Field
@@ -12,16 +12,13 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from silotune.core.tensors import Tensors
+from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.models.backbone.architectures import ARCHITECTURES
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, per_row, weighted_sum
 from silotune.models.tuners.target_modules import TargetModuleOptions, is_linear
-
-if TYPE_CHECKING:
-    from silotune.data.tasks import Task
-
 
 _WITHOUT_BIASES = ("llama", "mistral", "modernbert", "qwen3", "t5")
 """Families whose published models have no bias terms."""
@@ -99,7 +96,8 @@ def _add_offset(mix: Sequence[WeightedTensors], name: str) -> OutputChange:
         offset: float | Tensor = 0.0
         for part in mix:
             bias = part.tensors[name]
-            weight = per_row(part.weight, y).to(bias.dtype) if isinstance(part.weight, Tensor) else part.weight
+            weight = per_row(part.weight, y)
+            weight = weight.to(bias.dtype) if isinstance(weight, Tensor) else weight
             offset = offset + weight * bias
         return y + cast(Tensor, offset).to(y.dtype)
 

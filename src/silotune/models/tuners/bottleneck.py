@@ -7,7 +7,7 @@ FedMCP eq. 2: `h ← h + GeLU(h·W_down)·W_up`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from pydantic import Field, field_validator
@@ -15,18 +15,15 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from silotune.core.tensors import Tensors
+from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.models.backbone.architectures import TARGET_FIELDS
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
+from silotune.models.backbone.segments import Segments
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, per_row, scalar_weights, weighted_sum
 from silotune.models.tuners.low_rank_update import add_product, scale_columns, times
 from silotune.models.tuners.target_modules import TargetModuleOptions, find_target_modules, layer_widths
-
-if TYPE_CHECKING:
-    from silotune.data.tasks import Task
-    from silotune.models.backbone.segments import Segments
-
 
 _PLACEMENTS = {"houlsby": ("attention_output", "feedforward_output"), "pfeiffer": ("feedforward_output",)}
 """Placement (a value of `tuner.sites`) → fields of `Architecture` that name the sublayers."""
@@ -143,7 +140,7 @@ def _add_adapters(mix: Sequence[WeightedTensors], module: str) -> OutputChange:
             wide = torch.cat(up, 1)
             shifted = h
             for part, up_bias in zip(mix, shift, strict=True):
-                weight = per_row(part.weight, h) if isinstance(part.weight, Tensor) else part.weight
+                weight = per_row(part.weight, h)
                 shifted = shifted + up_bias.to(h.dtype) * weight
             return add_product(shifted, hidden, wide)
         wide = torch.cat([times(tensor, number) for tensor, number in zip(up, numbers, strict=True)], 1)

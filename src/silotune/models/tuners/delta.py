@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from silotune.core.tensors import Tensors
+from silotune.data.tasks import Task
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, per_row
 from silotune.models.tuners.lora import LoRA
 from silotune.models.tuners.low_rank_update import add_product
 from silotune.models.tuners.target_modules import find_target_modules, layer_widths
-
-if TYPE_CHECKING:
-    from silotune.data.tasks import Task
 
 NAME = "delta.weight"
 

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
 from silotune.core.tensors import Tensors
+from silotune.data.tasks import Task
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
+from silotune.models.backbone.segments import Segments
 from silotune.models.tuners.base import MergedAdapter, Tuner, Weight, WeightedTensors, per_row, weighted_sum
 from silotune.models.tuners.lora import LoRA
 from silotune.models.tuners.low_rank_update import trains
 from silotune.models.tuners.target_modules import layer_weight
-
-if TYPE_CHECKING:
-    from silotune.data.tasks import Task
-    from silotune.models.backbone.segments import Segments
 
 _MAGNITUDE, _SHIFT = "lora_magnitude_vector", "dora_shift"
 
@@ -111,7 +109,7 @@ class DoRA(LoRA):
                 by_weight = nn.functional.linear(dropped, layer_weight(layer).to(x.dtype)).to(y.dtype)
                 by_update = nn.functional.linear(nn.functional.linear(dropped, a), b).to(y.dtype)
                 added = by_weight * part.tensors[f"{module}.{_SHIFT}"].to(y.dtype) + by_update * scale
-                changed = changed + _factor(part.weight, y) * added
+                changed = changed + per_row(part.weight, y) * added
             return changed
 
         return change
@@ -159,12 +157,7 @@ def _add_shifted(layer: nn.Module, shifts: Sequence[tuple[Weight, Tensor]]) -> O
 
     def change(_: Tensor, y: Tensor) -> Tensor:
         product = y if bias is None else y - bias.to(y.dtype)
-        shift = sum(_factor(weight, y) * each.to(y.dtype) for weight, each in shifts)
+        shift = sum(per_row(weight, y) * each.to(y.dtype) for weight, each in shifts)
         return torch.addcmul(y, product, cast(Tensor, shift))
 
     return change
-
-
-def _factor(weight: Weight, y: Tensor) -> float | Tensor:
-    """Shape a part's weight to multiply tensors of shape (rows, tokens, out)."""
-    return per_row(weight, y) if isinstance(weight, Tensor) else weight

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from silotune.core.tensors import Tensors, copy
+from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.tuners.base import MergedAdapter, Tuner, TunerOptions, Weight, WeightedTensors, weighted_sum
-
-if TYPE_CHECKING:
-    from silotune.data.tasks import Task
 
 
 class FullOptions(TunerOptions):

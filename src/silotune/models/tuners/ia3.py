@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from pydantic import Field, field_validator
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from silotune.core.tensors import Tensors
+from silotune.data.tasks import Task
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, per_row, weighted_sum
@@ -24,9 +25,6 @@ from silotune.models.tuners.target_modules import (
     peft_target_modules,
     short_names,
 )
-
-if TYPE_CHECKING:
-    from silotune.data.tasks import Task
 
 
 class IA3Options(TargetModuleOptions):
@@ -118,7 +116,8 @@ def _scale(name: str, mix: Sequence[WeightedTensors], y: Tensor) -> Tensor:
     factor: float | Tensor = 0.0
     for part in mix:
         vector = part.tensors[name].flatten()
-        weight = per_row(part.weight, y).to(vector.dtype) if isinstance(part.weight, Tensor) else part.weight
+        weight = per_row(part.weight, y)
+        weight = weight.to(vector.dtype) if isinstance(weight, Tensor) else weight
         factor = factor + weight * vector
         rest = rest - weight
     return y * cast(Tensor, factor + rest).to(y.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from pydantic import Field
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from silotune.core.tensors import Tensors
+from silotune.data.tasks import Task
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, per_row
@@ -22,9 +23,6 @@ from silotune.models.tuners.target_modules import (
     layer_widths,
     peft_target_modules,
 )
-
-if TYPE_CHECKING:
-    from silotune.data.tasks import Task
 
 
 class LoHaOptions(TargetModuleOptions):
@@ -66,7 +64,7 @@ class LoHa(Tuner):
     def _add(self, mix: Sequence[WeightedTensors], module: str, x: Tensor, y: Tensor) -> Tensor:
         for part in mix:
             change = nn.functional.linear(x, self._change(part.tensors, module).to(x.dtype)).to(y.dtype)
-            y = y + (per_row(part.weight, y) if isinstance(part.weight, Tensor) else part.weight) * change
+            y = y + per_row(part.weight, y) * change
         return y
 
     def _change(self, tensors: Tensors, module: str) -> Tensor:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 from pydantic import Field, model_validator
@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from silotune.core.tensors import Tensors
+from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.quantization import NONE
+from silotune.models.backbone.segments import Segments
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors
 from silotune.models.tuners.lora_init import INITS, principal_factors
 from silotune.models.tuners.low_rank_update import add_update, add_update_to_segments, trains
@@ -29,10 +31,6 @@ from silotune.models.tuners.target_modules import (
     layer_widths,
     peft_target_modules,
 )
-
-if TYPE_CHECKING:
-    from silotune.data.tasks import Task
-    from silotune.models.backbone.segments import Segments
 
 
 class LoRAOptions(TargetModuleOptions):

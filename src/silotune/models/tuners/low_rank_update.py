@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from silotune.models.backbone.forward_plan import OutputChange
+from silotune.models.backbone.segments import Segments
 from silotune.models.tuners.base import WeightedTensors, per_row, scalar_weights
-
-if TYPE_CHECKING:
-    from silotune.models.backbone.segments import Segments
 
 
 def add_update(mix: Sequence[WeightedTensors], module: str, factor: float, dropout: float) -> OutputChange:

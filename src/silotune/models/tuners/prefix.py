@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from pydantic import Field
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from silotune.core.tensors import Tensors
+from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.models.backbone.architectures import families_with_prefix
 from silotune.models.backbone.backbone import Backbone
@@ -26,9 +27,6 @@ from silotune.models.tuners.prompt_base import (
     is_folded,
     prompt_fields,
 )
-
-if TYPE_CHECKING:
-    from silotune.data.tasks import Task
 
 
 class PrefixOptions(TunerOptions):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from pydantic import Field
 from typing_extensions import override
 
 from silotune.core.tensors import Tensors
+from silotune.data.tasks import Task
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.tuners.base import MergedAdapter, TunerOptions, WeightedTensors
@@ -21,9 +22,6 @@ from silotune.models.tuners.prompt_base import (
     initial_vectors,
     prompt_fields,
 )
-
-if TYPE_CHECKING:
-    from silotune.data.tasks import Task
 
 
 class PromptOptions(TunerOptions):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from pydantic import Field
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from silotune.core.tensors import Tensors
+from silotune.data.tasks import Task
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.initializers import draw_linear, uniform
@@ -26,9 +27,6 @@ from silotune.models.tuners.prompt_base import (
     is_folded,
     prompt_fields,
 )
-
-if TYPE_CHECKING:
-    from silotune.data.tasks import Task
 
 
 class PTuningOptions(TunerOptions):

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from silotune.core.tensors import Tensors
+from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners.base import Tuner
-
-if TYPE_CHECKING:
-    from silotune.data.tasks import Task
 
 
 @dataclass(frozen=True)

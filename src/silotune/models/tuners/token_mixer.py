@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
 from silotune.core.tensors import State, Tensors
+from silotune.data.tasks import Task
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners.base import Tuner
 from silotune.models.tuners.target_modules import layer_widths
 from silotune.models.tuners.token_weight import TokenWeight
-
-if TYPE_CHECKING:
-    from silotune.data.tasks import Task
 
 
 @dataclass(frozen=True)

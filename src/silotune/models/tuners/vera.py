@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from pydantic import Field
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from silotune.core.tensors import Tensors
+from silotune.data.tasks import Task
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, per_row
@@ -22,9 +23,6 @@ from silotune.models.tuners.target_modules import (
     layer_widths,
     peft_target_modules,
 )
-
-if TYPE_CHECKING:
-    from silotune.data.tasks import Task
 
 _D, _B = "vera_lambda_d", "vera_lambda_b"
 _LOW, _WIDE = "vera_A", "vera_B"
@@ -187,7 +185,7 @@ def _add_update(mix: Sequence[WeightedTensors], module: str, dropout: float) -> 
             d, b = (part.tensors[f"{module}.{name}"] for name in (_D, _B))
             inner = nn.functional.linear(nn.functional.dropout(x, dropout), low) if shared is None else shared
             outer = nn.functional.linear(inner * d.to(inner.dtype), wide).to(y.dtype)
-            weight = per_row(part.weight, y) if isinstance(part.weight, Tensor) else part.weight
+            weight = per_row(part.weight, y)
             y = torch.addcmul(y, outer, b.to(y.dtype) * weight)
         return y
 
