@@ -174,9 +174,6 @@ class GenerationTokenizer:
 
         A generated answer follows the tokens of its prompt. Where the tokenizer would merge characters on both sides of
         the boundary, the text is cut there.
-
-        Returns:
-            Token ids, the characters of each token, and the number of tokens before the character `last`.
         """
         cuts: list[int] = []
         ids, offsets = self._encode(text)

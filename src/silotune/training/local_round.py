@@ -98,26 +98,14 @@ class _SiloRound:
         return part_tools.flatten({name: self.state[name] for name in phase.trains})
 
     def mixes(self, context: TrainingContext, phase: Phase, same: bool) -> dict[str, list[MixEntry]]:
-        """Look up the mixes of a phase's views.
-
-        Args:
-            context: resolves mixes.
-            phase: the phase.
-            same: whether received parts are still the silo's own, to the bit; see `Phase.same_at_start`.
-        """
+        """Look up the mixes of a phase's views."""
         self.anchors = self.received
         if same:  # what a loss computes from them is then the same, too
             self.anchors = {name: part_tools.detached(self.state[name]) for name in self.received}
         return {name: context.resolve(mix, self.state, self.anchors, self.memory) for name, mix in phase.views.items()}
 
     def step(self, batch: Batch, drawn_for: tuple[str | int, ...], scaled: Callable[[Tensor], Tensor]) -> SiloStep:
-        """Return the silo's part of an optimizer step.
-
-        Args:
-            batch: the step's rows.
-            drawn_for: the purpose of the step's random numbers.
-            scaled: scales the loss for the backward pass; a batch's own weight is added here.
-        """
+        """Return the silo's part of an optimizer step."""
         weighted = scaled if batch.weight == 1 else lambda loss: scaled(loss * batch.weight)
         purpose = ("dropout", self.silo.name, *drawn_for)
         return SiloStep(batch, self.state, self.anchors, self.memory, self.kept, purpose, weighted, self.training)
@@ -289,12 +277,7 @@ class _PhaseWork:
         self.prepare(0, range(len(members)))
 
     def prepare(self, taken: int, active: Sequence[int]) -> None:
-        """Compile the views for a step, unless they are as in the last one.
-
-        Args:
-            taken: number of earlier steps in the phase.
-            active: positions of the silos that take the step.
-        """
+        """Compile the views for a step, unless they are as in the last one."""
         wanted = tuple(active), bool(self._same) and taken == 0, taken if self._renewed else 0
         if wanted == self._compiled_for:
             return

@@ -145,14 +145,7 @@ class StepGradients:
         micro_batches: Sequence[MicroBatch],
         units: Sequence[int],
     ) -> list[Terms]:
-        """Train the micro-batches one after the other, each with its share of the loss.
-
-        Args:
-            program: see `add`.
-            members: see `add`.
-            micro_batches: see `add`.
-            units: per member, the number of terms over which its batch's loss is a mean.
-        """
+        """Train the micro-batches one after the other, each with its share of the loss."""
         draws = _Draws(self._seed, members)
         sums: list[Terms] = [{} for _ in members]
         with draws.of_all:
@@ -211,13 +204,7 @@ def _as_leaves(views: Mapping[str, View], names: Sequence[str]) -> dict[str, Vie
 def _take_back(
     micro_batch: MicroBatch, views: Sequence[Mapping[str, View]], leaves: Sequence[Mapping[str, View]]
 ) -> None:
-    """Take the readings' gradients of a micro-batch's rows back through its graph.
-
-    Args:
-        micro_batch: rows of one or several silos.
-        views: per member, the micro-batch's views with a graph.
-        leaves: per member, the whole batch's views as leaves, with gradients.
-    """
+    """Take the readings' gradients of a micro-batch's rows back through its graph."""
     outputs: dict[int, Tensor] = {}
     gradients: dict[int, Tensor] = {}
     for piece in micro_batch.pieces:

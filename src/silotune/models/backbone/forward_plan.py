@@ -223,13 +223,7 @@ def _in_order(modules: Iterable[Iterable[str]]) -> list[str]:
 
 
 def _change_pieces(changes: Sequence[Sequence[Change]], split: Split, *tensors: Tensor) -> Tensor:
-    """Change each piece of a module's input, or of its output given its input; returns the pieces concatenated.
-
-    Args:
-        changes: each piece's changes.
-        split: cuts a tensor into the pieces.
-        *tensors: the input, or the input and the output, each of shape (rows, tokens, width).
-    """
+    """Change each piece of a module's input, or of its output given its input; returns the pieces concatenated."""
     with torch._C.DisableTorchFunction():
         pieces = []
         for piece_changes, (*before, piece) in zip(changes, zip(*map(split, tensors), strict=True), strict=True):

@@ -157,17 +157,7 @@ def prepare_inputs(
 
 
 def _prompt_inside_text(slot: Tensor, virtual: int, tokens: int) -> tuple[Tensor, Tensor]:
-    """The order of columns that moves prompt tokens from before the text to a slot inside it.
-
-    Args:
-        slot: shape (rows,), the token of the text that the prompt comes before.
-        virtual: prompt tokens.
-        tokens: columns of the text.
-
-    Returns:
-        The column to take for each new column, shape (rows, virtual + tokens), and the new column of each text token,
-        shape (rows, tokens).
-    """
+    """The order of columns that moves prompt tokens from before the text to a slot inside it."""
     text = torch.arange(tokens, device=slot.device)
     text_columns = text + virtual * (text >= slot.unsqueeze(1))
     prompt_columns = slot.unsqueeze(1) + torch.arange(virtual, device=slot.device)

@@ -285,14 +285,7 @@ class _Run:
     def _encode(
         self, keys: Sequence[Hashable], rows: MicroBatch, text: Inputs, padding: Padding | None
     ) -> dict[Hashable, Encoded]:
-        """Run the backbone over some rows under several views.
-
-        Args:
-            keys: the views.
-            rows: rows of one or several silos.
-            text: their inputs on the backbone's device, each of shape (rows, tokens).
-            padding: where they are padded.
-        """
+        """Run the backbone over some rows under several views."""
         streams = [self._streams[piece.owner] for piece in rows.pieces] if self._streams else []
         segments = Segments(rows.sizes, [piece.width for piece in rows.pieces], streams, self._stacks)
         encoded: dict[Hashable, Encoded] = {}
@@ -331,13 +324,7 @@ class _Run:
     def _shared_activations(
         self, rows: MicroBatch, plans: Sequence[ForwardPlan], several: bool
     ) -> SharedActivations | None:
-        """Return the record of activations that forwards over the same rows share, cached ones included.
-
-        Args:
-            rows: rows of one or several silos.
-            plans: the plans of the forwards.
-            several: whether there are several forwards; a single one only reads what is cached.
-        """
+        """Return the record of activations that forwards over the same rows share, cached ones included."""
         cache, sources = self._program.activation_cache, []
         for piece in rows.pieces if cache is not None else ():
             batch = self._batches[piece.owner]
@@ -352,14 +339,7 @@ class _Run:
         return shared
 
     def _collect(self, key: Hashable, rows: MicroBatch, text: Inputs, encoded: Encoded) -> None:
-        """Pool a view's states of some rows, give each silo its own, and keep constant views for later calls.
-
-        Args:
-            key: the view.
-            rows: rows of one or several silos.
-            text: their inputs on the backbone's device, each of shape (rows, tokens).
-            encoded: states of shape (rows, tokens, hidden), and their plan.
-        """
+        """Pool a view's states of some rows, give each silo its own, and keep constant views for later calls."""
         states, plan = encoded
         states = states.to(torch.promote_types(states.dtype, torch.float32))
         poolings = {name: self._split(pool(states, text), rows) for name, pool in self._program.poolings.items()}
@@ -384,13 +364,7 @@ class _Run:
 
 
 def _encode_groups(backbone: Backbone, text: Inputs, groups: Sequence[tuple[Tensor, list[MixEntry]]]) -> Tensor:
-    """Run each group of rows under its mix, in a forward of its own; returns states in the rows' order.
-
-    Args:
-        backbone: runs the forwards.
-        text: name → tensor, each of shape (rows, tokens).
-        groups: (positions of rows, their mix); together the groups hold every row once.
-    """
+    """Run each group of rows under its mix, in a forward of its own; returns states in the rows' order."""
     pieces = []
     for rows, mix in groups:
         inputs = {name: tensor[rows.to(tensor.device)] for name, tensor in text.items()}

@@ -45,12 +45,7 @@ def _at_tokens(mix: Sequence[WeightedTensors], module: str, x: Tensor) -> list[W
 
 
 def _add_constant_update(down: Tensor, wide: Tensor) -> OutputChange:
-    """`add_update` without gradient: a plan is used for many forwards in generation, and its tensors are cast once.
-
-    Args:
-        down: shape (ranks of all parts, in).
-        wide: shape (out, ranks of all parts), with weights and scale.
-    """
+    """`add_update` without gradient: a plan is used for many forwards in generation, and its tensors are cast once."""
     cast_to: dict[tuple[torch.dtype, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def change(x: Tensor, y: Tensor) -> Tensor:
