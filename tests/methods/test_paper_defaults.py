@@ -212,3 +212,9 @@ def test_of_methods(method):
 @pytest.mark.parametrize("tuner", TUNER_OPTIONS)
 def test_of_tuners(tuner):
     assert TUNERS[tuner].Options().model_dump() == values(TUNER_OPTIONS[tuner])
+
+
+def test_every_method_and_tuner_of_silotune_has_an_entry():
+    for registry, table in ((METHODS, METHOD_OPTIONS), (TUNERS, TUNER_OPTIONS)):
+        own = {name for name, kind in registry.items() if kind.__module__.startswith("silotune.")}  # tests add others
+        assert own == {*table}

@@ -26,6 +26,9 @@ from silotune.training.silo_sampling import silos_a_round
 
 _LABELED = "the labeled rows that the coordinator trains on (in a simulation they are drawn from the silos' rows)"
 
+_PLAIN_MEANS = ("samples", "uniform")
+"""Aggregations that presets name for any method, also for one that combines its parts in its own way."""
+
 
 def build_coordinator(
     config: Config,
@@ -99,6 +102,7 @@ def _check_own(config: Config, method: Method, all_parts: bool) -> None:
     """
     refused = {
         "aggregation.noise_multiplier": config.aggregation.noise_multiplier is not None,
+        "aggregation": all_parts and config.aggregation.name not in _PLAIN_MEANS,
         "tuner.ranks": bool(method.setting.tuner.ranks),
         "server.optimizer": all_parts and config.server.optimizer != "none",
         "server.lr": all_parts and config.server.lr != 1,
