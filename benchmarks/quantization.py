@@ -26,7 +26,8 @@ import yaml
 
 from benchmarks.small_llama import rows_of
 from silotune.interop.export import export
-from silotune.runs.load import load_model, load_run
+from silotune.runs.personal_model import load_model
+from silotune.runs.run_result import load_run
 
 FORMS = ("none", "int8", "nf4")
 KINDS = ("copy", "letter", "yes-no", "short")

@@ -15,6 +15,7 @@ from benchmarks.leakage.one_silo import OneSilo, demo
 from silotune.core.tensors import State
 from silotune.data.batching import evaluation_batches
 from silotune.training.federation import Federation
+from silotune.training.prediction import Predictor
 
 ROWS = 60
 
@@ -61,6 +62,5 @@ def _mean_state(federation: Federation, shared: State, head: str, weight: str, r
     for column in range(shared[head][weight].shape[1]):
         probe = {key: torch.zeros_like(tensor) for key, tensor in shared[head].items()}
         probe[weight][0, column] = 1
-        with torch.no_grad():
-            found.append(float(context.logits(context.place(state | {head: probe}), batch)[:, 0].mean()))
+        found.append(float(Predictor(context, state | {head: probe}).logits(batch)[:, 0].mean()))
     return torch.tensor(found)

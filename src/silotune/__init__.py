@@ -47,10 +47,9 @@ if TYPE_CHECKING:
     from silotune.runs.callbacks import Callback, RoundEnd
     from silotune.runs.callbacks.trackers import CsvLog, MLflow, TensorBoard, WandB
     from silotune.runs.evaluation import Evaluation, evaluate
-    from silotune.runs.load import load_model, load_run
-    from silotune.runs.personal_model import PersonalModel, Prediction
+    from silotune.runs.personal_model import PersonalModel, Prediction, load_model
     from silotune.runs.run import run
-    from silotune.runs.run_result import Run
+    from silotune.runs.run_result import Run, load_run
 
 __all__ = [
     "Callback",
@@ -111,19 +110,17 @@ _MODULES = {
     **dict.fromkeys((*_METHOD_CLASSES, *_METHOD_FUNCTIONS), "silotune.methods"),
     **dict.fromkeys(("Tuner", "TunerOptions", "register_tuner"), "silotune.models.tuners"),
     **dict.fromkeys(("Head", "register_head"), "silotune.models.heads"),
-    **dict.fromkeys(("PersonalModel", "Prediction"), "silotune.runs.personal_model"),
+    **dict.fromkeys(("PersonalModel", "Prediction", "load_model"), "silotune.runs.personal_model"),
     **dict.fromkeys(("Callback", "RoundEnd"), "silotune.runs.callbacks"),
     **dict.fromkeys(("CsvLog", "MLflow", "TensorBoard", "WandB"), "silotune.runs.callbacks.trackers"),
     "Config": "silotune.config",
-    "Run": "silotune.runs.run_result",
+    **dict.fromkeys(("Run", "load_run"), "silotune.runs.run_result"),
     **dict.fromkeys(("ComparisonResult", "Report", "compare", "report"), "silotune.lab.compare"),
     **dict.fromkeys(("Evaluation", "evaluate"), "silotune.runs.evaluation"),
     **dict.fromkeys(("PartitionResult", "partition"), "silotune.lab.partition"),
     **dict.fromkeys(("SweepResult", "sweep"), "silotune.lab.sweep"),
     **dict.fromkeys(("TransferResult", "transfer"), "silotune.lab.transfer"),
     "Workers": "silotune.core.workers",
-    "load_model": "silotune.runs.load",
-    "load_run": "silotune.runs.load",
     "read_config": "silotune.runs.build.resolve",
     "register_aggregation": "silotune.aggregation",
     "register_codec": "silotune.communication.uplink",

@@ -27,7 +27,7 @@ from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.session import Session
 from silotune.errors import InputError
 from silotune.runs.build.resolve import read_config
-from silotune.runs.load import load_run
+from silotune.runs.run_result import load_run
 from silotune.runs.storage.readers import read_summary
 from tests.support.session_rig import DirectLink, job, local_configs
 from tests.support.tiny import save_backbone

@@ -16,8 +16,8 @@ from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.session import Session
 from silotune.errors import SilotuneError
 from silotune.methods import METHODS
-from silotune.runs.load import load_run
 from silotune.runs.run import run
+from silotune.runs.run_result import load_run
 from silotune.runs.storage.readers import read_summary
 from tests.support.method_cases import timeless
 from tests.support.session_rig import DirectLink, LostError, answering, federate, job, local_configs

@@ -20,8 +20,8 @@ from silotune.models.tuners import TUNERS
 from silotune.models.tuners.lora import LoRA
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
-from silotune.runs.load import load_run
 from silotune.runs.run import run
+from silotune.runs.run_result import load_run
 from silotune.runs.storage.readers import events
 from silotune.training.model_replacement import scale_update
 from tests.support.tiny import tiny_overrides, write_data

@@ -16,7 +16,7 @@ from silotune.errors import InputError
 from silotune.evaluation import predict
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
-from silotune.runs.engines.history import is_better
+from silotune.runs.engines.base import is_better
 from silotune.runs.run import run
 from tests.support.chats import chat_model, conversations, write_lines
 

@@ -15,8 +15,7 @@ import silotune
 from silotune.errors import InputError
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
-from silotune.runs.load import load_run
-from silotune.runs.run_result import Run
+from silotune.runs.run_result import Run, load_run
 from tests.support.command_line import Silotune
 from tests.support.small_runs import PAIRS, SINGLE, close, encoded, own_states, rows_of
 from tests.support.tiny import save_backbone

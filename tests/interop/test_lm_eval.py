@@ -9,8 +9,9 @@ import pytest
 
 from silotune.errors import InputError
 from silotune.interop.export import export
-from silotune.runs.load import load_model, load_run
+from silotune.runs.personal_model import load_model
 from silotune.runs.run import run
+from silotune.runs.run_result import load_run
 from tests.support.chats import CHATML, chat_model, conversations, write_lines
 
 pytest.importorskip("lm_eval")

@@ -13,9 +13,9 @@ from silotune.interop.export import export
 from silotune.interop.model_card import DEFAULT_BASE
 from silotune.models.backbone.stored_model import default_backbone
 from silotune.runs.engines.in_process import InProcessEngine
-from silotune.runs.load import load_run
 from silotune.runs.model_folder import write_models
 from silotune.runs.personal_model import PersonalModel
+from silotune.runs.run_result import load_run
 from tests.support.command_line import Silotune, tree
 from tests.support.small_runs import PAIRS, head_logits, own_states
 

@@ -23,8 +23,8 @@ from silotune.methods.instance_weighting import VECTORS, InstanceWeighting
 from silotune.methods.step import Step
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
-from silotune.runs.load import load_run
 from silotune.runs.run import run
+from silotune.runs.run_result import load_run
 from silotune.training.local_trainer import LocalTrainer
 from tests.support.command_line import command
 from tests.support.language_models import folder_of, made

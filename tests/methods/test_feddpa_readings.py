@@ -17,7 +17,7 @@ from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.instance_vectors import weigh, with_instances
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
-from silotune.runs.load import load_run
+from silotune.runs.run_result import load_run
 from silotune.training.local_trainer import LocalTrainer
 from tests.support import old_runs
 from tests.support.views import view_of_batch

@@ -14,6 +14,7 @@ from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.methods.parts import Scope
 from silotune.runs.build.builder import build
+from silotune.training.prediction import Predictor
 from tests.support.numeric_rig import cut_batch, doubled, make_step, random_parts, trained
 from tests.support.tiny import FAMILIES, METHODS, ONE_TASK
 
@@ -171,7 +172,7 @@ def test_dropout_is_on_in_full_fine_tuning_alone(tiny_federation):
         losses = {float(phase.loss(make_step(federation.context, phase, batch, leaves, shared)).detach()) for _ in "12"}
         assert (len(losses) == 2) is random
         assert not federation.backbone.base.training
-        assert len({float(federation.context.logits(state, batch).sum()) for _ in "12"}) == 1
+        assert len({float(Predictor(federation.context, state).logits(batch).sum()) for _ in "12"}) == 1
 
 
 def test_dropout_draws_from_the_runs_seed(tiny_federation):

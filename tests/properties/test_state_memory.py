@@ -7,9 +7,9 @@ import torch
 
 from silotune.distributed.protocol.agreement import check_federated
 from silotune.errors import InputError
-from silotune.runs.load import load_model, load_run
-from silotune.runs.storage.checkpoints import Checkpoints
-from silotune.runs.storage.state_memory import StateMemory, StoredState
+from silotune.runs.personal_model import load_model
+from silotune.runs.run_result import load_run
+from silotune.runs.storage.checkpoints import Checkpoints, StateMemory, StoredState
 from silotune.training.silo import SiloState
 from tests.properties.test_resume import interrupted_at
 from tests.support.method_cases import assert_as_if_never_interrupted, every_case, same

@@ -19,8 +19,8 @@ from silotune.models.forward.views import View
 from silotune.models.heads import PreferenceHead
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
-from silotune.runs.load import load_run
 from silotune.runs.run import run
+from silotune.runs.run_result import load_run
 from tests.support.chats import chat_model, conversations, write_lines
 from tests.support.preferences import write_preferences
 

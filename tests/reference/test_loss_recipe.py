@@ -14,6 +14,7 @@ from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.models.heads import HEADS, PLAIN, LanguageModelHead, LossRecipe
 from silotune.training.phase_batches import phase_batches
+from silotune.training.prediction import Predictor
 from tests.models.heads.test_lm_loss import ROWS, TASK, encoded
 from tests.support.language_models import backbone_of, made
 from tests.support.views import view_of_batch
@@ -91,7 +92,7 @@ def test_scores_know_nothing_of_it(tiny_federation):
         federation = tiny_federation("fedavg", *words)
         silo, context = federation.silos["alpha"], federation.context
         state = context.place(federation.coordinator.shared | context.state_of(silo).private)
-        losses.append(float(context.loss(state, next(phase_batches(context, silo, context.phases[0], 1)))))
+        losses.append(float(Predictor(context, state).loss(next(phase_batches(context, silo, context.phases[0], 1)))))
     assert losses[0] == losses[1]
 
 

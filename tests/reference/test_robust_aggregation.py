@@ -15,7 +15,7 @@ from silotune.aggregation.robust import most_byzantine
 from silotune.config.coordinator import AggregationConfig
 from silotune.core.tensors import digest, flatten, unflatten
 from silotune.errors import InputError
-from silotune.runs.build.aggregation import make_aggregation
+from silotune.runs.build.coordinator import make_aggregation
 from silotune.training.coordinator import Coordinator
 
 SHAPES = {"global/w": (4, 3), "global/b": (3,), "other/s": ()}

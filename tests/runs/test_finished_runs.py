@@ -15,7 +15,8 @@ from silotune.communication.privacy import accountant as accounting
 from silotune.errors import InputError
 from silotune.methods import METHODS
 from silotune.models.tuners import TUNERS
-from silotune.runs.load import load_model, load_run
+from silotune.runs.personal_model import load_model
+from silotune.runs.run_result import load_run
 from silotune.training.local_trainer import LocalTrainer
 from tests.support.command_line import Silotune
 from tests.support.small_runs import PAIRS, SINGLE

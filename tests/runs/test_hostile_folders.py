@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from silotune.errors import InputError
-from silotune.runs.load import load_model
+from silotune.runs.personal_model import load_model
 from silotune.runs.storage.readers import read_summary
 
 DEEP = "[" * 20_000 + "]" * 20_000

@@ -12,8 +12,7 @@ import pytest
 
 import silotune as library
 from silotune.errors import InputError
-from silotune.runs.load import load_model
-from silotune.runs.personal_model import PersonalModel
+from silotune.runs.personal_model import PersonalModel, load_model
 from tests.support.audit_events import audited
 from tests.support.command_line import Silotune
 from tests.support.small_runs import SINGLE
@@ -122,6 +121,6 @@ def test_opening_a_model_and_one_prediction_stay_within_a_count_of_files_and_fun
     finally:
         sys.setprofile(before)
     files = {file for file, _ in called}
-    assert f"{root / 'runs' / 'load.py'}" in files
+    assert f"{root / 'runs' / 'personal_model.py'}" in files
     assert len(files) <= FILES, sorted(files)
     assert len(called) <= FUNCTIONS

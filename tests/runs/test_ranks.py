@@ -16,8 +16,9 @@ from silotune.interop.export import export
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import make_method, read_config
 from silotune.runs.build.validation import check_start
-from silotune.runs.load import load_model, load_run
+from silotune.runs.personal_model import load_model
 from silotune.runs.run import run
+from silotune.runs.run_result import load_run
 from tests.support.method_cases import logged, tapped
 
 QUICK = ("tuner=lora", "tuner.r=4", "rounds=2", "train.steps=1")

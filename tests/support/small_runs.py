@@ -30,7 +30,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import ModelClass, load_backbone
 from silotune.models.forward.mixing import make_plan
 from silotune.models.tuners import TUNERS
-from silotune.runs.load import load_run
+from silotune.runs.run_result import load_run
 from tests.support.tiny import FAMILIES, tiny_overrides, unsettle, write_data
 
 LAYERS = 3  # odd: peft can give every layer of a T5 decoder its own prefix

@@ -14,6 +14,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.training.cohort import choose_cohort
 from silotune.training.phase_batches import phase_batches
+from silotune.training.prediction import Predictor
 from tests.support.tiny import FAMILIES as TOKENIZERS
 from tests.support.tuner_families import batch, make_backbone, make_model
 
@@ -112,7 +113,7 @@ def test_predictions_and_constant_views_have_none(tiny_federation, monkeypatch):
     context = federation.context
     state = federation.coordinator.shared | context.state_of(silo).private
     own = next(phase_batches(context, silo, context.phases[0], 1))
-    context.logits(context.place(state), own)
+    Predictor(context, state).logits(own)
     assert set(modes) == {(False, None)}
 
 

@@ -11,6 +11,7 @@ from silotune.models.heads import LanguageModelHead
 from silotune.runs.build.resolve import read_config
 from silotune.training import at_once
 from silotune.training.at_once import rows_scored, rows_written
+from silotune.training.prediction import Predictor
 from tests.support.language_models import backbone_of
 
 
@@ -23,8 +24,8 @@ def test_numbers_are_used_as_they_are(tiny_federation, monkeypatch):
     silo = next(iter(federation.silos.values()))
     state = federation.coordinator.shared | federation.context.state_of(silo).private
     rows = next(iter(silo.train.values()))
-    seen, logits = [], federation.context.logits
-    monkeypatch.setattr(federation.context, "logits", lambda *a: seen.append(len(a[1])) or logits(*a))
+    seen, logits = [], Predictor.logits
+    monkeypatch.setattr(Predictor, "logits", lambda *a: seen.append(len(a[1])) or logits(*a))
     predict.logits(federation.context, state, rows)
     assert max(seen) == 3
     assert sum(seen) == len(rows)

@@ -18,8 +18,8 @@ from silotune.lab.report.frame import Results
 from silotune.runs.build.builder import build
 from silotune.runs.build.coordinator import privacy_guarantee, sampling_groups
 from silotune.runs.build.resolve import read_config
-from silotune.runs.load import load_run
 from silotune.runs.run import run
+from silotune.runs.run_result import load_run
 from silotune.training.coordinator import Coordinator
 from tests.support.method_cases import logged
 from tests.support.tiny import tiny_overrides

@@ -100,7 +100,7 @@ def _tables(scores: Evaluation) -> list[Table]:
 def _on_harness(
     run: Path, silo: str, tasks: str, folder: Path | None, limit: int | None, chat: bool, as_json: bool
 ) -> None:
-    from silotune.runs.load import load_model
+    from silotune.runs.personal_model import load_model
 
     try:
         from silotune.interop.lm_eval_harness import evaluate_on

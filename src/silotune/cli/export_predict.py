@@ -45,7 +45,7 @@ def export_command(
 ) -> None:
     """Write a silo's adapter in the Hugging Face PEFT layout, or its model with adapters folded into the weights."""
     from silotune.interop.export import export
-    from silotune.runs.load import load_model
+    from silotune.runs.personal_model import load_model
 
     require_unused(to, "--to")
     exported = export(load_model(run, silo, precision="fp32", device="cpu"), part, to, base)
@@ -119,7 +119,7 @@ def predict(
     --explain adds the weight of each part, and for FedDPA the text's alpha and the similarities that it is the mean of.
     """
     from silotune.cli.text_input import read_lines
-    from silotune.runs.load import load_model
+    from silotune.runs.personal_model import load_model
 
     if text and file is not None:
         raise InputError("predict: --text and --file exclude each other; give one of them")
@@ -131,7 +131,7 @@ def predict(
         generates = model.task.kind == "generation"
         rows: Iterator[Text]
         if file is not None and is_table:
-            from silotune.runs.file_rows import table_texts
+            from silotune.runs.evaluation import table_texts
 
             chosen = [name.strip() for name in columns.split(",")] if columns else []
             rows = iter(table_texts(model, file, chosen))

@@ -48,7 +48,7 @@ def run_command(
     from silotune.cli.progress import show_progress
     from silotune.cli.result_table import result_table
     from silotune.runs.build.resolve import read_config
-    from silotune.runs.callbacks.feed import EventFeed
+    from silotune.runs.callbacks.base import EventFeed
     from silotune.runs.callbacks.trackers import make_tracker
     from silotune.runs.run import default_folder, run
 

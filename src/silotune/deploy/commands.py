@@ -262,7 +262,7 @@ def _begun(settings: CoordinatorSettings, run: QueuedRun, wait: bool) -> None:
     from silotune.cli.progress import show_progress
     from silotune.cli.result_table import result_table
     from silotune.deploy import queue
-    from silotune.runs.callbacks.feed import EventFeed
+    from silotune.runs.callbacks.base import EventFeed
     from silotune.runs.storage.readers import read_summary
 
     say(f"run {run.number} in {run.out}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from silotune.core.tensors import State
-from silotune.data.batching import evaluation_batches
+from silotune.data.batching import Batch, evaluation_batches
 from silotune.data.metrics import LOSS_METRICS
 from silotune.data.scores import LOSS_SCORES, TEXT_SCORES, exact_match, judge
 from silotune.data.tokenized import TokenizedRows
@@ -16,18 +17,14 @@ from silotune.errors import InputError
 from silotune.evaluation.instance_vectors import weigh
 from silotune.models.forward.generation import generate
 from silotune.models.heads.lm import LanguageModelHead, prompt_rows
-from silotune.training.prediction import PredictionContext
+from silotune.training.prediction import PredictionContext, Predictor
 
 
 def logits(context: PredictionContext, state: State, rows: TokenizedRows) -> Tensor:
     """Return the logits of all rows, shape (rows, outputs), in the rows' order."""
-    pad = context.backbone.pad_id
-    weights = weigh(context, state, rows)
-    placed = context.place(state)
-    result = torch.zeros(len(rows), rows.task.outputs)
-    for batch in evaluation_batches(rows, pad, context.backbone.call_cost, context.rows_scored):
-        alpha = None if weights is None else weights.alpha[batch.rows]
-        result[batch.rows] = context.logits(placed, batch, alpha).float().cpu()
+    predictor, result = _predictor(context, state, rows), torch.zeros(len(rows), rows.task.outputs)
+    for batch in _batches(context, rows):
+        result[batch.rows] = predictor.logits(batch).float().cpu()
     return result
 
 
@@ -43,16 +40,23 @@ def answers(context: PredictionContext, state: State, rows: TokenizedRows) -> li
 
 def mean_loss(context: PredictionContext, state: State, rows: TokenizedRows) -> float:
     """Return the head's mean loss: over rows, or over the tokens of all responses."""
-    weights = weigh(context, state, rows)
-    placed = context.place(state)
+    predictor = _predictor(context, state, rows)
     losses, units = [], []
-    for batch in evaluation_batches(rows, context.backbone.pad_id, context.backbone.call_cost, context.rows_scored):
-        alpha = None if weights is None else weights.alpha[batch.rows]
-        losses.append(context.loss(placed, batch, alpha))
+    for batch in _batches(context, rows):
+        losses.append(predictor.loss(batch))
         own = context.head.loss_units(batch)
         units.append(len(batch) if own is None else own)
     means = torch.stack(losses).cpu().double()  # mps has no float64
     return float((means * torch.tensor(units, dtype=means.dtype)).sum() / sum(units))
+
+
+def _predictor(context: PredictionContext, state: State, rows: TokenizedRows) -> Predictor:
+    weights = weigh(context, state, rows)
+    return Predictor(context, state, None if weights is None else weights.alpha)
+
+
+def _batches(context: PredictionContext, rows: TokenizedRows) -> Iterator[Batch]:
+    return evaluation_batches(rows, context.backbone.pad_id, context.backbone.call_cost, context.rows_scored)
 
 
 @dataclass(frozen=True)

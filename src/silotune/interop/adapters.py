@@ -16,7 +16,8 @@ from silotune.models.backbone.stored_model import default_backbone, hub_options
 from silotune.models.tuners import Tuner
 from silotune.models.tuners.base import MergedAdapter
 from silotune.models.tuners.target_modules import is_transposed
-from silotune.runs.personal_model import MODEL_FILE, OWN_FILE, SHARED_ALONE, PersonalModel
+from silotune.runs.model_file import MODEL_FILE, OWN_FILE, SHARED_ALONE
+from silotune.runs.personal_model import PersonalModel
 
 ADAPTER = "adapter"
 """The part of a model's folder that holds an exported adapter."""

@@ -23,8 +23,7 @@ from silotune.lab.report.significance import PairedTest, best_by_validation, pai
 from silotune.lab.report.table_files import comparison_frame, scores_as_html, scores_as_text, write_tables
 from silotune.lab.runner import Announce, CallbackFactory, OnCellDone, OnCellsBegin, run_cells
 from silotune.runs.callbacks.display import default_display
-from silotune.runs.load import load_run
-from silotune.runs.run_result import Run
+from silotune.runs.run_result import Run, load_run
 
 if TYPE_CHECKING:
     import pandas

@@ -32,8 +32,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.mixing import parts_in
 from silotune.runs.build.model import BackboneRequirements
 from silotune.runs.build.resolve import make_method, read_config
-from silotune.runs.load import load_run
-from silotune.runs.run_result import Run
+from silotune.runs.run_result import Run, load_run
 from silotune.runs.storage.readers import read_summary
 from silotune.training.federation import Federation
 

@@ -23,9 +23,19 @@ from silotune.methods.instance_weighting import INSTANCES, VECTORS
 from silotune.methods.parts import Part, Scope
 from silotune.models.forward.mixing import resolve_weights
 from silotune.models.heads import Head
-from silotune.models.tuners import TUNERS, Tuner, tuner_of
+from silotune.models.tuners import TUNERS, tuner_of
 from silotune.models.tuners.token_weight import TokenWeight
-from silotune.runs.personal_model import FORMAT, MODEL_FILE, MODELS, OWN_FILE, SHARED_ALONE, SHARED_FILE, VERSION
+from silotune.runs.model_file import (
+    MODEL_FILE,
+    MODELS,
+    OWN_FILE,
+    SHARED_ALONE,
+    SHARED_FILE,
+    ModelFile,
+    PartFields,
+    TokenMixer,
+    TunerFields,
+)
 from silotune.runs.summary import head_section
 from silotune.training.federation import Federation
 from silotune.training.silo import Silo
@@ -50,7 +60,6 @@ def write_models(run: Path, federation: Federation, summary: Mapping[str, Any]) 
     common = flatten(federation.coordinator.shared | federation.context.fixed)
     if common:
         shared.write_bytes(tensor_bytes(common))
-    described = _describe_run(federation, summary)
     for owner in federation.silos.values():
         state = current_model_state(federation, owner)
         own, takes_common = _own_tensors(federation, owner, state)
@@ -63,8 +72,7 @@ def write_models(run: Path, federation: Federation, summary: Mapping[str, Any]) 
                 sources[OWN_FILE].write_bytes(tensor_bytes(own))
             for file, source in sources.items():
                 _link(source, folder / file)
-            content = described | _describe_silo(federation, name, state, summary)
-            (folder / MODEL_FILE).write_text(_json(content), encoding="utf-8")
+            (folder / MODEL_FILE).write_text(_json(_describe(federation, name, state, summary)), encoding="utf-8")
     shutil.rmtree(target, ignore_errors=True)
     place.replace(target)
 
@@ -120,61 +128,51 @@ def _own_tensors(federation: Federation, silo: Silo, state: State) -> tuple[Tens
     return flatten(own), takes_common
 
 
-def _describe_run(federation: Federation, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of `model.json` that are equal for all silos."""
-    config, context = federation.config, federation.context
-    method, backbone = federation.method, federation.backbone
-    weighting = context.prediction.weighting
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "method": {"name": method.name, "paper": method.paper},
-        "backbone": config.backbone.model_dump(mode="json"),
-        "backbone_sha256": backbone.fingerprint,
-        "precision": backbone.precision,
-        "threads": config.threads,
-        "tuner": _describe_tuner(method.setting.tuner),
-        "head": head_section(federation).model_dump(mode="json", exclude_defaults=True),
-        "parts": {
-            name: {"scope": str(part.scope), "module": _describe_module(part, federation)}
-            for name, part in context.parts.items()
-        },
-        "weighting": None if weighting is None else asdict(weighting),
-        "max_length": context.max_length,
-        "rows_scored": context.rows_scored,
-        "rows_written": context.rows_written,
-        "seed": config.seed,
-        "rounds": summary["rounds"],
-        "best_round": summary["best_round"],
-        "silos": len(federation.tasks),
-        "rows_of_all_silos": _rows_of_all(summary["silos"]),
-        "privacy": None if federation.privacy is None else federation.privacy.summary(),
-    }
-
-
-def _describe_silo(federation: Federation, name: str, state: State, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of `model.json` that are one silo's."""
-    prediction = federation.context.prediction
-    head = prediction.head if isinstance(prediction.head, str) else _describe_mix(prediction.head, state)
-    files = next((entry for entry in federation.config.silos if entry.name == name), None)
-    scores = summary["silos"][name]
+def _describe(federation: Federation, name: str, state: State, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of `model.json` of one silo."""
+    config, context, method = federation.config, federation.context, federation.method
+    prediction, scores = context.prediction, summary["silos"][name]
+    files = next((entry for entry in config.silos if entry.name == name), None)
     columns = None
     if files is not None:
         texts, separator = list(files.columns), files.label_separator
         columns = {"text": texts, "label": files.label, "encoding": files.encoding, "separator": separator}
-    return {
-        "silo": name,
-        "notice": _notice(federation, state),
-        "task": federation.tasks[name].fields(),
-        "texts": federation.texts[name],
-        "columns": columns,
-        "mix": _describe_mix(prediction.mix, state),
-        "answers_with": head,
-        "metric": scores["metric"],
-        "validation": scores["validation"],
-        "test": scores["test"],
-        "rows": scores["rows"],
-    }
+    head = prediction.head if isinstance(prediction.head, str) else _describe_mix(prediction.head, state)
+    described = ModelFile(
+        method={"name": method.name, "paper": method.paper},
+        backbone=config.backbone,
+        backbone_sha256=federation.backbone.fingerprint,
+        precision=federation.backbone.precision,
+        threads=config.threads,
+        tuner=TunerFields.of(method.setting.tuner),
+        head=head_section(federation).model_dump(mode="json", exclude_defaults=True),
+        parts={
+            part: PartFields(scope=made.scope, module=_describe_module(made, federation))
+            for part, made in context.parts.items()
+        },
+        weighting=None if prediction.weighting is None else asdict(prediction.weighting),
+        max_length=context.max_length,
+        rows_scored=context.rows_scored,
+        rows_written=context.rows_written,
+        seed=config.seed,
+        rounds=summary["rounds"],
+        best_round=summary["best_round"],
+        silos=len(federation.tasks),
+        rows_of_all_silos=_rows_of_all(summary["silos"]),
+        privacy=None if federation.privacy is None else federation.privacy.summary(),
+        silo=name,
+        notice=_notice(federation, state),
+        task=federation.tasks[name].fields(),
+        texts=federation.texts[name],
+        columns=columns,
+        mix=_describe_mix(prediction.mix, state),
+        answers_with=head,
+        metric=scores["metric"],
+        validation=scores["validation"],
+        test=scores["test"],
+        rows=scores["rows"],
+    )
+    return described.model_dump(mode="json")
 
 
 def _notice(federation: Federation, state: State) -> str:
@@ -194,26 +192,19 @@ def _describe_mix(mix: Mapping[str, Any], state: State) -> dict[str, Any]:
     for name, weight in resolve_weights(mix, state).items():
         if isinstance(weight, TokenWeight):
             (mixer,) = (part for part, tensors in state.items() if tensors is weight.tensors)
-            described[name] = {"mixer": mixer, "index": weight.index}
+            described[name] = TokenMixer(mixer=mixer, index=weight.index)
         else:
             described[name] = float(weight)
     return described
 
 
-def _describe_module(part: Part, federation: Federation) -> str | dict[str, Any]:
-    """Say what a part is: the run's tuner or head, another registered tuner with its options, or a kind of its own."""
+def _describe_module(part: Part, federation: Federation) -> str | TunerFields:
     tuner = tuner_of(part.module)
     if tuner is federation.method.setting.tuner:
         return "tuner"
     if tuner is not None and tuner.name in TUNERS:
-        return _describe_tuner(tuner)
+        return TunerFields.of(tuner)
     return "head" if isinstance(part.module, Head) else part.module.name
-
-
-def _describe_tuner(tuner: Tuner) -> dict[str, Any]:
-    """Return a tuner's name and options, without other silos' ranks."""
-    options = {key: value for key, value in tuner.options.model_dump(mode="json").items() if key != "ranks"}
-    return {"name": tuner.name, "options": options}
 
 
 def _rows_of_all(silos: Mapping[str, Mapping[str, Any]]) -> int | None:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from safetensors import SafetensorError
 
-from silotune.config import BackboneConfig
 from silotune.config.backbone import PrecisionConfig
-from silotune.config.head import HeadConfig
-from silotune.core.files import read_bytes, read_json
-from silotune.core.serialization import read_tensors
-from silotune.core.tensors import State, Tensors, unflatten
+from silotune.core.tensors import State
 from silotune.data.generation_rows import asked_row
 from silotune.data.rows import Row
 from silotune.data.tasks import Task, read_task
@@ -24,27 +18,14 @@ from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError, unknown_name_error
 from silotune.evaluation.instance_vectors import weigh
 from silotune.evaluation.predict import answers, logits
-from silotune.methods.base import PredictionMix
-from silotune.methods.instance_weighting import InstanceWeighting
-from silotune.methods.parts import Module, Part, Scalar, Scope
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.device import resolve_device, resolve_precision
 from silotune.models.backbone.loading import load_backbone
 from silotune.models.forward.mixing import resolve_weights
-from silotune.models.heads import HEADS, Head
-from silotune.models.tuners import TUNERS, Delta, Tuner, token_weight, tuner_of
+from silotune.models.tuners import Tuner
 from silotune.models.tuners.token_weight import TokenWeight
-from silotune.runs.storage.readers import read_summary
+from silotune.runs.model_file import MODEL_FILE, damage_named, model_folder, read_model_file, read_state
 from silotune.training.prediction import PredictionContext
-
-MODELS = "models"
-
-MODEL_FILE, OWN_FILE, SHARED_FILE = "model.json", "model.safetensors", "shared.safetensors"
-
-FORMAT, VERSION = "silotune-model", 1
-
-SHARED_ALONE = "All of it was shared with all silos."
-"""The notice of a model that holds nothing of its silo alone."""
 
 Text = str | tuple[str, str] | list[dict[str, Any]]
 """A text, a pair of texts, or a conversation as a list of turns."""
@@ -123,33 +104,20 @@ class PersonalModel:
             device: load it onto this device, as the key `device`.
         """
         folder = Path(folder)
-        path = folder / MODEL_FILE
-        with _damage_named(path):
-            about = read_json(path)
-            if (about["format"], about["version"]) != (FORMAT, VERSION):
-                raise ValueError(f"{about['format']} {about['version']} instead of {FORMAT} {VERSION}")
-            head, tuner = _read_head(about["head"]), _read_tuner(about["tuner"])
-            settings = BackboneConfig.model_validate(about["backbone"])
-            head_mix = about["answers_with"]
-            weighting = about["weighting"]
-            prediction = PredictionMix(
-                {name: _read_weight(weight) for name, weight in about["mix"].items()},
-                head_mix if isinstance(head_mix, str) else {name: float(head_mix[name]) for name in head_mix},
-                None if weighting is None else InstanceWeighting(**weighting),
-            )
-            parts = {name: _read_part(entry, tuner, head) for name, entry in about["parts"].items()}
-            max_length, scored, written = (int(about[key]) for key in ("max_length", "rows_scored", "rows_written"))
-            threads, fingerprint, method = about["threads"], str(about["backbone_sha256"]), str(about["method"]["name"])
-            task, texts = read_task(about["task"]), int(about["texts"])
-        state = _read_state(folder, parts)
-        if isinstance(threads, int):
-            torch.set_num_threads(threads)
+        with damage_named(folder / MODEL_FILE):
+            about, file = read_model_file(folder / MODEL_FILE)
+            tuner, head, prediction = file.tuner.make(), file.make_head(), file.prediction
+            parts = {name: part.make(tuner, head) for name, part in file.parts.items()}
+            task = read_task(file.task)
+        state = read_state(folder, parts)
+        if file.threads is not None:
+            torch.set_num_threads(file.threads)
         check_precision(precision)
-        precision = resolve_precision(precision or about["precision"], resolve_device(device))
+        precision = resolve_precision(precision or file.precision, resolve_device(device))
         if backbone is None:
-            device_map = "auto" if settings.device_map is not None and device == "auto" else None
+            device_map = "auto" if file.backbone.device_map is not None and device == "auto" else None
             backbone = load_backbone(
-                settings.model_copy(update={"device_map": device_map}),
+                file.backbone.model_copy(update={"device_map": device_map}),
                 precision=precision,
                 device=device,
                 keep_master=tuner.trains_backbone,
@@ -157,21 +125,21 @@ class PersonalModel:
             )
         elif backbone.precision != precision:
             raise InputError(f"backbone: the one given runs in {backbone.precision}, {folder} wants {precision}")
-        if backbone.fingerprint != fingerprint:
+        if backbone.fingerprint != file.backbone_sha256:
             raise InputError(
-                f"{folder}: was made with another backbone than {settings.name!r} is now (its weights differ)"
+                f"{folder}: was made with another backbone than {file.backbone.name!r} is now (its weights differ)"
             )
         context = PredictionContext(
             backbone,
             parts,
             prediction,
             head,
-            method=method,
-            max_length=max_length,
-            rows_scored=scored,
-            rows_written=written,
+            method=file.method["name"],
+            max_length=file.max_length,
+            rows_scored=file.rows_scored,
+            rows_written=file.rows_written,
         )
-        return cls(context, tuner, state, task, texts, about)
+        return cls(context, tuner, state, task, file.texts, about)
 
     def predict(self, texts: Sequence[Text]) -> list[Prediction]:
         """Predict the labels or numbers of texts, or of pairs of texts."""
@@ -242,70 +210,20 @@ def check_precision(precision: str | None) -> None:
         raise unknown_name_error("precision", precision, names)
 
 
-def check_has_models(run: Path, summary: Mapping[str, Any]) -> None:
-    """Refuse a coordinator's folder of a federation whose silos keep private parts: no model can be made of it."""
-    if not (run / MODELS).is_dir() and summary.get("engine") == "flower":  # `Flower.label` in distributed/coordinator
-        raise InputError(
-            f"{run}: is the coordinator's folder of a federation; private parts are in the silos' own folders"
-        )
+def load_model(
+    folder: str | Path,
+    silo: str,
+    backbone: Backbone | None = None,
+    precision: str | None = None,
+    device: str = "auto",
+) -> PersonalModel:
+    """Open one silo's personalized model of a finished run; the files of other silos are not opened.
 
-
-def model_folder(run: Path, silo: str) -> Path:
-    """Return the folder of a silo's model in a finished run, or say in one line why there is none."""
-    models = run / MODELS
-    if not models.is_dir():
-        check_has_models(run, read_summary(run))
-        raise InputError(f"{run}: has no folder {MODELS}; `silotune import {run}` makes it")
-    if Path(silo).name != silo or not (models / silo / MODEL_FILE).is_file():
-        raise unknown_name_error("silo", silo, sorted(path.parent.name for path in models.glob(f"*/{MODEL_FILE}")))
-    return models / silo
-
-
-def _read_state(folder: Path, parts: Mapping[str, Part]) -> State:
-    """Read the tensors of a model's folder; a part without any is empty."""
-    tensors: Tensors = {}
-    for name in (SHARED_FILE, OWN_FILE):
-        if (folder / name).exists():
-            with _damage_named(folder / name):
-                tensors |= read_tensors(read_bytes(folder / name))
-    with _damage_named(folder / MODEL_FILE):
-        state = unflatten(tensors)
-    missing = [name for name, part in parts.items() if tuner_of(part.module) is not None and name not in state]
-    if missing:
-        file = OWN_FILE if parts[missing[0]].scope is Scope.PRIVATE else SHARED_FILE
-        raise InputError(f"{folder / file}: missing or damaged (there are no tensors of part {missing[0]!r})")
-    return {name: {} for name in parts} | state
-
-
-@contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    """Say in one line that a file cannot be read."""
-    try:
-        yield
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(f"{path}: missing or damaged ({reason})") from error
-
-
-def _read_head(section: Mapping[str, Any]) -> Head:
-    config = HeadConfig.model_validate(section)
-    return HEADS[config.name].make(config)
-
-
-def _read_tuner(entry: Mapping[str, Any]) -> Tuner:
-    kind = TUNERS.find(entry["name"])
-    return kind(kind.Options.model_validate(entry["options"]))
-
-
-def _read_weight(weight: Any) -> float | Callable[[State], TokenWeight]:
-    return token_weight(weight["mixer"], int(weight["index"])) if isinstance(weight, dict) else float(weight)
-
-
-def _read_part(entry: Mapping[str, Any], tuner: Tuner, head: Head) -> Part:
-    kind = entry["module"]
-    if isinstance(kind, dict):
-        module: Module = _read_tuner(kind)
-    else:
-        known: dict[str, Module] = {"tuner": tuner, "head": head}
-        module = Delta(tuner) if kind == Delta.name else known.get(kind, Scalar(0.0, str(kind)))
-    return Part(module, Scope(entry["scope"]))
+    Args:
+        folder: the run folder.
+        silo: the silo's name.
+        backbone: the run's backbone, if it is loaded already.
+        precision: load the backbone in this precision instead of the run's.
+        device: load it onto this device, as the key `device`; the run's own may be missing here.
+    """
+    return PersonalModel.open(model_folder(Path(folder), silo), backbone, precision, device)

@@ -23,12 +23,13 @@ from silotune.methods.instance_weighting import INSTANCES
 from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners.start_adapter import FILE
-from silotune.runs.build.aggregation import make_aggregation
+from silotune.runs.build.coordinator import make_aggregation
 from silotune.runs.build.model import make_context, run_backbone
 from silotune.runs.build.resolve import make_method, use_this_machine, with_options, with_template
 from silotune.runs.engines.in_process import InProcessEngine
+from silotune.runs.model_file import MODELS, OWN_FILE
 from silotune.runs.model_folder import write_models
-from silotune.runs.personal_model import MODELS, OWN_FILE, check_precision
+from silotune.runs.personal_model import check_precision
 from silotune.runs.storage.readers import read_summary, read_versions
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.training.coordinator import Coordinator

@@ -20,13 +20,12 @@ from silotune.evaluation.baselines import baselines
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import transformers_messages_kept
 from silotune.runs.build.builder import build
-from silotune.runs.build.model import BackboneRequirements
-from silotune.runs.build.read_start import keep_start
+from silotune.runs.build.model import BackboneRequirements, keep_start
 from silotune.runs.build.resolve import read_config
 from silotune.runs.build.run_warnings import refusal_warning, run_warnings
 from silotune.runs.callbacks import Callback
+from silotune.runs.callbacks.base import EventFeed
 from silotune.runs.callbacks.display import default_display, warn_on_stderr
-from silotune.runs.callbacks.feed import EventFeed
 from silotune.runs.engines.base import Engine, Progress
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.engines.multi_process import MultiProcessEngine, RayEngine

@@ -12,9 +12,11 @@ from silotune.data.metrics import lower_is_better, metric_title
 from silotune.errors import unknown_name_error
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.callbacks import RoundEnd
-from silotune.runs.callbacks.feed import read_rounds
-from silotune.runs.personal_model import PersonalModel, model_folder
+from silotune.runs.callbacks.base import read_rounds
+from silotune.runs.model_file import check_has_models, model_folder
+from silotune.runs.personal_model import PersonalModel
 from silotune.runs.restore import restore
+from silotune.runs.storage.readers import read_summary
 from silotune.training.federation import Federation
 
 if TYPE_CHECKING:
@@ -138,3 +140,20 @@ class Run:
         better = "lower" if all(lower_is_better(entry["metric"]) for entry in self.silos.values()) else "higher"
         caption = f"{self._heading()}; {better} is better"
         return html_table(caption, ("silo", "metric", "validation", "test"), rows)
+
+
+def load_run(
+    folder: str | Path, backbone: Backbone | None = None, precision: str | None = None, device: str = "auto"
+) -> Run:
+    """Open a finished run at its best round: its summary, and every silo's personalized model.
+
+    Args:
+        folder: the run folder.
+        backbone: the run's backbone, if it is loaded already.
+        precision: load the backbone in this precision instead of the run's.
+        device: load it onto this device, as the key `device`; the run's own may be missing here.
+    """
+    path = Path(folder)
+    summary = read_summary(path)
+    check_has_models(path, summary)
+    return Run(path, summary, None, backbone, precision, device)

@@ -100,47 +100,56 @@ class PredictionContext:
         alpha = None if alpha is None else alpha.to(self.backbone.device)
         return self.entries(self.prediction.mixed(alpha), state)
 
-    @torch.no_grad()
-    def logits(self, state: State, batch: Batch, alpha: Tensor | None = None) -> Tensor:
-        """Predict a batch of one task.
-
-        Args:
-            state: all parts of the model, placed.
-            batch: the rows.
-            alpha: the weight of each text, shape (rows,), if the method weighs texts.
-
-        Returns:
-            Logits, shape (rows, outputs), in the batch's order.
-        """
-        view = self._views(state, batch, alpha)["prediction"]
-        return self._answering.logits(head_tensors(self.prediction.head, state), view, batch.task)
-
-    @torch.no_grad()
-    def loss(self, state: State, batch: Batch, alpha: Tensor | None = None) -> Tensor:
-        """Return the head's loss of a batch, shape (); arguments as for `logits`."""
-        views, head = self._views(state, batch, alpha), self._answering
-        tensors = head_tensors(self.prediction.head, state)
-        if head.reads_reference:
-            return head.referenced_loss(tensors, views["prediction"], views[REFERENCE], batch)
-        return head.training_loss(tensors, views["prediction"], batch, PLAIN)
-
     @property
-    def _answering(self) -> Head:
+    def answering(self) -> Head:
         """The head that the prediction names; of a mix of heads, all are of one kind."""
         module = self.parts[heads_of(self.prediction.head)[0]].module
         assert isinstance(module, Head), "a method's declarations are checked"
         return module
 
-    def _views(self, state: State, batch: Batch, alpha: Tensor | None) -> dict[str, View]:
-        """Run a batch under the prediction's mix, and where the head wants it under none."""
-        mixes, head = {"prediction": self.prediction_mix(state, alpha)}, self._answering
-        if head.reads_reference:
-            mixes[REFERENCE] = []
-        program = ViewProgram(
-            self.backbone,
-            [mixes],
-            readings=partial(head_readings, [head], self.backbone, 0.0),
-            activation_cache=self.cache,
-            guard=self.guard,
-        )
+
+class Predictor:
+    """One model's predictions, batch by batch.
+
+    Args:
+        context: backbone, parts and head.
+        state: all parts of the model.
+        alpha: the weight of each text, shape (texts,), if the method weighs texts.
+    """
+
+    def __init__(self, context: PredictionContext, state: State, alpha: Tensor | None = None) -> None:
+        self._context, self._state, self._alpha = context, context.place(state), alpha
+        self._head, self._tensors = context.answering, head_tensors(context.prediction.head, self._state)
+        self._program = self._compile(None) if alpha is None else None
+
+    @torch.no_grad()
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the logits of a batch of one task, shape (rows, outputs), in the batch's order."""
+        return self._head.logits(self._tensors, self._views(batch)["prediction"], batch.task)
+
+    @torch.no_grad()
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the head's loss of a batch, shape ()."""
+        views = self._views(batch)
+        if self._head.reads_reference:
+            return self._head.referenced_loss(self._tensors, views["prediction"], views[REFERENCE], batch)
+        return self._head.training_loss(self._tensors, views["prediction"], batch, PLAIN)
+
+    def _views(self, batch: Batch) -> dict[str, View]:
+        program = self._program or self._compile(None if self._alpha is None else self._alpha[batch.rows])
         return program(batch)
+
+    @torch.no_grad()
+    def _compile(self, alpha: Tensor | None) -> ViewProgram:
+        """Compile the prediction's mix, and where the head wants it the backbone alone."""
+        context = self._context
+        mixes = {"prediction": context.prediction_mix(self._state, alpha)}
+        if self._head.reads_reference:
+            mixes[REFERENCE] = []
+        return ViewProgram(
+            context.backbone,
+            [mixes],
+            readings=partial(head_readings, [self._head], context.backbone, 0.0),
+            activation_cache=context.cache,
+            guard=context.guard,
+        )

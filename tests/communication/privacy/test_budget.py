@@ -16,7 +16,7 @@ from silotune.errors import InputError
 from silotune.runs.build.builder import build
 from silotune.runs.build.privacy import ACCOUNTS, make_privacy
 from silotune.runs.build.resolve import read_config
-from silotune.runs.load import load_run
+from silotune.runs.run_result import load_run
 from silotune.training.client import USES, SiloClient
 from tests.support.method_cases import logged, same, tapped
 

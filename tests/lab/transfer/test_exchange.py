@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from silotune.lab.transfer import matrix
 from silotune.lab.transfer_models import TransferScore, alpha_of, describe_differences, exchange, open_models
-from silotune.runs.load import load_run
+from silotune.runs.run_result import load_run
 from tests.support.tiny import LABELS
 
 TASKS = ("alpha", "beta", "gamma")

@@ -10,6 +10,7 @@ from silotune.data.batching import evaluation_batches, make_batch
 from silotune.errors import InputError
 from silotune.models.forward.activation_cache import GROUP
 from silotune.runs.build.builder import build
+from silotune.training.prediction import Predictor
 from tests.support.numeric_rig import doubled, random_parts
 from tests.support.views import views_of_batch
 
@@ -96,7 +97,7 @@ def test_least_recently_used_groups_go_first(tiny_federation):
     assert len(rows) > GROUP
     state = federation.coordinator.shared | training.state_of(federation.silos["gamma"]).private
     for batch in evaluation_batches(rows, 0, rows_at_once=8):
-        training.logits(state, batch)
+        Predictor(training, state).logits(batch)
     full_size, groups = cache.size, cache.misses
     assert groups == 2
     assert full_size == sum(
@@ -104,15 +105,13 @@ def test_least_recently_used_groups_go_first(tiny_federation):
     )
     cache._limit = full_size - 1
     other = federation.silos["beta"].train["beta"]
-    training.logits(
-        federation.coordinator.shared | training.state_of(federation.silos["beta"]).private,
-        next(evaluation_batches(other, 0, rows_at_once=8)),
-    )
+    predictor = Predictor(training, federation.coordinator.shared | training.state_of(federation.silos["beta"]).private)
+    predictor.logits(next(evaluation_batches(other, 0, rows_at_once=8)))
     assert cache.size <= full_size - 1
     assert set(cache._sets) == {key[0] for key in cache._groups}
     cache._limit = 0
     for batch in evaluation_batches(other, 0, rows_at_once=8):
-        training.logits(federation.coordinator.shared | training.state_of(federation.silos["beta"]).private, batch)
+        predictor.logits(batch)
     assert not cache._sets
     assert (id(rows), 0) not in {(key[0], key[3]) for key in cache._groups}  # the oldest of gamma's groups went
 

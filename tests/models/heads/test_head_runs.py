@@ -19,8 +19,8 @@ from silotune.models.forward.generation import GenerationOptions, generate_ids
 from silotune.models.heads.lm import prompt_rows
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
-from silotune.runs.load import load_run
 from silotune.runs.run import run
+from silotune.runs.run_result import load_run
 from silotune.runs.storage.readers import events
 from tests.support.language_models import folder_of
 from tests.support.session_rig import federate

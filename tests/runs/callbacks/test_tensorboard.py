@@ -13,7 +13,7 @@ import pytest
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import decode
 from silotune.distributed.silo.session import Session
-from silotune.runs.callbacks.feed import EventFeed
+from silotune.runs.callbacks.base import EventFeed
 from silotune.runs.callbacks.trackers import TensorBoard
 from silotune.runs.run import run
 from tests.support.command_line import Silotune, tree

@@ -13,7 +13,7 @@ import pytest
 
 from silotune import Callback, CsvLog, RoundEnd, run
 from silotune.errors import InputError
-from silotune.runs.callbacks.feed import read_rounds
+from silotune.runs.callbacks.base import read_rounds
 from silotune.runs.callbacks.trackers import MLflow, Tracker, WandB, make_tracker
 
 

@@ -35,9 +35,8 @@ from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.coordinator import build_coordinator
-from silotune.runs.build.model import BackboneRequirements, build_model
+from silotune.runs.build.model import BackboneRequirements, build_model, keep_start
 from silotune.runs.build.ranks import check_ranks, with_ranks
-from silotune.runs.build.read_start import keep_start
 from silotune.runs.build.resolve import (
     make_method,
     on_this_machine,

@@ -21,8 +21,7 @@ from silotune.distributed.protocol.frames import Frame, state_name
 from silotune.distributed.protocol.handshake import Identity
 from silotune.errors import InputError, SilotuneError
 from silotune.evaluation.federation_scores import mean_score
-from silotune.runs.engines.base import Broadcast, Engine, Progress
-from silotune.runs.engines.history import Scores
+from silotune.runs.engines.base import Broadcast, Engine, Progress, Scores
 from silotune.runs.storage.checkpoints import Checkpoint
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.training.client import SiloReply

@@ -10,11 +10,9 @@ from typing_extensions import override
 from silotune.evaluation.backdoor import with_attack
 from silotune.evaluation.federation_scores import mean_score, measure_silos, score_silos, summary_entries
 from silotune.evaluation.personalization import score_test_time
-from silotune.runs.engines.base import Broadcast, Engine, Progress
-from silotune.runs.engines.history import Scores
-from silotune.runs.storage.checkpoints import Checkpoint, load_silo
+from silotune.runs.engines.base import Broadcast, Engine, Progress, Scores
+from silotune.runs.storage.checkpoints import Checkpoint, StateMemory, load_silo
 from silotune.runs.storage.run_folder import RunFolder
-from silotune.runs.storage.state_memory import StateMemory
 from silotune.training.broadcasts import VariantKey
 from silotune.training.client import SiloReply
 from silotune.training.coordinator import Received

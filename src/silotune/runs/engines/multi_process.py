@@ -27,8 +27,7 @@ from silotune.errors import InputError
 from silotune.evaluation.federation_scores import all_share_one_model, score_silos
 from silotune.runs.build.builder import build
 from silotune.runs.build.model import BackboneRequirements
-from silotune.runs.engines.base import Broadcast, Progress
-from silotune.runs.engines.history import Scores
+from silotune.runs.engines.base import Broadcast, Progress, Scores
 from silotune.runs.engines.in_process import InProcessEngine, Replies, Training, named
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.training.client import SiloReply

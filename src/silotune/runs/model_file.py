@@ -1,0 +1,177 @@
+"""The content of `models/NAME/model.json`: a run writes it at its end, and `PersonalModel.open` reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from safetensors import SafetensorError
+
+from silotune.config import BackboneConfig
+from silotune.config.head import HeadConfig
+from silotune.core.files import read_bytes, read_json
+from silotune.core.serialization import read_tensors
+from silotune.core.tensors import State, Tensors, unflatten
+from silotune.errors import InputError, unknown_name_error
+from silotune.methods.base import PredictionMix
+from silotune.methods.instance_weighting import InstanceWeighting
+from silotune.methods.parts import Module, Part, Scalar, Scope
+from silotune.models.heads import HEADS, Head
+from silotune.models.tuners import TUNERS, Delta, Tuner, token_weight, tuner_of
+from silotune.runs.storage.readers import read_summary
+
+MODELS = "models"
+
+MODEL_FILE, OWN_FILE, SHARED_FILE = "model.json", "model.safetensors", "shared.safetensors"
+
+FORMAT, VERSION = "silotune-model", 1
+
+SHARED_ALONE = "All of it was shared with all silos."
+"""The notice of a model that holds nothing of its silo alone."""
+
+
+class TunerFields(BaseModel):
+    """A tuner's name and options, without other silos' ranks."""
+
+    name: str
+    options: dict[str, Any]
+
+    @classmethod
+    def of(cls, tuner: Tuner) -> TunerFields:
+        """Describe a tuner."""
+        options = tuner.options.model_dump(mode="json", exclude={"ranks"})
+        return cls(name=tuner.name, options=options)
+
+    def make(self) -> Tuner:
+        """Make the tuner."""
+        kind = TUNERS.find(self.name)
+        return kind(kind.Options.model_validate(self.options))
+
+
+class PartFields(BaseModel):
+    """A part's scope, and its module: the run's `tuner` or `head`, another tuner, or a kind of its own."""
+
+    scope: Scope
+    module: str | TunerFields
+
+    def make(self, tuner: Tuner, head: Head) -> Part:
+        """Make the part."""
+        if isinstance(self.module, TunerFields):
+            return Part(self.module.make(), self.scope)
+        known: dict[str, Module] = {"tuner": tuner, "head": head}
+        module = Delta(tuner) if self.module == Delta.name else known.get(self.module, Scalar(0.0, self.module))
+        return Part(module, self.scope)
+
+
+class TokenMixer(BaseModel):
+    """The part that computes a weight for each token, and which of its weights it is."""
+
+    mixer: str
+    index: int
+
+
+class ModelFile(BaseModel):
+    """The fields of `model.json` in their order; docs/reference-files.md says what they mean."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    method: dict[str, str]
+    backbone: BackboneConfig
+    backbone_sha256: str
+    precision: str
+    threads: int | None
+    tuner: TunerFields
+    head: dict[str, Any]
+    parts: dict[str, PartFields]
+    weighting: dict[str, Any] | None
+    max_length: int
+    rows_scored: int
+    rows_written: int
+    seed: int
+    rounds: int
+    best_round: int
+    silos: int
+    rows_of_all_silos: int | None
+    privacy: dict[str, Any] | None
+    silo: str
+    notice: str
+    task: dict[str, Any]
+    texts: int
+    columns: dict[str, Any] | None
+    mix: dict[str, float | TokenMixer]
+    answers_with: str | dict[str, float]
+    metric: str
+    validation: float | None
+    test: float | None
+    rows: dict[str, Any] | None
+
+    @property
+    def prediction(self) -> PredictionMix:
+        """How the parts are mixed."""
+        mix = {
+            name: weight if isinstance(weight, float) else token_weight(weight.mixer, weight.index)
+            for name, weight in self.mix.items()
+        }
+        weighting = None if self.weighting is None else InstanceWeighting(**self.weighting)
+        return PredictionMix(mix, self.answers_with, weighting)
+
+    def make_head(self) -> Head:
+        """Make the head."""
+        config = HeadConfig.model_validate(self.head)
+        return HEADS[config.name].make(config)
+
+
+def read_model_file(path: Path) -> tuple[dict[str, Any], ModelFile]:
+    """Read `model.json`, as it is and as its fields; an export adds entries of its own."""
+    content = read_json(path)
+    if (content["format"], content["version"]) != (FORMAT, VERSION):
+        raise ValueError(f"{content['format']} {content['version']} instead of {FORMAT} {VERSION}")
+    return content, ModelFile.model_validate(content)
+
+
+def model_folder(run: Path, silo: str) -> Path:
+    """Return the folder of a silo's model in a finished run, or say in one line why there is none."""
+    models = run / MODELS
+    if not models.is_dir():
+        check_has_models(run, read_summary(run))
+        raise InputError(f"{run}: has no folder {MODELS}; `silotune import {run}` makes it")
+    if Path(silo).name != silo or not (models / silo / MODEL_FILE).is_file():
+        raise unknown_name_error("silo", silo, sorted(path.parent.name for path in models.glob(f"*/{MODEL_FILE}")))
+    return models / silo
+
+
+def check_has_models(run: Path, summary: Mapping[str, Any]) -> None:
+    """Refuse a coordinator's folder of a federation whose silos keep private parts: no model can be made of it."""
+    if not (run / MODELS).is_dir() and summary.get("engine") == "flower":  # `Flower.label` in distributed/coordinator
+        raise InputError(
+            f"{run}: is the coordinator's folder of a federation; private parts are in the silos' own folders"
+        )
+
+
+def read_state(folder: Path, parts: Mapping[str, Part]) -> State:
+    """Read the tensors of a model's folder; a part without any is empty."""
+    tensors: Tensors = {}
+    for name in (SHARED_FILE, OWN_FILE):
+        if (folder / name).exists():
+            with damage_named(folder / name):
+                tensors |= read_tensors(read_bytes(folder / name))
+    with damage_named(folder / MODEL_FILE):
+        state = unflatten(tensors)
+    missing = [name for name, part in parts.items() if tuner_of(part.module) is not None and name not in state]
+    if missing:
+        file = OWN_FILE if parts[missing[0]].scope is Scope.PRIVATE else SHARED_FILE
+        raise InputError(f"{folder / file}: missing or damaged (there are no tensors of part {missing[0]!r})")
+    return {name: {} for name in parts} | state
+
+
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Say in one line that a file cannot be read."""
+    try:
+        yield
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"{path}: missing or damaged ({reason})") from error
