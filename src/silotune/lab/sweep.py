@@ -47,12 +47,12 @@ from silotune.lab.search_space import (
 from silotune.methods import METHODS
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
-from silotune.runs.build.read_start import keep_start
+from silotune.runs.build.model import keep_start
 from silotune.runs.build.resolve import METHOD_DEFAULTS, keys_of, make_method, read_config
 from silotune.runs.build.validation import check_labels
 from silotune.runs.callbacks import Callback
+from silotune.runs.callbacks.base import EventFeed
 from silotune.runs.callbacks.display import default_display
-from silotune.runs.callbacks.feed import EventFeed
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.storage.run_folder import working_in
 

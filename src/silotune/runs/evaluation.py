@@ -1,4 +1,4 @@
-"""Score one silo's model on labeled rows (`silotune evaluate`, `evaluate` in Python)."""
+"""Score one silo's model on labeled rows (`silotune evaluate`, `evaluate` in Python), and read files of rows."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ from typing import TYPE_CHECKING, Any
 from silotune.config.tables import MEMORY_PREFIX, Table, table_rows
 from silotune.core.notebook import html_table
 from silotune.core.numeric import score_text
+from silotune.data.generation_rows import find_format, generation_rows, instruction_rows
 from silotune.data.metrics import metric_title
+from silotune.data.readers import Record, read_records, read_text, require_columns
+from silotune.data.rows import Row
+from silotune.data.targets import target_rows
 from silotune.errors import InputError
 from silotune.evaluation.bootstrap import LEVEL, Bootstrap
 from silotune.evaluation.predict import logits, measure
 from silotune.evaluation.score_details import score_details
-from silotune.runs.personal_model import load_model
+from silotune.runs.personal_model import PersonalModel, load_model
 from silotune.runs.run_result import Run
 from silotune.runs.storage.scored_rows import write_predictions
 
 if TYPE_CHECKING:
     import pandas
-
-
-from silotune.data.generation_rows import find_format, generation_rows, instruction_rows
-from silotune.data.readers import Record, read_records, read_text, require_columns
-from silotune.data.rows import Row
-from silotune.data.targets import target_rows
-from silotune.runs.personal_model import PersonalModel
 
 _TABLE = "rows"
 """What stands for the file's name where a table was given; a file's name has an ending."""

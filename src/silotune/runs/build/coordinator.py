@@ -1,4 +1,4 @@
-"""Build a run's coordinator, its privacy guarantee and its sampling of silos."""
+"""Build a run's coordinator, its aggregation, its privacy guarantee and its sampling of silos."""
 
 from __future__ import annotations
 

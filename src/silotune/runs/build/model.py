@@ -1,11 +1,10 @@
-"""Load a run's backbone and put the method on it."""
+"""Load a run's backbone and put the method on it, with the LoRA that the key `start` names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from silotune.config import BackboneConfig, Config
 from silotune.core.files import write_bytes
@@ -20,15 +19,11 @@ from silotune.models.backbone.loading import load_backbone
 from silotune.models.backbone.quantization import NONE, resolve_quantization
 from silotune.models.backbone.stored_model import ModelClass
 from silotune.models.forward.activation_cache import ActivationCache
-from silotune.models.tuners import TUNERS
+from silotune.models.tuners import TUNERS, Tuner
 from silotune.models.tuners.start_adapter import FILE, START_ALLOWED, unpack
 from silotune.runs.build.validation import check_backbone, check_kept_optimizers, check_lengths, check_start
 from silotune.training.at_once import rows_scored, rows_written, tokens_at_once
 from silotune.training.context import TrainingContext
-
-if TYPE_CHECKING:
-    from silotune.models.tuners import Tuner
-    from silotune.training.context import TrainingContext
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Callbacks follow a run while it goes on: its silos, rounds and end, from the event log, whatever the engine.
 
-- `base`: `Callback`, which users subclass, and `RoundEnd`
-- `feed`: reads new events and calls callbacks
+- `base`: `Callback`, which users subclass, `RoundEnd`, and `EventFeed`, which reads new events and calls callbacks
 - `display`: a line a round, or a bar in a notebook
 - `trackers`: rounds as CSV, in TensorBoard, Weights & Biases and MLflow
 """

@@ -1,4 +1,4 @@
-"""The base class of callbacks, which follow a run round by round."""
+"""Callbacks follow a run round by round; `EventFeed` reads the event log as it grows and calls them."""
 
 from __future__ import annotations
 

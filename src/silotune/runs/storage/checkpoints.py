@@ -2,7 +2,7 @@
 
 A manifest (`checkpoints/round-0007.json`) names the file of the shared parts and, for every silo that ever took part,
 that of its last state. Files are written first, while silos train, and the manifest is moved into place last, so that a
-run killed at any instant finds a whole checkpoint, old or new.
+run killed at any instant finds a whole checkpoint, old or new. `StateMemory` keeps the last used states in memory, too.
 """
 
 from __future__ import annotations
