@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-import struct
 import threading
 from pathlib import Path
 
 import pytest
 
 from silotune.core.records import check_audit
-from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, decode, receive
+from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, decode
 from silotune.distributed.silo import worker
 from silotune.distributed.silo.approvals import Approvals
 from silotune.distributed.silo.session import Session
@@ -75,11 +73,3 @@ def test_an_operator_who_rejects_the_run_is_heard_while_it_trains(tiny_config, t
     assert session.known_hello(greeting) == reply
     approvals.decide(asked.name, "rejected")
     assert session.known_hello(greeting) is None
-
-
-def test_a_frame_above_the_limit_is_not_read():
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        theirs.sendall(struct.pack(">Q", 2**20 + 1))
-        with pytest.raises(ProtocolError, match="too large"):
-            receive(ours, largest=2**20)

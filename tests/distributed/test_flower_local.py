@@ -23,25 +23,8 @@ from tests.support.method_cases import snapshot
 from tests.support.processes import SAME, assert_nothing_is_left, finish, wait_until
 from tests.support.session_rig import federate
 
-ONE_OF_EACH_KIND = {
-    "fedavg": "the mean of one part",
-    "fedmcp": "private parts beside it",
-    "fedrep": "phases",
-    "fedfame": "labeled rows at the coordinator",
-    "fedprompt": "a prompt",
-    "feddpa-t": "weights by text",
-    "ffa-lora": "a fixed part",
-    "fedsa-lora": "A shared and B private",
-    "rolora": "other parts in every round",
-    "fedsvd": "a part that is made anew and never sent",
-    "flora": "a delta, and a part that is drawn anew",
-    "fdlora": "momentum at the coordinator, and a last phase",
-    "fedalt": "tensors of its own for every silo",
-    "apfl": "a learned weight of two models",
-    "scaffold": "control variates",
-    "feddyn": "state of a part's own aggregation",
-    "fedproto": "a table",
-}
+LONG = ("fedfame", "fdlora", "fedalt")
+"""Labeled rows at the coordinator, a last phase, tensors of its own for every silo."""
 
 
 def assert_same(start, config, tmp_path) -> None:
@@ -56,8 +39,10 @@ def assert_same(start, config, tmp_path) -> None:
     assert_nothing_is_left(out)
 
 
-def test_flower_local_ends_with_the_bits_of_one_process(start, tiny_config, tmp_path):
-    assert_same(start, tiny_config("fedmcp", "data.tasks=[alpha,beta]", "rounds=2", "train.steps=2"), tmp_path)
+@pytest.mark.parametrize("method", ["fedmcp", *(pytest.param(name, marks=pytest.mark.long) for name in LONG)])
+def test_flower_local_ends_with_the_bits_of_one_process(start, tiny_config, tmp_path, method):
+    """`test_sessions.py` has all methods, without processes."""
+    assert_same(start, tiny_config(method, "data.tasks=[alpha,beta]", "rounds=2", "train.steps=2"), tmp_path)
 
 
 def test_what_cannot_be_resumed_stays_as_it_is(tiny_config, tmp_path):
@@ -94,18 +79,6 @@ def test_a_node_gets_its_silos_name(name):
     words = supernode_command("127.0.0.1:1", 2, name, Path("/tmp/a b/w.sock"))
     settings = parse_config_args([words[words.index("--node-config") + 1]])
     assert settings == {"silo": name, "worker": "/tmp/a b/w.sock"}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("method", [*ONE_OF_EACH_KIND])
-def test_flower_local_for_every_kind_of_method(start, tiny_config, tmp_path, method):
-    assert_same(start, tiny_config(method, "rounds=3"), tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("method", ["flexlora", "flora"])
-def test_flower_local_with_ranks(start, tiny_config, tmp_path, method):
-    assert_same(start, tiny_config(method, "rounds=3", "tuner.r=5", "tuner.ranks.beta=2"), tmp_path)
 
 
 @pytest.mark.long

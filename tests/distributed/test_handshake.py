@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from silotune.config import BackboneConfig, dump
 from silotune.distributed.coordinator.coordinate import coordinate
-from silotune.distributed.protocol.frames import PROTOCOL, Frame, decode, peek_kind
+from silotune.distributed.protocol.frames import PROTOCOL, Frame, decode
 from silotune.distributed.protocol.handshake import HandshakeRefused, Hello, Identity, check_identity
 from silotune.distributed.silo import session as session_module
 from silotune.distributed.silo.session import Session
@@ -205,24 +205,6 @@ def test_a_silo_refuses_a_coordinator_with_another_protocol(tiny_config, tmp_pat
         assert (reply.kind, reply.fields["silo"]) == ("refused", "beta")
         message = f"silo 'beta': identity: protocol {PROTOCOL}, the coordinator's: {number or 'none'}; install the same"
         assert reply.fields["reason"].startswith(message)
-
-
-@pytest.mark.parametrize("number", [PROTOCOL + 1, None])
-def test_another_protocol_ends_the_run_before_anything_began(tiny_config, tmp_path, number):
-    config = tiny_config("fedmcp", "rounds=1")
-    configs = local_configs(config, tmp_path / "run")
-    sessions = [Session(local) for local in configs.values()]
-
-    def other(data):
-        frame = decode(sessions[1].answer(data))
-        identity = {**frame.fields["identity"], "protocol": number}
-        return Frame(frame.kind, frame.fields | {"identity": identity}).encode()
-
-    link = DirectLink({0: sessions[0].answer, 1: other, 2: sessions[2].answer})
-    with pytest.raises(HandshakeRefused, match=f"^silo 'beta': identity: protocol {str(number).lower()}, the coord"):
-        coordinate(job(config, tmp_path / "run", configs), link)
-    assert {peek_kind(data) for _, data in link.sent} == {"hello"}
-    assert not (tmp_path / "run" / "config.yaml").exists()
 
 
 def test_a_stranger_is_not_let_in(tiny_config, tmp_path):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-import socket
-import threading
 from collections import Counter
 from hashlib import sha256
 
@@ -12,14 +9,9 @@ import pytest
 
 from silotune.communication import messages
 from silotune.communication.uplink.pipeline import UplinkPipeline
-from silotune.distributed.protocol import frames
-from silotune.distributed.protocol.frames import Frame, ProtocolError, decode, peek_kind, receive, send
-from silotune.distributed.silo import session as session_module
-from silotune.distributed.silo import worker as worker_module
-from silotune.distributed.silo.session import Session
-from silotune.distributed.silo.worker_metrics import WorkerMetrics
+from silotune.distributed.protocol.frames import Frame, ProtocolError, decode, peek_kind
 from silotune.training.coordinator import Coordinator
-from tests.support.session_rig import federate, local_configs
+from tests.support.session_rig import federate
 
 
 @pytest.fixture
@@ -68,37 +60,6 @@ def test_an_update_is_read_checked_and_dequantized_once(tiny_config, tmp_path, m
     broadcasts = Counter(sha256(request.blobs["broadcast"]).hexdigest() for request in requests)
     assert {name: tensor_reads[name] for name in broadcasts} == broadcasts
     assert checks["checked"] == len(updates) + len(requests) == tensor_reads.total()
-
-
-def test_a_worker_decodes_a_request_once(tiny_config, tmp_path, monkeypatch, tensor_reads):
-    config = tiny_config("fedmcp", "rounds=2", "train.steps=1")
-    _, link = federate(config, tmp_path / "run")
-    request = next(data for node, data in link.sent if node == 0 and decode(data).fields.get("judge"))
-    (expected,) = [data for node, data in link.came if node == 0 and decode(data).fields.get("round") == 2]
-    session = Session(local_configs(config, tmp_path / "again")["alpha"])
-    first = next(data for node, data in link.sent if node == 0 and peek_kind(data) == "round")
-    session.answer(first)  # round 1: the state that round 2 goes on from
-    headers, decoded = Counter(), []
-    read_header = frames._read_header
-    monkeypatch.setattr(frames, "_read_header", lambda data: headers.update([data == request]) or read_header(data))
-    for module in (session_module, worker_module):
-        monkeypatch.setattr(module, "decode", lambda data: decoded.append(data) or decode(data))
-    tensor_reads.clear()
-    jobs = queue.SimpleQueue()
-    client, server = socket.socketpair()
-    with client:
-        waiting = worker_module._Worker(session.settings, jobs)
-        thread = threading.Thread(target=worker_module._connection, args=(server, waiting), daemon=True)
-        thread.start()
-        send(client, request)
-        line = worker_module._work(session, jobs.get(timeout=60), WorkerMetrics(session.settings))
-        reply = receive(client)
-        thread.join(60)
-    assert line.startswith("round: ")
-    assert decode(reply).blobs == decode(expected).blobs
-    assert decoded == [request]
-    assert headers[True] == 2  # its kind for the queue, and the decoding
-    assert tensor_reads == {sha256(decode(request).blobs["broadcast"]).hexdigest(): 1}
 
 
 class HeaderOnly(bytes):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from silotune.config import dump
 from silotune.runs.run import run
 from silotune.runs.storage.readers import events, read_summary
 from tests.support.deployed import Deployed, plain
-from tests.support.silent_supernode import python_path
 
 WAIT = 900
 """Seconds: the machine may be busy."""
@@ -77,29 +75,3 @@ def test_three_runs_a_killed_superlink_and_a_stop(deployed, tiny_config, tmp_pat
     assert read_summary(outs[1])["shared_sha256"] == expected
     table = deployed.command("federation", "runs", deployed.link).stdout
     assert table.count("finished") == 3
-
-
-@pytest.mark.long
-def test_silos_that_announce_and_never_upload_cost_their_own_replies(deployed, tiny_config):
-    """Two colluding silos of three; every round ends at its deadline with the third silo's update."""
-    deadline = 40
-    waits = (f"federation.deadline={deadline}", "federation.quorum=0.3", "federation.patience=100")
-    config = tiny_config("fedmcp", "rounds=2", "train.steps=2", "federation.silos=[alpha,beta,gamma]", *waits)
-    files = plain(deployed, config)
-    deployed.begin("alpha", "federation", "join", files["alpha"])
-    path = f"PYTHONPATH={python_path(deployed.folder / 'silent')}"
-    for name in ("beta", "gamma"):
-        words = ["env", path, sys.executable, "-m", "silotune", "federation", "join", str(files[name])]
-        deployed.begin(name, *words)
-    settings = deployed.folder / "run.yaml"
-    settings.write_text(dump(config), encoding="utf-8")
-    out = deployed.folder / "out"
-    started = deployed.command("federation", "start", deployed.link, settings, "--out", out)
-    assert started.returncode == 0, started.stderr
-    rounds = [event for event in events(out) if event["event"] == "round"]
-    assert [event["silos"] for event in rounds] == [["alpha"], ["alpha"]]
-    ended = [event["seconds"] for event in rounds]
-    assert ended[0] < deadline + 5
-    assert ended[1] - ended[0] < 2 * deadline + 5  # the last round requests scores, too
-    late = {event["silo"] for event in events(out) if event["event"] == "silo-failed"}
-    assert late == {"beta", "gamma"}

@@ -18,7 +18,6 @@ from flwr.common.serde import recorddict_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.numpy import load as load_numpy
 
-from silotune.config import BackboneConfig
 from silotune.data.loading import load_silos
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.flower import client_app
@@ -181,19 +180,6 @@ def test_the_scan_finds_what_is_there(tmp_path, monkeypatch):
     recorded.append(Recorded("x", recorddict_to_proto(wrap(leaking)).SerializeToString(), decode(leaking)))
     with pytest.raises(AssertionError, match="found & private"):
         assert_nothing_private(config, tmp_path / "run", recorded)
-
-
-@pytest.mark.long
-def test_what_a_silo_hands_to_flower_with_minilm(tmp_path, monkeypatch):
-    from silotune.models.backbone.loading import load_backbone
-
-    config = demo("default", "tuner.r=64", "rounds=1")
-    recorded = run_recorded(config, tmp_path / "run", monkeypatch)
-    tokenizer = load_backbone("default", precision="fp32").tokenizer
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    named = config.model_copy(update={"backbone": BackboneConfig(name=str(tmp_path / "tokenizer"))})
-    assert_nothing_private(named, tmp_path / "run", recorded)
-    assert_sizes(recorded, 3)
 
 
 def test_a_coordinators_folder_is_no_finished_run_of_silos_with_private_parts(tmp_path, monkeypatch, tiny_config):

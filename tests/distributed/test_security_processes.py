@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import socket
 import ssl
-import sys
-import threading
 import time
 from base64 import b64encode
 from pathlib import Path
@@ -24,11 +20,10 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from silotune.config import dump
 from silotune.deploy.enrollment import ask
-from silotune.distributed.flower.commands import free_ports
 from silotune.errors import InputError
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
-from tests.support.deployed import LONGEST, NGINX, SILOS, Deployed, authority, key, silo_files
+from tests.support.deployed import NGINX, SILOS, Deployed, authority, key, silo_files
 
 pytestmark = [
     pytest.mark.skipif(NGINX is None, reason="nginx is not installed"),
@@ -179,67 +174,3 @@ def test_up_admit_join_start_status_end(deployed, tiny_config, tmp_path):
         deployed.begun[name].terminate()
         deployed.begun[name].wait(timeout=60)
     assert deployed.processes() == []
-
-
-@pytest.mark.long
-def test_strangers_are_refused_and_learn_nothing(deployed, tiny_config):
-    """A node without a key, with a key that was not admitted, with another's name, and a false coordinator."""
-    config = tiny_config("fedmcp", "rounds=1", "train.steps=1", f"federation.silos=[{','.join(SILOS)}]",
-                         "federation.join=60")  # fmt: skip
-    files = silo_files(deployed, config)
-    # a key that was not admitted: Flower says so, and the command ends
-    deployed.begin("alpha", "federation", "join", files["alpha"])
-    assert deployed.begun["alpha"].wait(timeout=LONGEST) == 1
-    assert "supernode: ended with code" in deployed.said("alpha")
-    # no key at all. Its output goes into a file: what it started outlives it, and would hold a pipe open
-    supernode = Path(sys.executable).with_name("flower-supernode")
-    words = ["--superlink", deployed.address, "--root-certificates", str(deployed.tls / "ca.pem")]
-    path = f"PATH={supernode.parent}{os.pathsep}{os.environ['PATH']}"  # by hand, in an environment that is activated
-    keyless = deployed.begin("keyless", "env", path, str(supernode), *words, "--port", str(free_ports(1)[0]))
-    assert keyless.wait(timeout=LONGEST) != 0
-    # an admitted key in another silo's name: its answers are not taken, and the run does not begin
-    admitted = deployed.command("federation", "admit", deployed.link, "gamma", deployed.folder / "beta" / "key.pub")
-    assert admitted.returncode == 0, admitted.stderr
-    deployed.begin("beta", "federation", "join", files["beta"])
-    until = time.monotonic() + 600
-    while "gamma" not in deployed.online():
-        assert time.monotonic() < until
-        time.sleep(1)
-    settings = deployed.folder / "run.yaml"
-    settings.write_text(dump(config), encoding="utf-8")
-    started = deployed.command("federation", "start", deployed.link, settings, "--out", deployed.folder / "out")
-    assert started.returncode == 1
-    assert "alpha, beta, gamma" in started.stderr
-    assert not list((deployed.folder / "out").rglob("*.safetensors"))
-    assert "beta: its key is registered as 'silo-gamma'; it is not let in" in started.stderr
-    assert deployed.online() == ["gamma"]
-    # a false coordinator: another certificate. The silo's side ends, and what it sent is a TLS greeting alone
-    authority(deployed.folder / "false")
-    seen: list[bytes] = []
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(deployed.folder / "false" / "server.pem", deployed.folder / "false" / "server.key")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def answer() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                try:
-                    with context.wrap_socket(connection, server_side=True) as secure:
-                        seen.append(secure.recv(1000))
-                except (ssl.SSLError, OSError):
-                    return
-
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
-        false = deployed.write(
-            "gamma/silo.yaml",
-            {"name": "gamma", "folder": "state", "rows": "rows", "share": [], "backbone": config.backbone.name,
-             "superlink": f"localhost:{listener.getsockname()[1]}", "root_certificates": "ca.pem",
-             "private_key": "key"},
-        )  # fmt: skip
-        done = deployed.command("federation", "join", false)
-        thread.join(timeout=30)
-    assert done.returncode == 2
-    assert "its certificate is not one that the authority vouches for" in done.stderr
-    assert b"".join(seen) == b""
-    assert not (deployed.folder / "gamma" / "state").exists()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from functools import cache
 
-import numpy as np
 import pytest
-from safetensors.numpy import load as load_numpy
 
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.run_status import RunFollower
@@ -19,10 +16,10 @@ from silotune.methods import METHODS
 from silotune.runs.run import run
 from silotune.runs.run_result import load_run
 from silotune.runs.storage.readers import read_summary
-from tests.support.method_cases import timeless
+from tests.support.method_cases import logged, timeless
+from tests.support.processes import SAME
 from tests.support.session_rig import DirectLink, LostError, answering, federate, job, local_configs
 
-SAME = ("shared_sha256", "state_sha256", "silos", "average", "best_round", "bytes_up", "bytes_down", "tasks")
 ALL_METHODS = {name: () for name, kind in METHODS.items() if not kind.centralized}
 RANKS = ("tuner.r=5", "tuner.ranks.beta=2")
 ALL_METHODS |= {f"{name}, ranks": RANKS for name in ("flexlora", "hetlora", "flora")}
@@ -30,11 +27,6 @@ ALL_METHODS["apfl, ranks"] = ("tuner=lora", "aggregation=hetlora", *RANKS)
 ALL_METHODS["rolora, ranks"] = ("aggregation=flexlora", *RANKS)
 UPLINKS = [(), ("sampling.count=2",), ("uplink=clip,laplace,int8",), ("uplink=topk", "uplink.fraction=0.3")]
 NO_FEEDBACK = ("flexlora", "fedsvd", "fedalt", "flexlora, ranks", "rolora, ranks")
-
-
-def logged(out, kind):
-    lines = (out / "events.jsonl").read_text(encoding="utf-8").splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
 def same(summary):
@@ -112,25 +104,6 @@ def test_a_finished_run_opens_as_any_other(in_one_process, federated):
     texts = ["the garden was bright", "the soup became awful at last"]
     reference = in_one_process("fedmcp").model("alpha").predict(texts)
     assert load_run(federated("fedmcp")[0]).model("alpha").predict(texts) == reference
-
-
-def test_private_parts_and_texts_are_in_no_message(federated):
-    """All bytes that passed, against every private tensor in the silos' folders and every text of their rows."""
-    out, _, link = federated("fedmcp")
-    up = b"".join(data for _, data in link.came)
-    private = list((out / "checkpoints" / "silos").rglob("*.safetensors"))
-    tensors = [array for path in private for array in load_numpy(path.read_bytes()).values() if array.size > 4]
-    assert len(tensors) > 20
-    assert not [array.shape for array in tensors if np.ascontiguousarray(array).tobytes() in up and np.any(array)]
-    rows = [path.read_text(encoding="utf-8") for path in (out / "silos").rglob("*.jsonl")]
-    texts = {text for lines in rows for line in lines.splitlines() for text in json.loads(line)[0]}
-    assert len(texts) > 100
-    everything = up + b"".join(data for _, data in link.sent)
-    assert not [text for text in texts if text.encode() in everything]
-    # each update's message is a safetensors file with the shared part alone
-    updates = [decode(data).blobs["message"] for _, data in link.came if decode(data).kind == "answer"]
-    assert len(updates) == 9
-    assert {name.split("/")[0] for message in updates for name in load_numpy(message)} == {"global"}
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------

@@ -100,17 +100,6 @@ def test_requests_together_have_a_size(listening, capfd):
         connection.close()
 
 
-def test_a_peer_that_hung_up():
-    ours, theirs = socket.socketpair()
-    assert not hung_up(ours)
-    theirs.sendall(b"x")
-    assert not hung_up(ours)
-    assert ours.recv(1) == b"x"
-    theirs.close()
-    assert hung_up(ours)
-    ours.close()
-
-
 def test_a_peer_that_waits_has_not_hung_up_whatever_the_timeout():
     """A request that trains for longer than the time in which it had to arrive is answered all the same."""
     ours, theirs = socket.socketpair()
