@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load
 
 from silotune.aggregation import by_samples
@@ -147,71 +144,6 @@ def test_a_diverged_change_is_refused_and_not_remembered(names):
     tensors, kept = pipeline(*names).send(broken, {}, SILO, ROUND)
     assert "NaN or infinity" in refused(names, change_message(tensors, ",".join(names), ROUND, SILO, ROWS))
     assert all(torch.isfinite(tensor).all() for tensor in kept.values())
-
-
-# -- generated --------------------------------------------------------------------------------------------------------
-
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.int8, torch.uint8, torch.int32, torch.bool)
-
-
-@st.composite
-def malformed(draw: st.DrawFn, names: tuple[str, ...]) -> bytes:
-    """One thing wrong: a tensor missing, extra, renamed, of another shape or dtype, not finite; a field; cut short."""
-    tensors, fields = good(names)
-    name = draw(st.sampled_from(sorted(tensors)))
-    tensor = tensors[name]
-
-    def shape() -> None:
-        other = draw(st.lists(st.integers(0, 5), max_size=3).filter(lambda s: tuple(s) != tuple(tensor.shape)))
-        tensors[name] = torch.zeros(other, dtype=tensor.dtype)
-
-    floats = sorted(key for key, value in tensors.items() if value.is_floating_point())
-
-    def dtype() -> None:
-        tensors[name] = torch.zeros(tensor.shape, dtype=draw(st.sampled_from([d for d in DTYPES if d != tensor.dtype])))
-
-    def not_finite() -> None:
-        found = tensors[draw(st.sampled_from(floats))].view(-1)
-        found[draw(st.integers(0, len(found) - 1))] = draw(st.sampled_from([math.nan, math.inf, -math.inf]))
-
-    def renamed() -> None:
-        tensors[draw(st.sampled_from([name + ":scale", name + "x", name.upper(), f"private/{name}"]))] = tensors.pop(
-            name
-        )
-
-    def field() -> None:
-        key = draw(st.sampled_from(sorted(fields)))
-        fields[key] = draw(st.sampled_from([None, -1, 0, 1.5, "int8,clip", "none", [], True]))
-
-    harms: list[Callable[[], object]] = [
-        shape, dtype, renamed, field, *([not_finite] if floats else []),
-        lambda: tensors.pop(name),
-        lambda: tensors.update({"global/stowaway": torch.ones(2)}),
-        lambda: fields.pop("uplink"),
-    ]  # fmt: skip
-    draw(st.sampled_from(harms))()
-    message = packed(tensors, fields)
-    return message[: draw(st.integers(0, len(message) - 1))] if draw(st.integers(0, 9)) == 0 else message
-
-
-def check_malformed(names: tuple[str, ...], examples: int) -> None:
-    @given(malformed(names))
-    @settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-    def check(message: bytes) -> None:
-        refused(names, message)
-
-    check()
-
-
-@pytest.mark.parametrize("names", CHAINS, ids=",".join)
-def test_malformed_changes_are_refused(names):
-    check_malformed(names, 25)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("names", CHAINS, ids=",".join)
-def test_many_malformed_changes_are_refused(names):
-    check_malformed(names, 500)
 
 
 @pytest.mark.parametrize("names", [("int8",), ("int4",)], ids=",".join)
