@@ -194,7 +194,7 @@ def probes(folder: Path, seed: int, number: int = PROBES) -> dict[str, Any]:
     Read from the folder as silotune reads it, answered by its own greedy generation.
     """
     from silotune.data.rows import Row as Instruction
-    from silotune.data.tasks import generation_task
+    from silotune.data.tasks import make_task
     from silotune.models.backbone.loading import load_backbone
     from silotune.models.forward.generation import GenerationOptions, generate
     from silotune.models.heads.lm import LanguageModelHead, prompt_rows
@@ -211,7 +211,7 @@ def probes(folder: Path, seed: int, number: int = PROBES) -> dict[str, Any]:
             if row.kind == kind:
                 rows.append(row)
         instructions = [Instruction((row.instruction, ""), 0, row.answer) for row in rows]
-        prompts = prompt_rows(tokenize(generation_task(kind, "rouge1", kind), instructions))
+        prompts = prompt_rows(tokenize(make_task(kind, kind, "generation"), instructions))
         written, answers = generate(backbone, prompts, [], head.generation), [row.answer for row in rows]
         report[kind] = {"exact": exact_match(written, answers), "rouge1": rouge1(written, answers)}
         options = [row.instruction.count("\n- ") + row.instruction.count("\n(") for row in rows]

@@ -58,14 +58,14 @@ def test_rows_say_what_they_ask(benchmarks):
 @pytest.mark.long  # a model is trained for it
 def test_rows_are_encoded_as_the_head_encodes_them(benchmarks, trained):
     from silotune.data.rows import Row
-    from silotune.data.tasks import generation_task
+    from silotune.data.tasks import make_task
     from silotune.models.heads.lm import LanguageModelHead
 
     made_text, small_llama, _ = benchmarks
     backbone = load_backbone(str(trained), precision="fp32", model_class="AutoModelForCausalLM")
     rows = [row for row in (made_text.made(random.Random(n)) for n in range(40)) if row.instruction]
     tokenize = LanguageModelHead().row_tokenizer(backbone, 1000)
-    found = tokenize(generation_task("t", "rouge1", "t"), [Row((row.instruction, ""), 0, row.answer) for row in rows])
+    found = tokenize(make_task("t", "t", "generation"), [Row((row.instruction, ""), 0, row.answer) for row in rows])
     encoded = small_llama.encode(backbone.tokenizer, rows)
     assert [one.ids for one in encoded] == found.ids
     for one, reads, row in zip(encoded, found.reads, rows, strict=True):

@@ -23,7 +23,7 @@ from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run
 from silotune.runs.run_result import load_run
 from silotune.runs.storage.readers import events
-from silotune.training.model_replacement import scale_update
+from silotune.training.client import scale_update
 from tests.support.tiny import tiny_overrides, write_data
 
 # six rows by hand: (true class, predicted with the trigger in); the target is class 1

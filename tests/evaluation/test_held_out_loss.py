@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from silotune.data.rows import Row, SiloData, Splits
 from silotune.data.scores import LOSS_SCORES
-from silotune.data.tasks import generation_task
+from silotune.data.tasks import make_task
 from silotune.errors import InputError
 from silotune.evaluation import predict
 from silotune.runs.build.builder import build
@@ -103,7 +103,7 @@ def test_losses_and_other_metrics_are_not_mixed(chats):
     config = read_config(chats[0])
     rows = [Row(("a", ""), 0, "b"), Row(("c", ""), 0, "d")]
     data = [
-        SiloData(name, generation_task(name, metric, name), Splits(rows, rows, rows))
+        SiloData(name, make_task(name, name, "generation", metric=metric), Splits(rows, rows, rows))
         for name, metric in (("a", "loss"), ("b", "rougeL"))
     ]
     with pytest.raises(InputError, match="silo 'a' is judged by loss and silo 'b' by rougeL"):

@@ -11,7 +11,7 @@ from silotune.data.generation_rows import find_format, generation_rows
 from silotune.data.readers import Record, read_records, with_groups
 from silotune.data.rows import LabeledSet, Row, Splits
 from silotune.data.targets import target_rows
-from silotune.data.tasks import Task, generation_task, label_set_task, make_task, number_task, numbered_positive
+from silotune.data.tasks import Task, make_task, numbered_positive
 from silotune.errors import InputError, unknown_name_error
 
 _KINDS = ("classification", "regression", "multilabel")
@@ -83,7 +83,7 @@ def _generation_task(name: str, path: Path, usual: str) -> Task:
     """Make the task of instruction rows; an optional `meta.json` may name its metric."""
     meta = _json(path) if path.is_file() else None
     metric = meta.get("metric", usual) if isinstance(meta, dict) else usual
-    return generation_task(name, str(metric), f"data file {path}")
+    return make_task(name, f"data file {path}", "generation", metric=str(metric))
 
 
 def _labeled_task(name: str, path: Path) -> Task:
@@ -91,14 +91,12 @@ def _labeled_task(name: str, path: Path) -> Task:
     meta, culprit = _meta(path), f"data file {path}"
     labels = tuple(str(label) for label in meta.get("label_names", ()))
     metric = str(meta["metric"]) if "metric" in meta else None
-    if meta["kind"] == "regression":
-        return number_task(name, metric, culprit)
-    if meta["kind"] == "multilabel":
-        return label_set_task(name, labels, metric, culprit)
+    if meta["kind"] != "classification":
+        return make_task(name, culprit, meta["kind"], labels, metric)
     positive = meta.get("positive")
     if positive is None and metric == "f1":
         positive = numbered_positive(labels)
-    return make_task(name, labels, metric or "accuracy", culprit, None if positive is None else str(positive))
+    return make_task(name, culprit, "classification", labels, metric, None if positive is None else str(positive))
 
 
 def _json(path: Path) -> Any:

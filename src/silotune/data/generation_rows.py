@@ -62,14 +62,7 @@ def generation_rows(path: Path, records: Sequence[Record], format: Format) -> li
 def instruction_rows(
     path: Path, records: Sequence[Record], text: Sequence[str] = (INSTRUCTION, INPUT), output: str = OUTPUT
 ) -> list[Row]:
-    """Make the rows of a generation task.
-
-    Args:
-        path: the file, for messages.
-        records: rows of the file.
-        text: the instruction's column and, optionally, the input's.
-        output: column of the reference text.
-    """
+    """Make the rows of a generation task."""
     instruction, *input_columns = text
     require_columns(path, records[0], [instruction, output])
     rows = []
@@ -157,12 +150,7 @@ def _distinct(row: Row, where: str) -> Row:
 
 
 def read_turns(value: Any, where: str) -> list[Turn]:
-    """Read a list of turns; a text is read as JSON first (CSV files).
-
-    Args:
-        value: the cell.
-        where: file, row and column, for messages.
-    """
+    """Read a list of turns; a text is read as JSON first (CSV files)."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

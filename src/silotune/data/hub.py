@@ -11,7 +11,7 @@ from silotune.config.paths import HUB_PREFIX
 from silotune.data.readers import Record
 from silotune.data.rows import LabeledSet, Row, Splits
 from silotune.data.targets import number_of
-from silotune.data.tasks import Task, number_task
+from silotune.data.tasks import Task, make_task
 from silotune.errors import InputError
 
 
@@ -75,7 +75,7 @@ def read_hub_set(name: str, published: HubSet) -> LabeledSet:
     try:
         loaded = _load(location)
         if published.numbers:
-            task = number_task(name, None, f"data set {name!r}")
+            task = make_task(name, f"data set {name!r}", "regression")
         else:
             task = Task(name, published.labels or tuple(loaded["train"].features["label"].names))
         rows = {split: _rows(loaded[hub_split], published, task) for split, hub_split in published.splits.items()}

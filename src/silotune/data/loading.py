@@ -13,7 +13,7 @@ from silotune.data.own_silos import own_sets
 from silotune.data.partition import partition_by_value, partition_rows, silo_names
 from silotune.data.rows import LabeledSet, SiloData, Splits, check_silo
 from silotune.data.splits import SplitRule, split
-from silotune.data.tasks import KINDS, Task, judged_by, make_task, numbered_positive
+from silotune.data.tasks import KINDS, Task, make_task, numbered_positive
 from silotune.errors import InputError, unknown_name_error
 
 
@@ -171,10 +171,10 @@ def _judged_by(task: Task, metric: str, positive: str | None, name: str) -> Task
         if positive is not None:
             what = {"generation": "answers", "regression": "numbers"}.get(task.kind, "several labels a row")
             raise InputError(f"data.positive: is a label, and {name!r} has {what}")
-        return judged_by(task, metric, culprit)
+        return make_task(task.name, culprit, task.kind, task.labels, metric)
     if metric == "f1":  # the data set numbers its labels
         positive = positive or task.positive or numbered_positive(task.labels)
-    return make_task(task.name, task.labels, metric, culprit, positive or task.positive or None)
+    return make_task(task.name, culprit, task.kind, task.labels, metric, positive or task.positive or None)
 
 
 def _renamed(task: Task, name: str, wanted: list[str] | None) -> Task:

@@ -24,7 +24,7 @@ from silotune.data.readers import (
 )
 from silotune.data.rows import LabeledSet, Row, Splits
 from silotune.data.targets import label_set_names, target_rows
-from silotune.data.tasks import Task, generation_task, label_set_task, make_task, number_task
+from silotune.data.tasks import Task, make_task
 from silotune.errors import InputError
 
 
@@ -91,16 +91,16 @@ def _generation_task(silo: SiloConfig, name: str, format: Format | None) -> Task
     if silo.positive is not None:
         raise InputError(f"silo {silo.name!r}: positive is a label, and this silo's rows have answers")
     usual = "loss" if format == "preferences" else "rouge1"
-    return generation_task(name, silo.metric or usual, f"silo {silo.name!r}")
+    return make_task(name, f"silo {silo.name!r}", "generation", metric=silo.metric or usual)
 
 
 def _labeled_task(silo: SiloConfig, name: str, labels: Callable[[], tuple[str, ...]]) -> Task:
     culprit = f"silo {silo.name!r}"
     if silo.kind == "regression":
-        return number_task(name, silo.metric, culprit)
+        return make_task(name, culprit, "regression", metric=silo.metric)
     if silo.kind == "multilabel":
-        return label_set_task(name, labels(), silo.metric, culprit)
-    return make_task(name, labels(), silo.metric or "accuracy", culprit, silo.positive)
+        return make_task(name, culprit, "multilabel", labels(), silo.metric)
+    return make_task(name, culprit, "classification", labels(), silo.metric, silo.positive)
 
 
 def _format(silo: SiloConfig, record: Record) -> Format | None:

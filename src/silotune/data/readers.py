@@ -181,14 +181,7 @@ def require_columns(path: Path, record: Record, columns: Sequence[str]) -> None:
 
 
 def read_text(path: Path, number: int, record: Record, column: str) -> str:
-    """Return the text of one cell.
-
-    Args:
-        path: the file, for messages.
-        number: the row's number, for messages.
-        record: the row.
-        column: name of the text column.
-    """
+    """Return the text of one cell."""
     value = record.get(column)
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise InputError(f"{source_name(path)}: row {number}: {column!r} is missing or NaN")

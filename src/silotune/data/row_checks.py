@@ -148,18 +148,12 @@ def warnings_of(silos: Sequence[SiloData], central: bool) -> list[str]:
 
 def silos_warnings(silos: Sequence[SiloData]) -> list[str]:
     """Return warnings about silos side by side: unlike metrics, and labels that no other silo has."""
-    return _unlike_metrics(silos) + _unlike_labels(silos)
-
-
-def _unlike_metrics(silos: Sequence[SiloData]) -> list[str]:
-    """Warn that the best round is chosen by a mean of unlike metrics."""
     metrics = list(dict.fromkeys(silo.task.metric for silo in silos))
-    if len(metrics) < 2:
-        return []
-    return [
+    unlike = (
         f"silos have unlike metrics ({', '.join(map(metric_title, metrics))}): there is no common average, and the "
         "best round is that of the highest mean validation score over all of them"
-    ]
+    )
+    return [unlike] * (len(metrics) > 1) + _unlike_labels(silos)
 
 
 def _unlike_labels(silos: Sequence[SiloData]) -> list[str]:

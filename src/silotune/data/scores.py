@@ -116,12 +116,7 @@ def majority_score(metric: str, labels: Tensor, positive: int = -1) -> float | N
 
 
 def rouge1(written: Sequence[str], answers: Sequence[str]) -> float:
-    """Mean ROUGE-1 F-measure, by Google's package `rouge-score` without stemming.
-
-    Args:
-        written: generated texts.
-        answers: reference texts.
-    """
+    """Mean ROUGE-1 F-measure, by Google's package `rouge-score` without stemming."""
     return _mean(rouge_scores("rouge1", written, answers))
 
 
@@ -331,7 +326,8 @@ def judge(task: Task, metric: str, logits: Tensor, targets: Tensor) -> float | N
 
 def all_scores(task: Task, logits: Tensor, targets: Tensor) -> dict[str, float | None]:
     """Return the scores by all metrics of numbers or sets of labels; arguments as for `judge`."""
-    return {name: _defined(float(values[0])) for name, values in resampled_scores(task, logits, targets).items()}
+    scores = {name: float(values[0]) for name, values in resampled_scores(task, logits, targets).items()}
+    return {name: None if math.isnan(score) else score for name, score in scores.items()}
 
 
 def resampled_scores(task: Task, logits: Tensor, targets: Tensor, drawn: Any = None) -> Mapping[str, Any]:
@@ -359,7 +355,3 @@ def constant_score(task: Task, targets: Tensor) -> float | None:
     if task.kind == "regression":
         return judge(task, task.metric, targets.mean().expand(len(targets), 1), targets)
     return judge(task, task.metric, (targets.mean(0) - 0.5).expand(len(targets), -1), targets)
-
-
-def _defined(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -43,7 +43,8 @@ def draw_labeled_rows(data: Sequence[SiloData], server: ServerConfig, seed: int)
     rows = sorted((row for silo in data for row in silo.splits.train), key=lambda row: (row.label, row.texts))
     for label, name in enumerate(task.labels):
         of_label = [row for row in rows if row.label == label]
-        wanted = server.labels_per_class or _even_share(server.labelled_rows or 0, label, len(task.labels))
+        each, more = divmod(server.labelled_rows or 0, len(task.labels))
+        wanted = server.labels_per_class or each + (label < more)
         if wanted > len(of_label):
             key = "labels_per_class" if server.labels_per_class else "labelled_rows"
             raise InputError(
@@ -51,7 +52,3 @@ def draw_labeled_rows(data: Sequence[SiloData], server: ServerConfig, seed: int)
             )
         chosen += sampler(seed, "labelled", name).sample(of_label, wanted)
     return SiloData("coordinator", task, Splits(train=chosen))
-
-
-def _even_share(total: int, position: int, parts: int) -> int:
-    return total // parts + (position < total % parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ METRICS_OF: dict[TaskKind, tuple[str, ...]] = {
     "multilabel": (*LABEL_SET_METRICS, *LOSS_METRICS),
     "generation": (*TEXT_METRICS, *LOSS_METRICS),
 }
-"""Kind → the metrics that a task of this kind may have; but for generation the first is the usual one."""
+"""Kind → the metrics that a task of this kind may have; the first is the usual one."""
 
 
 @dataclass(frozen=True)
@@ -77,66 +77,39 @@ class Task:
         return fields | ({"positive": self.positive} if self.positive else {})
 
 
-def make_task(name: str, labels: Sequence[str], metric: str, culprit: str, positive: str | None = None) -> Task:
-    """Make a classification task.
+def make_task(
+    name: str,
+    culprit: str,
+    kind: TaskKind = "classification",
+    labels: Sequence[str] = (),
+    metric: str | None = None,
+    positive: str | None = None,
+) -> Task:
+    """Make a task, after checking that its metric, labels and positive label fit its kind.
 
     Args:
         name: the task's name.
-        labels: label names.
-        metric: of `METRICS_OF`; `f1` without a positive label becomes `macro_f1`.
         culprit: configuration key or file to name in errors.
+        kind: what a row is answered with.
+        labels: label names, where rows have labels.
+        metric: of `METRICS_OF`, by default the first; `f1` without a positive label becomes `macro_f1`.
         positive: the label that F1 is about.
     """
-    _check_metric("classification", metric, culprit)
+    metric = metric or METRICS_OF[kind][0]
+    if metric not in METRICS_OF[kind]:
+        raise unknown_name_error(f"metric of {culprit}, whose rows are {KINDS[kind]},", metric, METRICS_OF[kind])
+    if kind == "multilabel" and len(labels) < 2:
+        raise InputError(f"{culprit}: kind=multilabel needs at least 2 labels, found {', '.join(labels) or 'none'}")
     if positive is not None and positive not in labels:
         raise unknown_name_error(f"positive label of {culprit}", positive, labels)
     if metric == "f1" and positive is None:
         metric = "macro_f1"
-    return Task(name, tuple(labels), metric, positive=positive or "")
+    return Task(name, tuple(labels), metric, kind, positive or "")
 
 
 def numbered_positive(labels: Sequence[str]) -> str | None:
     """Return the positive one of two labels that a data set numbers 0 and 1, as GLUE does: label 1."""
     return labels[1] if len(labels) == 2 else None
-
-
-def generation_task(name: str, metric: str, culprit: str) -> Task:
-    """Make a generation task.
-
-    Args:
-        name: the task's name.
-        metric: of `METRICS_OF`.
-        culprit: configuration key or file to name in errors.
-    """
-    _check_metric("generation", metric, culprit)
-    return Task(name, (), metric, "generation")
-
-
-def number_task(name: str, metric: str | None, culprit: str) -> Task:
-    """Make a regression task, scored by `pearson_spearman` unless another metric is named."""
-    metric = metric or METRICS_OF["regression"][0]
-    _check_metric("regression", metric, culprit)
-    return Task(name, (), metric, "regression")
-
-
-def label_set_task(name: str, labels: Sequence[str], metric: str | None, culprit: str) -> Task:
-    """Make a task whose rows have several labels; arguments as for `make_task`, without a metric `micro_f1`."""
-    metric = metric or METRICS_OF["multilabel"][0]
-    _check_metric("multilabel", metric, culprit)
-    if len(labels) < 2:
-        raise InputError(f"{culprit}: kind=multilabel needs at least 2 labels, found {', '.join(labels) or 'none'}")
-    return Task(name, tuple(labels), metric, "multilabel")
-
-
-def judged_by(task: Task, metric: str, culprit: str) -> Task:
-    """Return a task with another metric, which must fit its kind."""
-    _check_metric(task.kind, metric, culprit)
-    return replace(task, metric=metric)
-
-
-def _check_metric(kind: TaskKind, metric: str, culprit: str) -> None:
-    if metric not in METRICS_OF[kind]:
-        raise unknown_name_error(f"metric of {culprit}, whose rows are {KINDS[kind]},", metric, METRICS_OF[kind])
 
 
 def read_task(fields: Any) -> Task:

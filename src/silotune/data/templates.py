@@ -86,12 +86,7 @@ class ClozeTemplate:
         return filled, ends[_MASK]
 
     def soft_position(self, encoded: EncodedText, mask: str) -> int:
-        """Return the index of the token before which the soft prompt goes.
-
-        Args:
-            encoded: the filled, encoded template, special tokens included.
-            mask: the mask token.
-        """
+        """Return the index of the token before which the soft prompt goes."""
         soft_end = self._filled(encoded.texts, mask)[1][_SOFT]
         text_tokens = [token for token, (begin, end) in enumerate(encoded.offsets) if end > begin]
         return next((token for token in text_tokens if encoded.offsets[token][1] > soft_end), text_tokens[-1] + 1)

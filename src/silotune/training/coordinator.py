@@ -201,11 +201,6 @@ class Coordinator:
     def _read_message(self, message: bytes, before: Tensors, expected: Expected) -> tuple[Tensors, Fields]:
         """Return the shared parts in a silo's message, of which an uplink sends the change, and its fields.
 
-        Args:
-            message: the message.
-            before: the tensors that it must hold, as in the broadcast that it answers.
-            expected: how a message holds them.
-
         Raises:
             MessageRefused: malformed, or sent by another uplink.
         """

@@ -24,11 +24,6 @@ class LocalTrainer:
         Several silos train as a cohort (`silotune.training.local_round`). Each phase of each round has a new optimizer,
         which continues from the last one's state with `train.keep_optimizer`.
 
-        Args:
-            silos: the silos that train.
-            shared: the shared parts as received.
-            number: the round's number.
-
         Returns:
             One result per silo, in the order of `silos`.
 

@@ -1,4 +1,4 @@
-"""Make PyTorch's optimizer for a phase, with tensors grouped by learning rate and decay."""
+"""Make PyTorch's optimizer for a phase, and keep its state in a silo's memory between rounds."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from silotune.config import TrainConfig
+from silotune.core.tensors import Tensors
 
 Group = dict[str, Any]
 """Tensors with settings of their own in an optimizer, as torch has them: `params`, `lr`, `weight_decay`, …"""
@@ -65,3 +66,32 @@ def make_optimizer(train: TrainConfig, groups: Sequence[Tensor] | Sequence[Group
     tensors = [tensor for group in parameters for tensor in (group["params"] if isinstance(group, dict) else [group])]
     fused = all(tensor.dtype is torch.float32 for tensor in tensors)
     return kind(parameters, lr=train.lr, eps=train.adam_epsilon, fused=fused)
+
+
+KEPT = "optimizer"
+"""Prefix of the names under which a silo's memory keeps them: `optimizer/<phase>/<part>/<tensor>/<entry>`."""
+
+
+def pack(optimizer: torch.optim.Optimizer, phase: str, leaves: Mapping[str, Tensor]) -> Tensors:
+    """Return the state of an optimizer as tensors: moments, and numbers of steps."""
+    return {
+        f"{KEPT}/{phase}/{name}/{entry}": torch.as_tensor(value).detach().clone()
+        for name, leaf in leaves.items()
+        if leaf in optimizer.state
+        for entry, value in optimizer.state[leaf].items()
+        if value is not None
+    }
+
+
+def restore(optimizer: torch.optim.Optimizer, phase: str, leaves: Mapping[str, Tensor], memory: Tensors) -> None:
+    """Set the state of a new optimizer to what `pack` returned; arguments as there, of the silo's next round."""
+    for name, leaf in leaves.items():
+        prefix = f"{KEPT}/{phase}/{name}/"
+        entries = {key.removeprefix(prefix): value for key, value in memory.items() if key.startswith(prefix)}
+        if entries:
+            optimizer.state[leaf] = {entry: _as_it_was(value) for entry, value in entries.items()}
+
+
+def _as_it_was(value: Tensor) -> Tensor | int:
+    """Copy a tensor; Adafactor counts its steps by an integer, all others by a tensor of floating point."""
+    return int(value) if value.dtype is torch.int64 else value.clone()

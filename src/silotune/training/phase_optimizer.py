@@ -9,8 +9,7 @@ from torch import Tensor
 
 from silotune.config import TrainConfig
 from silotune.core.tensors import Tensors
-from silotune.training.optimizer import FACTOR, Group, make_groups, make_optimizer
-from silotune.training.optimizer_state import pack, restore
+from silotune.training.optimizer import FACTOR, Group, make_groups, make_optimizer, pack, restore
 from silotune.training.schedule import Schedule
 
 INITIAL_SCALE = 2.0**12
@@ -96,7 +95,7 @@ class PhaseOptimizer:
         return [int(number) for number in torch.stack(self._skipped).tolist()] if self._scalers else []
 
     def state(self, silo: int, phase: str) -> Tensors:
-        """Return the state of a silo's optimizer, by the silo's position; see `optimizer_state.pack`."""
+        """Return the state of a silo's optimizer, by the silo's position; see `optimizer.pack`."""
         return pack(self._of(silo), phase, self._leaves[silo])
 
     def restore(self, silo: int, phase: str, memory: Tensors) -> None:

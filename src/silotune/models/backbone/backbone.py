@@ -215,10 +215,6 @@ class Backbone:
     def applied(self, plan: ForwardPlan, run: Callable[[], Result]) -> Result:
         """Call a function under a plan and in the backbone's precision.
 
-        Args:
-            plan: the changes that hold during the call.
-            run: a function that calls the base transformer or modules of it.
-
         Returns:
             Its result.
         """

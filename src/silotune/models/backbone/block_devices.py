@@ -7,6 +7,7 @@ inputs and readings are too; a block's part of a tuner is copied beside the bloc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -73,15 +74,12 @@ class BlockDevices:
             blocks = cast(nn.ModuleList, base.get_submodule(stack.blocks))
             mover = _Mover()
             for number, block in enumerate(blocks):
-                block.register_forward_pre_hook(mover.before(self.of(f"{stack.blocks}.{number}")), with_kwargs=True)
-            blocks[-1].register_forward_hook(mover.after(self.main))
+                device = self.of(f"{stack.blocks}.{number}")
+                block.register_forward_pre_hook(partial(mover.before, device), with_kwargs=True)
+            blocks[-1].register_forward_hook(partial(mover.after, self.main))
 
     def for_loading(self, model: nn.Module) -> dict[str, torch.device]:
-        """Return the argument `device_map` of `from_pretrained`: every module or tensor of a model → its device.
-
-        Args:
-            model: the model without data; the names of its modules are those of the loaded one.
-        """
+        """Return the argument `device_map` of `from_pretrained`, for a model of which this one has the shapes."""
         base = without_lm_head(model)
         names = {id(module): name for name, module in model.named_modules()}
         blocks = {names[id(base.get_submodule(block))]: device for block, device in self._elsewhere.items()}
@@ -95,24 +93,16 @@ class _Mover:
         self._moved: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
         """(id of a tensor, device) → the tensor, held so that its id stays its own, and its copy."""
 
-    def before(self, device: torch.device) -> Any:
-        """A hook that runs before a block of this device."""
+    def before(self, device: torch.device, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run before a block of this device, as its hook."""
+        return self._to(device, args), self._to(device, kwargs)
 
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-            return self._to(device, args), self._to(device, kwargs)
-
-        return hook
-
-    def after(self, main: torch.device) -> Any:
-        """A hook that runs after the stack's last block."""
-
-        def hook(_: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
-            self._moved.clear()
-            output = self._to(main, output)
-            self._moved.clear()
-            return output
-
-        return hook
+    def after(self, main: torch.device, _: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+        """Run after the stack's last block, as its hook."""
+        self._moved.clear()
+        output = self._to(main, output)
+        self._moved.clear()
+        return output
 
     def _to(self, device: torch.device, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -168,8 +158,7 @@ class WeightPlacement:
         self._model = model
         self._device = devices.main
         self._quantized = quantization != NONE
-        may_rest = devices.main.type != "cpu" and len(devices.all) == 1 and not self._quantized
-        self._on_use = on_use and may_rest
+        self._on_use = on_use and devices.main.type != "cpu" and len(devices.all) == 1 and not self._quantized
         self._resting = self._on_use
         self._host: list[Tensor] | None = None
         """The weights on the CPU, while they are on the device too."""
@@ -206,15 +195,11 @@ class WeightPlacement:
             self._folder = TemporaryDirectory(prefix="silotune-weights-")
             tensors = {id(tensor): (name, tensor) for name, tensor in self._model.state_dict(keep_vars=True).items()}
             named = dict(tensors.values())  # tied tensors once
-            save_file({name: tensor.detach().contiguous() for name, tensor in named.items()}, self._file)
-            for name, tensor in load_file(self._file).items():
+            file = Path(self._folder.name) / "weights.safetensors"
+            save_file({name: tensor.detach().contiguous() for name, tensor in named.items()}, file)
+            for name, tensor in load_file(file).items():
                 named[name].data = tensor
             release_freed_memory()
-        return self._file
-
-    @property
-    def _file(self) -> Path:
-        assert self._folder is not None, "shared"
         return Path(self._folder.name) / "weights.safetensors"
 
     def _tensors(self) -> list[Tensor]:

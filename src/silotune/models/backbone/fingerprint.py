@@ -34,9 +34,6 @@ def stored_fingerprint(files: Sequence[Path]) -> str:
 
     It does not depend on how the tensors are divided among files. It is computed once and kept, with sizes and times of
     the files, in their folder or, where that belongs to others, in a cache folder of the user.
-
-    Args:
-        files: the weight files of one model, in one folder.
     """
     stamps = {path.name: _stamp(path) for path in files}
     places = _places(files[0].parent)
@@ -131,13 +128,7 @@ def _read(place: Path) -> dict[str, object]:
 
 
 def weight_fingerprint(model: Any, stored: str | None, quantization: str) -> str:
-    """Return the sha256 by which a run and its silos know a model's weights and how they are quantized.
-
-    Args:
-        model: the model, whose parameters are hashed if there is no digest of its files.
-        stored: the digest of the weights as stored.
-        quantization: how the linear layers are stored.
-    """
+    """Return the sha256 by which a run and its silos know a model's weights and how they are quantized."""
     stored = _float32_fingerprint(model) if stored is None else stored
     return stored if quantization == NONE else hashlib.sha256(f"{stored}|{quantization}".encode()).hexdigest()
 

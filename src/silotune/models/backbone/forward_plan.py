@@ -67,12 +67,6 @@ class SharedActivations:
         It holds the outputs of the embeddings, of the blocks below the first with a change, and of that block's modules
         before the change. Nothing is shared in families without an entry and in encoder–decoders, whose embeddings run
         twice.
-
-        Args:
-            base: the base transformer.
-            architecture: the family's entry, if it has one.
-            inputs: modules whose input some forward changes.
-            outputs: modules whose output some forward changes.
         """
         if architecture is None or base.config.is_encoder_decoder:
             return cls(frozenset(), inputs, outputs)

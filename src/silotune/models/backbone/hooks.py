@@ -75,9 +75,11 @@ class HookManager:
             self._checkpoints = True
 
     def register(self, names: Iterable[str]) -> None:
-        """Hook these modules, so that plans can change their inputs and outputs."""
+        """Hook these modules once, so that plans can change their inputs and outputs."""
         for name in names:
-            self._hook(name)
+            if name not in self._hooked:
+                self._hook(name)
+                self._hooked.add(name)
 
     def checkpoint_block(self, name: str) -> None:
         """Run this block under gradient checkpointing; the backward pass recomputes it under the forward's plan."""
@@ -138,9 +140,7 @@ class HookManager:
         module.forward = run
 
     def _hook(self, name: str) -> None:
-        """Hook a module once. Its hooks do nothing under a plan that does not name the module."""
-        if name in self._hooked:
-            return
+        """Hook a module. Its hooks do nothing under a plan that does not name it."""
 
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
             plan = self._plan
@@ -165,7 +165,6 @@ class HookManager:
 
         self._module(name).register_forward_pre_hook(before, with_kwargs=True)
         self._module(name).register_forward_hook(after)
-        self._hooked.add(name)
 
     def _module(self, name: str) -> nn.Module:
         return self._base.get_submodule(name)

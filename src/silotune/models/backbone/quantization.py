@@ -110,12 +110,7 @@ def _require(name: str) -> None:
 
 
 def refuse_stored_quantization(name: str, config: Any) -> None:
-    """Refuse a checkpoint whose weights are stored quantized: the tuned parts could not be merged into them.
-
-    Args:
-        name: the backbone's name.
-        config: the checkpoint's configuration, of transformers.
-    """
+    """Refuse a checkpoint whose weights are stored quantized: the tuned parts could not be merged into them."""
     stored = getattr(config, "quantization_config", None)
     if stored is None:
         return

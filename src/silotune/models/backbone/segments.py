@@ -64,7 +64,7 @@ class Segments:
             Shape (segments, largest size · tokens, width), padded where sizes differ.
         """
         self.split(x)  # checks the rows
-        rows = x if self._even else x.index_select(0, self._indices(x.device)[0])
+        rows = x if self._even else x.index_select(0, self._indices[0].to(x.device, non_blocking=True))
         return rows.reshape(len(self.sizes), -1, x.shape[-1])
 
     def spread(self, vectors: Tensor) -> Tensor:
@@ -87,19 +87,14 @@ class Segments:
             return torch.baddbmm(self.group(y), low, wide.mT).view(y.shape)
         product = torch.bmm(low, wide.mT) if shift is None else torch.baddbmm(shift.unsqueeze(1), low, wide.mT)
         rows = product.view(-1, *y.shape[1:])
-        return y + (rows if self._even else rows.index_select(0, self._indices(y.device)[1]))
+        return y + (rows if self._even else rows.index_select(0, self._indices[1].to(y.device, non_blocking=True)))
 
     @cached_property
     def _even(self) -> bool:
         return len({*self.sizes}) == 1
 
-    def _indices(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Row indices into and out of the grouped form, on a device; see `_cpu_indices`."""
-        there, back = self._cpu_indices
-        return there.to(device, non_blocking=True), back.to(device, non_blocking=True)
-
     @cached_property
-    def _cpu_indices(self) -> tuple[Tensor, Tensor]:
+    def _indices(self) -> tuple[Tensor, Tensor]:
         """For each grouped row the row it copies, shape (segments · largest size,); for each row its grouped index.
 
         Grouped rows that only pad copy the segment's last row.

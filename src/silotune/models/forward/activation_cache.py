@@ -7,18 +7,9 @@ Without the cache a row's activations come from another batch. They are equal in
 group is padded and composed as the micro-batch would have been, else up to rounding (the last bits of a matrix product
 may depend on its number of rows).
 
-The other cache of this package, in `views`, is a separate one on purpose:
-
-| | `ActivationCache` | `ConstantViews` |
-|---|---|---|
-| key | set of rows, changed modules, group | view, set of rows |
-| value | activations per module, (rows of the group, tokens, hidden) | poolings, (rows of the set, hidden) |
-| computed for | fixed groups: the same bits after an eviction | micro-batches: other bits if computed again |
-| lifetime | the run, for all silos | one phase of one silo |
-| bound | `mib`, least recently used group first | none needed: a vector per row and pooling |
-
-Under a shared bound, token states would evict vectors of a view, and computing these again in other micro-batches costs
-a forward and changes bits. As fixed groups, views would lose the table from which one indexing reads a batch's rows.
+`views.ConstantViews` is another cache on purpose: it keeps one vector per row and pooling, for one phase of one silo.
+Under a shared bound, token states would evict these vectors, and computing them again in other micro-batches would
+change bits.
 """
 
 from __future__ import annotations
@@ -46,25 +37,13 @@ GROUP = 32
 
 @dataclass
 class _GroupedSet:
-    """The division of a set's rows into groups.
-
-    Args:
-        source: the set; held, so that its id is not used again.
-        order: rows by length.
-        positions: row → its position in `order`.
-    """
+    """The division of a set's rows into groups by length; the set is held, so that its id is not used again."""
 
     source: TokenizedRows
-    order: list[int]
-    positions: list[int]
 
-    @classmethod
-    def of(cls, source: TokenizedRows) -> _GroupedSet:
-        order = sorted(range(len(source)), key=lambda row: (len(source.ids[row]), row))
-        positions = [0] * len(order)
-        for position, row in enumerate(order):
-            positions[row] = position
-        return cls(source, order, positions)
+    def __post_init__(self) -> None:
+        self.order = sorted(range(len(self.source)), key=lambda row: (len(self.source.ids[row]), row))
+        self.positions = {row: position for position, row in enumerate(self.order)}
 
 
 @dataclass(frozen=True)
@@ -88,15 +67,6 @@ class _ModuleOutput:
 
 _Group = dict[str, _ModuleOutput]
 """Module → its output."""
-
-
-@dataclass(frozen=True)
-class _CachedRow:
-    """Location of a cached row: its group, index in the group, and number of tokens."""
-
-    group: _Group
-    index: int
-    tokens: int
 
 
 class ActivationCache:
@@ -151,29 +121,27 @@ class ActivationCache:
         if not shared.modules:
             return
         rows = [row for source, chosen in batch_rows for row in self._rows(backbone, source, chosen, shared)]
-        for name, sample in rows[0].group.items():
+        for name, sample in rows[0][0].items():
             states = sample.states.new_zeros(len(rows), width, sample.states.shape[-1])
             if not sample.unread:
-                for position, row in enumerate(rows):
-                    states[position, : row.tokens] = row.group[name].states[row.index, : row.tokens]
+                for position, (group, index, tokens) in enumerate(rows):
+                    states[position, :tokens] = group[name].states[index, :tokens]
             shared.activations[name] = sample.with_states(states)
         shared.complete = True
 
     def _rows(
         self, backbone: Backbone, source: TokenizedRows, rows: Sequence[int], shared: SharedActivations
-    ) -> list[_CachedRow]:
-        """Locate rows of a set in their groups."""
-        grouped = self._sets.get(id(source)) or _GroupedSet.of(source)
+    ) -> list[tuple[_Group, int, int]]:
+        """Locate rows of a set: each one's group, its index there, and its number of tokens."""
+        grouped = self._sets.get(id(source)) or _GroupedSet(source)
         locations = [divmod(grouped.positions[row], GROUP) for row in rows]
         numbers = sorted({number for number, _ in locations})
         groups = {number: self._get(backbone, grouped, number, shared) for number in numbers}
         return [
-            _CachedRow(groups[number], index, len(source.ids[row]))
-            for row, (number, index) in zip(rows, locations, strict=True)
+            (groups[number], index, len(source.ids[row])) for row, (number, index) in zip(rows, locations, strict=True)
         ]
 
     def _get(self, backbone: Backbone, grouped: _GroupedSet, number: int, shared: SharedActivations) -> _Group:
-        """A set's group by number, computed if it is not kept."""
         key = (id(grouped.source), shared.changed_inputs, shared.changed_outputs, number)
         if key in self._groups:
             self._groups.move_to_end(key)

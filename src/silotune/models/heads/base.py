@@ -154,11 +154,7 @@ class Head(ABC):
         """Check before training that the head works with this backbone."""
 
     def check_names(self, tasks: Iterable[Task]) -> None:  # noqa: B027  (few name tasks or labels)
-        """Check that options name existing tasks and labels.
-
-        Args:
-            tasks: all tasks of the run, those of absent silos too.
-        """
+        """Check that options name existing tasks and labels."""
 
     def row_tokenizer(self, backbone: Backbone, max_length: int) -> TokenizeRows:
         """Make the function that tokenizes rows, to at most `max_length` tokens each."""
@@ -220,12 +216,7 @@ class Head(ABC):
         return len(batch) if type(self).cross_entropy is Head.cross_entropy else None
 
     def description(self, config: HeadConfig, task: Task) -> dict[str, Any]:
-        """Fields of an export's `head.json` that describe how this head answers (docs/export.md).
-
-        Args:
-            config: the head's configuration.
-            task: the exported silo's task.
-        """
+        """Fields of an export's `head.json` that describe how this head answers (docs/export.md)."""
         return {"options": config.model_dump(mode="json", exclude={"name", "scope"}, exclude_defaults=True)}
 
 

@@ -239,12 +239,7 @@ class Tuner(ABC):
         return None
 
     def read_initial(self, source: str, backbone: Backbone) -> Tensors:
-        """Read the tensors with which all adapters of a run start (configuration key `start`).
-
-        Args:
-            source: a folder or file.
-            backbone: the run's backbone.
-        """
+        """Read the tensors with which all adapters of a run start (configuration key `start`)."""
         raise InputError(f"start: {source} cannot be read for tuner={self.name}")
 
     def pack_initial(self, tensors: Tensors) -> bytes:
