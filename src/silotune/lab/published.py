@@ -32,13 +32,6 @@ class PublishedTask:
     left_out: int = 0
 
 
-def read_published(kind: str, source: Path) -> list[PublishedTask]:
-    """Read a published data set of a kind of `PUBLISHED` from the folder that was unpacked."""
-    if not source.is_dir():
-        raise InputError(f"{source}: is not a folder; give the one that was unpacked")
-    return PUBLISHED[kind](source)
-
-
 def _labeled(name: str, labels: Sequence[str], **splits: Sequence[Record]) -> list[PublishedTask]:
     """Return the only task of a data set whose rows have labels."""
     return [PublishedTask(name, splits, {"label_names": list(labels)})]
@@ -269,7 +262,7 @@ PUBLISHED: dict[str, Callable[[Path], list[PublishedTask]]] = {
     "enron": read_enron,
     "lingspam": read_lingspam,
 }
-"""Kind → reader."""
+"""Kind → reader of the folder that was downloaded and unpacked."""
 
 
 def write_tasks(tasks: Sequence[PublishedTask], folder: Path) -> None:

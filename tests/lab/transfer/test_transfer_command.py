@@ -139,6 +139,7 @@ OTHERS = {
     "private adapters": (("fedmcp", "beta", "head.scope=private"), "with its own private and head_full"),
     "another rank": (("fedavg", "beta", "tuner.r=4"), "tuner.r is 4, in "),
     "another scale": (("fedavg", "beta", "tuner.alpha=5"), "tuner.alpha is 5.0, in "),
+    "other parts": (("fedavg", "beta", "method.adapters=1"), "its tuned parts are global, those of "),
     "the same task": (("fedavg", "alpha", "rounds=1"), "are both fedavg, lora, lr 0.03 on alpha with seed 1"),
     "another method": (("fedfame", "beta"), "fedavg, lora has runs of one task only (alpha)"),
     "another seed": (("fedavg", "beta", "seed=2"), "every task needs the same seeds"),
@@ -185,7 +186,8 @@ def test_silos_that_did_not_say_how_many_rows_they_have(silotune, pair, tmp_path
 
 def test_words(silotune, pair, tmp_path):
     assert "at least 2 finished runs" in refused(silotune, tmp_path, pair[0])
-    assert f"{pair[0]} is given twice" in refused(silotune, tmp_path, pair[0], f"{pair[0]}/.")
+    twice = (pair[0], f"{pair[0]}/.", pair[1])
+    assert "on alpha with seed 1; give one of them" in refused(silotune, tmp_path, *twice)
     assert "transfer.head: must be target or source" in refused(silotune, tmp_path, *pair, "transfer.head=sauce")
     assert "did you mean 'transfer.head'" in refused(silotune, tmp_path, *pair, "transfer.hed=source")
     assert "transfer.types" in refused(silotune, tmp_path, *pair, "transfer.types=3")

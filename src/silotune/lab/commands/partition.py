@@ -51,11 +51,11 @@ def import_data(
     to: Annotated[Path, typer.Option("--to", help="The folder for data.path; other tasks in it stay.")],
 ) -> None:
     """Convert a data set as its authors distribute it into folders of tasks for data.path."""
-    from silotune.lab.published import PUBLISHED, read_published, write_tasks
+    from silotune.lab.published import PUBLISHED, write_tasks
 
     if kind not in PUBLISHED:
         raise unknown_name_error("kind of data", kind, PUBLISHED)
-    tasks = read_published(kind, source)
+    tasks = PUBLISHED[kind](source)
     write_tasks(tasks, to)
     for task in tasks:
         rows = ", ".join(f"{len(found):,} {split}" for split, found in task.splits.items())
