@@ -98,14 +98,6 @@ def test_the_table_of_a_run_names_metrics_and_intervals(entries: list[ReportEntr
     assert "68.5" in several  # moon's mean accuracy with seed 1
 
 
-def test_runs_of_older_versions_have_neither(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "old", "fedavg", 1, {"a": 60.0, "b": 61.0})
-    summary = json.loads((run / "summary.json").read_text())
-    assert "95 %" not in printed(result_table([summary]))
-    (entry,) = read_entries([run])
-    assert [label for label, _ in score_table(Results([entry])).rows] == ["fedavg"]
-
-
 def test_one_metric_stands_in_the_title_and_names_stay_whole(tmp_path: Path) -> None:
     name = "duplicate_question"
     runs = [write_run(tmp_path / method, method, 1, {name: 60.0, "b": 61.0}) for method in ("local", "fedavg", "moon")]
