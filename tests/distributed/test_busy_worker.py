@@ -56,8 +56,9 @@ def test_it_is_answered_over_the_socket_while_the_main_thread_works(greeted, tmp
     with pytest.raises(ProtocolError):  # another greeting waits for the main thread
         ask_worker(path, Frame("hello", {"run": "other"}).encode(), 0.2)
     listener.close()
-    (requests,) = [measure for measure in metrics.measures() if measure.name == "worker_requests"]
-    assert dict(requests.values)["hello", "answered"] == 1
+    (requests,) = [measure for measure in metrics.measures() if measure.name == "silotune_worker_requests"]
+    answered = {"kind": "hello", "outcome": "answered"}
+    assert [sample.value for sample in requests.samples if sample.labels == answered] == [1]
 
 
 def test_an_operator_who_rejects_the_run_is_heard_while_it_trains(tiny_config, tmp_path):

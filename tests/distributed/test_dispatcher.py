@@ -9,8 +9,7 @@ import pytest
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.flower.link import Arrival
-from silotune.distributed.protocol.frames import Frame, decode
-from silotune.distributed.protocol.handshake import HandshakeRefused
+from silotune.distributed.protocol.frames import Frame, HandshakeRefused, decode
 from silotune.distributed.silo.session import Session
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary

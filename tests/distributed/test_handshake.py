@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from silotune.config import BackboneConfig, dump
 from silotune.distributed.coordinator.coordinate import coordinate
-from silotune.distributed.protocol.frames import PROTOCOL, Frame, decode
-from silotune.distributed.protocol.handshake import HandshakeRefused, Hello, Identity, check_identity
+from silotune.distributed.protocol.frames import PROTOCOL, Frame, HandshakeRefused, decode
+from silotune.distributed.protocol.handshake import Hello, Identity, check_identity
 from silotune.distributed.silo import session as session_module
 from silotune.distributed.silo.session import Session
 from silotune.errors import InputError, SilotuneError

@@ -6,8 +6,8 @@ import pytest
 
 from silotune.data.tasks import Task
 from silotune.distributed.coordinator.coordinate import coordinate
-from silotune.distributed.protocol.frames import Frame, decode
-from silotune.distributed.protocol.handshake import HandshakeRefused, Hello, Identity
+from silotune.distributed.protocol.frames import Frame, HandshakeRefused, decode
+from silotune.distributed.protocol.handshake import Hello, Identity
 from silotune.distributed.silo.run_description import describe
 from silotune.distributed.silo.session import Session
 from silotune.errors import InputError, SilotuneError

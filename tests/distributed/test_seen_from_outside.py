@@ -209,7 +209,7 @@ def test_a_run_tells_of_its_silos_what_they_share(tiny_config, tmp_path, shared)
 
 def test_dashboard_and_alerts_name_metrics_that_exist(running, tmp_path):
     settings = SiloSettings(name="north", folder=str(tmp_path), rows=str(tmp_path), share=[])
-    known = {measure.name + ("_total" if measure.kind == "counter" else "") for party in (
+    known = {measure.name.removeprefix("silotune_") + ("_total" if measure.type == "counter" else "") for party in (
         FederationMetrics(running, nodes), WorkerMetrics(settings)) for measure in party.measures()}  # fmt: skip
     alerts = yaml.safe_load((DEPLOY / "alerts.yml").read_text(encoding="utf-8"))
     rules = [rule for group in alerts["groups"] for rule in group["rules"]]

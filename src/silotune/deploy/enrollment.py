@@ -144,11 +144,7 @@ def _admit(settings: CoordinatorSettings, silo: str, public: bytes, replaces: bo
 
 
 def enroll(invitation: Invitation, public: bytes) -> None:
-    """Send a silo's public key and its token to the coordinator.
-
-    Raises:
-        SilotuneError: it does not answer.
-    """
+    """Send a silo's public key and its token to the coordinator."""
     coordinator = f"coordinator {invitation.superlink}"
     fields = {"silo": invitation.silo, "token": invitation.token, "public_key": public.decode()}
     status, answer = ask(invitation.superlink, invitation.ca, "POST", PATH, fields)
@@ -183,9 +179,6 @@ def ask(
         path: of the request.
         fields: sent as JSON.
         seconds: the longest wait.
-
-    Raises:
-        SilotuneError: it does not answer.
     """
     host, _, port = address.rpartition(":")
     try:

@@ -77,9 +77,6 @@ def install(folder: Path) -> bool:
 
     Returns:
         Whether systemd runs here, so that the units were started.
-
-    Raises:
-        SilotuneError: one of systemd's commands failed.
     """
     units = sorted(folder.glob("*.service"))
     _run("systemd-sysusers", str(folder / "sysusers.conf"))

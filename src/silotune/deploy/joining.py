@@ -90,9 +90,6 @@ def join(
         answers: the operator's.
         installs: have systemd make the users and start the units; for root.
         registers: ask the coordinator to register the key; else its operator does, by `federation admit`.
-
-    Raises:
-        SilotuneError: the coordinator does not answer.
     """
     require_flower()
     if installs:
@@ -140,9 +137,6 @@ def replace_key(invitation: Invitation, folder: Path) -> Path:
 
     Returns:
         The key's file; the old ones stay as `NAME.old`.
-
-    Raises:
-        SilotuneError: the coordinator does not answer.
     """
     folder = folder.resolve()
     settings = read_silo_settings(folder / "silo.yaml")

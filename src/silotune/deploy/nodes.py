@@ -44,9 +44,6 @@ def register_node(settings: CoordinatorSettings, silo: str, key: Path) -> str:
         settings: the coordinator's.
         silo: the silo's name.
         key: file of the public key.
-
-    Raises:
-        SilotuneError: the SuperLink did not accept it.
     """
     check_silo_name(silo)
     if not key.is_file():
@@ -66,11 +63,7 @@ def register_node(settings: CoordinatorSettings, silo: str, key: Path) -> str:
 
 
 def unregister_node(settings: CoordinatorSettings, silo: str) -> str:
-    """Unregister a silo's key, and return the node's id; the node gets no further replies.
-
-    Raises:
-        SilotuneError: the SuperLink did not unregister it.
-    """
+    """Unregister a silo's key, and return the node's id; the node gets no further replies."""
     nodes = registered_nodes(settings)
     if silo not in nodes:
         raise InputError(f"silo {silo!r}: not admitted; admitted: {', '.join(sorted(nodes)) or 'none'}")
@@ -95,11 +88,7 @@ def has_key(settings: CoordinatorSettings, silo: str, public: bytes) -> bool:
 
 
 def node_statuses(settings: CoordinatorSettings) -> dict[str, str]:
-    """Return the status of each node in Flower's words, by silo (or by id if it was not registered here).
-
-    Raises:
-        SilotuneError: the SuperLink does not answer.
-    """
+    """Return the status of each node in Flower's words, by silo (or by id if it was not registered here)."""
     names = {node: silo for silo, node in registered_nodes(settings).items()}
     listed = _flwr_supernode(settings, "nodes", "list", "silotune").get("nodes", [])
     states = {names.get(str(node["node-id"]), f"node {node['node-id']}"): str(node["status"]) for node in listed}
@@ -107,11 +96,7 @@ def node_statuses(settings: CoordinatorSettings) -> dict[str, str]:
 
 
 def _flwr_supernode(settings: CoordinatorSettings, failure: str, *words: str) -> dict[str, Any]:
-    """Run `flwr supernode …` and return its JSON output.
-
-    Raises:
-        SilotuneError: it failed.
-    """
+    """Run `flwr supernode …` and return its JSON output."""
     process = run_flwr(["flwr", "supernode", *words, "--format", "json"], flwr_environment(settings), failure)
     try:
         output = dict(json.loads(process.stdout))

@@ -102,11 +102,7 @@ def print_findings(findings: Sequence[Finding], as_json: bool) -> None:
 
 
 def print_audit(folder: Path, as_json: bool) -> None:
-    """Check the audit log in a folder and print sums and problems.
-
-    Raises:
-        SilotuneError: it was changed.
-    """
+    """Check the audit log in a folder and print sums and problems."""
     from silotune.core.records import check_audit
     from silotune.distributed.protocol.frames import printable
 

@@ -44,9 +44,6 @@ def up(settings: CoordinatorSettings, say: Callable[[str], None]) -> None:
     Args:
         settings: the coordinator's.
         say: called with messages for the operator.
-
-    Raises:
-        SilotuneError: the SuperLink ended.
     """
     require_flower()
     folder = Path(settings.folder)
@@ -83,9 +80,6 @@ def join(path: Path, settings: SiloSettings | NodeSettings, say: Callable[[str],
         path: the file.
         settings: its content.
         say: called with messages for the operator.
-
-    Raises:
-        SilotuneError: one of the processes ended.
     """
     require_flower()
     assert settings.superlink is not None, "the file was checked"
@@ -117,11 +111,7 @@ class _Processes:
         self._running[name] = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=self._environment)
 
     def check(self) -> None:
-        """Check that all of them run.
-
-        Raises:
-            SilotuneError: one has ended.
-        """
+        """Check that all of them run."""
         for name, process in self._running.items():
             if process.poll() is not None:
                 raise SilotuneError(f"{name}: ended with code {process.returncode}{_HINTS.get(name, '')}")

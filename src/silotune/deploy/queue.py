@@ -356,9 +356,6 @@ def follow(
         number: the run's number.
         progress: called with the coordinator's progress.
         announce: called with each line of the privacy guarantee.
-
-    Raises:
-        SilotuneError: the run failed or was stopped, or `up` ended.
     """
     queue = RunQueue(settings.folder)
     run = queue.run(number)

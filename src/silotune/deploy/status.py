@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from silotune.core.clock import utc_now
 from silotune.core.locking import is_locked
@@ -17,16 +17,22 @@ from silotune.deploy.nodes import node_statuses, registered_nodes
 from silotune.deploy.queue import STATES, QueuedRun, RunQueue
 from silotune.deploy.settings import CoordinatorSettings
 from silotune.distributed.coordinator.run_status import RunStatus, SiloEntry, read_status
-from silotune.distributed.metrics import Measure
+from silotune.distributed.metrics import Labeled, measure
 from silotune.errors import SilotuneError
 from silotune.runs.storage.readers import events
 from silotune.version import __version__
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 SEARCHED_RUNS = 20
 """Newest runs in which a silo's last message is looked for."""
 
 NODES_AGE = 30.0
 """Seconds for which metrics use the SuperLink's list of nodes: each asking starts one of Flower's commands."""
+
+WAITS = "waits for approval"
+"""State of a silo whose operator has to decide about the run."""
 
 Nodes = Callable[[CoordinatorSettings], Mapping[str, str]]
 """Returns the status of each node in Flower's words, by silo."""
@@ -111,7 +117,7 @@ def _silo(name: str, active: QueuedRun | None, statuses: Mapping[int, RunStatus]
 def _busy(entry: SiloEntry, run: int) -> dict[str, Any]:
     """Return a silo's state in the active run: `working`, `waits for approval` or `idle`."""
     if entry.waits:
-        return {"state": "waits for approval", "run": run}
+        return {"state": WAITS, "run": run}
     if entry.asked is not None:
         return {"state": "working", "run": run, **entry.asked}
     return {"state": "idle", "run": run}
@@ -132,16 +138,16 @@ class FederationMetrics:
         self._asked = float("-inf")
         self._reply: Mapping[str, str] | SilotuneError = {}
 
-    def measures(self) -> Iterator[Measure]:
+    def measures(self) -> Iterator[Metric]:
         """Yield the present values."""
         status = federation_status(self._settings, self._recent_nodes)
         runs = RunQueue(self._settings.folder).runs()
         states = Counter(run.state for run in runs)
-        yield Measure("runs", "gauge", "Runs by state.", ("state",), [((state,), states[state]) for state in STATES])
+        yield measure("runs", "Runs by state.", [((state,), states[state]) for state in STATES], ["state"])
         coordinator = status["coordinator"]
-        yield Measure("queue_length", "gauge", "Runs that wait.", (), [((), len(coordinator["queue"]))])
-        disk = coordinator["disk_free_bytes"]
-        yield Measure("disk_free_bytes", "gauge", "Free space where the coordinator's folder is.", (), [((), disk)])
+        yield measure("queue_length", "Runs that wait.", len(coordinator["queue"]))
+        free = coordinator["disk_free_bytes"]
+        yield measure("disk_free_bytes", "Free space where the coordinator's folder is.", free)
         yield from _silo_measures(status["silos"])
         begun = [run for run in runs if run.state == "running"] or [run for run in runs if run.began]
         if begun:
@@ -161,47 +167,44 @@ class FederationMetrics:
             return self._reply
 
 
-def _silo_measures(silos: list[dict[str, Any]]) -> Iterator[Measure]:
-    def gauge(name: str, description: str, value: Callable[[dict[str, Any]], float | None]) -> Measure:
-        return Measure(name, "gauge", description, ("silo",), [((silo["silo"],), value(silo)) for silo in silos])
+def _silo_measures(silos: list[dict[str, Any]]) -> Iterator[Metric]:
+    def gauge(name: str, description: str, value: Callable[[dict[str, Any]], float | None]) -> Metric:
+        return measure(name, description, [((silo["silo"],), value(silo)) for silo in silos], ["silo"])
 
     online = [silo["online"] for silo in silos]
-    count = None if None in online or not online else sum(online)
-    yield Measure("silos_online", "gauge", "Silos that are connected.", (), [((), count)])
+    yield measure("silos_online", "Silos that are connected.", None if None in online or not online else sum(online))
     yield gauge("silo_online", "Whether a silo is connected.", lambda silo: silo["online"])
     seen = "Time of a silo's last message."
     yield gauge("silo_last_seen_timestamp_seconds", seen, lambda silo: _timestamp(silo["last_seen"]))
     waits = "Whether a silo's operator must decide."
-    yield gauge("silo_waits_for_approval", waits, lambda silo: _waits(silo["busy"]))
+    yield gauge("silo_waits_for_approval", waits, lambda silo: silo["busy"] and silo["busy"]["state"] == WAITS)
 
 
-def _waits(busy: Mapping[str, Any] | None) -> bool | None:
-    return None if busy is None else busy["state"] == "waits for approval"
+def _run_measures(run: QueuedRun, active: Mapping[str, Any] | None) -> Iterator[Metric]:
+    def gauge(name: str, description: str, value: float | None) -> Metric:
+        return measure(name, description, [((str(run.number),), value)], ["run"])
 
-
-def _run_measures(run: QueuedRun, active: Mapping[str, Any] | None) -> Iterator[Measure]:
-    number = (str(run.number),)
+    number = str(run.number)
     if active is not None:
         since = _timestamp(active["since"])
         age = None if since is None else max(0.0, datetime.now(UTC).timestamp() - since)
-        yield Measure("round", "gauge", "Round that is worked on.", ("run",), [(number, active["round"])])
-        yield Measure("round_age_seconds", "gauge", "Time since that round began.", ("run",), [(number, age)])
-        yield Measure("rounds_finished", "gauge", "Finished rounds.", ("run",), [(number, active["finished_rounds"])])
-        yield Measure("rounds_planned", "gauge", "Rounds in all.", ("run",), [(number, active["rounds"])])
+        yield gauge("round", "Round that is worked on.", active["round"])
+        yield gauge("round_age_seconds", "Time since that round began.", age)
+        yield gauge("rounds_finished", "Finished rounds.", active["finished_rounds"])
+        yield gauge("rounds_planned", "Rounds in all.", active["rounds"])
     status = read_status(run.folder) or RunStatus()
     for what in ("messages", "bytes"):
-        values: list[tuple[tuple[str, ...], float | None]]
-        values = [((*number, way), getattr(status, f"{what}_{way}")) for way in ("down", "up")]
+        values: Labeled = [((number, way), getattr(status, f"{what}_{way}")) for way in ("down", "up")]
         description = f"{what.capitalize()} to (down) and from (up) silos."
-        yield Measure(what, "counter", description, ("run", "direction"), values)
+        yield measure(what, description, values, ("run", "direction"), "counter")
     counts = Counter(
         (event["silo"], FAILURE_EVENTS[event["event"]])
         for event in events(Path(run.out))
         if event.get("event") in FAILURE_EVENTS and event.get("silo") in run.silos
     )
-    values = [((*number, silo, kind), counts[silo, kind]) for silo in run.silos for kind in FAILURE_EVENTS.values()]
+    values = [((number, silo, kind), counts[silo, kind]) for silo in run.silos for kind in FAILURE_EVENTS.values()]
     labels = ("run", "silo", "kind")
-    yield Measure("silo_failures", "counter", "Requests that failed, and updates refused.", labels, values)
+    yield measure("silo_failures", "Requests that failed, and updates refused.", values, labels, "counter")
 
 
 def _timestamp(time: str | None) -> float | None:

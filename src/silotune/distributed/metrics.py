@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from silotune.errors import InputError
@@ -11,22 +10,37 @@ from silotune.errors import InputError
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
+Labeled = Sequence[tuple[tuple[str, ...], float | None]]
+"""Pairs of label values and a value."""
 
-@dataclass(frozen=True)
-class Measure:
-    """One metric: its name without the prefix `silotune_`, kind, description, labels, and (label values, value) pairs.
 
-    Values that are None are left out.
+def measure(
+    name: str,
+    description: str,
+    values: Labeled | float | None,
+    labels: Sequence[str] = (),
+    kind: Literal["gauge", "counter"] = "gauge",
+) -> Metric:
+    """Return one metric.
+
+    Args:
+        name: without the prefix `silotune_`.
+        description: what Prometheus shows beside it.
+        values: one number, or pairs of label values and a number; those of None are left out.
+        labels: the labels' names.
+        kind: Prometheus's type.
     """
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    name: str
-    kind: Literal["gauge", "counter"]
-    description: str
-    labels: tuple[str, ...] = ()
-    values: Sequence[tuple[tuple[str, ...], float | None]] = ()
+    family = GaugeMetricFamily if kind == "gauge" else CounterMetricFamily
+    metric = family(f"silotune_{name}", description, labels=labels)
+    for named, value in values if isinstance(values, Sequence) else [((), values)]:
+        if value is not None:
+            metric.add_metric(list(named), value)
+    return metric
 
 
-def serve_metrics(port: int | None, measures: Callable[[], Iterable[Measure]]) -> None:
+def serve_metrics(port: int | None, measures: Callable[[], Iterable[Metric]]) -> None:
     """Serve `/metrics` from a thread until this process ends.
 
     Args:
@@ -43,7 +57,7 @@ def serve_metrics(port: int | None, measures: Callable[[], Iterable[Measure]]) -
 
     class Measured(Collector):
         def collect(self) -> Iterator[Metric]:
-            yield from map(_metric, measures())
+            yield from measures()
 
         def describe(self) -> list[Metric]:  # so that registering reads no values
             return []
@@ -54,14 +68,3 @@ def serve_metrics(port: int | None, measures: Callable[[], Iterable[Measure]]) -
         start_http_server(port, "127.0.0.1", registry)
     except OSError as error:
         raise InputError(f"metrics_port: {port} cannot be used ({error.strerror or error})") from error
-
-
-def _metric(measure: Measure) -> Metric:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    family = GaugeMetricFamily if measure.kind == "gauge" else CounterMetricFamily
-    metric = family(f"silotune_{measure.name}", measure.description, labels=measure.labels)
-    for labels, value in measure.values:
-        if value is not None:
-            metric.add_metric(list(labels), value)
-    return metric

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, Field
 
-import silotune.communication.uplink.catalog as catalog
+import silotune.communication.uplink as catalog
 from silotune.communication.uplink.codecs import Float16
 
 

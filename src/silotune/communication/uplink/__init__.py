@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from silotune.communication.privacy.accountant import gaussian_multiplier
 from silotune.communication.privacy.mechanisms import Clip, Gaussian, Laplace, laplace_scale
-from silotune.communication.uplink.catalog import BUILT_IN_CODECS
-from silotune.communication.uplink.codecs import Codec
+from silotune.communication.uplink.codecs import Codec, Float16, UniformQuantizer
 from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline, UplinkStep
+from silotune.communication.uplink.sparse import RandomK, TopK
 from silotune.config import registries
 from silotune.config.section import make_registered
 
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 
 
 __all__ = ["BUILT_IN_CODECS", "NOISES", "NO_UPLINK", "UplinkPipeline", "make_pipeline", "register_codec"]
+
+BUILT_IN_CODECS: dict[str, type[Codec] | Callable[[UplinkConfig], Codec]] = {
+    "fp16": Float16,
+    "int8": lambda config: UniformQuantizer(127, config.rounding == "stochastic"),
+    "int4": lambda config: UniformQuantizer(7, config.rounding == "stochastic"),
+    "topk": TopK,
+    "randomk": RandomK,
+}
+"""Classes, made with their `Options`; or functions of the section, where an option is one of its own keys."""
 
 registries.CODECS.provide(lambda: BUILT_IN_CODECS)
 

@@ -28,8 +28,8 @@ from silotune.distributed.coordinator.run_registry import AdmissionPolicy, RunRe
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, RunStatus
 from silotune.distributed.flower.link import ConnectionLost, Link
 from silotune.distributed.protocol.agreement import check_federated, wire_config
-from silotune.distributed.protocol.frames import Frame
-from silotune.distributed.protocol.handshake import WAITS_FOR_APPROVAL, Identity
+from silotune.distributed.protocol.frames import WAITS_FOR_APPROVAL, Frame
+from silotune.distributed.protocol.handshake import Identity
 from silotune.errors import InputError, SilotuneError
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
@@ -57,11 +57,7 @@ PREDECESSOR_TIMEOUT = 30.0
 
 
 def coordinate(job: Job, link: Link) -> None:
-    """Run a job to its end and record how it goes and ends in `federation/status.json`.
-
-    Raises:
-        SilotuneError: the error that ended the run, or another coordinator works in the folder; that one goes on.
-    """
+    """Run a job to its end and record how it goes and ends in `federation/status.json`."""
     status_folder = Path(job.out) / FEDERATION_FOLDER
     # `flower-local` holds the run folder's lock itself; a coordinator that this one replaces may be about to end
     with nullcontext() if job.local else folder_lock(Path(job.out)), folder_lock(status_folder, PREDECESSOR_TIMEOUT):

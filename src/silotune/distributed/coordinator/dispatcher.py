@@ -9,8 +9,15 @@ from typing import Any
 
 from silotune.distributed.coordinator.run_status import RunStatus
 from silotune.distributed.flower.link import Arrival, Link
-from silotune.distributed.protocol.frames import Frame, ProtocolError, decode, describe_frame, printable, request_of
-from silotune.distributed.protocol.handshake import HandshakeRefused
+from silotune.distributed.protocol.frames import (
+    Frame,
+    HandshakeRefused,
+    ProtocolError,
+    decode,
+    describe_frame,
+    printable,
+    request_of,
+)
 
 POLL_INTERVAL = 0.1
 """Seconds between polls for replies."""

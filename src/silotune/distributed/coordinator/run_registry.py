@@ -13,8 +13,8 @@ from silotune.core.files import write_text
 from silotune.core.records import Records
 from silotune.data.tasks import Task, read_task
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER
-from silotune.distributed.protocol.frames import Frame
-from silotune.distributed.protocol.handshake import HandshakeRefused, Hello, Identity, check_identity
+from silotune.distributed.protocol.frames import Frame, HandshakeRefused
+from silotune.distributed.protocol.handshake import Hello, Identity, check_identity
 from silotune.errors import InputError
 
 

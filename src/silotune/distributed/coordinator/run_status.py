@@ -167,11 +167,7 @@ class RunStatus:
         self._written = now
 
     def require_finished(self) -> None:
-        """Raise the error that ended the coordinator, if any.
-
-        Raises:
-            SilotuneError: it failed.
-        """
+        """Raise the error that ended the coordinator, if any."""
         if self.state != "finished":
             raise (InputError if self.exit_code == 2 else SilotuneError)(self.error)
 

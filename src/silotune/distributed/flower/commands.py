@@ -143,11 +143,7 @@ def run_app_command(app: Path, job: Path) -> list[str]:
 
 
 def submit_job(app: Path, job: Path, environment: Mapping[str, str]) -> str:
-    """Submit a job to the SuperLink; returns Flower's id of the run.
-
-    Raises:
-        SilotuneError: the SuperLink did not accept it or did not answer.
-    """
+    """Submit a job to the SuperLink; returns Flower's id of the run."""
     process = run_flwr(run_app_command(app, job), environment, "flwr run")
     return parse_run_id(f"{process.stdout} {process.stderr}")
 
@@ -159,9 +155,6 @@ def run_flwr(command: Sequence[str], environment: Mapping[str, str], failure: st
         command: the command line.
         environment: the whole environment of the command.
         failure: beginning of the error message.
-
-    Raises:
-        SilotuneError: the SuperLink did not answer.
     """
     try:
         return subprocess.run(
@@ -178,11 +171,7 @@ def run_flwr(command: Sequence[str], environment: Mapping[str, str], failure: st
 
 
 def parse_run_id(output: str) -> str:
-    """Return the run's id from the output of `flwr run`.
-
-    Raises:
-        SilotuneError: the SuperLink did not accept the run.
-    """
+    """Return the run's id from the output of `flwr run`."""
     try:
         return str(json.loads(output[output.index("{") : output.rindex("}") + 1])["run-id"])
     except (ValueError, KeyError, TypeError) as error:

@@ -129,11 +129,7 @@ class ProcessGroup:
             self.check()
 
     def check(self, but: str = "") -> None:
-        """Check that every process runs, but one that may have ended.
-
-        Raises:
-            SilotuneError: one has ended.
-        """
+        """Check that every process runs, but one that may have ended."""
         for name, code in self.ended().items():
             if name == but:
                 continue

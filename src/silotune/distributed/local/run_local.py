@@ -97,9 +97,6 @@ def run_local(
 
     Returns:
         The summary, and the privacy guarantee if there is one.
-
-    Raises:
-        SilotuneError: the run could not be finished; finished rounds are in the run folder.
     """
     require_flower()
     if not resume:
@@ -229,11 +226,7 @@ def _run_parties(
 
 
 def _wait(processes: ProcessGroup, condition: Callable[[], bool], failure: str, ending: str = "") -> None:
-    """Wait for a condition, while all processes run but one that is about to end.
-
-    Raises:
-        SilotuneError: a process has ended, or it takes too long.
-    """
+    """Wait for a condition, while all processes run but one that is about to end."""
     until = time.monotonic() + STARTUP_TIMEOUT
     while not condition():
         processes.check(ending)

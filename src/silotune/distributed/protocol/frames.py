@@ -37,6 +37,9 @@ LARGEST_HEADER = 16 * 2**20
 
 LARGEST_FRAME = 8 * 2**30
 
+WAITS_FOR_APPROVAL = "waits for approval"
+"""The beginning of a silo's reason while its operator has not decided about a run (frames of kind `waiting`)."""
+
 _LONGEST = 500
 """Characters of another party's text in the audit log."""
 
@@ -46,6 +49,10 @@ PATIENCE = 24 * 3600.0
 
 class ProtocolError(Exception):
     """The bytes are not a frame, or the peer closed the connection or is too slow."""
+
+
+class HandshakeRefused(InputError):
+    """One side refuses the other, or what it asks for."""
 
 
 @dataclass(frozen=True)

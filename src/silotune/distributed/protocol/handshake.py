@@ -14,8 +14,7 @@ from typing import Any
 from pydantic import ConfigDict, StrictInt, StrictStr, TypeAdapter, ValidationError
 
 from silotune.data.tasks import Task, read_task
-from silotune.distributed.protocol.frames import PROTOCOL, Frame
-from silotune.errors import InputError
+from silotune.distributed.protocol.frames import PROTOCOL, Frame, HandshakeRefused
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.quantization import NONE
 from silotune.version import __version__
@@ -28,14 +27,7 @@ _COMPARED_FIELDS: Mapping[str, str] = {
 }
 """Identity fields compared in the handshake, in order, with their display names."""
 
-WAITS_FOR_APPROVAL = "waits for approval"
-"""The beginning of a silo's reason while its operator has not decided about a run (frames of kind `waiting`)."""
-
 _LARGEST_PROTOCOL = 10**6
-
-
-class HandshakeRefused(InputError):
-    """The silo's identity differs from the coordinator's."""
 
 
 @dataclass(frozen=True)

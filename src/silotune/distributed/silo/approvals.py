@@ -16,9 +16,13 @@ from typing import Any, Literal
 from silotune.config import Config
 from silotune.core.clock import utc_now
 from silotune.core.records import Records
-from silotune.errors import InputError, unknown_name_error
+from silotune.distributed.protocol.frames import WAITS_FOR_APPROVAL, HandshakeRefused
+from silotune.errors import InputError, SilotuneError, unknown_name_error
 
 State = Literal["pending", "approved", "rejected"]
+
+MOST_WAITING = 10
+"""Runs that may wait for approval at once: each is kept on disk, and a person reads them."""
 
 _TABLE = """CREATE TABLE IF NOT EXISTS approvals (name TEXT PRIMARY KEY, run TEXT, digest TEXT, state TEXT, seen TEXT,
     decided TEXT, configuration TEXT, description TEXT)"""
@@ -51,6 +55,10 @@ class WaitingRun:
     description: tuple[str, ...]
 
 
+class WaitsForApproval(SilotuneError):
+    """A run that the silo's operator has not decided about yet."""
+
+
 class Approvals:
     """The decisions of one silo's operator.
 
@@ -60,6 +68,39 @@ class Approvals:
 
     def __init__(self, folder: Path) -> None:
         self._records = Records(folder, _TABLE)
+
+    def require(self, silo: str, run: str, config: Config, describe: Callable[[], list[str]]) -> None:
+        """Require that the operator approved a run; record one that was not seen before.
+
+        Args:
+            silo: the silo's name, for messages.
+            run: the run's id.
+            config: the run's, as it was sent.
+            describe: returns lines about the run for the operator.
+
+        Raises:
+            WaitsForApproval: the operator has not decided.
+            HandshakeRefused: the operator rejected the run, or too many runs wait.
+        """
+        configuration = approved_part(config)
+        digest = configuration_digest(configuration)
+        known = self.find(run, digest)
+        if known is None:
+            waiting = sum(each.state == "pending" for each in self.all())
+            if waiting >= MOST_WAITING:
+                raise HandshakeRefused(f"silo {silo!r}: {waiting} other runs wait for approval; no more may")
+            known = self.ask(run, digest, configuration, describe)
+        elif known.state == "pending":  # the rows or the operator's settings may be others than when it first asked
+            known = self.described_anew(known, describe())
+        if known.state == "rejected":
+            raise HandshakeRefused(f"silo {silo!r}: its operator rejected the run {known.name}")
+        if known.state == "pending":
+            raise WaitsForApproval(f"{WAITS_FOR_APPROVAL} at {silo} (silotune silo show {known.name})")
+
+    def holds(self, run: str, config: Config) -> bool:
+        """Return whether a run is approved; its operator may have rejected it since it was let in."""
+        known = self.find(run, configuration_digest(approved_part(config)))
+        return known is not None and known.state == "approved"
 
     def all(self) -> list[WaitingRun]:
         """Return all runs that ever asked, oldest first."""

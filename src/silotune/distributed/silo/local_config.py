@@ -11,7 +11,7 @@ from silotune.config.coordinator import AggregationConfig
 from silotune.config.data import PartitionConfig
 from silotune.config.train import SamplingConfig
 from silotune.config.uplink import PrivacyConfig
-from silotune.distributed.protocol.handshake import HandshakeRefused
+from silotune.distributed.protocol.frames import HandshakeRefused
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.methods import METHODS, Method
 from silotune.models.backbone.quantization import NONE

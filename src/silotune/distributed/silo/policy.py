@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from silotune.distributed.protocol.handshake import HandshakeRefused
+from silotune.distributed.protocol.frames import HandshakeRefused
 from silotune.distributed.silo.silo_config import PolicyConfig
 from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone

@@ -25,6 +25,7 @@ from silotune.distributed.protocol.disclosure import SiloStatus, filter_metrics,
 from silotune.distributed.protocol.frames import (
     PROTOCOL,
     Frame,
+    HandshakeRefused,
     ProtocolError,
     check_run_id,
     decode,
@@ -32,15 +33,8 @@ from silotune.distributed.protocol.frames import (
     request_of,
     require_fields,
 )
-from silotune.distributed.protocol.handshake import (
-    WAITS_FOR_APPROVAL,
-    HandshakeRefused,
-    Identity,
-    check_identity,
-    check_protocol,
-    protocol_of,
-)
-from silotune.distributed.silo.approvals import Approvals, approved_part, configuration_digest
+from silotune.distributed.protocol.handshake import Identity, check_identity, check_protocol, protocol_of
+from silotune.distributed.silo.approvals import Approvals, WaitsForApproval
 from silotune.distributed.silo.local_work import LocalWork
 from silotune.distributed.silo.run_description import describe, describe_unfit
 from silotune.distributed.silo.secret import derived_from_secret
@@ -52,13 +46,6 @@ from silotune.runs.build.resolve import read_config
 from silotune.version import __version__
 
 CHANGED_ROWS = "its rows changed within this run"
-
-MOST_WAITING = 10
-"""Runs that may wait for approval at once: each is kept on disk, and a person reads them."""
-
-
-class WaitsForApproval(SilotuneError):
-    """A run that the silo's operator has not decided about yet."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +137,7 @@ class Session:
         known = self._last_hello
         if known is None or known.request != data:
             return None
-        if not _still_approved(self.settings, self._approvals, known.run, known.config):
+        if self._asks_operator and not self._approvals.holds(known.run, known.config):
             return None
         self.store.records.append({**request_of(decode(data)), **describe_frame(known.reply)})
         return known.reply
@@ -194,16 +181,24 @@ class Session:
             WaitsForApproval: the operator has not decided, and alone learns whether the run fits the rows.
             SilotuneError: the run cannot take place here.
         """
-        settings = self.settings
         try:
             prepared = self._setup.prepare(text, coordinators)
         except DoesNotFit as error:
-            described = partial(describe_unfit, error.config, str(error.reason))
-            _require_approval(settings, self._approvals, run, error.config, described)
+            self._require_approval(run, error.config, partial(describe_unfit, error.config, str(error.reason)))
             raise error.reason from error
-        described = partial(describe, prepared.config, prepared.federation, settings)
-        _require_approval(settings, self._approvals, run, prepared.config, described)
+        described = partial(describe, prepared.config, prepared.federation, self.settings)
+        self._require_approval(run, prepared.config, described)
         return prepared
+
+    def _require_approval(self, run: str, config: Config, described: Callable[[], list[str]]) -> None:
+        check_run_id(run)
+        if self._asks_operator:
+            self._approvals.require(self.settings.name, run, config, described)
+
+    @property
+    def _asks_operator(self) -> bool:
+        """Whether the operator decides: not where the caps alone do, or the parties agreed on a configuration."""
+        return self.settings.approval != "policy" and self.settings.config is None
 
     def _changed_rows(self, run: str, prepared: Prepared) -> str:
         """Return a note for the coordinator if the rows changed within a run; empty otherwise."""
@@ -266,51 +261,3 @@ class Session:
         for path in sorted({path for path in (*own, data) if path and "/" in path}, key=len, reverse=True):
             reason = reason.replace(path, f"…/{Path(path).name}")
         return reason
-
-
-def _require_approval(
-    settings: SiloSettings, approvals: Approvals, run: str, config: Config, describe: Callable[[], list[str]]
-) -> None:
-    """Require that the operator approved a run; record one that was not seen before.
-
-    Args:
-        settings: the operator's.
-        approvals: the operator's decisions.
-        run: the run's id.
-        config: the run's, as it was sent.
-        describe: returns lines about the run for the operator.
-
-    Raises:
-        WaitsForApproval: the operator has not decided.
-        HandshakeRefused: the operator rejected the run, or too many runs wait.
-    """
-    check_run_id(run)
-    if _needs_no_approval(settings):
-        return
-    configuration = approved_part(config)
-    digest = configuration_digest(configuration)
-    known = approvals.find(run, digest)
-    if known is None:
-        waiting = sum(each.state == "pending" for each in approvals.all())
-        if waiting >= MOST_WAITING:
-            raise HandshakeRefused(f"silo {settings.name!r}: {waiting} other runs wait for approval; no more may")
-        known = approvals.ask(run, digest, configuration, describe)
-    elif known.state == "pending":  # the rows or the operator's settings may be others than when it first asked
-        known = approvals.described_anew(known, describe())
-    if known.state == "rejected":
-        raise HandshakeRefused(f"silo {settings.name!r}: its operator rejected the run {known.name}")
-    if known.state == "pending":
-        raise WaitsForApproval(f"{WAITS_FOR_APPROVAL} at {settings.name} (silotune silo show {known.name})")
-
-
-def _still_approved(settings: SiloSettings, approvals: Approvals, run: str, config: Config) -> bool:
-    """Return whether a run that was let in still is: its operator may have rejected it since."""
-    if _needs_no_approval(settings):
-        return True
-    known = approvals.find(run, configuration_digest(approved_part(config)))
-    return known is not None and known.state == "approved"
-
-
-def _needs_no_approval(settings: SiloSettings) -> bool:
-    """Return whether the caps decide alone, or the parties agreed on a configuration, which is checked elsewhere."""
-    return settings.approval == "policy" or settings.config is not None

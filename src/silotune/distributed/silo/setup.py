@@ -20,7 +20,8 @@ from silotune.data.loading import load_silos
 from silotune.data.row_folder import read_rows
 from silotune.data.rows import SiloData, Splits
 from silotune.distributed.protocol.agreement import check_agreed, check_federated, parse_wire_config
-from silotune.distributed.protocol.handshake import HandshakeRefused, Identity, check_identity, text_digest
+from silotune.distributed.protocol.frames import HandshakeRefused
+from silotune.distributed.protocol.handshake import Identity, check_identity, text_digest
 from silotune.distributed.silo.local_config import check_sent, check_settings, local_config
 from silotune.distributed.silo.policy import Policy, WorkGuard, backbone_parameters
 from silotune.distributed.silo.secret import derived_from_secret

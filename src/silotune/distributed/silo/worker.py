@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from silotune.core.clock import log_line
+from silotune.distributed.metrics import serve_metrics
 from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, decode, peek_kind, receive, send
 from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings
 from silotune.errors import InputError
@@ -107,7 +108,7 @@ def serve(settings: SiloSettings) -> None:
 
         session, metrics = Session(settings), WorkerMetrics(settings)
         session.warm()
-        metrics.serve()
+        serve_metrics(settings.metrics_port, metrics.measures)
         worker.session, worker.metrics = session, metrics
         _log(settings, f"ready on {settings.socket_path}")
         while True:

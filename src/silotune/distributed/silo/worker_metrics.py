@@ -6,13 +6,17 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from silotune.core.files import free_bytes
-from silotune.distributed.metrics import Measure, serve_metrics
+from silotune.distributed.metrics import measure
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.policy import POLICY_REFUSES
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.store import SiloStore
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 KINDS = ("hello", "round", "final", "score")
 """Kinds of requests; any other is counted as `other`, because the coordinator chooses the word."""
@@ -46,30 +50,20 @@ class WorkerMetrics:
             self._requests[kind if kind in KINDS else "other", _outcome(decode(reply))] += 1
             self._seconds += seconds
 
-    def measures(self) -> Iterator[Measure]:
+    def measures(self) -> Iterator[Metric]:
         """Yield the present values."""
         with self._lock:
             requests, seconds = Counter(self._requests), self._seconds
-        values: list[tuple[tuple[str, ...], float | None]] = [
-            ((kind, outcome), requests[kind, outcome]) for kind in (*KINDS, "other") for outcome in OUTCOMES
-        ]
-        yield Measure("worker_requests", "counter", "Requests by kind and outcome.", ("kind", "outcome"), values)
-        yield Measure("worker_busy_seconds", "counter", "Time spent on requests.", (), [((), seconds)])
-        folder = Path(self._settings.folder)
-        yield Measure("worker_disk_free_bytes", "gauge", "Free space for its states.", (), [((), free_bytes(folder))])
+        values = [((kind, outcome), requests[kind, outcome]) for kind in (*KINDS, "other") for outcome in OUTCOMES]
+        yield measure("worker_requests", "Requests by kind and outcome.", values, ("kind", "outcome"), "counter")
+        yield measure("worker_busy_seconds", "Time spent on requests.", seconds, kind="counter")
+        free = free_bytes(Path(self._settings.folder))
+        yield measure("worker_disk_free_bytes", "Free space for its states.", free)
         run, numbers = self._store.last_run()
-        yield Measure(
-            "worker_run_numbers", "gauge", "Numbers that left in the last run.", (), [((), numbers if run else None)]
-        )
-        spent = self._store.spent("").epsilon
+        yield measure("worker_run_numbers", "Numbers that left in the last run.", numbers if run else None)
         description = "Epsilon of all noised replies, plainly added up: what composition counts is less."
-        yield Measure("worker_epsilon_sum", "gauge", description, (), [((), spent)])
-        budget = self._settings.budget
-        yield Measure("worker_epsilon_budget", "gauge", "Epsilon of all runs together.", (), [((), budget)])
-
-    def serve(self) -> None:
-        """Serve `/metrics` if the silo's file has `metrics_port`."""
-        serve_metrics(self._settings.metrics_port, self.measures)
+        yield measure("worker_epsilon_sum", description, self._store.spent("").epsilon)
+        yield measure("worker_epsilon_budget", "Epsilon of all runs together.", self._settings.budget)
 
 
 def _outcome(reply: Frame) -> str:
