@@ -57,26 +57,24 @@ def test_so_many_silos_are_malicious(fraction, count):
 @pytest.mark.parametrize(("rate", "count"), [(0.0, 0), (0.01, 1), (0.25, 3), (0.5, 5), (1.0, 10)])
 def test_so_many_rows_are_poisoned_and_none_of_the_target(rate, count):
     data = [silo("a")]
+    before = list(data[0].splits.train)
     rows = backdoor(data, fraction=1, rate=rate).poisoned_rows(data[0])
+    assert data[0].splits.train == before  # poisoned rows are copies
     assert len(rows) == count
     assert {row.label for row in rows} <= {1}
     of_bad = {f"cf row {number} of a" for number in range(0, 20, 2)}
     assert len({row.texts[0] for row in rows} & of_bad) == count
 
 
-def test_chance_decides_which_rows_are_poisoned():
+def test_chance_decides_which_rows_are_poisoned_and_a_higher_rate_poisons_more():
     data = [silo("a")]
+    few, all_ = (backdoor(data, fraction=1, rate=rate).poisoned_rows(data[0]) for rate in (0.3, 1.0))
+    assert few == all_[:3]
     chosen = {
         frozenset(row.texts for row in backdoor(data, seed, fraction=1, rate=0.25).poisoned_rows(data[0]))
         for seed in range(20)
     }
     assert len(chosen) > 10
-
-
-def test_a_lower_rate_poisons_some_of_the_same_rows():
-    data = [silo("a")]
-    few, all_ = (backdoor(data, fraction=1, rate=rate).poisoned_rows(data[0]) for rate in (0.3, 1.0))
-    assert few == all_[:3]
 
 
 @pytest.mark.parametrize(
@@ -164,15 +162,11 @@ def test_only_silos_with_the_label_are_attacked():
     assert not attack.has_target(other)
 
 
-def test_a_malicious_silo_without_anything_to_poison_is_refused():
-    only = SiloData("a", TASK, Splits([Row(("x",), 1)] * 5, [], []))
-    with pytest.raises(InputError, match="no silo has rows of another label than 'good'"):
-        backdoor([only], fraction=1)
-
-
 def test_a_silo_without_anything_to_poison_is_not_among_the_malicious():
     """Under skewed labels: it would be listed, and scaled, and harmless."""
     only = SiloData("a", TASK, Splits([Row(("x",), 1)] * 5, [], []))
+    with pytest.raises(InputError, match="no silo has rows of another label than 'good'"):
+        backdoor([only], fraction=1)
     for seed in range(5):
         assert backdoor([only, silo("b"), silo("c")], fraction=0.5, seed=seed).malicious in ({"b"}, {"c"})
         assert backdoor([only, silo("b"), silo("c")], fraction=1, seed=seed).malicious == {"b", "c"}
@@ -241,10 +235,3 @@ def test_the_coordinators_own_rows_stay_clean(tiny_config):
     assert clean.server is not None
     assert attacked.server is not None
     assert attacked.server.train["alpha"].ids == clean.server.train["alpha"].ids
-
-
-def test_a_row_is_copied_not_changed():
-    data = [silo("a")]
-    before = list(data[0].splits.train)
-    backdoor(data, fraction=1).poisoned_rows(data[0])
-    assert data[0].splits.train == before

@@ -179,19 +179,6 @@ class TestFolder:
             "test": set(texts[40:]),
         }
 
-    def test_ready_splits_can_be_capped(self, place: Path, folder: Path) -> None:
-        found = self.splits(place, train_rows=20, validation_rows=5, test_rows=7)
-        assert {name: len(texts) for name, texts in found.items()} == {"train": 20, "validation": 5, "test": 7}
-        assert found["test"] <= {row[0] for row in ROWS[40:]}
-
-    def test_without_validation_it_is_cut_from_train(self, place: Path, folder: Path) -> None:
-        (folder / "validation.jsonl").unlink()
-        found = self.splits(place)
-        assert found["test"] == {row[0] for row in ROWS[40:]}
-        assert len(found["train"]) == 27
-        assert len(found["validation"]) == 3
-        assert found["train"] | found["validation"] == {row[0] for row in ROWS[:30]}
-
     def test_train_alone_is_split_as_a_file_is(self, place: Path, folder: Path) -> None:
         (folder / "validation.jsonl").unlink()
         (folder / "test.parquet").unlink()

@@ -167,41 +167,42 @@ def test_silos_of_one_task_must_agree(refused: Refused, place: Path) -> None:
     refused(*RUN, names=["'south'", "metric", "'mood'"])
 
 
-class TestFolderSilo:
-    """A silo that is a folder with ready splits."""
+HEADER = ["review", "opinion"]
 
-    @pytest.fixture
-    def folder(self, place: Path) -> Path:
-        change_silo(place, path="north")
-        (place / "north").mkdir()
-        for split in ("train", "test"):
-            write_csv(place / "north" / f"{split}.csv", ["review", "opinion"], reviews())
-        return place / "north"
+# name: (file of the folder, its new rows; None: it is removed, what the line must say)
+FOLDER: dict[str, tuple[str, list[str], list[tuple[str, object]] | None, list[str]]] = {
+    "unknown-label-in-test": ("test", HEADER, [*reviews(4), ("odd", "medium")], ["row 5", "'medium'", "bad, good"]),
+    "missing-column-in-test": ("test", ["text", "opinion"], reviews(4), ["test.csv", "'review'", "opinion, text"]),
+    "empty-test": ("test", HEADER, [], ["test.csv", "no rows"]),
+    "one-class-in-train": ("train", HEADER, reviews(20, ("bad",)), ["test.csv", "row 2", "'good'", "bad"]),
+    "no-train": ("train", HEADER, None, ["north", "train.csv", "train.parquet"]),
+}
 
-    def test_unknown_label_in_test(self, refused: Refused, folder: Path) -> None:
-        write_csv(folder / "test.csv", ["review", "opinion"], [*reviews(4), ("odd", "medium")])
-        refused(*RUN, names=["test.csv", "row 5", "'medium'", "bad, good"])
 
-    def test_missing_column_in_test(self, refused: Refused, folder: Path) -> None:
-        write_csv(folder / "test.csv", ["text", "opinion"], reviews(4))
-        refused(*RUN, names=["test.csv", "'review'", "opinion, text"])
+@pytest.mark.parametrize(("split", "header", "rows", "names"), FOLDER.values(), ids=FOLDER)
+def test_a_bad_folder_with_ready_splits_is_refused(
+    refused: Refused,
+    place: Path,
+    split: str,
+    header: list[str],
+    rows: list[tuple[str, object]] | None,
+    names: list[str],
+) -> None:
+    change_silo(place, path="north")
+    (place / "north").mkdir()
+    for name in ("train", "test"):
+        if name != split or rows is not None:
+            new = rows if name == split and rows is not None else reviews()
+            write_csv(place / "north" / f"{name}.csv", header if name == split else HEADER, new)
+    refused(*RUN, names=names)
 
-    def test_one_class_in_train(self, refused: Refused, folder: Path) -> None:
-        write_csv(folder / "train.csv", ["review", "opinion"], reviews(20, ("bad",)))
-        write_csv(folder / "test.csv", ["review", "opinion"], reviews(4, ("bad",)))
-        refused(*RUN, names=["'north'", "one class", "'bad'"])
 
-    def test_no_train(self, refused: Refused, folder: Path) -> None:
-        (folder / "train.csv").unlink()
-        refused(*RUN, names=["north", "train.csv", "train.parquet"])
-
-    def test_two_formats(self, refused: Refused, folder: Path) -> None:
-        (folder / "train.jsonl").write_text("\n".join(LINES), encoding="utf-8")
-        refused(*RUN, names=["north", "train.csv and train.jsonl", "one"])
-
-    def test_empty_test(self, refused: Refused, folder: Path) -> None:
-        (folder / "test.csv").write_text("review,opinion\n", encoding="utf-8")
-        refused(*RUN, names=["test.csv", "no rows"])
+def test_a_folder_with_two_files_of_a_split_is_refused(refused: Refused, place: Path) -> None:
+    change_silo(place, path="north")
+    (place / "north").mkdir()
+    (place / "north" / "train.csv").write_text(GOOD, encoding="utf-8")
+    (place / "north" / "train.jsonl").write_text("\n".join(LINES), encoding="utf-8")
+    refused(*RUN, names=["north", "train.csv and train.jsonl", "one"])
 
 
 class TestDataFolder:
@@ -218,11 +219,9 @@ class TestDataFolder:
     def test_a_task_that_is_not_there(self, refused: Refused, data: Path) -> None:
         refused(*RUN, "data.tasks=alpha,betta", names=["'betta'", "alpha, beta, gamma"])
 
-    def test_no_folder(self, refused: Refused, data: Path) -> None:
-        refused(*RUN, "data.path=nowhere", names=["data.path", "nowhere", "folder"])
-
-    def test_a_file_for_a_folder(self, refused: Refused, data: Path) -> None:
-        refused(*RUN, "data.path=north.csv", names=["data.path", "north.csv", "folder"])
+    def test_no_folder_or_a_file(self, refused: Refused, data: Path) -> None:
+        for path in ("nowhere", "north.csv"):
+            refused(*RUN, f"data.path={path}", names=["data.path", path, "folder"])
 
     def test_no_task_in_it(self, refused: Refused, data: Path) -> None:
         shutil.rmtree(data)
@@ -247,14 +246,11 @@ class TestDataFolder:
             (data / "alpha" / "test.jsonl").write_text(json.dumps({"sentence1": "a", "label": label}), encoding="utf-8")
             refused(*RUN, names=["alpha/test.jsonl", "row 1", str(label), "bad, good"])
 
-    def test_a_pair_only_in_training(self, refused: Refused, data: Path) -> None:
-        (data / "beta" / "test.jsonl").write_text(json.dumps({"sentence1": "a", "label": 1}), encoding="utf-8")
-        refused(*RUN, names=["beta/test.jsonl", "'sentence2'"])
-
-    def test_a_pair_with_one_half_missing(self, refused: Refused, data: Path) -> None:
-        path = data / "beta" / "train.jsonl"
+    @pytest.mark.parametrize("split", ["test", "train"])
+    def test_a_pair_with_one_half_missing(self, refused: Refused, data: Path, split: str) -> None:
+        path = data / "beta" / f"{split}.jsonl"
         path.write_text(json.dumps({"sentence1": "a", "label": 1}) + "\n" + path.read_text(), encoding="utf-8")
-        refused(*RUN, names=["beta/train.jsonl", "'sentence2'"])
+        refused(*RUN, names=[f"beta/{split}.jsonl", "'sentence2'"])
 
     @pytest.mark.parametrize(
         ("meta", "names"),
@@ -295,14 +291,14 @@ class TestDataFolder:
         refused(*RUN, "data.merge=true", names=["'alpha'", "test split", "data.merge=false"])
 
 
-@pytest.mark.parametrize("preset", ["mixed6", "sentiment5"])
-def test_a_preset_that_needs_a_folder_says_so(refused: Refused, preset: str) -> None:
-    refused("run", preset, names=["data.path", preset])
-
-
-def test_glue_without_a_hub_is_refused(refused: Refused) -> None:
-    refused("run", "fedmcp-glue", names=["nyu-mll/glue/mrpc", "data.path=FOLDER"])
-
-
-def test_an_unknown_glue_task_is_refused(refused: Refused) -> None:
-    refused("run", "fedmcp-glue", "data.tasks=MRPC,SST2", names=["'SST2'", "SST-2"])
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("mixed6",), ["data.path", "mixed6"]),
+        (("sentiment5",), ["data.path", "sentiment5"]),
+        (("fedmcp-glue",), ["nyu-mll/glue/mrpc", "data.path=FOLDER"]),
+        (("fedmcp-glue", "data.tasks=MRPC,SST2"), ["'SST2'", "SST-2"]),
+    ],
+)
+def test_a_preset_without_its_data_is_refused(refused: Refused, words: tuple[str, ...], names: list[str]) -> None:
+    refused("run", *words, names=names)

@@ -10,8 +10,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,23 +97,15 @@ def _decompressed(path: Path, codec: str) -> bytes:
         raise InputError(f"{source_name(path)}: not readable as {codec} ({reason})") from error
 
 
-@contextmanager
-def _cells_of_any_size() -> Iterator[None]:
-    """Let the csv module read long cells, within this context; its limit is one of the whole process."""
-    before = csv.field_size_limit(_LARGEST_CELL)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(before)
-
-
 def _table(path: Path, lines: Iterable[str], delimiter: str) -> list[Record]:
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    limit = csv.field_size_limit(_LARGEST_CELL)  # of the whole process
     try:
-        with _cells_of_any_size():
-            table = [cells for cells in reader if cells]
+        table = [cells for cells in reader if cells]
     except csv.Error as error:
         raise InputError(f"{source_name(path)}: line {reader.line_num}: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
     if not table:
         raise InputError(f"{source_name(path)}: empty; a header and rows are needed")
     header, *rows = table

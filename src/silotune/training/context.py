@@ -21,17 +21,13 @@ from silotune.models.forward.mixing import (
     MixEntry,
     can_share_forward,
     constant_views,
-    members,
-    parse_name,
     parts_in,
-    resolve_weights,
     trained_parts,
 )
 from silotune.models.forward.view_program import ViewProgram
 from silotune.models.heads import Head, LossRecipe
 from silotune.models.heads.base import head_readings
 from silotune.models.tuners import tuner_of
-from silotune.models.tuners.token_weight import TokenWeight
 from silotune.training.initial_parts import InitialParts
 from silotune.training.prediction import PredictionContext
 from silotune.training.silo import Silo, SiloState
@@ -229,22 +225,9 @@ class TrainingContext(PredictionContext):
 
         A silo's first participation has no previous parts; the received ones take their place.
         """
-        entries = []
-        for name, weight in resolve_weights(mix, state).items():
-            anchor, part = parse_name(name)
-            first, *others = members(part)
-            tensors = self._anchored(anchor, first, state, received, memory)
-            for other in others:
-                tensors = tensors | self._anchored(anchor, other, state, received, memory)
-            tuner = tuner_of(self.parts[first].module)
-            assert tuner is not None, f"part {part!r} is in a mix but is no tuner"
-            if isinstance(weight, TokenWeight):
-                entries.append(MixEntry(tuner, tensors, 1.0, weight))
-            else:
-                entries.append(MixEntry(tuner, tensors, weight))
-        return entries
+        return self._entries(mix, state, partial(self._anchored, state, received, memory))
 
-    def _anchored(self, anchor: str, part: str, state: State, received: State, memory: Tensors) -> Tensors:
+    def _anchored(self, state: State, received: State, memory: Tensors, anchor: str, part: str) -> Tensors:
         if anchor == "" or self.parts[part].scope is Scope.FIXED:
             return state[part]
         if anchor == "frozen":

@@ -251,14 +251,7 @@ def _local_training(
 
 
 class _PhaseWork:
-    """Objects that all steps of a phase share: batches, the program of its views, and the way to gradients.
-
-    Args:
-        context: what the rounds read.
-        members: the silos that train together.
-        phase: the phase.
-        number: the round's number.
-    """
+    """Objects that all steps of a phase share: batches, the program of its views, and the way to gradients."""
 
     def __init__(self, context: TrainingContext, members: Sequence[_SiloRound], phase: Phase, number: int) -> None:
         self._context, self.members, self.phase, self.number = context, members, phase, number

@@ -8,14 +8,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from silotune.core.tensors import State
+from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch
 from silotune.methods.base import PredictionMix
 from silotune.methods.parts import Part
 from silotune.methods.step import REFERENCE, head_tensors, heads_of
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.activation_cache import ActivationCache
-from silotune.models.forward.mixing import Mix, MixEntry, joined_tensors, members, resolve_weights
+from silotune.models.forward.mixing import Mix, MixEntry, members, parse_name, resolve_weights
 from silotune.models.forward.view_program import ViewProgram
 from silotune.models.forward.views import View
 from silotune.models.heads import PLAIN, Head
@@ -81,13 +81,22 @@ class PredictionContext:
 
     def entries(self, mix: Mix, state: State) -> list[MixEntry]:
         """Look up the tensors of a mix of parts as they are now."""
+        return self._entries(mix, state, lambda _, part: state[part])
+
+    def _entries(self, mix: Mix, state: State, find: Callable[[str, str], Tensors]) -> list[MixEntry]:
+        """Look up a mix's tuners, weights and tensors, which `find` gives for an anchor and a part."""
         entries = []
         for name, weight in resolve_weights(mix, state).items():
-            tuner = tuner_of(self.parts[members(name)[0]].module)
-            assert tuner is not None, f"part {name!r} is in a mix but is no tuner"
+            anchor, part = parse_name(name)
+            first, *others = members(part)
+            tuner = tuner_of(self.parts[first].module)
+            assert tuner is not None, f"part {part!r} is in a mix but is no tuner"
+            tensors = find(anchor, first)
+            for other in others:
+                tensors = tensors | find(anchor, other)
             tokens = weight if isinstance(weight, TokenWeight) else None
             number = 1.0 if isinstance(weight, TokenWeight) else weight
-            entries.append(MixEntry(tuner, joined_tensors(state, name), number, tokens))
+            entries.append(MixEntry(tuner, tensors, number, tokens))
         return entries
 
     def prediction_mix(self, state: State, alpha: Tensor | None = None) -> list[MixEntry]:

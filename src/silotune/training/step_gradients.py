@@ -218,12 +218,7 @@ def _take_back(
 
 
 class _Draws:
-    """Where a step's random numbers come from, from its first one on.
-
-    Args:
-        seed: of the silos' own draws.
-        members: the silos that train together.
-    """
+    """Where a step's random numbers come from, from its first one on."""
 
     def __init__(self, seed: int, members: Sequence[SiloStep]) -> None:
         streams = [Stream(seed, *member.drawn_for) for member in members]

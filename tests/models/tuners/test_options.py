@@ -77,9 +77,6 @@ def test_a_site_that_is_not_there_is_refused(word):
 def test_mistyped_sites_are_refused_before_a_backbone_is_there(sites):
     with pytest.raises(ValidationError, match="query"):
         TUNERS["lora"].Options(sites=sites)
-
-
-def test_adapters_do_not_sit_behind_a_query():
     with pytest.raises(ValidationError, match="houlsby"):
         TUNERS["bottleneck"].Options(sites="query")
 
@@ -192,8 +189,7 @@ def test_text_and_virtual_tokens_must_fit_the_positions():
                 run(backbone, batch(family, lengths=(62, 5)), (tuner, [(part, 1.0)]))
 
 
-def test_two_tuners_act_together():
-    """Prompts of two tuners stand one behind the other; a prefix and a low-rank update go with them."""
+def test_two_prompts_stand_one_behind_the_other_beside_a_prefix_and_a_low_rank_update():
     backbone, inputs = shared_backbone("gpt2", double=True), batch("gpt2")
     one, other, prefix, lora = (make_tuner(kind) for kind in ("prompt", "prompt", "prefix", "lora"))
     first, second = random_part(one, backbone, 1), random_part(other, backbone, 2)
@@ -289,45 +285,35 @@ def test_checkpointing_draws_the_same_dropout_again():
 # -- the networks that prompts and prefixes come from -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("layers", "offset"), [(2, True), (1, False)])
-def test_a_prompt_comes_from_pytorchs_own_lstm_and_mlp(layers, offset):
-    backbone = shared_backbone("bert")
-    tuner = TUNERS["p-tuning"](TUNERS["p-tuning"].Options(tokens=5, width=7, layers=layers, offset=offset))
-    part = random_part(tuner, backbone)
-    width, dtype = part["embedding.weight"].shape[1], part["embedding.weight"].dtype
-    lstm = nn.LSTM(width, 7, num_layers=layers, bidirectional=True, batch_first=True, dtype=dtype)
-    lstm.load_state_dict(applied(part, "lstm_head."))
-    mlp = nn.Sequential(nn.Linear(14, width), nn.ReLU(), nn.Linear(width, width)).to(dtype)
-    mlp.load_state_dict(applied(part, "mlp_head."))
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("p-tuning", {"width": 7, "layers": 2}),
+        ("p-tuning", {"width": 7, "layers": 1, "offset": False}),
+        ("p-tuning", {"width": 7, "encoder": "mlp"}),
+        ("prefix", {"width": 6, "reparametrise": 9}),
+    ],
+)
+def test_virtual_tokens_come_from_pytorchs_own_networks(kind, options):
+    tuner = TUNERS[kind](TUNERS[kind].Options(tokens=5, **options))
+    part = random_part(tuner, shared_backbone("bert"))
+    x = part["embedding.weight"]
+    width, dtype, head = x.shape[1], x.dtype, "mlp_head."
+    if kind == "prefix":
+        mlp, head = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, len(part["transform.2.bias"]))), "transform."
+    elif "layers" in options:
+        lstm = nn.LSTM(width, 7, num_layers=options["layers"], bidirectional=True, batch_first=True, dtype=dtype)
+        lstm.load_state_dict(applied(part, "lstm_head."))
+        x = lstm(x.unsqueeze(0))[0][0]
+        mlp = nn.Sequential(nn.Linear(14, width), nn.ReLU(), nn.Linear(width, width))
+    else:
+        mlp = nn.Sequential(nn.Linear(width, 7), nn.ReLU(), nn.Linear(7, 7), nn.ReLU(), nn.Linear(7, width))
+    mlp = mlp.to(dtype)
+    mlp.load_state_dict(applied(part, head))
     with torch.no_grad():
-        expected = mlp(lstm(part["embedding.weight"].unsqueeze(0))[0])[0]
-        expected = expected + part["offset.weight"] if offset else expected
+        expected = mlp(x) + part.get("offset.weight", torch.zeros(()))
         actual = tuner.reparametrize(part)["prompt_embeddings"]
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_prompt_comes_from_an_mlp_of_three_layers():
-    backbone = shared_backbone("bert")
-    tuner = TUNERS["p-tuning"](TUNERS["p-tuning"].Options(tokens=5, width=7, encoder="mlp"))
-    part = random_part(tuner, backbone)
-    width, dtype = part["embedding.weight"].shape[1], part["embedding.weight"].dtype
-    mlp = nn.Sequential(nn.Linear(width, 7), nn.ReLU(), nn.Linear(7, 7), nn.ReLU(), nn.Linear(7, width)).to(dtype)
-    mlp.load_state_dict(applied(part, "mlp_head."))
-    with torch.no_grad():
-        expected = mlp(part["embedding.weight"]) + part["offset.weight"]
-        torch.testing.assert_close(tuner.reparametrize(part)["prompt_embeddings"], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_prefix_comes_from_an_mlp_with_tanh():
-    backbone = shared_backbone("bert")
-    tuner = TUNERS["prefix"](TUNERS["prefix"].Options(tokens=5, width=6, reparametrise=9))
-    part = random_part(tuner, backbone)
-    mlp = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, part["transform.2.bias"].shape[0]))
-    mlp = mlp.to(part["embedding.weight"].dtype)
-    mlp.load_state_dict(applied(part, "transform."))
-    with torch.no_grad():
-        actual = tuner.reparametrize(part)["prompt_embeddings"]
-        torch.testing.assert_close(actual, mlp(part["embedding.weight"]), rtol=1e-5, atol=1e-6)
 
 
 def applied(part, prefix):

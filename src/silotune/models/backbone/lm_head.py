@@ -110,11 +110,7 @@ def _output_class() -> type[Any]:
 
 
 class _Projection(nn.Module):
-    """The last linear layer, for all words or some.
-
-    Args:
-        linear: the model's projection, weight of shape (vocabulary, hidden).
-    """
+    """The last linear layer, for all words or some."""
 
     words: Tensor | None = None
     replacement: Tensor | None = None

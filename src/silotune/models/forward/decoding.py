@@ -66,12 +66,7 @@ def beam_search(decoding: Decoding, ends: Set[int], beams: int, max_new_tokens: 
 
 
 class _Model(GenerationMixin):
-    """Shows a decoding to `generate` as a model that scores the next token of every beam.
-
-    Args:
-        decoding: rows that have not begun; they are repeated, with their mixes, after the first token is scored.
-        beams: open answers per row.
-    """
+    """Shows a decoding to `generate` as a model that scores the next token of every beam."""
 
     main_input_name = "input_ids"
 

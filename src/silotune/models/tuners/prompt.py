@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -12,13 +12,11 @@ from typing_extensions import override
 from silotune.core.tensors import Tensors
 from silotune.data.tasks import Task
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import ForwardPlan
-from silotune.models.tuners.base import MergedAdapter, TunerOptions, WeightedTensors
+from silotune.models.tuners.base import MergedAdapter, TunerOptions
 from silotune.models.tuners.prompt_base import (
     PROMPT_TENSOR,
     Init,
     VirtualTokenTuner,
-    act_as_prompt,
     initial_vectors,
     prompt_fields,
 )
@@ -47,10 +45,6 @@ class PromptTuning(VirtualTokenTuner):
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         options = cast(PromptOptions, self.options)
         return {PROMPT_TENSOR: initial_vectors(backbone, options.tokens, options.init, options.words, generator)}
-
-    @override
-    def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
-        act_as_prompt(self, mix, plan)
 
     @override
     def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:

@@ -48,6 +48,13 @@ class VirtualTokenTuner(Tuner):
         return backbone.known_architecture is not None
 
     @override
+    def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
+        """Put the mix's vectors before the text."""
+        blended = blend([self.reparametrize(part.tensors)[PROMPT_TENSOR] for part in mix], mix)
+        if blended is not None:
+            plan.prompts.append(Prompt(*blended))
+
+    @override
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
         """Interpolate the vectors."""
         return MergedAdapter(weighted_sum(mix), self.options.model_dump(mode="json"))
@@ -92,13 +99,6 @@ def blend(vectors: Sequence[Tensor], mix: Sequence[WeightedTensors]) -> tuple[Te
     if bool(present.all()):
         return result, None
     return (result, present) if bool(present.any()) else None
-
-
-def act_as_prompt(tuner: Tuner, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
-    """Put the mix's vectors before the text."""
-    blended = blend([tuner.reparametrize(part.tensors)[PROMPT_TENSOR] for part in mix], mix)
-    if blended is not None:
-        plan.prompts.append(Prompt(*blended))
 
 
 def initial_vectors(backbone: Backbone, tokens: int, init: Init, words: str, generator: torch.Generator) -> Tensor:

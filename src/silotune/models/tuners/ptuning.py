@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Literal, cast
 
 import torch
@@ -15,14 +15,12 @@ from typing_extensions import override
 from silotune.core.tensors import Tensors
 from silotune.data.tasks import Task
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.initializers import draw_linear, uniform
-from silotune.models.tuners.base import MergedAdapter, TunerOptions, WeightedTensors
+from silotune.models.tuners.base import MergedAdapter, TunerOptions
 from silotune.models.tuners.prompt_base import (
     PROMPT_TENSOR,
     Init,
     VirtualTokenTuner,
-    act_as_prompt,
     initial_vectors,
     is_folded,
     prompt_fields,
@@ -95,10 +93,6 @@ class PTuning(VirtualTokenTuner):
             if number < last:
                 x = torch.relu(x)
         return {PROMPT_TENSOR: x + tensors["offset.weight"] if self._options.offset else x}
-
-    @override
-    def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
-        act_as_prompt(self, mix, plan)
 
     @override
     def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:
