@@ -10,8 +10,8 @@ import yaml
 
 from silotune import run
 from silotune.data.loading import load_silos
+from silotune.runs.build.builder import run_warnings
 from silotune.runs.build.resolve import read_config
-from silotune.runs.build.run_warnings import run_warnings
 from tests.support.command_line import Silotune, reviews, tree, write_csv
 
 

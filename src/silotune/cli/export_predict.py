@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +19,6 @@ from silotune.cli.console import say
 from silotune.errors import InputError, require_unused
 
 if TYPE_CHECKING:
-    from silotune.cli.text_input import Text
     from silotune.runs.personal_model import PersonalModel, Prediction
 
 
@@ -28,6 +27,9 @@ RunArgument = Annotated[
 ]
 
 SiloOption = Annotated[str, typer.Option(help="The silo whose model is used.")]
+
+Text = str | tuple[str, str] | list[dict[str, Any]]
+"""A text, a pair, or the turns of a conversation."""
 
 _BATCH_SIZE = 256
 """Texts answered together, so that a pipe receives its answers in portions."""
@@ -118,7 +120,6 @@ def predict(
     get a generated answer instead.
     --explain adds the weight of each part, and for FedDPA the text's alpha and the similarities that it is the mean of.
     """
-    from silotune.cli.text_input import read_lines
     from silotune.runs.personal_model import load_model
 
     if text and file is not None:
@@ -200,3 +201,65 @@ def _decoded(content: bytes, where: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{where}: not UTF-8 (byte {error.start})") from error
+
+
+def read_lines(lines: Iterable[str], where: str, texts: tuple[int, ...], conversations: bool = False) -> Iterator[Text]:
+    """Yield the texts of lines; empty lines are skipped.
+
+    A line is a text, a pair separated by a tab, or JSON: a string, a list, or an object whose values (except `label`)
+    are the texts. If a row has a single text, tabs belong to it.
+
+    Args:
+        lines: the lines, with or without line ends.
+        where: source of the lines, for messages.
+        texts: allowed numbers of texts per row.
+        conversations: whether a line may be a JSON object with `messages` or `conversations`.
+    """
+    from silotune.data.generation_rows import asked_row
+    from silotune.data.rows import text_fault
+
+    for number, line in enumerate(lines, 1):
+        line = line.rstrip("\r\n")
+        if not line.strip():
+            continue
+        if conversations and (turns := _turns(line)) is not None:
+            asked_row(turns, f"{where} line {number}")
+            yield turns
+            continue
+        row_texts = _json(line)
+        if row_texts is None:
+            row_texts = line.split("\t") if max(texts) > 1 else [line]
+        if len(row_texts) not in texts or not all(isinstance(text, str) for text in row_texts):
+            wanted = " or ".join("one text" if count == 1 else "two texts, with a tab between" for count in texts)
+            raise InputError(f"{where} line {number}: needs {wanted}, or JSON (got {line[:60]!r})")
+        required = row_texts[: min(texts)] + [text for text in row_texts[min(texts) :] if text]  # inputs may be empty
+        if fault := next(filter(None, map(text_fault, required)), ""):
+            raise InputError(f"{where} line {number}: a text {fault}")
+        yield row_texts[0] if len(row_texts) == 1 else (row_texts[0], row_texts[1])
+
+
+def _turns(line: str) -> list[dict[str, Any]] | None:
+    """Parse a line with a conversation into its turns; None if it holds none."""
+    from silotune.data.generation_rows import CONVERSATIONS, MESSAGES
+
+    if not line.lstrip().startswith("{"):
+        return None
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    column = next((column for column in (MESSAGES, CONVERSATIONS) if column in value), None)
+    return None if column is None else value[column]
+
+
+def _json(line: str) -> list[Any] | None:
+    """Parse a line of JSON into its texts; None if the line is plain text."""
+    if line.lstrip()[:1] not in ("[", "{", '"'):
+        return None
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(value, dict):
+        return [text for key, text in value.items() if key != "label"]
+    return value if isinstance(value, list) else [value]

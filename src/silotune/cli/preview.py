@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from silotune.cli.console import say
 from silotune.core.determinism import numerics
 from silotune.data.rows import SiloData
-from silotune.runs.build.builder import build
-from silotune.runs.build.run_warnings import run_warnings
+from silotune.runs.build.builder import build, run_warnings
 from silotune.runs.summary import parameters
 
 if TYPE_CHECKING:

@@ -19,10 +19,9 @@ from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.evaluation.baselines import baselines
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import transformers_messages_kept
-from silotune.runs.build.builder import build
+from silotune.runs.build.builder import build, run_warnings
 from silotune.runs.build.model import BackboneRequirements, keep_start
 from silotune.runs.build.resolve import read_config
-from silotune.runs.build.run_warnings import refusal_warning, run_warnings
 from silotune.runs.callbacks import Callback
 from silotune.runs.callbacks.base import EventFeed
 from silotune.runs.callbacks.display import default_display, warn_on_stderr
@@ -32,7 +31,7 @@ from silotune.runs.engines.multi_process import MultiProcessEngine, RayEngine
 from silotune.runs.model_folder import write_models
 from silotune.runs.run_result import Run
 from silotune.runs.storage.checkpoints import Checkpoints
-from silotune.runs.storage.readers import events
+from silotune.runs.storage.readers import events, refusal_warning
 from silotune.runs.storage.run_folder import MAY_DIFFER, continued, working_in
 from silotune.runs.storage.scored_rows import write_test_scores
 from silotune.runs.summary import intervals, state_digest, summarize

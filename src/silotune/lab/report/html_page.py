@@ -32,9 +32,8 @@ from silotune.lab.report.tables import (
 )
 from silotune.methods.parts import Scope, names_with
 from silotune.runs.build.resolve import make_method, read_config
-from silotune.runs.build.run_warnings import refusal_warning
 from silotune.runs.scores import silo_metric
-from silotune.runs.storage.readers import read_versions
+from silotune.runs.storage.readers import read_versions, refusal_warning
 
 _MOST_NAMED = 12
 """Silos that the head of the page names."""

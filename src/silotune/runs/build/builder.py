@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from silotune.config import Config
 from silotune.data.loading import load_absent, load_silos
+from silotune.data.row_checks import warnings_of
 from silotune.data.rows import SiloData
 from silotune.data.server_rows import draw_labeled_rows
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import BackboneRequirements, build_model
 from silotune.runs.build.ranks import check_ranks
-from silotune.runs.build.resolve import (
-    make_method,
-    use_this_machine,
-    with_chat_template,
-)
+from silotune.runs.build.resolve import make_method, use_this_machine, with_chat_template
 from silotune.runs.build.silos import absent_silo, build_silos, server_silo
 from silotune.runs.build.validation import check_labels, check_tasks
 from silotune.training.cohort import choose_cohort
@@ -79,3 +76,17 @@ def build(
         privacy=privacy,
         cohort=choose_cohort(config.cohort, context, silos.values()),
     )
+
+
+def run_warnings(config: Config, silos: Sequence[SiloData]) -> list[str]:
+    """Return the warnings of a run, a line each.
+
+    Args:
+        config: the run's configuration.
+        silos: all silos' rows.
+    """
+    lines = warnings_of(silos, config.partition.name != "none")
+    pooled = config.head.name in ("linear", "mlp")
+    if config.backbone.name == "default" and pooled and config.head.pooling != "mean":
+        lines.append("head.pooling=first: the default backbone was trained with mean pooling (head.pooling=mean)")
+    return lines

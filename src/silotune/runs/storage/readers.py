@@ -1,9 +1,9 @@
-"""Readers of a run folder's files: `events`, `read_summary` and `read_versions`."""
+"""Readers of a run folder's files: `events`, `refusal_warning`, `read_summary` and `read_versions`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,19 @@ def events(run: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
             except ValueError:
                 return
+
+
+def refusal_warning(events: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return how many of a run's updates were refused and why the first was; None if all were accepted.
+
+    Args:
+        events: the run's events.
+    """
+    refused = [event for event in events if event.get("event") == "refused"]
+    if not refused:
+        return None
+    first, times = refused[0], "1 update was" if len(refused) == 1 else f"{len(refused)} updates were"
+    return f"{times} refused; the first in round {first.get('round')} from {first.get('silo')}: {first.get('reason')}"
 
 
 def read_summary(run: Path) -> dict[str, Any]:
