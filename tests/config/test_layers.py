@@ -12,7 +12,7 @@ from silotune import InputError, read_config
 from silotune.config import BackboneConfig, Config, dump, load_config
 from silotune.config.paths import read_tree
 from silotune.lab.comparison import read_comparison
-from silotune.runs.build.resolve import METHOD_DEFAULTS
+from silotune.methods.local import Local
 from tests.support.tiny import METHODS
 
 
@@ -97,12 +97,12 @@ class TestLayers:
         assert config("method=fedprox").method.options["adapters"] == 2
         assert read_config("demo", ["method=fedavg-full"]).method.options["adapters"] == 1
 
-    def test_each_of_the_two_over_the_layer_below(self) -> None:
+    def test_each_of_the_two_over_the_layer_below(self, monkeypatch) -> None:
         """A method that would bring one adapter and nine rounds along: the demo gives it two, and says 6 or so."""
-        brought = {"local": {"method.adapters": 1, "rounds": 9}}
-        found = load_config("demo", ["method=local"], {**METHOD_DEFAULTS, **brought})
-        assert (found.method.options["adapters"], found.rounds) == (2, 9)
         assert load_config("demo", ["method=local"]).rounds not in (2, 9)
+        monkeypatch.setattr(Local, "defaults", {"method.adapters": 1, "rounds": 9})
+        found = load_config("demo", ["method=local"])
+        assert (found.method.options["adapters"], found.rounds) == (2, 9)
 
     def test_the_file_over_per_method_of_the_preset(self) -> None:
         assert config(method={"name": "fedprox", "adapters": 1}).method.options["adapters"] == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,42 +21,30 @@ from silotune.runs.callbacks import Callback
 from silotune.runs.callbacks.display import RoundLines, duration
 
 
+@dataclass
 class Followers:
     """Makes what follows a run: `followers(title, rounds)`.
 
     Args:
-        bars: the open display; None where lines are printed instead.
-        lines: whether lines are printed.
+        bars: the open display; None where there are none.
+        lines: what prints a line a round, to each place where lines go.
         silos: also a line for every silo's round.
-        log: the open log file.
-        write: prints a line.
     """
 
-    def __init__(self, bars: Bars | None, lines: bool, silos: bool, log: Any, write: Callable[[str], None]) -> None:
-        self._bars = bars
-        self._lines = lines
-        self._silos = silos
-        self._log = log
-        self._print = write
+    bars: Bars | None
+    lines: list[Callable[[str], None]]
+    silos: bool
 
     def __call__(self, title: str, rounds: int) -> Sequence[Callback]:
         """Return the callbacks of one run."""
-        made: list[Callback] = [] if self._bars is None else [_Bar(self._bars, title, rounds)]
-        if self._lines:
-            made.append(RoundLines(self._print, title, rounds, self._silos))
-        if self._log is not None:
-            made.append(RoundLines(self._write, title, rounds, self._silos))
-        return made
+        bars = [] if self.bars is None else [_Bar(self.bars, title, rounds)]
+        return [*bars, *(RoundLines(write, title, rounds, self.silos) for write in self.lines)]
 
     def clear(self) -> None:
         """Remove the bars of runs that are over."""
-        if self._bars is not None:
-            for task in self._bars.task_ids:
-                self._bars.remove_task(task)
-
-    def _write(self, line: str) -> None:
-        self._log.write(f"{utc_now()} {line}\n")
-        self._log.flush()
+        if self.bars is not None:
+            for task in self.bars.task_ids:
+                self.bars.remove_task(task)
 
 
 @contextmanager
@@ -73,15 +62,15 @@ def show_progress(
     if quiet and verbose:
         raise InputError("--quiet: does not go with --verbose")
     with ended_by_sigterm(), ExitStack() as stack:
-        log = None
+        bars = stack.enter_context(_bars()) if console.is_terminal and not quiet and write is say else None
+        lines = [write] if not quiet and (verbose or bars is None) else []
         if log_file is not None:
             try:
-                log = stack.enter_context(log_file.open("a", encoding="utf-8"))
+                log = stack.enter_context(log_file.open("a", encoding="utf-8", buffering=1))
             except OSError as error:
                 raise InputError(f"--log-file {log_file}: {error.strerror}") from error
-        bars = stack.enter_context(_bars()) if console.is_terminal and not quiet and write is say else None
-        lines = not quiet and (verbose or bars is None)
-        yield Followers(bars, lines, verbose, log, write)
+            lines.append(lambda line: print(utc_now(), line, file=log))
+        yield Followers(bars, lines, verbose)
 
 
 def _bars() -> Bars:

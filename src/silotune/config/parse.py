@@ -27,13 +27,10 @@ from silotune.config.validators import is_name
 from silotune.core.yaml_text import dump_yaml
 from silotune.errors import InputError, unknown_name_error
 
-MethodDefaults = Mapping[str, Mapping[str, object]]
-
 
 def load_config(
     source: str | Mapping[str, object],
     overrides: Sequence[str] = (),
-    method_defaults: MethodDefaults = {},
     changes: Sequence[str] = (),
     keys: Mapping[str, object] = {},
 ) -> Config:
@@ -43,7 +40,6 @@ def load_config(
         source: a preset's name or the path of a YAML file (which may name a preset as its base: `preset: NAME`), or
             the keys of an earlier `Config`; if empty, `keys` stand alone.
         overrides: `key=value` words, dotted keys.
-        method_defaults: method id → the method's defaults, by dotted key.
         changes: words that override all others; `preset=NAME` puts the source over another preset.
         keys: as `overrides`, with values of Python: `{"rounds": 2, "train": {"lr": 1e-3}}`; `silos` may hold tables.
     """
@@ -57,7 +53,7 @@ def load_config(
     else:
         given = absolute(nested((key, plain(value, key)) for key, value in source.items()), Path())
         preset, file = (given, {}) if _of_another(given, words | last) else ({}, given)
-    return validated(_layered(preset, file, words, last, method_defaults))
+    return validated(_layered(preset, file, words, last))
 
 
 def _of_another(given: Tree, chosen: Tree) -> bool:
@@ -69,8 +65,8 @@ def _of_another(given: Tree, chosen: Tree) -> bool:
     return isinstance(method, str) and METHODS.canonical(method) != given.get("method", {}).get("name")
 
 
-def _layered(preset: Tree, file: Tree, words: Tree, last: Tree, method_defaults: MethodDefaults) -> Tree:
-    entries = [_per_method(tree, method_defaults) for tree in (preset, file, words)]
+def _layered(preset: Tree, file: Tree, words: Tree, last: Tree) -> Tree:
+    entries = [_per_method(tree) for tree in (preset, file, words)]
     for tree in (preset, file, words):
         tree.pop("per_method", None)
     changes = [*_take_silo_changes(words), *_take_silo_changes(last)]
@@ -79,7 +75,7 @@ def _layered(preset: Tree, file: Tree, words: Tree, last: Tree, method_defaults:
     layers = [_defaults(), preset, file, words, last]
     method = _keep_one_method(layers)
     from_entries = [nested(entry.get(str(method), {}).items()) for entry in entries]
-    defaults = nested(method_defaults.get(str(method), {}).items())
+    defaults = nested(METHODS[method].defaults.items() if method in METHODS else ())
     choice = {"method": {"name": method}}
     tree = merged(
         [layers[0], preset, choice, defaults, from_entries[0], file, from_entries[1], words, from_entries[2], last]
@@ -137,15 +133,13 @@ def _keep_one_method(layers: Sequence[Tree]) -> Any:
     return in_effect[-1]
 
 
-def _per_method(tree: Tree, method_defaults: MethodDefaults) -> dict[str, dict[str, Any]]:
+def _per_method(tree: Tree) -> dict[str, dict[str, Any]]:
     entries = tree.get("per_method") or {}
     if not isinstance(entries, dict):
         raise InputError(f"per_method: must map methods to groups of keys (got {shown(entries)})")
     for name, entry in entries.items():
-        if name not in method_defaults and method_defaults:
-            raise unknown_name_error(
-                "key", f"per_method.{name}", [f"per_method.{method}" for method in method_defaults]
-            )
+        if name not in METHODS:
+            raise unknown_name_error("key", f"per_method.{name}", [f"per_method.{method}" for method in METHODS])
         if not isinstance(entry, dict):
             raise InputError(f"per_method.{name}: must be a group of keys (got {shown(entry)})")
         if "name" in nested(entry.items()).get("method", {}):

@@ -183,7 +183,7 @@ AGGREGATIONS: Registry[Any] = Registry(
     ),
     home="silotune.methods.catalog",
 )
-"""`runs.build.aggregation.make_aggregation` makes the reserved ones, whose options are keys of the section."""
+"""`runs.build.coordinator.make_aggregation` makes the reserved ones, whose options are keys of the section."""
 
 CODECS: Registry[Any] = Registry("codec", reserved=("fp16", "int8", "int4"), home="silotune.communication.uplink")
 """`communication.uplink.make_pipeline` makes the reserved ones, whose options are keys of the section."""

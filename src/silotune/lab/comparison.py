@@ -19,7 +19,7 @@ from silotune.core.files import write_text
 from silotune.errors import InputError, unknown_name_error
 from silotune.lab.report.entries import COMPARISON_FILE
 from silotune.methods import METHODS
-from silotune.runs.build.resolve import METHOD_DEFAULTS, keys_of, read_config
+from silotune.runs.build.resolve import keys_of, read_config
 
 Variants = Mapping[str, tuple[str, ...]]
 
@@ -99,7 +99,7 @@ def read_comparison(
     comparison_words, run_words = split_words(words)
     refuse_one_of_several(keys)
     given = cast("dict[str, object]", keys)
-    base = load_config(keys_of(source), [*comparison_words, *run_words], METHOD_DEFAULTS, keys=given)
+    base = load_config(keys_of(source), [*comparison_words, *run_words], keys=given)
     section = base.compare
     methods = compared_methods(base)
     seeds = tuple(section.seeds or [base.seed])

@@ -48,7 +48,7 @@ from silotune.methods import METHODS
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
 from silotune.runs.build.model import keep_start
-from silotune.runs.build.resolve import METHOD_DEFAULTS, keys_of, make_method, read_config
+from silotune.runs.build.resolve import keys_of, make_method, read_config
 from silotune.runs.build.validation import check_labels
 from silotune.runs.callbacks import Callback
 from silotune.runs.callbacks.base import EventFeed
@@ -265,7 +265,7 @@ def read_sweep(source: str | Config, words: Sequence[str], trials: int | None = 
         raise InputError("sweep: nothing to search; give a key several values (train.lr=1e-3,5e-4) or a range")
     refuse_one_of_several(keys)
     given = cast("dict[str, object]", keys)
-    base = load_config(keys_of(source), [*sweep_words, *run_words], METHOD_DEFAULTS, keys=given)
+    base = load_config(keys_of(source), [*sweep_words, *run_words], keys=given)
     methods = compared_methods(base)
     spaces = {method: space_for_method(method, dimensions) for method in methods}
     searched = {key for space in spaces.values() for key in space}

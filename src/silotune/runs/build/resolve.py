@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar, Unpack, cast
 
 import torch
@@ -26,22 +26,6 @@ from silotune.runs.build.ranks import with_silo_ranks
 Options = TypeVar("Options", bound=BaseModel)
 
 
-class _MethodDefaults(Mapping[str, Mapping[str, object]]):
-    """Method id → the settings it brings along, looked up when needed: a method may be registered at any time."""
-
-    def __getitem__(self, name: str) -> Mapping[str, object]:
-        return METHODS[name].defaults
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(METHODS)
-
-    def __len__(self) -> int:
-        return len(METHODS)
-
-
-METHOD_DEFAULTS = _MethodDefaults()
-
-
 def read_config(
     source: str | Config, overrides: Sequence[str] | None = None, changes: Sequence[str] = (), **keys: Unpack[Keys]
 ) -> Config:
@@ -55,7 +39,7 @@ def read_config(
         keys: as `overrides`: `rounds=2`, or a group of keys as a dictionary: `train={"lr": 1e-3}`.
     """
     given = cast("Mapping[str, object]", keys)
-    config = load_config(keys_of(source), overrides or [], METHOD_DEFAULTS, changes, given)
+    config = load_config(keys_of(source), overrides or [], changes, given)
     config = with_silo_ranks(config)
     method = make_method(config)
     if method.aggregations is not None and config.aggregation.name not in method.aggregations:
