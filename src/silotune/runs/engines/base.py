@@ -277,9 +277,6 @@ class Engine(ABC):
         return answered
 
     def _checkpoint(self, round_number: int, touched: set[str], better: bool) -> None:
-        self._write_checkpoint(round_number, touched, better)
-
-    def _write_checkpoint(self, round_number: int, touched: set[str], better: bool) -> None:
         shared = self.folder.checkpoints.write(f"shared-{round_number:04d}", self.federation.coordinator.flat())
         files = dict(self._last.silos) if self._last else {}
         files |= self.save_states(round_number, sorted(touched), better)

@@ -57,7 +57,8 @@ def write_test_scores(folder: Path, federation: Federation, tested: Mapping[str,
     write_text(folder / SCORES_FILE, text + "\n")
     if config.evaluation.predictions:
         rows = [(None if one else name, tested[name], test_rows[name]) for name in names]
-        write_predictions(folder / PREDICTIONS_FILE, [row for row in rows if _has_predictions(row[1])])
+        with_predictions = [row for row in rows if row[1].logits is not None or row[1].written is not None]
+        write_predictions(folder / PREDICTIONS_FILE, with_predictions)
     return dict(json.loads(text))
 
 
@@ -121,10 +122,6 @@ def _write_tables(path: Path, tables: Sequence[Any]) -> None:
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.concat_tables(tables), buffer)
     write_bytes(path, buffer.getvalue())
-
-
-def _has_predictions(measured: Measured) -> bool:
-    return measured.logits is not None or measured.written is not None
 
 
 def _numbers(values: Tensor) -> list[str]:
