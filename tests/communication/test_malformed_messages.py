@@ -44,16 +44,13 @@ def test_a_good_message_is_received_as_it_was_sent():
     assert all(torch.equal(update.tensors[name], tensor) for name, tensor in good_tensors().items())
 
 
-def test_every_truncation_and_every_lengthening_is_refused():
+def test_every_truncation_every_lengthening_and_every_false_length_is_refused():
     for length in range(len(GOOD)):
         refused(GOOD[:length])
+    for length in (0, 1, 7, 2**16, 2**32, 2**63, 2**64 - 1):
+        refused(length.to_bytes(8, "little") + GOOD[8:])
     refused(GOOD + b"\0")
     refused(GOOD + GOOD)
-
-
-def test_a_message_of_another_silo_or_round_is_refused_whoever_reads_it():
-    assert "in the name of 'alpha'" in refused(GOOD, silo="beta")
-    assert "round 3, expected 4" in refused(GOOD, number=4)
 
 
 @pytest.mark.parametrize(
@@ -82,14 +79,6 @@ def test_no_metadata_or_another_programs_is_refused():
 
 
 @pytest.mark.parametrize(
-    "dtype", ["F4", "F6_E2M3", "F8_E5M2", "F8_E4M3", "F8_E8M0", "U16", "U32", "C64", "F32 ", "f32", "", 3, None]
-)
-@pytest.mark.parametrize("name", sorted(good_tensors()))
-def test_a_header_with_another_dtype_is_refused(name, dtype):
-    refused(with_header(lambda header: header[name].update(dtype=dtype)))
-
-
-@pytest.mark.parametrize(
     "entry",
     [
         {"shape": [-4]},
@@ -102,25 +91,13 @@ def test_a_header_with_another_dtype_is_refused(name, dtype):
         {"data_offsets": [16, 0]},
         {"data_offsets": [-16, 0]},
         {"data_offsets": [0, 2**63]},
-        {"data_offsets": [8, 24]},
+        {"data_offsets": [8, 24]},  # over another tensor's bytes
+        *({"dtype": other} for other in ("F4", "F8_E5M2", "U16", "C64", "F32 ", "f32", "", 3, None)),
     ],
     ids=str,
 )
 def test_a_header_that_lies_is_refused(entry):
     refused(with_header(lambda header: header["global/up.bias"].update(entry)))
-
-
-def test_a_header_length_that_lies_is_refused():
-    for length in (0, 1, 7, 2**16, 2**32, 2**63, 2**64 - 1):
-        refused(length.to_bytes(8, "little") + GOOD[8:])
-
-
-def test_two_tensors_over_the_same_bytes_are_refused():
-    def overlap(header: dict[str, Any]) -> None:
-        longest = header["global/down.weight"]["data_offsets"]
-        header["global/up.bias"]["data_offsets"] = [longest[0], longest[0] + 16]
-
-    refused(with_header(overlap))
 
 
 def test_a_pickle_is_refused_and_not_read(tmp_path):

@@ -106,14 +106,6 @@ def test_central_noise_counts_its_silos(tiny_config, tmp_path):
         resumed(config, two, tmp_path / "run")
 
 
-def test_seconds_that_are_not_shared_are_null(tiny_config, tmp_path):
-    config = tiny_config("fedmcp", "rounds=1", "train.steps=1")
-    configs = local_configs(config, tmp_path / "silos", share=["validation", "rows"])
-    summary = resumed(config, configs, tmp_path / "run", gone=())
-    assert summary["samples_per_second"] is None
-    assert {event["seconds"] for event in logged(tmp_path / "run", "silo")} == {None}
-
-
 def test_a_start_that_was_refused_leaves_a_folder_that_can_be_used(tiny_config, tmp_path):
     config = tiny_config("fedmcp", "rounds=1", "train.steps=1", "federation.silos=alpha,beta,gamma")
     out = tmp_path / "run"

@@ -71,7 +71,7 @@ def arrivals(link, ids, wanted, seconds=5.0):
 def test_an_upload_that_never_ends_delays_no_other_reply():
     upload = Event()
     grid = Grid(stuck=upload, done=message(content=wrap(b"frame")))
-    link = FlowerLink(grid, 60)
+    link = FlowerLink(grid)
     began = time.monotonic()
     come = arrivals(link, ["stuck", "done"], 1)
     assert come["done"].data == b"frame"
@@ -84,7 +84,7 @@ def test_an_upload_that_never_ends_delays_no_other_reply():
 
 def test_a_reply_that_cannot_be_read_costs_the_silo_its_own_answer():
     grid = Grid(bad=KeyError("class"), empty=message(content=RecordDict()), failed=message(error=Error(8, "gone")))
-    come = arrivals(FlowerLink(grid, 60), ["bad", "empty", "failed"], 3)
+    come = arrivals(FlowerLink(grid), ["bad", "empty", "failed"], 3)
     assert come["bad"].error == "unreadable reply (KeyError: 'class')"
     assert come["empty"].error == "a message without a frame"
     assert come["failed"].error == "Flower's error 8: gone"
@@ -92,7 +92,7 @@ def test_a_reply_that_cannot_be_read_costs_the_silo_its_own_answer():
 
 def test_a_lost_connection_ends_the_run():
     grid = Grid()
-    link = FlowerLink(grid, 60)
+    link = FlowerLink(grid)
     assert link.pull(["m"]) == []
     grid.reachable = False
     with pytest.raises(ConnectionLost, match="refused"):
@@ -101,7 +101,7 @@ def test_a_lost_connection_ends_the_run():
 
 def test_polls_end_with_the_request():
     grid = Grid()
-    link = FlowerLink(grid, 60)
+    link = FlowerLink(grid)
     link.pull(["m"])
     time.sleep(0.3)
     assert 2 <= grid.asked.count("m") <= 5
@@ -146,7 +146,7 @@ def grid_over(client):
 
 def test_a_reply_that_is_too_large_is_pulled_no_further():
     client = Client(50)
-    link = FlowerLink(grid_over(client), 60)
+    link = FlowerLink(grid_over(client))
     link.largest_reply = 1000
     come = arrivals(link, ["m"], 1, seconds=30)
     assert come["m"].too_large
@@ -157,7 +157,7 @@ def test_a_reply_that_is_too_large_is_pulled_no_further():
 @pytest.mark.usefixtures("_impatient")
 def test_an_abandoned_pull_ends_with_its_next_piece():
     client = Client(1)
-    link = FlowerLink(grid_over(client), 60)
+    link = FlowerLink(grid_over(client))
     assert link.pull(["m"]) == []
     (pull,) = link._pulls.values()
     while len(client.pulled) < 3:  # it waits for a piece that is announced

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import ssl
-import time
 from base64 import b64encode
 from pathlib import Path
 
@@ -18,12 +17,9 @@ from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
-from silotune.config import dump
 from silotune.deploy.enrollment import ask
 from silotune.errors import InputError
-from silotune.runs.run import run
-from silotune.runs.storage.readers import read_summary
-from tests.support.deployed import NGINX, SILOS, Deployed, authority, key, silo_files
+from tests.support.deployed import NGINX, Deployed, authority, key
 
 pytestmark = [
     pytest.mark.skipif(NGINX is None, reason="nginx is not installed"),
@@ -128,49 +124,3 @@ def test_the_proxy_admits_only_the_addresses_that_it_names(short):
 
 
 # -- long --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_up_admit_join_start_status_end(deployed, tiny_config, tmp_path):
-    """Three silos with TLS and keys through the proxy end with the bits of one process; then all is taken down."""
-    config = tiny_config("fedmcp", "rounds=2", "train.steps=2", f"federation.silos=[{','.join(SILOS)}]")
-    expected = run(config, out=tmp_path / "whole").summary
-    files = silo_files(deployed, config)
-    for name in SILOS:
-        done = deployed.command("federation", "admit", deployed.link, name, deployed.folder / name / "key.pub")
-        assert done.returncode == 0, done.stderr
-    again = deployed.command("federation", "admit", deployed.link, "alpha", deployed.folder / "alpha" / "key.pub")
-    assert (again.returncode, "is node" in again.stderr) == (2, True)
-    for name in reversed(SILOS):
-        deployed.begin(name, "federation", "join", files[name])
-    until = time.monotonic() + 600
-    while len(online := deployed.online()) < 3:
-        assert time.monotonic() < until, online
-        time.sleep(1)
-    assert online == list(SILOS)
-    settings = deployed.folder / "run.yaml"
-    settings.write_text(dump(config), encoding="utf-8")
-    out = deployed.folder / "out"
-    started = deployed.command("federation", "start", deployed.link, settings, "--out", out)
-    assert started.returncode == 0, started.stderr + started.stdout
-    summary = read_summary(out)
-    assert summary["engine"] == "flower"
-    for field in ("shared_sha256", "silos", "average", "best_round", "bytes_up", "bytes_down"):
-        assert summary[field] == expected[field], field
-    # private parts are with the silos alone
-    kept = {path.relative_to(deployed.folder).parts[0] for path in deployed.folder.rglob("*.safetensors")
-            if b'"private/' in path.read_bytes()}  # fmt: skip
-    assert kept == set(SILOS)
-    refused = deployed.command("predict", out, "--silo", "alpha", "--text", "the garden was bright")
-    assert refused.returncode == 2
-    assert "in the silos' own folders" in refused.stderr
-    assert len(refused.stderr.strip().splitlines()) == 1
-    # status and down
-    lines = deployed.command("federation", "status", files["beta"]).stdout.splitlines()
-    assert lines == ["silo 'beta': running", "worker: ready"]
-    second = deployed.command("federation", "join", files["beta"])
-    assert (second.returncode, "already running" in second.stderr) == (2, True)
-    for name in (*SILOS, "up", "nginx"):
-        deployed.begun[name].terminate()
-        deployed.begun[name].wait(timeout=60)
-    assert deployed.processes() == []

@@ -62,16 +62,11 @@ def test_silos_are_named_with_commas_as_other_names_are():
         FederationConfig(silos="north,north")
 
 
-def test_each_machine_has_its_own_number_of_threads(tiny_config):
-    config = tiny_config("fedmcp", "threads=3")
-    assert parse_wire_config(wire_config(config, ["alpha"])).threads is None
-
-
-def test_each_machine_has_its_own_device(tiny_config):
-    config = tiny_config("fedmcp", "device=cpu")
+def test_each_machine_has_its_own_device_and_number_of_threads(tiny_config):
+    config = tiny_config("fedmcp", "device=cpu", "threads=3")
     text = wire_config(config, ["alpha"])
-    assert "device: cpu" not in text
     assert text == wire_config(tiny_config("fedmcp"), ["alpha"])
+    assert parse_wire_config(text).threads is None
     assert "device: cpu\n" in dump(config)
 
 

@@ -99,14 +99,12 @@ def init(folder: Path, host: str, port: int = 443, inner_port: int = 8443, insta
     if not installs:  # nginx may run as any user
         values["/run/nginx-silotune.pid"] = str(folder / "nginx.pid")
     write_new(proxy, filled("nginx.conf", values))
-    for name, example in (
-        ("silotune-coordinator.service", "/opt/silotune/bin/silotune"),
-        ("silotune-proxy.service", "/usr/sbin/nginx"),
-    ):
-        value = program() if "nginx" not in example else example
-        write_new(units / name, filled(f"systemd/{name}", {example: value, "/etc/silotune": str(folder)}))
+    paths = {"/etc/silotune": str(folder)}
+    for name, more in (("coordinator", {"/opt/silotune/bin/silotune": program()}), ("proxy", {})):
+        unit = f"silotune-{name}.service"
+        write_new(units / unit, filled(f"systemd/{unit}", more | paths))
     write_new(units / "sysusers.conf", filled("systemd/coordinator.sysusers.conf", {}))
-    write_new(units / "tmpfiles.conf", filled("systemd/coordinator.tmpfiles.conf", {"/etc/silotune": str(folder)}))
+    write_new(units / "tmpfiles.conf", filled("systemd/coordinator.tmpfiles.conf", paths))
     started = install(units) if installs else False
     return Initialized(coordinator, proxy, fingerprint(authority.certificate), started)
 

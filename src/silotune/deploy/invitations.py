@@ -14,9 +14,8 @@ from silotune.config.validators import is_name
 from silotune.core.files import read_json
 from silotune.deploy.certificates import fingerprint
 from silotune.deploy.files import require_absent, write_new
-from silotune.deploy.nodes import check_silo_name, key_digest, registered_nodes
+from silotune.deploy.nodes import check_silo_name, key_digest, registered_nodes, transaction
 from silotune.deploy.settings import CoordinatorSettings
-from silotune.deploy.store import transaction
 from silotune.errors import InputError
 
 DAYS = 7.0

@@ -1,4 +1,4 @@
-"""The keys of silos at the SuperLink: who is let in, and who is connected.
+"""The coordinator's records, and the keys of silos at the SuperLink: who is let in, and who is connected.
 
 The SuperLink does not list the names of its nodes, so the coordinator's records keep them: one key per silo.
 """
@@ -7,17 +7,49 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from silotune.config.validators import NAME_RULE, is_name
+from silotune.core.clock import current_user
+from silotune.core.records import Records
 from silotune.deploy.settings import CoordinatorSettings
-from silotune.deploy.store import record_decision, transaction
 from silotune.distributed.flower.commands import flower_environment, run_flwr, write_home
 from silotune.errors import InputError, SilotuneError
 
 PREFIX = "silo-"
 """Prefix of a silo's name at the SuperLink; `coordinator/dispatcher.py` compares it with the hello."""
+
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS runs (
+    number INTEGER PRIMARY KEY, out TEXT NOT NULL UNIQUE, method TEXT NOT NULL, rounds INTEGER NOT NULL,
+    silos TEXT NOT NULL, state TEXT NOT NULL, flower_id TEXT NOT NULL DEFAULT '',
+    submissions INTEGER NOT NULL DEFAULT 0, failures INTEGER NOT NULL DEFAULT 0, reached TEXT NOT NULL DEFAULT '',
+    stop INTEGER NOT NULL DEFAULT 0, queued TEXT NOT NULL, began TEXT NOT NULL DEFAULT '',
+    ended TEXT NOT NULL DEFAULT '', error TEXT NOT NULL DEFAULT '');
+CREATE TABLE IF NOT EXISTS nodes (silo TEXT PRIMARY KEY, node TEXT NOT NULL, key_sha256 TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS invitations (
+    silo TEXT PRIMARY KEY, token_sha256 TEXT NOT NULL, expires TEXT NOT NULL, replace INTEGER NOT NULL,
+    key_sha256 TEXT);
+"""
+
+
+@contextmanager
+def transaction(folder: str | Path) -> Iterator[sqlite3.Connection]:
+    """Open the records in a coordinator's folder for one transaction, which is undone if the block raises."""
+    with closing(Records(Path(folder), _TABLES)) as records, records.transaction() as database:
+        database.row_factory = sqlite3.Row
+        yield database
+
+
+def record_decision(folder: str | Path, kind: str, **fields: str) -> None:
+    """Record what the coordinator's operator did in the audit log of its folder, and who it was."""
+    with closing(Records(Path(folder), _TABLES)) as records:
+        records.append({"kind": kind, **fields, "user": current_user()})
 
 
 def flwr_environment(settings: CoordinatorSettings) -> dict[str, str]:

@@ -16,10 +16,10 @@ from pathlib import Path
 from silotune.cli.termination import ended_by_sigterm
 from silotune.core.locking import folder_lock, is_locked
 from silotune.deploy.enrollment import ask, serve_enrollment
+from silotune.deploy.nodes import record_decision
 from silotune.deploy.queue import CHECK_INTERVAL, Scheduler
 from silotune.deploy.settings import CoordinatorSettings, NodeSettings
 from silotune.deploy.status import FederationMetrics
-from silotune.deploy.store import record_decision
 from silotune.distributed.coordinator.run_status import STARTUP_TIMEOUT
 from silotune.distributed.flower.commands import (
     flower_environment,

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from silotune.core.clock import utc_now
 from silotune.core.locking import is_locked
-from silotune.deploy.nodes import flwr_environment
+from silotune.deploy.nodes import flwr_environment, record_decision, transaction
 from silotune.deploy.settings import CoordinatorSettings
-from silotune.deploy.store import record_decision, transaction
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, RunFollower, RunStatus, read_status
 from silotune.distributed.flower.commands import require_flower, run_flwr, submit_job, write_app
 from silotune.errors import InputError, SilotuneError

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import math
 
 import numpy as np
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from silotune.communication.privacy.noise_stream import NoiseStream, noise_stream_for, read_secret
+from silotune.communication.privacy.noise_stream import NoiseStream, noise_stream_for, read_secret, secret_seed
 from silotune.config.uplink import UplinkConfig
 from silotune.errors import InputError
 from tests.support.uplink_changes import change, flat, pipeline
@@ -180,6 +182,11 @@ def test_uniform_numbers_never_reach_an_end(monkeypatch):
         hash_function = "silotune.communication.privacy.noise_stream.hashlib.shake_256"
         monkeypatch.setattr(hash_function, lambda _, byte=byte: Stream(byte))
         assert NoiseStream(b"key").uniform("p", "n", (3,)).tolist() == [found] * 3
+
+
+def test_a_secret_seed_is_63_bits_of_an_hmac():
+    code = hmac.new(b"secret", b"choose\x1f7", hashlib.sha256).hexdigest()
+    assert secret_seed(7, b"secret") == int(code[:16], 16) // 2
 
 
 def test_a_secret_is_read_from_a_file(tmp_path):

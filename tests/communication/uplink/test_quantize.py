@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from silotune.communication.messages import Expected, change_message, check_tensors, pack
 from silotune.communication.uplink import BUILT_IN_CODECS
 from silotune.communication.uplink.codecs import Float16, UniformQuantizer, channels, pack4, unpack4
+from silotune.communication.uplink.pipeline import UplinkPipeline
+from silotune.errors import InputError
 from tests.support.uplink_changes import SHAPES, change, flat, pipeline, zeros
 
 MOST = {"int8": 127, "int4": 7}
@@ -153,6 +155,19 @@ def test_a_codec_writes_its_layout_and_reads_float32(name, shape, seed):
     assert {key: (tuple(t.shape), t.dtype) for key, t in written.items()} == codec.layout(shape)
     decoded = codec.decode(written, shape)
     assert (tuple(decoded.shape), decoded.dtype) == (shape, torch.float32)
+
+
+class Wide(Float16):
+    """Writes what it says it would shorten."""
+
+    def encode(self, tensor, uniform=None):
+        return {name: value.float() for name, value in super().encode(tensor, uniform).items()}
+
+
+def test_a_codec_that_writes_another_layout_is_refused_where_it_encodes():
+    """Not by a coordinator in every round."""
+    with pytest.raises(InputError, match=r"codec Wide: encodes 'global/a' as .*float32.*; its layout is .*float16"):
+        UplinkPipeline(("wide",), codec=Wide()).send({"global/a": torch.ones(2, 3)}, {}, "north", 1)
 
 
 def test_feedback_comes_after_the_noise():

@@ -70,20 +70,6 @@ def test_positions_that_no_silo_writes_are_refused(positions):
         pipeline.read(written, {"global/w": torch.zeros(10)}, "silo", 1)
 
 
-def test_what_is_left_out_is_kept_and_sent_later():
-    pipeline = make_pipeline(UplinkConfig(name="topk", fraction=0.1))
-    memory, sent, total = {}, torch.zeros(40), torch.zeros(40, dtype=torch.float64)
-    for number in range(1, 30):
-        change = drawn((40,), number)
-        total += change
-        written, kept = pipeline.send({"global/w": change}, memory, "silo", number)
-        memory |= kept
-        sent += dict(pipeline.changes(written, {"global/w": torch.zeros(40)}, "silo", number))["global/w"]
-        torch.testing.assert_close(sent.double() + memory["uplink/global/w"].double(), total, rtol=0, atol=1e-5)
-    without = make_pipeline(UplinkConfig(name="topk", fraction=0.1, feedback=False))
-    assert without.send({"global/w": total}, {}, "silo", 1)[1] == {}
-
-
 def test_wrong_options_are_named():
     with pytest.raises(Exception, match=r"uplink\.fraction: must be less than or equal to 1"):
         UplinkConfig(name="topk", fraction=2)

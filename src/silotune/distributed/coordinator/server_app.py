@@ -7,9 +7,6 @@ from flwr.serverapp import Grid, ServerApp
 
 app = ServerApp()
 
-TTL = 7 * 24 * 3600.0
-"""Seconds after which Flower drops a message that was not fetched."""
-
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
@@ -18,5 +15,4 @@ def main(grid: Grid, context: Context) -> None:
     from silotune.distributed.coordinator.job import Job
     from silotune.distributed.flower.link import FlowerLink
 
-    job = str(context.run_config["job"])
-    coordinate(Job.read(job), FlowerLink(grid, TTL))
+    coordinate(Job.read(str(context.run_config["job"])), FlowerLink(grid))

@@ -94,15 +94,8 @@ def write_home(folder: Path, address: str, certificates: str | None = None) -> P
 
 def superlink_command(host: str, port: int, options: Sequence[str] = ("--insecure",)) -> list[str]:
     """Return the command line of a SuperLink."""
-    return [
-        "flower-superlink",
-        *options,
-        "--host",
-        host,
-        "--port",
-        str(port),
-        "--disable-runtime-dependency-installation",
-    ]
+    words = ["flower-superlink", *options, "--host", host, "--port", str(port)]
+    return [*words, "--disable-runtime-dependency-installation"]
 
 
 def supernode_command(
@@ -118,18 +111,8 @@ def supernode_command(
         options: Flower's options for TLS and isolation.
     """
     config = f'silo="{silo}" worker="{worker}"'
-    return [
-        "flower-supernode",
-        *options,
-        "--superlink",
-        address,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--node-config",
-        config,
-    ]
+    words = ["flower-supernode", *options, "--superlink", address, "--host", "127.0.0.1", "--port", str(port)]
+    return [*words, "--node-config", config]
 
 
 def superexec_command(port: int) -> list[str]:
@@ -143,7 +126,7 @@ def run_app_command(app: Path, job: Path) -> list[str]:
 
 
 def submit_job(app: Path, job: Path, environment: Mapping[str, str]) -> str:
-    """Submit a job to the SuperLink; returns Flower's id of the run."""
+    """Submit a job to the SuperLink, and return Flower's id of the run."""
     process = run_flwr(run_app_command(app, job), environment, "flwr run")
     return parse_run_id(f"{process.stdout} {process.stderr}")
 

@@ -30,6 +30,9 @@ SMALLEST_LIMIT = 2 * LARGEST_HEADER
 PULLS_PER_SECOND = 100.0
 """Most polls a second, over all messages."""
 
+TTL = 7 * 24 * 3600.0
+"""Seconds after which Flower drops a message that was not fetched."""
+
 _RECORD, _ARRAY = "silotune", "frame"
 
 
@@ -102,12 +105,10 @@ class FlowerLink(Link):
 
     Args:
         grid: the grid that Flower gives the ServerApp.
-        ttl: seconds after which Flower drops a message that was not fetched.
     """
 
-    def __init__(self, grid: Grid, ttl: float) -> None:
+    def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._ttl = ttl
         self.largest_reply = SMALLEST_LIMIT
         self._pulls: dict[str, _Pull] = {}
 
@@ -118,7 +119,7 @@ class FlowerLink(Link):
 
     @override
     def push(self, node: int, data: bytes) -> str | None:
-        message = Message(wrap(data), node, MessageType.QUERY, ttl=self._ttl)
+        message = Message(wrap(data), node, MessageType.QUERY, ttl=TTL)
         with _connection_errors():
             sent = list(self._grid.push_messages([message]))
         return sent[0] or None if sent else None
