@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from silotune.config.attack import AttackConfig
 
-
 Texts = tuple[str, ...]
 
 Lengths = Callable[[Task, Sequence[Row]], list[int]]

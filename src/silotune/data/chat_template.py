@@ -15,7 +15,6 @@ from silotune.errors import InputError, unknown_name_error
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-
 Span = tuple[int, int]
 """The characters of a rendered conversation from the first to before the second."""
 

@@ -28,7 +28,6 @@ _SHAPES = (("role", "content"), ("from", "value"))
 _ROLES = {"system": "system", "user": "user", "assistant": ASSISTANT, "human": "user", "gpt": ASSISTANT}
 """Roles as files name them, and as chat templates do."""
 
-
 Format = Literal["conversations", "preferences", "instructions", "prompts"]
 
 _COLUMNS: tuple[tuple[Format, tuple[str, ...]], ...] = (

@@ -20,7 +20,6 @@ from silotune.errors import InputError
 if TYPE_CHECKING:
     from silotune.config.data import PartitionConfig
 
-
 Indices = NDArray[np.int64]
 """Row indices of one silo, ascending."""
 

@@ -13,7 +13,6 @@ from silotune.errors import InputError
 if TYPE_CHECKING:
     from silotune.config.coordinator import ServerConfig
 
-
 NO_LABEL = -1
 """Label of rows without one; it is no class index, so a loss that uses it fails."""
 

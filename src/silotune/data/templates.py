@@ -18,12 +18,10 @@ from silotune.errors import InputError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-
 Texts = tuple[str, ...]
 
 FillTemplate = Callable[[Texts], str]
 """From a row's texts to the text to encode."""
-
 
 SINGLE = "{text} is {mask}."
 
@@ -32,7 +30,6 @@ PAIR = "{a}? {mask}, {b}"
 INSTRUCTION = "### Instruction:\n{instruction}\n\n### Response:\n"
 
 CHAT = "chat"
-
 
 _SLOTS = {1: ("text",), 2: ("a", "b")}
 

@@ -17,7 +17,6 @@ from silotune.data.tasks import Task
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-
 READ_ROWS, READ_POSITIONS, READ_TARGETS = "read_rows", "read_positions", "read_targets"
 """Inputs of a micro-batch that tell a language-model head which positions to read, each of shape (reads,): the row in
 the micro-batch, the position in its tokens (decoder tokens, if the row has any), and the target token there."""

@@ -36,16 +36,14 @@ from silotune.training.silo import Silo, SiloState
 class TrainingContext(PredictionContext):
     """The objects that all local rounds of a run share; it holds no state of any silo.
 
+    Arguments that are not listed are those of `PredictionContext`.
+
     Args:
-        backbone: the one backbone, which all silos use in turn or together.
         method: declares parts, phases and prediction.
         train: optimizer, steps and batch size.
         seed: the run's seed, from which all draws are derived.
         start: initial tensors of every adapter; None: they are drawn.
-        cache: keeps activations below the adapters; None: they are computed anew.
         tokens_at_once: the most tokens of a step's graph; None: `train.tokens_at_once`, where it is a number.
-        rows_scored: rows of one batch without gradient.
-        rows_written: prompts that are answered together.
         rounds: rounds of the run, which a schedule of the learning rate may span.
     """
 

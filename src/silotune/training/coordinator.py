@@ -72,10 +72,7 @@ class Coordinator:
     Args:
         shared: the shared parts before round 1.
         aggregation: how updates are combined; one that reads broadcasts is asked whether it fits the shared parts.
-        seed: the seed with which silos are sampled.
-        fraction: the share of the silos that a round samples; None if `count` is given, or if all take part.
-        count: the number of silos that a round samples; None if `fraction` is given, or if all take part.
-        groups: silo → its group. Fraction and count then apply to every group; if None, to all silos together.
+        seed: the seed with which silos are sampled; with it go `fraction`, `count` and `groups` (`SiloSampling`).
         outlier: how many times the median norm of a round's changes one may have; None: any.
         max_norm: the largest norm of an update's change that is accepted; if None, any finite norm is.
         clip: the norm to which an update's change is scaled down; if None, changes are not clipped.

@@ -94,7 +94,6 @@ _BERT = Architecture(
     prefix="cache",
 )
 
-
 _LLAMA = Architecture(
     blocks="layers",
     query="self_attn.q_proj",
@@ -109,7 +108,6 @@ _LLAMA = Architecture(
     prefix="cache",
 )
 
-
 _PHI3 = replace(
     _LLAMA,
     query="self_attn.qkv_proj",
@@ -118,7 +116,6 @@ _PHI3 = replace(
     feedforward_input="mlp.gate_up_proj",  # input and gate in one
     feedforward_gate="mlp.gate_up_proj",
 )
-
 
 _GPT_NEOX = Architecture(
     blocks="layers",
@@ -133,10 +130,8 @@ _GPT_NEOX = Architecture(
     prefix="cache",
 )
 
-
 _MIXTURE_OF_EXPERTS = replace(_LLAMA, feedforward_input="", feedforward_gate="", feedforward_output="")
 """The experts of a block are one tensor, and a row's tokens go to several of them: tuners act at attention alone."""
-
 
 _T5_DECODER = Architecture(
     blocks="decoder.block",
@@ -150,7 +145,6 @@ _T5_DECODER = Architecture(
     embeddings="decoder.embed_tokens",
     prefix="cache",
 )
-
 
 _T5 = Architecture(
     blocks="encoder.block",
@@ -166,7 +160,6 @@ _T5 = Architecture(
     self_attention="layer.0.SelfAttention",
     more=(_T5_DECODER,),
 )
-
 
 ARCHITECTURES: dict[str, Architecture] = {
     "bert": _BERT,

@@ -10,7 +10,7 @@ share what lies below the first change (`SharedActivations`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -195,25 +195,17 @@ def combine_plans(plans: Sequence[ForwardPlan], split: Split, wrap: Wrap | None 
         wrap: applied to every change; None: changes stay as they are.
     """
 
-    def wrapped(changes: Sequence[Sequence[Change]]) -> list[list[Change]]:
-        return [
-            [wrap(index, change) if wrap else change for change in piece_changes]
-            for index, piece_changes in enumerate(changes)
-        ]
+    def combine(changed: Sequence[Mapping[str, Sequence[Change]]], combined: Mapping[str, list[Any]]) -> None:
+        for module in dict.fromkeys(name for of_plan in changed for name in of_plan):  # in the order of first mention
+            changes: Sequence[Sequence[Change]] = [of_plan.get(module, []) for of_plan in changed]
+            if wrap:
+                changes = [[wrap(index, change) for change in own] for index, own in enumerate(changes)]
+            combined[module].append(partial(_change_pieces, changes, split))
 
-    combined = ForwardPlan()
-    for module in _in_order(plan.inputs for plan in plans):
-        changes = wrapped([plan.inputs.get(module, []) for plan in plans])
-        combined.inputs[module].append(partial(_change_pieces, changes, split))
-    for module in _in_order(plan.outputs for plan in plans):
-        changes = wrapped([plan.outputs.get(module, []) for plan in plans])
-        combined.outputs[module].append(partial(_change_pieces, changes, split))
-    return combined
-
-
-def _in_order(modules: Iterable[Iterable[str]]) -> list[str]:
-    """Return every module once, in the order of first mention."""
-    return list(dict.fromkeys(module for plan_modules in modules for module in plan_modules))
+    plan = ForwardPlan()
+    combine([each.inputs for each in plans], plan.inputs)
+    combine([each.outputs for each in plans], plan.outputs)
+    return plan
 
 
 def _change_pieces(changes: Sequence[Sequence[Change]], split: Split, *tensors: Tensor) -> Tensor:

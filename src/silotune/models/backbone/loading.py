@@ -40,7 +40,6 @@ from silotune.models.backbone.stored_model import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
 for _name in ("bitsandbytes", "torchao", "torch.utils._pytree"):  # they warn of GPU kernels when they are imported
     logging.getLogger(_name).setLevel(logging.ERROR)
 

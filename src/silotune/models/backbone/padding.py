@@ -87,11 +87,8 @@ def _wrap(attention: str) -> None:
 
     if attention in _wrapped or attention not in ("eager", "sdpa"):
         return
-    FUNCTIONS[attention] = _informed(FUNCTIONS[attention])
-    _wrapped.add(attention)
+    make_mask: Callable[..., Any] = FUNCTIONS[attention]
 
-
-def _informed(make_mask: Callable[..., Any]) -> Callable[..., Any]:
     def informed(*args: Any, **kwargs: Any) -> Any:
         mask, length = kwargs.get("attention_mask"), kwargs.get("kv_length")
         if not isinstance(mask, Tensor) or mask.dim() != 2 or length not in _known or mask.shape[1] != length:
@@ -104,4 +101,5 @@ def _informed(make_mask: Callable[..., Any]) -> Callable[..., Any]:
             kwargs["allow_is_bidirectional_skip"] = False
         return make_mask(*args, **kwargs)
 
-    return informed
+    FUNCTIONS[attention] = informed
+    _wrapped.add(attention)

@@ -12,7 +12,7 @@ from torch import Tensor
 from silotune.core.randomness import States, Stream
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
-from silotune.models.backbone.forward_plan import Change, ForwardPlan, Wrap, combine_plans
+from silotune.models.backbone.forward_plan import Change, ForwardPlan, combine_plans
 
 
 @dataclass(frozen=True)
@@ -110,15 +110,8 @@ class Segments:
 def segment_plans(plans: Sequence[ForwardPlan], segments: Segments) -> ForwardPlan:
     """Combine plans into one in which segment i is changed as by `plans[i]`, one segment at a time.
 
-    The plans change modules' inputs and outputs only (`ForwardPlan.by_row`).
-    """
-    return combine_plans(plans, segments.split, _draw_from_streams(segments) if segments.streams else None)
-
-
-def _draw_from_streams(segments: Segments) -> Wrap:
-    """Wrap changes so that they see a segment without its padding and draw from the segment's own stream.
-
-    A change that runs again (gradient checkpointing) draws the same numbers again, and leaves the stream as it was.
+    The plans change modules' inputs and outputs only (`ForwardPlan.by_row`). With streams, changes see a segment
+    without its padding and draw from the segment's own stream.
     """
 
     def wrap(segment: int, change: Change) -> Change:
@@ -127,7 +120,7 @@ def _draw_from_streams(segments: Segments) -> Wrap:
 
         def unpadded(*tensors: Tensor) -> Tensor:
             current, again = stream.state, bool(states)
-            if again:
+            if again:  # gradient checkpointing: the same numbers once more, and the stream stays as it was
                 stream.state = states[0]
             else:
                 states.append(current)
@@ -139,4 +132,4 @@ def _draw_from_streams(segments: Segments) -> Wrap:
 
         return unpadded
 
-    return wrap
+    return combine_plans(plans, segments.split, wrap if segments.streams else None)

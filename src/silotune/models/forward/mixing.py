@@ -19,7 +19,6 @@ from silotune.models.tuners.token_weight import TokenWeight
 if TYPE_CHECKING:
     from silotune.models.backbone.backbone import Backbone
 
-
 ANCHORS = ("received", "previous", "frozen")
 """Kinds of constant copies of a part that a mix may name."""
 

@@ -19,7 +19,6 @@ HEADS.problem = registries.subclass_problem(Head)
 
 HEADS.provide(lambda: {head.name: head for head in _ALL})
 
-
 Kind = TypeVar("Kind", bound=type[Head])
 
 

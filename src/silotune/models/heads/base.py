@@ -27,7 +27,6 @@ from silotune.models.forward.views import HeadReading, View
 if TYPE_CHECKING:
     from silotune.config.head import HeadConfig
 
-
 Pooling = Literal["first", "mean"]
 
 TokenizeRows = Callable[[Task, Sequence[Row]], TokenizedRows]

@@ -33,7 +33,6 @@ from silotune.models.heads.base import Head, LossRecipe, TokenizeRows
 if TYPE_CHECKING:
     from silotune.config.head import HeadConfig
 
-
 SCORES_AT_ONCE = 2**25
 """Vocabulary scores held in memory at a time; beyond, they are recomputed piece by piece in the backward pass."""
 

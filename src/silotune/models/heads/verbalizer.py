@@ -28,7 +28,6 @@ from silotune.models.heads.base import Head, TokenizeRows
 if TYPE_CHECKING:
     from silotune.config.head import HeadConfig
 
-
 MultiToken = Literal["refuse", "average"]
 
 Average = Literal["logits", "probabilities", "best"]

@@ -32,7 +32,6 @@ TUNERS.problem = registries.subclass_problem(Tuner)
 
 TUNERS.provide(lambda: {tuner.name: tuner for tuner in _ALL})
 
-
 Kind = TypeVar("Kind", bound=type[Tuner])
 
 

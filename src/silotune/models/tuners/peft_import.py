@@ -131,10 +131,12 @@ def site_words(backbone: Backbone, modules: list[str]) -> tuple[str, ...]:
     if backbone.known_architecture is not None:
         names = {name for name, _ in backbone.base.named_modules()}
         for field in TARGET_FIELDS:
-            members: set[str] = set()
-            for stack in backbone.known_architecture.stacks:
-                for block in range(len(backbone.base.get_submodule(stack.blocks))):
-                    members |= set(stack.modules(field, block)) & names
+            members = {
+                name
+                for stack in backbone.known_architecture.stacks
+                for block in range(len(backbone.base.get_submodule(stack.blocks)))
+                for name in stack.modules(field, block)
+            } & names
             if members and members <= set(modules) and members & left:
                 words.append(field)
                 left -= members

@@ -23,10 +23,8 @@ from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, w
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-
 PROMPT_TENSOR = "prompt_embeddings"
 """The one tensor of a part after `Tuner.reparametrize`, as peft saves it: shape (tokens, width)."""
-
 
 SEQ_TO_SEQ = "SEQ_2_SEQ_LM"
 """peft's task type of an encoder–decoder with its language-model head."""

@@ -137,18 +137,12 @@ def _search(backbone: Backbone, words: Sequence[str], tuner: str) -> list[str]:
     fields = [word for word in words if word in TARGET_FIELDS]
     names: list[str] = []
     for stack in backbone.architecture.stacks if fields else ():
-        count = len(cast(nn.ModuleList, modules[stack.blocks]))
-        names += [
-            name
-            for block in range(count)
-            for field in fields
-            for name in stack.modules(field, block)
-            if name in modules
-        ]
+        for block in range(len(cast(nn.ModuleList, modules[stack.blocks]))):
+            names += [name for field in fields for name in stack.modules(field, block) if name in modules]
     for word in words:
         if word in TARGET_FIELDS:
-            matches = [name for stack in backbone.architecture.stacks for name in stack.modules(word, 0)]
-            matches = [name for name in matches if name in modules]
+            found = [name for stack in backbone.architecture.stacks for name in stack.modules(word, 0)]
+            matches = [name for name in found if name in modules]
         else:
             matches = [name for name in linear if name == word or fnmatchcase(name, word) or name.endswith(f".{word}")]
             names += matches
