@@ -53,12 +53,6 @@ def test_a_run_folder_below_a_file(refused: Refused, place: Path) -> None:
     refused("run", "federation.yaml", "--out", "north.csv/out", names=["--out", "north.csv/out"])
 
 
-def test_a_run_folder_that_holds_something(refused: Refused, place: Path) -> None:
-    (place / "out").mkdir()
-    (place / "out" / "thesis.txt").write_text("mine", encoding="utf-8")
-    refused(*RUN, names=["--out", "not empty", "--resume"])
-
-
 def test_a_demo_folder_that_holds_something(refused: Refused, place: Path) -> None:
     refused("demo", "--out", place, names=["--out", "not empty", "--resume"])
 

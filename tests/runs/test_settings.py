@@ -1,4 +1,4 @@
-"""`silotune.run` leaves the settings of the program that calls it as they were."""
+"""Settings of a process: the calling program's are as before after a run; the number of threads that a run has."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from transformers.utils import logging as transformers_logging
 
 from silotune import run
 from silotune.errors import InputError
+from silotune.runs.build.resolve import read_config, with_threads_for
+from silotune.runs.storage.run_folder import continued
 from silotune.training.local_trainer import LocalTrainer
 
 
@@ -43,3 +45,16 @@ def test_threads_and_transformers_messages_are_those_of_the_program_again(tiny_c
     with pytest.raises(InputError):
         run(tiny_config("fedavg", "rounds=1", "threads=1", "train.tokens_at_once=1"), out=tmp_path / "refused")
     assert settings() == before
+
+
+@pytest.mark.parametrize(("cores", "processes", "threads"), [(2, 6, 1), (8, 3, 2), (8, 8, 1), (4, 1, 4)])
+def test_processes_share_the_cores(cores, processes, threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
+    assert with_threads_for(read_config("demo"), processes).threads == threads
+    assert with_threads_for(read_config("demo", ["threads=3"]), processes).threads == 3
+
+
+def test_a_run_goes_on_with_its_threads(tmp_path):
+    (tmp_path / "config.yaml").write_text("threads: 5\nevaluation: {validation: loss}\n", encoding="utf-8")
+    assert continued(read_config("demo"), tmp_path).threads == 5
+    assert continued(read_config("demo", ["threads=3"]), tmp_path).threads == 3, "what is given is compared"

@@ -1,4 +1,4 @@
-"""Files that are written beside the work: a checkpoint is committed only when all of them are there."""
+"""Checkpoints: files are written beside the work, committed when all of them are there, and dropped when superseded."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from silotune.communication.messages import Expected, MessageRefused, broadcast_message
-from silotune.core import async_writer as writing
-from silotune.core.async_writer import AsyncWriter
 from silotune.core.tensors import Tensors
-from silotune.runs.storage.checkpoints import Checkpoint, Checkpoints
+from silotune.runs.storage import checkpoints as writing
+from silotune.runs.storage.checkpoints import AsyncWriter, Checkpoint, Checkpoints
 from silotune.training.client import SiloClient
 
 
@@ -117,3 +116,20 @@ def test_a_broadcast_is_read_once_for_all_silos_and_refused_for_each():
         with pytest.raises(MessageRefused):
             participant.open_broadcast(b"nothing of the kind", "alpha")
     assert participant.open_broadcast(message, "alpha")[1] == 3
+
+
+def test_older_files_go_and_newer_and_needed_ones_stay(folder):
+    """A run that was killed while it dropped a superseded checkpoint finishes that when it is resumed."""
+    tensors = {"x": torch.zeros(2)}
+    names = [*(f"shared-000{n}" for n in "123"), *(f"silos/a/{n}" for n in ("0001", "0002", "0003-final", "0004"))]
+    for name in names:
+        folder.write(name, tensors)
+    last = Checkpoint(3, "shared-0003.safetensors", {"a": "silos/a/0003-final.safetensors"}, {})
+    best = Checkpoint(1, "shared-0001.safetensors", {"a": "silos/a/0001.safetensors"}, {})
+    folder.close()
+    for number in (1, 2, 3):
+        (folder.path / f"round-{number:04d}.json").write_text("{}")
+    folder.drop_older(last, best)
+    left = sorted(path.relative_to(folder.path).as_posix() for path in folder.path.rglob("*") if path.is_file())
+    newer = "silos/a/0004.safetensors"
+    assert left == sorted({*last.files, *best.files, newer, "round-0001.json", "round-0003.json"})
