@@ -46,8 +46,11 @@ def read_folder(path: Path, name: str, column: str | None = None) -> LabeledSet:
     records = {split: read_records(file) for split, file in paths.items() if split == "train" or file.exists()}
     if format := find_format(records["train"][0]):
         rows = {split: generation_rows(paths[split], split_records, format) for split, split_records in records.items()}
-        usual = "loss" if format == "preferences" else "rouge1"
-        task = _generation_task(name, folder / "meta.json", usual)
+        meta = _json(folder / "meta.json") if (folder / "meta.json").is_file() else None
+        usual = "loss" if format == "preferences" else None
+        metric = meta.get("metric", usual) if isinstance(meta, dict) else usual
+        culprit = f"data file {folder / 'meta.json'}"
+        task = make_task(name, culprit, "generation", metric=None if metric is None else str(metric))
         return LabeledSet(task, _splits(paths, records, rows, column))
     task = _labeled_task(name, folder / "meta.json")
     records = {split: [_without_nul(record) for record in split_records] for split, split_records in records.items()}
@@ -77,13 +80,6 @@ def _splits(
             for split, split_rows in rows.items()
         }
     )
-
-
-def _generation_task(name: str, path: Path, usual: str) -> Task:
-    """Make the task of instruction rows; an optional `meta.json` may name its metric."""
-    meta = _json(path) if path.is_file() else None
-    metric = meta.get("metric", usual) if isinstance(meta, dict) else usual
-    return make_task(name, f"data file {path}", "generation", metric=str(metric))
 
 
 def _labeled_task(name: str, path: Path) -> Task:

@@ -28,7 +28,6 @@ def load_absent(config: Config) -> list[SiloData]:
 
 
 def _load(config: Config) -> tuple[list[SiloData], list[SiloData]]:
-    """Load the silos that a run trains, and the silos that `evaluation` keeps out of training."""
     partition, absent = config.partition, config.evaluation.absent
     if partition.name != "none" and (absent or config.data.parts > 1):
         key = "data.parts" if config.data.parts > 1 else "evaluation.unseen, evaluation.new_silos"
@@ -46,10 +45,7 @@ def _load(config: Config) -> tuple[list[SiloData], list[SiloData]]:
     if partition.name != "none":
         return _partition(sets, config, seed), []
     rule = _split_rule(config)
-    silos = [
-        check_silo(SiloData(name, labeled_set.task, _make_splits(labeled_set, rule, seed, name)))
-        for name, labeled_set in sets.items()
-    ]
+    silos = [_split_silo(name, labeled_set, rule, seed) for name, labeled_set in sets.items()]
     excluded = {silo.name: silo for silo in silos if silo.name in absent}
     present = [part for silo in silos if silo.name not in absent for part in _divide_train(silo, data.parts)]
     return present, [excluded[name] for name in absent]
@@ -83,7 +79,7 @@ def _partition(sets: dict[str, LabeledSet], config: Config, seed: int) -> list[S
             "iid, quantity, column"
         )
     rule = replace(_split_rule(config), halve=True, rows_per_silo=config.data.rows)
-    all_rows = check_silo(SiloData(name, labeled_set.task, _make_splits(labeled_set, rule, seed, name))).splits
+    all_rows = _split_silo(name, labeled_set, rule, seed).splits
     if partition.name == "column":
         groups = partition_by_value([row.group for row in all_rows.train], partition.min_rows)
     else:
@@ -99,8 +95,9 @@ def _partition(sets: dict[str, LabeledSet], config: Config, seed: int) -> list[S
     ]
 
 
-def _make_splits(labeled_set: LabeledSet, rule: SplitRule, seed: int, name: str) -> Splits:
-    return split(labeled_set.splits, replace(rule, merge=rule.merge or labeled_set.unsplit), seed, name)
+def _split_silo(name: str, labeled_set: LabeledSet, rule: SplitRule, seed: int) -> SiloData:
+    rule = replace(rule, merge=rule.merge or labeled_set.unsplit)
+    return check_silo(SiloData(name, labeled_set.task, split(labeled_set.splits, rule, seed, name)))
 
 
 def _split_rule(config: Config) -> SplitRule:

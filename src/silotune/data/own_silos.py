@@ -43,14 +43,10 @@ def own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabeledSe
             records[silo.name] = {part: read() for part, (_, read) in parts.items()}
             paths[silo.name] = {part: path for part, (path, _) in parts.items()}
     formats = {silo.name: _format(silo, records[silo.name]["train"][0]) for silo in silos}
-    generating = {silo.name: silo.kind == "generation" or formats[silo.name] is not None for silo in silos}
     tasks: dict[str, Task] = {}
     for silo in silos:
         name = silo.task or silo.name
-        if generating[silo.name]:
-            task = _generation_task(silo, name, formats[silo.name])
-        else:
-            task = _labeled_task(silo, name, partial(_labels, silos, name, paths, records))
+        task = _task(silo, name, formats[silo.name], partial(_labels, silos, name, paths, records))
         if tasks.setdefault(name, task) != task:
             raise InputError(
                 f"silo {silo.name!r}: metric, positive or kind differs from the other silos of task {name!r}"
@@ -87,15 +83,13 @@ def _rows(silo: SiloConfig, task: Task, format: Format | None, path: Path, recor
     return target_rows(path, records, silo.columns, silo.label, task, by_index=False, separator=separator)
 
 
-def _generation_task(silo: SiloConfig, name: str, format: Format | None) -> Task:
-    if silo.positive is not None:
-        raise InputError(f"silo {silo.name!r}: positive is a label, and this silo's rows have answers")
-    usual = "loss" if format == "preferences" else "rouge1"
-    return make_task(name, f"silo {silo.name!r}", "generation", metric=silo.metric or usual)
-
-
-def _labeled_task(silo: SiloConfig, name: str, labels: Callable[[], tuple[str, ...]]) -> Task:
+def _task(silo: SiloConfig, name: str, format: Format | None, labels: Callable[[], tuple[str, ...]]) -> Task:
     culprit = f"silo {silo.name!r}"
+    if silo.kind == "generation" or format is not None:
+        if silo.positive is not None:
+            raise InputError(f"{culprit}: positive is a label, and this silo's rows have answers")
+        usual = "loss" if format == "preferences" else None
+        return make_task(name, culprit, "generation", metric=silo.metric or usual)
     if silo.kind == "regression":
         return make_task(name, culprit, "regression", metric=silo.metric)
     if silo.kind == "multilabel":

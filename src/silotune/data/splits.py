@@ -36,17 +36,11 @@ class SplitRule:
 
 
 def split(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
-    """Make a silo's splits.
-
-    Args:
-        published: splits of the data set.
-        rule: how to split.
-        seed: seed of the shuffles.
-        silo: the silo's name; part of the random streams' purpose.
-    """
+    """Make a silo's splits; its name and the seed are part of the purpose of the shuffles."""
     if rule.merge and published.test:
         raise InputError(f"silo {silo!r}: data.merge=true would throw its test split away; set data.merge=false")
-    return _split_merged(published, rule, seed, silo) if rule.merge else _complete(published, rule, seed, silo)
+    rows = _split_merged(published, rule, seed, silo) if rule.merge else _complete(published, rule, seed, silo)
+    return Splits(rows.train[: rule.train_rows], rows.validation[: rule.validation_rows], rows.test[: rule.test_rows])
 
 
 def _split_merged(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
@@ -59,13 +53,13 @@ def _split_merged(published: Splits, rule: SplitRule, seed: int, silo: str) -> S
         raise InputError(
             f"silo {silo!r}: {len(rows)} rows are too few to split {shares} into train, validation and test"
         )
-    return _capped(Splits(rows[:train], rows[train:end], rows[end:]), rule)
+    return Splits(rows[:train], rows[train:end], rows[end:])
 
 
 def _complete(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
-    train = _shuffled(published.train, seed, silo, "train")
-    validation = _shuffled(published.validation, seed, silo, "validation")
-    test = _shuffled(published.test, seed, silo, "test")
+    train, validation, test = (
+        _shuffled(getattr(published, name), seed, silo, name) for name in ("train", "validation", "test")
+    )
     if rule.halve and bool(validation) != bool(test):
         held_out = validation or test
         validation, test = held_out[: len(held_out) // 2], held_out[len(held_out) // 2 :]
@@ -77,11 +71,7 @@ def _complete(published: Splits, rule: SplitRule, seed: int, silo: str) -> Split
         most = len(train) - max(1, round(0.1 * len(train)))
         kept = most if rule.train_rows is None else min(rule.train_rows, most)
         train, validation = train[:kept], train[kept:]
-    return _capped(Splits(train[: rule.rows_per_silo], validation, test), rule)
-
-
-def _capped(rows: Splits, rule: SplitRule) -> Splits:
-    return Splits(rows.train[: rule.train_rows], rows.validation[: rule.validation_rows], rows.test[: rule.test_rows])
+    return Splits(train[: rule.rows_per_silo], validation, test)
 
 
 def _shuffled(rows: list[Row], seed: int, silo: str, purpose: str) -> list[Row]:
