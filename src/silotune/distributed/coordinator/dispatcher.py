@@ -84,9 +84,8 @@ class SiloDispatcher:
     sleep: Callable[[float], None] = time.sleep
     status: RunStatus = field(default_factory=RunStatus)
     record: Callable[[Mapping[str, Any]], None] = lambda _: None
-    hellos: dict[str, Frame] = field(default_factory=dict)
-    """Replies to the greeting, by silo."""
     _nodes: dict[str, int] = field(default_factory=dict)
+    """The newest node of each silo that was let in."""
     _greet_at: dict[int, float] = field(default_factory=dict)
     """Time at which a node is greeted next; never after its silo was registered."""
     _refused: set[tuple[int, str]] = field(default_factory=set)
@@ -112,7 +111,7 @@ class SiloDispatcher:
         """
         began = self.clock()
         self._strict = True
-        while missing := [name for name in self.silos if name not in self.hellos]:
+        while missing := [name for name in self.silos if name not in self._nodes]:
             if self.clock() >= began + (min(away, deadline) if set(missing) <= set(known) else deadline):
                 return missing
             self._update_nodes()
@@ -301,7 +300,7 @@ class SiloDispatcher:
                     raise
                 reason = str(refusal)
         if not reason:
-            self.hellos[name], self._nodes[name], self._greet_at[node] = frame, node, _NEVER
+            self._nodes[name], self._greet_at[node] = node, _NEVER
         elif (node, reason) not in self._refused:
             self._refused.add((node, reason))
             self.report(name or f"node {node}", reason)
