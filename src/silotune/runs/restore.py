@@ -50,12 +50,7 @@ def restore(
     """Return a finished run's federation at its best round; its silos have states, but no rows.
 
     Predictions need the folders `models/NAME` alone. This is for what looks at all parts, and for runs without them.
-
-    Args:
-        path: the run folder.
-        backbone: the run's backbone, if it is loaded already.
-        precision: load the backbone in this precision instead of the run's.
-        device: load it onto this device, as the key `device`; the run's own may be missing here.
+    Arguments as for `load_run`.
     """
     summary = read_summary(path)
     config = _configuration(path, summary, precision, device)

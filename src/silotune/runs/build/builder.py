@@ -79,12 +79,7 @@ def build(
 
 
 def run_warnings(config: Config, silos: Sequence[SiloData]) -> list[str]:
-    """Return the warnings of a run, a line each.
-
-    Args:
-        config: the run's configuration.
-        silos: all silos' rows.
-    """
+    """Return the warnings of a run over these silos' rows, a line each."""
     lines = warnings_of(silos, config.partition.name != "none")
     pooled = config.head.name in ("linear", "mlp")
     if config.backbone.name == "default" and pooled and config.head.pooling != "mean":

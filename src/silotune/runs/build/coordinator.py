@@ -156,12 +156,7 @@ def sampled_sizes(config: Config, silos: Iterable[str], groups: Mapping[str, str
 
 
 def make_aggregation(config: AggregationConfig, silos: int) -> Aggregation | BroadcastAggregation:
-    """Return the configured aggregation.
-
-    Args:
-        config: the section `aggregation`.
-        silos: the number of silos in a round.
-    """
+    """Return the configured aggregation for rounds of so many silos."""
     if config.name in registries.AGGREGATIONS:
         made: Aggregation | BroadcastAggregation = make_registered(registries.AGGREGATIONS, config.name, config.options)
         return made

@@ -64,12 +64,7 @@ class BackboneRequirements:
         )
 
     def load(self, on_use: bool = False, weights: Path | None = None) -> Backbone:
-        """Load the backbone.
-
-        Args:
-            on_use: see `load_backbone`.
-            weights: see `load_backbone`.
-        """
+        """Load the backbone; arguments as for `load_backbone`."""
         return load_backbone(
             self.backbone,
             precision=self.precision,

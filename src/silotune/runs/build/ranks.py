@@ -55,12 +55,7 @@ def for_silo(config: Config, method: Method, silo: str, most: int | None) -> Con
 
 
 def check_ranks(method: Method, silos: Collection[str]) -> None:
-    """Refuse ranks of silos that there are not, and those of a method that puts all silos' rows into one place.
-
-    Args:
-        method: the configured method.
-        silos: the names of all silos.
-    """
+    """Refuse ranks of silos that there are not, and those of a method that puts all silos' rows into one place."""
     ranks = method.setting.tuner.ranks
     for silo in ranks:
         if silo not in silos:

@@ -80,12 +80,7 @@ def _check_without_classes(config: Config, method: Method, silo: str, task: Task
 
 
 def check_labels(config: Config, tasks: Iterable[Task]) -> None:
-    """Refuse `train.class_weights` of labels that no task has.
-
-    Args:
-        config: the run's configuration.
-        tasks: all tasks of the run.
-    """
+    """Refuse `train.class_weights` of labels that none of the run's tasks has."""
     known = {label for task in tasks for label in task.labels}
     weights = config.train.class_weights
     for label in weights if isinstance(weights, dict) else ():

@@ -227,12 +227,7 @@ class EventFeed:
 
 
 def read_rounds(folder: Path, rounds: int) -> list[RoundEnd]:
-    """Return the rounds that have ended, from a run's event log.
-
-    Args:
-        folder: the run folder.
-        rounds: how many rounds the run has.
-    """
+    """Return the rounds of a run's folder that have ended, of so many in all."""
     ends: list[RoundEnd] = []
 
     class Collected(Callback):

@@ -31,11 +31,7 @@ def events(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def refusal_warning(events: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return how many of a run's updates were refused and why the first was; None if all were accepted.
-
-    Args:
-        events: the run's events.
-    """
+    """Return how many of a run's updates were refused and why the first was; None if all were accepted."""
     refused = [event for event in events if event.get("event") == "refused"]
     if not refused:
         return None
