@@ -76,11 +76,12 @@ def import_command(
     if to is None:
         raise InputError("--to: is missing; a LoRA of peft is written to a new file")
     from silotune.models.backbone.loading import load_backbone
-    from silotune.models.tuners.peft_import import read_config, read_peft_lora
+    from silotune.models.tuners.peft_import import HEADS, read_config, read_peft_lora
 
     if to.exists():
         raise InputError(f"--to {to}: already there; choose another file")
-    name = backbone or read_config(directory).get("base_model_name_or_path")
+    config = read_config(directory)
+    name = backbone or config.get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         raise InputError(f"{directory}/adapter_config.json: names no base model; give it with --backbone")
     adapter = read_peft_lora(directory, load_backbone(name, precision="fp32"))
@@ -90,6 +91,8 @@ def import_command(
     except OSError as error:
         raise InputError(f"--to {to}: cannot be written ({error.strerror})") from error
     say(f"wrote {to}: a LoRA of rank {adapter.r} at {len(adapter.tensors) // 2} modules of {name}")
+    if heads := sorted(set(HEADS).intersection(config.get("modules_to_save") or ())):
+        say(f"left out: {', '.join(heads)}, as every run trains the heads of its own tasks")
     say(f"begin a run from it with: silotune run … backbone={name} {' '.join(adapter.words)} start={to}")
 
 

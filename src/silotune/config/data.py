@@ -160,6 +160,7 @@ class PartitionConfig(Section):
     """How one labeled data set is divided among silos."""
 
     common: ClassVar = ("silos", "alpha", "seed", "min_rows")
+    doubles: ClassVar = ("alpha",)
     owners: ClassVar = {
         "silos": ("iid", "dirichlet", "quantity", "shards"),
         "alpha": ("dirichlet", "quantity"),

@@ -23,6 +23,9 @@ from silotune.config.registries import Registry
 from silotune.config.validators import listed
 from silotune.errors import InputError, unknown_name_error
 
+_SMALLEST, _LARGEST = 1.2e-38, 3.4e38
+"""Numbers that float32 holds with all of its digits."""
+
 
 class Choice(BaseModel):
     """A name with options (`method`, `tuner`), which the named class checks."""
@@ -48,11 +51,13 @@ class Section(BaseModel):
         owners: key → the choices under which it has an effect; a key without an entry always has one.
         chooser: the key that holds the choice (a name or a list of names).
         common: the keys that stay when another name is chosen, if they have an effect there.
+        doubles: the keys of numbers that are in no tensor, and may be too small for float32.
     """
 
     owners: ClassVar[Mapping[str, Collection[str]]] = {}
     chooser: ClassVar[str] = "name"
     common: ClassVar[tuple[str, ...]] = ()
+    doubles: ClassVar[tuple[str, ...]] = ()
 
     model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
 
@@ -69,6 +74,15 @@ class Section(BaseModel):
             says_it_itself = any(isinstance(check, BeforeValidator) for check in field.metadata)
             if {int, float} & {field.annotation, *get_args(field.annotation)} and not says_it_itself:
                 raise ValueError(f"must be a number (got {value})")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _refuse_what_float32_cannot_hold(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse numbers that are 0 or infinite in tensors; they would end in NaN, far from their key."""
+        in_tensors = info.field_name not in cls.doubles
+        if in_tensors and isinstance(value, float) and value != 0 and not _SMALLEST <= abs(value) <= _LARGEST:
+            raise ValueError(f"float32 cannot hold it; allowed: {_SMALLEST} to {_LARGEST} (got {value:g})")
         return value
 
     @model_validator(mode="after")

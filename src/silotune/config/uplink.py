@@ -34,6 +34,7 @@ class UplinkConfig(ExtensibleSection):
         "feedback": CODEC_NAMES,
     }
     common: ClassVar = tuple(owners)
+    doubles: ClassVar = ("delta",)
 
     name: list[str] = Field([], description="the steps.")
     clip: float | None = Field(None, gt=0, description="the norm that the change is scaled down to; 1 if unset.")
@@ -112,6 +113,8 @@ class UplinkConfig(ExtensibleSection):
 
 class PrivacyConfig(Section):
     """The privacy budget, and the source of noise."""
+
+    doubles: ClassVar = ("delta",)
 
     epsilon: float | None = Field(
         None, gt=0, description="the budget of the whole run; the run stops before exceeding it."

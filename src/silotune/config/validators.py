@@ -34,6 +34,11 @@ def is_name(name: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._-]*", name) is not None
 
 
+def is_address(text: str) -> bool:
+    """Return whether this is HOST:PORT: without spaces, `https://` or a path."""
+    return re.fullmatch(r"[^\s/@?#]+:([1-9][0-9]{0,4})", text) is not None and int(text.rpartition(":")[2]) <= 65535
+
+
 def _plain_name(name: str) -> str:
     if not is_name(name):
         raise ValueError(f"{name!r} cannot be a name; allowed: {NAME_RULE}")

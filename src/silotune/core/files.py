@@ -45,7 +45,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ValueError: the content is no JSON object in UTF-8, or is nested too deeply.
     """
     try:
-        content = json.loads(read_bytes(path).decode("utf-8"))
+        content = json.loads(read_bytes(path).decode("utf-8-sig"))  # Windows' editors begin with a byte-order mark
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not isinstance(content, dict):

@@ -97,7 +97,7 @@ def _labeled_task(name: str, path: Path) -> Task:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:
         raise InputError(f"data file {path}: not JSON ({error})") from error
 

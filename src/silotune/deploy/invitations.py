@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from silotune.config.validators import is_name
+from silotune.config.validators import is_address, is_name
 from silotune.core.files import read_json
 from silotune.deploy.certificates import fingerprint
 from silotune.deploy.files import require_absent, write_new
@@ -65,8 +65,7 @@ class Invitation:
         if len(texts) + 1 != len(fields) or texts.keys() != set(cls.__dataclass_fields__) - {"invitation"}:
             raise InputError(f"invitation {path}: is damaged; ask for another")
         found = cls(**texts)  # type: ignore[arg-type]
-        host, colon, port = found.superlink.rpartition(":")
-        if not is_name(found.silo) or not (host and colon and port.isdigit() and 1 <= int(port) <= 65535):
+        if not is_name(found.silo) or not is_address(found.superlink):
             raise InputError(f"invitation {path}: is damaged (silo or superlink); ask for another")
         if fingerprint(found.ca.encode()) != found.fingerprint:
             raise InputError(f"invitation {path}: its certificate is not that of its fingerprint; ask for another")

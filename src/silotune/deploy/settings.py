@@ -14,7 +14,7 @@ from silotune.config.input_errors import input_error
 from silotune.config.paths import resolve
 from silotune.config.section import Section
 from silotune.config.trees import parse_tree
-from silotune.config.validators import Name
+from silotune.config.validators import Name, is_address
 from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings
 from silotune.errors import InputError
 
@@ -49,7 +49,7 @@ class CoordinatorSettings(Section):
     certificate: str | None = Field(None, min_length=1)
     key: str | None = Field(None, min_length=1)
     insecure: bool = False
-    public_address: str | None = Field(None, pattern=r"^.+:[1-9]\d{0,4}$")
+    public_address: str | None = None
     enrollment_port: int | None = Field(None, ge=1, le=65535)
     metrics_port: int | None = Field(None, ge=1, le=65535)
 
@@ -62,6 +62,13 @@ class CoordinatorSettings(Section):
                 f"{', '.join(LOOPBACK)}, with a proxy before it (docs/deployment.md)"
             )
         return host
+
+    @field_validator("public_address")
+    @classmethod
+    def _as_silos_use_it(cls, address: str | None) -> str | None:
+        if address is not None and not is_address(address):
+            raise ValueError(f"{address!r} is not HOST:PORT, as in example.org:443")
+        return address
 
     @model_validator(mode="after")
     def _fitting(self) -> CoordinatorSettings:
@@ -145,11 +152,12 @@ def _check_connection(path: Path, config: SiloSettings | NodeSettings) -> None:
     kind = "node" if isinstance(config, NodeSettings) else "silo"
     if config.superlink is None:
         raise InputError(f"{kind} config {path}: superlink: give the address HOST:PORT")
-    host, colon, port = config.superlink.rpartition(":")
-    if not (host and colon and port.isdigit() and 1 <= int(port) <= 65535):
-        raise InputError(f"{kind} config {path}: superlink: {config.superlink!r} is not HOST:PORT")
+    if not is_address(config.superlink):
+        raise InputError(
+            f"{kind} config {path}: superlink: {config.superlink!r} is not HOST:PORT, as in example.org:443"
+        )
     keys = (config.root_certificates, config.private_key)
-    if config.insecure and host not in LOOPBACK:
+    if config.insecure and config.superlink.rpartition(":")[0] not in LOOPBACK:
         raise InputError(f"{kind} config {path}: insecure: for one machine only; superlink is {config.superlink}")
     if config.insecure and any(keys):
         raise InputError(f"{kind} config {path}: insecure: excludes root_certificates and private_key")
@@ -162,7 +170,7 @@ def _check_connection(path: Path, config: SiloSettings | NodeSettings) -> None:
 def _read(path: Path, kind: str, paths: tuple[str, ...]) -> dict[str, Any]:
     """Read a YAML file and resolve the paths under these keys."""
     try:
-        tree = parse_tree(path.read_text(encoding="utf-8"), str(path))
+        tree = parse_tree(path.read_text(encoding="utf-8-sig"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{kind} config {path}: cannot be read ({error})".lstrip()) from error
     base = path.resolve().parent

@@ -78,7 +78,7 @@ class Session:
     def warm(self) -> None:
         """Load backbone and rows for the agreed configuration, before the first request."""
         if self.settings.config is not None:
-            text = Path(self.settings.config).read_text(encoding="utf-8")
+            text = Path(self.settings.config).read_text(encoding="utf-8-sig")
             try:
                 parse_wire_config(text)
             except InputError:  # not in the form of `wire_config`: rows are read again with the first request

@@ -243,7 +243,7 @@ def read_silo_settings(path: str | Path) -> SiloSettings:
     """Read a silo's settings; paths are relative to the file."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"silo config {path}: cannot be read ({error})") from error
     tree = parse_tree(text, str(path))

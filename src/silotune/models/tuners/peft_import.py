@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from silotune.core.serialization import read_tensors
 from silotune.core.tensors import Tensors
@@ -27,8 +28,13 @@ _HARMLESS = (
     *("inference_mode", "lora_dropout", "fan_in_fan_out", "megatron_core", "qalora_group_size", "eva_config"),
     *("exclude_modules", "layers_to_transform", "layers_pattern", "runtime_config", "modules_to_save"),
     *("r", "lora_alpha", "target_modules", "bias", "use_rslora", "init_lora_weights"),
+    *("ensure_weight_tying", "corda_config", "lora_ga_config"),
+    *("unsloth_fixed", "unsloth_version", "lora_dtype", "lorap_lr_ratio", "lorap_emb_lr"),  # of Unsloth and ms-swift
 )
 """Keys of a LoRA's configuration that are read here, or that do not affect the output of a saved LoRA."""
+
+HEADS = ("classifier", "pre_classifier", "score", "classification_head", "qa_outputs")
+"""Modules that belong to a task: they are left out, as every run trains its own."""
 
 _ALLOWED = "lora_A.weight, lora_B.weight"
 
@@ -40,7 +46,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read a LoRA's `adapter_config.json` and check that it is a plain LoRA of one rank."""
     path = folder / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InputError(f"{folder}: no LoRA in peft's layout there ({CONFIG}: {error.strerror})") from error
     except (ValueError, RecursionError) as error:
@@ -69,7 +75,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_peft_lora(folder: Path, backbone: Backbone) -> StartAdapter:
     """Read a folder that peft wrote; tensors are renamed after the backbone's modules.
 
-    A classifier saved with the LoRA (`modules_to_save`) is left out: heads belong to tasks.
+    A classifier saved with the LoRA (`modules_to_save`) is left out: heads belong to tasks. Other modules saved with
+    it must be as in the backbone: without what was trained there, the LoRA would be another model.
     """
     config = read_config(folder)
     rank, path = int(config["r"]), folder / WEIGHTS
@@ -80,14 +87,23 @@ def read_peft_lora(folder: Path, backbone: Backbone) -> StartAdapter:
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path}: missing or damaged ({str(error)[:80]})") from error
     linear = {name: module for name, module in backbone.base.named_modules() if is_linear(module)}
-    other_modules = config.get("modules_to_save") or ()
+    beside = {name: tensor for name, tensor in saved.items() if ".lora_" not in name}
+    lost = [
+        name.removeprefix(_WRAPPER)
+        for name, tensor in beside.items()
+        if not set(HEADS).intersection(name.split(".")) and not _is_backbones(name, tensor, backbone)
+    ]
+    if lost:
+        raise InputError(
+            f"{path}: {', '.join(lost[:4])}{' …' if lost[4:] else ''} beside the LoRA (modules_to_save, or "
+            f"save_embedding_layers) would be lost; allowed: {_ALLOWED}. Save without what was not trained; else "
+            "merge all into the base model (merge_and_unload, save_pretrained), and give its folder as backbone"
+        )
     tensors: Tensors = {}
     for name, tensor in saved.items():
-        module_name, dot, matrix = name.rpartition(".lora_")
-        if not dot:
-            if any(module in name.split(".") for module in other_modules):
-                continue
-            raise InputError(f"{path}: tensor {name!r} belongs to no LoRA; allowed: {_ALLOWED}")
+        if name in beside:
+            continue
+        module_name, _, matrix = name.rpartition(".lora_")
         module_name = _base_name(module_name, linear, path, backbone)
         inputs, outputs = layer_widths(linear[module_name])
         shapes = {"A.weight": (rank, inputs), "B.weight": (outputs, rank)}
@@ -110,6 +126,15 @@ def read_peft_lora(folder: Path, backbone: Backbone) -> StartAdapter:
                 raise InputError(f"{path}: {module_name} has no lora_{matrix}.weight")
     scale = math.sqrt(rank) if config.get("use_rslora") else 1.0  # alpha/√r there, alpha/r here
     return StartAdapter(tensors, rank, float(config["lora_alpha"]) * scale, site_words(backbone, modules))
+
+
+def _is_backbones(name: str, tensor: Tensor, backbone: Backbone) -> bool:
+    """Return whether a tensor that was saved with the LoRA is as the backbone has it."""
+    own = backbone.base.state_dict()
+    rest = name.removeprefix(_WRAPPER)
+    while rest and rest not in own:
+        rest = rest.partition(".")[2]
+    return rest in own and own[rest].shape == tensor.shape and bool((own[rest].cpu().float() == tensor.float()).all())
 
 
 def _base_name(name: str, linear: dict[str, Any], path: Path, backbone: Backbone) -> str:
