@@ -28,7 +28,7 @@ def current_user() -> str:
     """Return the user who runs this process; under `sudo`, as `CALLER as USER`."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # no entry for the number
-        user = str(os.getuid())
+    except (KeyError, OSError, ImportError):  # no entry for the number, or no such entries
+        user = str(os.getuid()) if hasattr(os, "getuid") else "unknown"
     caller = os.environ.get("SUDO_USER")
     return f"{caller} as {user}" if caller and caller != user else user

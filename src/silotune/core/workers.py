@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -20,6 +22,11 @@ from silotune.errors import InputError, SilotuneError
 
 _UNGUARDED = 77
 """Exit code of a worker that ran into the start of a run while it imported the main script."""
+
+_FORKED = sys.platform == "linux"
+
+_LONGEST_TMPDIR = 72
+"""Bytes of the path of the folder for temporary files; those of a socket in it may be 104."""
 
 _PATIENCE = 5
 """Seconds in which a process that has ended reports its exit code."""
@@ -45,6 +52,10 @@ class Workers:
     def __post_init__(self) -> None:
         if self.number < (self.cluster is None):
             raise InputError(f"workers: must be at least 1 (got {self.number}); 0 is for a cluster alone")
+        if self.cluster is None and self.number > 1:
+            _require_importable_script()
+            if _FORKED:
+                require_short_tmpdir()
 
     @property
     def here(self) -> bool:
@@ -78,6 +89,40 @@ class Workers:
                 yield here, self.number
 
 
+def _require_importable_script() -> None:
+    """Refuse processes where the script that starts them is no file, such as one on standard input."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if getattr(main, "__spec__", None) is None and file is not None and not os.path.isfile(file):
+        raise InputError(
+            f"workers: worker processes import the script that starts the run, and {file} is no file (is it read from "
+            "stdin?); save the script to a file, or use workers=1"
+        )
+
+
+def require_short_tmpdir() -> None:
+    """Refuse a folder for temporary files in which paths of Unix sockets would be longer than systems allow."""
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) > _LONGEST_TMPDIR:
+        raise InputError(
+            f"TMPDIR: {folder} is too long for the sockets of processes; set TMPDIR to a folder whose path has at most "
+            f"{_LONGEST_TMPDIR} bytes (TMPDIR=/tmp)"
+        )
+
+
+def require_posix(what: str) -> None:
+    """Refuse what needs Unix sockets and POSIX processes on a system without them.
+
+    Args:
+        what: names it in the message.
+    """
+    if not hasattr(socket, "AF_UNIX") or not hasattr(os, "fork"):
+        raise InputError(
+            f"{what}: cannot run here, as it needs Linux or macOS; on Windows use WSL (`wsl --install`), and silotune "
+            "there"
+        )
+
+
 def end_unguarded_worker() -> None:
     """End this process if it is a worker that imports the main script: the script would start its run once more."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
@@ -103,9 +148,8 @@ def worker_pool(
         SilotuneError: a worker process died.
     """
     end_unguarded_worker()
-    forked = sys.platform == "linux"
-    context: Any = multiprocessing.get_context("forkserver" if forked else "spawn")
-    if forked:
+    context: Any = multiprocessing.get_context("forkserver" if _FORKED else "spawn")
+    if _FORKED:
         context.set_forkserver_preload([*imports, "silotune.core.frozen_imports"])
     earlier_children = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(workers, context, _initialize_worker, (context.Value("i", 0), prepare, given))
@@ -120,7 +164,10 @@ def worker_pool(
                 "workers: worker processes import the script that starts the run; start it under "
                 '`if __name__ == "__main__":`, or with workers=1'
             ) from None
-        raise SilotuneError("a worker process ended abruptly (out of memory?); run again with --resume") from error
+        codes = {process.exitcode for process in processes.values()}
+        killed = -getattr(signal, "SIGKILL", 9) in codes
+        reason = "killed; out of memory?" if killed else "see its own message above"
+        raise SilotuneError(f"a worker process ended abruptly ({reason}); run again with --resume") from error
     except BaseException:  # Ctrl-C or a failed task: end the other workers at once; checkpoints stay
         for child in multiprocessing.active_children():
             if child not in earlier_children:

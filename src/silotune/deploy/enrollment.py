@@ -9,6 +9,7 @@ import http.client
 import json
 import ssl
 import threading
+import urllib.request
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -162,6 +163,15 @@ def enroll(invitation: Invitation, public: bytes) -> None:
         )
 
 
+def _proxy_not_used(host: str) -> str:
+    """Return a sentence about the proxy that this machine's settings name for a host, without its password."""
+    proxy = urllib.request.getproxies().get("https")
+    if proxy is None or urllib.request.proxy_bypass(host):
+        return ""
+    shown = proxy.rpartition("@")[2].rpartition("//")[2]
+    return f"; the proxy {shown} is set (https_proxy) and not used: let this machine reach the coordinator directly"
+
+
 def ask(
     address: str,
     authority: str | Path,
@@ -199,7 +209,7 @@ def ask(
     except ssl.SSLError as error:
         raise InputError(f"coordinator {address}: TLS failed ({error.reason}); is the name right?") from error
     except (OSError, http.client.HTTPException) as error:
-        raise SilotuneError(f"coordinator {address}: does not answer ({error})") from error
+        raise SilotuneError(f"coordinator {address}: does not answer ({error}){_proxy_not_used(host)}") from error
     finally:
         connection.close()
     try:

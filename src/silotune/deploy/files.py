@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from silotune.core.workers import require_posix
 from silotune.errors import InputError, SilotuneError
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -65,6 +66,7 @@ def program() -> str:
 
 def require_root() -> None:
     """Refuse `--install` for other users: it makes users and units."""
+    require_posix("--install")
     if os.geteuid() != 0:
         raise InputError("--install: makes users and units, so it needs root (sudo); without it, files alone are made")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from silotune.cli.termination import ended_by_sigterm
 from silotune.core.locking import folder_lock, is_locked
+from silotune.core.workers import require_posix
 from silotune.deploy.enrollment import ask, serve_enrollment
 from silotune.deploy.nodes import record_decision
 from silotune.deploy.queue import CHECK_INTERVAL, Scheduler
@@ -45,6 +46,7 @@ def up(settings: CoordinatorSettings, say: Callable[[str], None]) -> None:
         settings: the coordinator's.
         say: called with messages for the operator.
     """
+    require_posix("silotune federation up")
     require_flower()
     folder = Path(settings.folder)
     options = ["--insecure"]
@@ -81,6 +83,7 @@ def join(path: Path, settings: SiloSettings | NodeSettings, say: Callable[[str],
         settings: its content.
         say: called with messages for the operator.
     """
+    require_posix("silotune federation join")
     require_flower()
     assert settings.superlink is not None, "the file was checked"
     options = ["--insecure"]

@@ -76,7 +76,7 @@ def compare(
         Diverged: some runs diverged, which the message names; raised after all others are finished.
     """
     end_unguarded_worker()
-    folder = Path(out)
+    folder, spread = Path(out), Workers.of(workers)
     if not resume:
         require_unused(folder, "--out", OR_RESUME)
     words = [*overrides, *words_of(methods, seeds)]
@@ -87,7 +87,7 @@ def compare(
     summaries = run_cells(
         comparison.cells,
         folder,
-        workers=workers,
+        workers=spread,
         callbacks=follow,
         begin=begin,
         done=done,

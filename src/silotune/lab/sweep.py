@@ -101,7 +101,7 @@ def sweep(
         keys: keys of every run; a group of keys is a dictionary.
     """
     end_unguarded_worker()
-    folder = Path(out)
+    folder, spread = Path(out), Workers.of(workers)
     if not resume:
         require_unused(folder, "--out", OR_RESUME)
     words = [*overrides, *words_of(methods, seeds), *map(_search_word, search.items())]
@@ -111,7 +111,7 @@ def sweep(
 
     def run(cells: Sequence[Cell]) -> dict[str, Summary]:
         announced = begin if plan.trials is None else None
-        return run_cells(cells, folder, kind=TRIAL, workers=workers, callbacks=follow, begin=announced, done=done)
+        return run_cells(cells, folder, kind=TRIAL, workers=spread, callbacks=follow, begin=announced, done=done)
 
     if plan.trials is None:
         planned = [

@@ -76,11 +76,16 @@ def write_app(folder: Path) -> Path:
 def flower_environment(home: Path) -> dict[str, str]:
     """Return the environment of Flower's processes, which find each other's commands beside this Python.
 
+    Connections on this machine go through no proxy.
+
     Args:
         home: Flower's home folder.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, **ENVIRONMENT, "PATH": path, "FLWR_HOME": str(home)}
+    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    direct = ",".join([*([given] if given else []), "127.0.0.1", "localhost", "::1"])
+    proxies = {"no_proxy": direct, "NO_PROXY": direct}
+    return {**os.environ, **ENVIRONMENT, **proxies, "PATH": path, "FLWR_HOME": str(home)}
 
 
 def write_home(folder: Path, address: str, certificates: str | None = None) -> Path:

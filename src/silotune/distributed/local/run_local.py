@@ -18,6 +18,7 @@ from silotune.communication.privacy.budget import Privacy
 from silotune.config import Config, dump
 from silotune.core.files import write_text
 from silotune.core.locking import folder_lock
+from silotune.core.workers import require_posix, require_short_tmpdir
 from silotune.core.yaml_text import dump_yaml
 from silotune.data.loading import load_silos
 from silotune.data.metrics import LOSS_METRICS
@@ -98,7 +99,9 @@ def run_local(
     Returns:
         The summary, and the privacy guarantee if there is one.
     """
+    require_posix("--engine flower-local")
     require_flower()
+    require_short_tmpdir()
     if not resume:
         require_unused(out, "--out", OR_RESUME)
     check_federated(config)

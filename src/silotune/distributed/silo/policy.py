@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import resource
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,7 +147,10 @@ def memory_mib() -> float:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
     except (OSError, ValueError, IndexError):  # no Linux: the peak stands for it
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        import resource  # Windows has none
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / 2**20 if sys.platform == "darwin" else peak / 1024
 
 
 def backbone_parameters(backbone: Backbone) -> int:

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from silotune.core.clock import log_line
+from silotune.core.workers import require_posix
 from silotune.distributed.metrics import serve_metrics
 from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, decode, peek_kind, receive, send
 from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings
@@ -94,6 +95,7 @@ class _Worker:
 
 def serve(settings: SiloSettings) -> None:
     """Answer requests until SIGTERM or Ctrl-C."""
+    require_posix("silotune worker")
     worker = _Worker(settings)
 
     def stop(_number: int, _frame: FrameType | None) -> None:
