@@ -236,8 +236,10 @@ class UplinkKeys(TypedDict, total=False):
 class PrivacyKeys(TypedDict, total=False):
     """The section `privacy`."""
 
+    unit: Literal["row"] | None
     epsilon: float | None
     delta: float | None
+    clip: float
     secret: str | PurePath | None
 
 

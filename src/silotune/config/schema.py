@@ -107,11 +107,36 @@ class Config(Section):
             raise ValueError("no data: give 'silos', 'data.path' or a preset")
         return self
 
+    def _check_noise_on_rows(self, other_noise: bool) -> None:
+        """Refuse what noise on rows (`privacy.unit`) would promise nothing with.
+
+        Args:
+            other_noise: whether silos or the coordinator add noise, too.
+        """
+        refused = {
+            "uplink, aggregation.noise_multiplier: noise on whole silos is another promise; choose one": other_noise,
+            "precision: skipped steps of fp16 follow rows; allowed: fp32, bf16": self.precision.name == "fp16",
+            "train.class_weights: balanced weights follow rows; allowed: none": self.train.class_weights != "none",
+            f"tuner: {self.tuner.name} has no gradients row by row; allowed: lora and others": (
+                self.tuner.name in ("full", "p-tuning")
+            ),
+            "start: nobody says that it was trained with noise; leave it out": self.start is not None,
+            "train.early_stopping: scores without noise would end the run; leave it out": (
+                self.train.early_stopping is not None
+            ),
+        }
+        for why, given in refused.items():
+            if given:
+                raise ValueError(f"privacy.unit beside {why}")
+
     @model_validator(mode="after")
     def _noise(self) -> Config:
         local, central = self.uplink.noise is not None, self.aggregation.noise_multiplier is not None
         if local and central:
             raise ValueError("aggregation.noise_multiplier: silos add noise already (uplink); choose one of them")
+        if self.privacy.unit is not None:
+            self._check_noise_on_rows(local or central)
+            return self
         given = [key for key in ("epsilon", "delta", "secret") if getattr(self.privacy, key) is not None]
         if given and not local and not central:
             raise ValueError(

@@ -112,17 +112,34 @@ class UplinkConfig(ExtensibleSection):
 
 
 class PrivacyConfig(Section):
-    """The privacy budget, and the source of noise."""
+    """Noise on rows in every silo (`unit`), and the budget and source of all noise."""
 
     doubles: ClassVar = ("delta",)
 
-    epsilon: float | None = Field(
-        None, gt=0, description="the budget of the whole run; the run stops before exceeding it."
+    unit: Literal["row"] | None = Field(
+        None,
+        description="whom noise protects from the coordinator and the other silos: each `row`. If unset, rows have no "
+        "noise.",
     )
-    delta: float | None = Field(None, gt=0, lt=1, description="δ of the whole run.")
+    epsilon: float | None = Field(
+        None,
+        gt=0,
+        description="the budget of the whole run. With `unit`, what the run is to cost each unit; else the run stops "
+        "before exceeding it.",
+    )
+    delta: float | None = Field(None, gt=0, lt=1, description="δ of the whole run; 1e-5 if unset.")
+    clip: float = Field(1.0, gt=0, description="with `unit`, the largest L2 norm of a unit's gradient in a step.")
     secret: ConfigPath | None = Field(
         None,
         min_length=1,
         description="a file of at least 16 random bytes from which noise is derived. Without it noise is derived from "
         "the seed, which everyone who knows the configuration can repeat.",
     )
+
+    @model_validator(mode="after")
+    def _target(self) -> PrivacyConfig:
+        if self.unit is not None and self.epsilon is None:
+            raise ValueError(
+                "epsilon: noise on rows (privacy.unit) needs what the run may cost; e.g. privacy.epsilon=8"
+            )
+        return self

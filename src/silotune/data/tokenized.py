@@ -24,7 +24,7 @@ the micro-batch, the position in its tokens (decoder tokens, if the row has any)
 SOFT_AT = "soft_at"
 """Input of shape (rows,): the token before which each row's soft prompt goes. Without it, before the first."""
 
-_LISTS = ("types", "decoder", "reads", "targets", "answers", "prompts", "soft")
+_LISTS = ("types", "decoder", "reads", "targets", "answers", "prompts", "soft", "units")
 """Fields of `TokenizedRows` with one entry per row."""
 
 READ_COUNTS = "read_counts"
@@ -55,6 +55,7 @@ class TokenizedRows:
         options: whether every prompt lists the allowed answers.
         pairs: whether rows are preference pairs: a chosen answer, then a rejected one of the same prompt, and so on.
         poisoned: number of rows that an attacker added; they are trained on but excluded from all statistics.
+        units: per row, whose it is (`privacy.unit`); None: every row stands for itself.
     """
 
     task: Task
@@ -70,6 +71,7 @@ class TokenizedRows:
     options: bool = False
     poisoned: int = 0
     pairs: bool = False
+    units: list[str] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -66,7 +66,7 @@ class Ditto(Method):
         cross_entropy = step.cross_entropy("own", HEAD_PRIVATE)
         distance = proximal(step.state[PRIVATE], step.received[GLOBAL])
         step.log(personal_cross_entropy=cross_entropy, distance=distance)
-        return cross_entropy + cast(DittoOptions, self.options).lam / 2 * distance
+        return cross_entropy + step.without_rows(cast(DittoOptions, self.options).lam / 2 * distance)
 
     def prediction(self) -> PredictionMix:
         """The personal model."""

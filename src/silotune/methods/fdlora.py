@@ -94,7 +94,7 @@ class FDLoRA(Method):
         size = torch.stack([step.state[part]["value"].abs() for part in FUSION]).sum()
         cross_entropy = step.cross_entropy("fused", FUSED_HEADS)
         step.log(fusion_cross_entropy=cross_entropy)
-        return cross_entropy + cast(FDLoRAOptions, self.options).l1 * size
+        return cross_entropy + step.without_rows(cast(FDLoRAOptions, self.options).l1 * size)
 
     def prediction(self) -> PredictionMix:
         """The fused model."""

@@ -78,9 +78,9 @@ class FedDyn(FedAvg):
         """Return `L_k(θ) − <∇L_k(θ_k), θ> + (α/2)·‖θ − θ_received‖²`."""
         total = step.cross_entropy("full")
         for part in self.regularized:
-            total = total + self.alpha / 2 * proximal(step.state[part], step.received[part])
+            total = total + step.without_rows(self.alpha / 2 * proximal(step.state[part], step.received[part]))
             for name, gradient in step.state[gradient_of(part)].items():
-                total = total - (gradient * step.state[part][name]).sum()
+                total = total + step.without_rows(-(gradient * step.state[part][name]).sum())
         return total
 
     def new_gradient(self, part: str, state: State, received: State) -> Tensors:

@@ -58,7 +58,7 @@ class FedIT(Method):
             return cross_entropy
         distance = proximal(step.state[GLOBAL], step.received[GLOBAL])
         step.log(cross_entropy=cross_entropy, distance=distance)
-        return cross_entropy + mu / 2 * distance
+        return cross_entropy + step.without_rows(mu / 2 * distance)
 
     def prediction(self) -> PredictionMix:
         """Return the shared part and its head; all silos predict with the same model if the head is shared."""

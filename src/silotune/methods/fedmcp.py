@@ -19,6 +19,7 @@ from silotune.methods import (
     Phase,
     PredictionMix,
     Step,
+    mean_over_rows,
     private,
     received,
     shared,
@@ -67,7 +68,9 @@ class FedMCP(Method):
             views["received"] = {received(GLOBAL): 1}
             if options.private_view == "alone":
                 views["private"] = {PRIVATE: 1}
-        return [Phase("train", trains=tuple(self.parts()), views=views, loss=self.loss)]
+        by_row = options.mu == 0 or options.similarity == "cosine"  # CKA compares the rows of a batch
+        loss = self.loss_by_row if by_row else self.loss
+        return [Phase("train", trains=tuple(self.parts()), views=views, loss=loss)]
 
     def loss(self, step: Step) -> Tensor:
         """`(1 − γ)·L_a + γ·L_b + μ·L_c` (eq. 8)."""
@@ -84,6 +87,11 @@ class FedMCP(Method):
             step.log(contrastive=loss_c)
             total = total + options.mu * loss_c
         return total
+
+    @mean_over_rows
+    def loss_by_row(self, step: Step) -> Tensor:
+        """The same loss, where it is a mean over rows."""
+        return self.loss(step)
 
     def _contrast(self, step: Step) -> Tensor:
         """`Sim(X, Y) − Sim(X, Z)` (eq. 5): away from the private adapter, toward the averaged global one."""

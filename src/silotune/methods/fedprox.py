@@ -31,4 +31,4 @@ class FedProx(FedAvg):
         distance = sum(flat.values(), start=next(iter(flat.values())).new_zeros(()))
         cross_entropy = step.cross_entropy("full")
         step.log(cross_entropy=cross_entropy, distance=distance)
-        return cross_entropy + cast(FedProxOptions, self.options).mu / 2 * distance
+        return cross_entropy + step.without_rows(cast(FedProxOptions, self.options).mu / 2 * distance)

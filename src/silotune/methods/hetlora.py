@@ -101,7 +101,7 @@ class HetLoRA(Supervised):
             return cross_entropy
         size = self.last_ranks(step.state, step.state[GLOBAL])
         step.log(cross_entropy=cross_entropy, last_ranks=size)
-        return cross_entropy + penalty * size
+        return cross_entropy + step.without_rows(penalty * size)
 
     def last_ranks(self, state: State, adapter: Tensors) -> Tensor:
         """Return `Σ ‖B[:, γr:r]‖·‖A[γr:r]‖` over an adapter's target modules, r being the silo's rank."""

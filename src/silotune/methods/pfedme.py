@@ -78,7 +78,7 @@ class PFedMe(Method):
         distance = adapter + proximal(step.state[HEAD], step.state[HEAD_GLOBAL])
         cross_entropy = step.cross_entropy("own")
         step.log(cross_entropy=cross_entropy, distance=distance)
-        return cross_entropy + cast(PFedMeOptions, self.options).lam / 2 * distance
+        return cross_entropy + step.without_rows(cast(PFedMeOptions, self.options).lam / 2 * distance)
 
     def outer_step(self, common: str, own: str, state: State) -> Tensors:
         """Return `w − η·λ·(w − θ)` of a part."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from silotune.core.tensors import State, Tensors, detached
 from silotune.data.batching import Batch
+from silotune.errors import InputError
 from silotune.methods.parts import HEAD, Part
 from silotune.models.forward.mixing import Mix, parse_name, parts_in, resolve_weights
 from silotune.models.forward.views import View
@@ -92,6 +93,7 @@ class Step:
         modules: the method's parts by name.
         terms: terms of the loss for the log, filled by `log`.
         recipe: label smoothing and class weights of training.
+        apart: collects what `without_rows` is given; None: it is added to the loss.
     """
 
     batch: Batch
@@ -102,6 +104,7 @@ class Step:
     modules: Mapping[str, Part]
     terms: dict[str, Tensor] = field(default_factory=dict)
     recipe: LossRecipe = PLAIN
+    apart: list[Tensor] | None = None
 
     def logits(self, view: str, head: WhichHead = HEAD) -> Tensor:
         """Return a head's logits over a view, shape (rows, classes)."""
@@ -115,8 +118,30 @@ class Step:
             return module.referenced_loss(tensors, self.views[view], self.views[REFERENCE], self.batch)
         return module.training_loss(tensors, self.views[view], self.batch, self.recipe)
 
+    def without_rows(self, term: Tensor) -> Tensor:
+        """Mark a term of the loss that depends on no row, such as a proximal one; add what this returns to the loss.
+
+        With noise on rows (`privacy.unit`) the loss is one row's, and such a term's gradient is added after the noise.
+
+        Args:
+            term: shape ().
+
+        Returns:
+            The term, or zero where it is added later.
+        """
+        if self.apart is None:
+            return term
+        self.apart.append(term)
+        return torch.zeros_like(term)
+
     def label_counts(self) -> Tensor:
-        """Return how many of the silo's rows each label has, shape (classes,); of its batch, where that is alone."""
+        """Return how many of the silo's rows each label has, shape (classes,); of its batch, where that is alone.
+
+        Raises:
+            InputError: the step has noise on rows, and a count would say more of a row than its gradient.
+        """
+        if self.apart is not None:
+            raise InputError("privacy.unit: the method's loss counts the silo's labels; allowed: another method")
         labels = self.batch.labels if self.batch.source is None else self.batch.source.labels
         return torch.bincount(labels, minlength=len(self.batch.task.labels))
 

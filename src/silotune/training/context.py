@@ -30,6 +30,7 @@ from silotune.models.heads.base import head_readings
 from silotune.models.tuners import tuner_of
 from silotune.training.initial_parts import InitialParts
 from silotune.training.prediction import PredictionContext
+from silotune.training.row_privacy import RowPrivacy, units_of
 from silotune.training.silo import Silo, SiloState
 
 
@@ -83,6 +84,8 @@ class TrainingContext(PredictionContext):
         self.tokens_at_once = own if tokens_at_once is None and isinstance(own, int) else tokens_at_once
         self.draw_seed = seed
         """Seed of silos' draws about their own rows, such as their order; a silo may keep its own secret."""
+        self.row_privacy: RowPrivacy | None = None
+        """DP-SGD in the silos (`privacy.unit`); None: no noise on rows."""
         self._sent: tuple[int, dict[str, Part]] | None = None
 
     @property
@@ -180,7 +183,13 @@ class TrainingContext(PredictionContext):
         epochs = self.epochs(phase)
         if epochs is None:
             return self.train.steps or 0
+        if self.row_privacy is not None and phase.name in self.row_privacy.phases:
+            return epochs * batch_count(len(units_of(silo.train)), self.train.batch_size)
         return epochs * sum(batch_count(rows.examples, self.train.batch_size) for rows in silo.train.values())
+
+    def rate_of_units(self, silo: Silo) -> float:
+        """Return the probability with which a step under noise on rows draws a unit."""
+        return min(1.0, self.train.batch_size / len(units_of(silo.train)))
 
     def constant_views(self, phase: Phase) -> frozenset[str]:
         """Return the names of the views that stay constant in a phase, to be computed once.

@@ -31,6 +31,7 @@ from silotune.models.forward.views import ConstantViews
 from silotune.training.context import TrainingContext
 from silotune.training.phase_batches import joining, phase_batches
 from silotune.training.phase_optimizer import PhaseOptimizer
+from silotune.training.private_steps import PrivateSteps
 from silotune.training.schedule import Schedule
 from silotune.training.silo import Silo
 from silotune.training.step_gradients import SiloStep, StepGradients
@@ -209,6 +210,7 @@ def train(
         state = {name: placed[name] for name in context.parts}
         training = _local_training(context, settings, silo, number, phases)
         runs.append(_SiloRound(silo, state, received, context.backbone.place(kept.memory), training))
+    privacy = context.row_privacy
     for phase in phases:
         members = [run for run in runs if run.enters(phase, number)]
         leaves = [run.begin(phase) for run in members]
@@ -224,7 +226,14 @@ def train(
             keep = settings.keep_optimizer and phase.when == "round"
             for index, run in enumerate(members if keep else []):
                 optimizer.restore(index, phase.name, run.memory)
-            _train_phase(_PhaseWork(context, members, phase, number), optimizer)
+            if privacy is not None and phase.name in privacy.phases:
+                for index, run in enumerate(members):
+                    stream = privacy.stream(run.silo, number, shared, context.state_of(run.silo))
+                    _train_privately(
+                        PrivateSteps(context, run.silo, phase, stream, run.training), run, optimizer, index
+                    )
+            else:
+                _train_phase(_PhaseWork(context, members, phase, number), optimizer)
             for index, run in enumerate(members if keep else []):
                 run.memory = run.memory | optimizer.state(index, phase.name)
             for run, skipped in zip_longest(members, optimizer.skipped()):
@@ -308,6 +317,31 @@ def _train_phase(work: _PhaseWork, optimizer: PhaseOptimizer) -> None:
             if (taken + 1) % work.phase.steps_per_batch == 0:
                 run.follow(work.phase)
             run.count(batch, logged, micro_batches, member)
+
+
+def _train_privately(steps: PrivateSteps, run: _SiloRound, optimizer: PhaseOptimizer, index: int) -> None:
+    """Train a silo in a phase under DP-SGD; no loss decides anything, so one that is not finite ends nothing.
+
+    Args:
+        steps: the silo's noised gradients.
+        run: the silo's round.
+        optimizer: of the phase.
+        index: the silo's position in it.
+    """
+    phase = steps.phase
+    for taken in range(steps.count):
+        found = steps.step(taken, run.state, run.received, run.memory)
+        optimizer.zero_grad()
+        for name, gradient in found.gradient.items():
+            part, tensor = name.split("/", 1)
+            run.state[part][tensor].grad = gradient
+        optimizer.step({index: taken})
+        if (taken + 1) % phase.steps_per_batch == 0:
+            run.follow(phase)
+        run.steps, run.rows = run.steps + 1, run.rows + found.rows
+        for term, value in found.terms.items():
+            run.sums[term] += float(value)
+            run.counts[term] += 1
 
 
 def _in_step(batches: Sequence[Iterator[Batch]]) -> Iterator[list[tuple[int, Batch]]]:

@@ -45,6 +45,7 @@ class SiloStep:
         drawn_for: the purpose of its random numbers in this step; see `core.randomness`.
         scaled: scales the loss for the backward pass, in float16.
         training: what `Method.train` shows in the silo's loss.
+        apart: collects the terms of the loss that depend on no row; None: they are added to the loss.
     """
 
     batch: Batch
@@ -55,6 +56,7 @@ class SiloStep:
     drawn_for: tuple[str | int, ...]
     scaled: Callable[[Tensor], Tensor]
     training: LocalTraining
+    apart: list[Tensor] | None = None
 
 
 class StepGradients:
@@ -108,7 +110,9 @@ class StepGradients:
     def _loss_of(self, member: SiloStep, views: dict[str, View], batch: Batch) -> tuple[Tensor, Terms]:
         """Return a member's loss over its batch, or over a piece of it, and the terms that it logs."""
         recipe = self._recipe
-        step = Step(batch, views, member.state, member.received, member.memory, self._parts, recipe=recipe)
+        step = Step(
+            batch, views, member.state, member.received, member.memory, self._parts, recipe=recipe, apart=member.apart
+        )
         with local_training(member.training):
             loss = self._loss(step)
         return loss, {"loss": loss.detach(), **step.terms}

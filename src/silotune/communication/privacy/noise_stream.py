@@ -31,6 +31,11 @@ class NoiseStream:
     def __init__(self, key: bytes) -> None:
         self._key = key
 
+    @property
+    def word(self) -> str:
+        """A word of the stream, for draws of torch's own generators."""
+        return hashlib.sha256(b"word\x1f" + self._key).hexdigest()
+
     def uniform(self, purpose: str, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return float64 numbers in (0, 1), ends excluded: the middles of 2⁵² equal pieces, exact in float64."""
         stream = hashlib.shake_256(f"{purpose}\x1f{name}\x1f".encode() + self._key).digest(8 * prod(shape))

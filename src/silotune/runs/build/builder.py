@@ -14,6 +14,7 @@ from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import BackboneRequirements, build_model
 from silotune.runs.build.ranks import check_ranks
 from silotune.runs.build.resolve import make_method, use_this_machine, with_chat_template
+from silotune.runs.build.row_privacy import make_row_privacy
 from silotune.runs.build.silos import absent_silo, build_silos, server_silo
 from silotune.runs.build.validation import check_labels, check_tasks
 from silotune.training.cohort import choose_cohort
@@ -61,6 +62,11 @@ def build(
     outside = {silo.name: absent_silo(context, silo) for silo in absent}
     check_rows(context, [*silos.values(), *([server] if server else [])])
     coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled is not None)
+    if config.privacy.unit is not None:
+        noise, privacy = make_row_privacy(
+            config, context, silos, lambda number: coordinator.choose(number, list(silos))
+        )
+        context.row_privacy = noise
     if look is not None:
         look(rows)
     return Federation(

@@ -209,7 +209,8 @@ class Engine(ABC):
         average = mean_ignoring_none(scores.values())
         mean = float(round_number) if average is None else average  # without validation rows the last round is the best
         lower = self.federation.lower_is_better
-        better = judged and is_better(scores, mean, history.best_scores, history.best_validation, lower)
+        noised = self.federation.config.privacy.unit is not None  # scores without noise then choose no round
+        better = judged and (noised or is_better(scores, mean, history.best_scores, history.best_validation, lower))
         if better:
             history.best_round, history.best_validation, history.best_scores = round_number, mean, scores
         self.folder.event(

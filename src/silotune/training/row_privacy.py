@@ -1,0 +1,78 @@
+"""Hold what DP-SGD in a silo is set to: its units, its bound, its noise, and the secret that its draws come from."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from silotune.communication.privacy.noise_stream import NoiseStream
+from silotune.core.tensors import State, digest, flatten
+from silotune.data.tokenized import TokenizedRows
+from silotune.training.silo import Silo, SiloState
+
+Place = tuple[str, int]
+"""A row: its task's name, and its index among the task's rows."""
+
+
+@dataclass(frozen=True)
+class RowPrivacy:
+    """The settings of DP-SGD in all silos of a process.
+
+    Args:
+        clip: the largest L2 norm of a unit's gradient, over all tensors that a phase trains.
+        rows_per_unit: the most rows of a unit in one step.
+        multipliers: silo → standard deviation of the noise, in multiples of `clip`.
+        phases: names of the phases whose gradients are noised; see `noised_phases`.
+        secret: the silo's own secret; None: draws follow from `seed`, which is a simulation.
+        seed: the run's seed.
+        run: a digest of the configuration, on which every draw depends.
+    """
+
+    clip: float
+    rows_per_unit: int
+    multipliers: Mapping[str, float]
+    phases: frozenset[str]
+    secret: bytes | None
+    seed: int
+    run: str
+
+    def deviation(self, silo: str) -> float:
+        """Return the standard deviation of a silo's noise on the sum of its units' clipped gradients."""
+        return self.multipliers[silo] * self.clip
+
+    def stream(self, silo: Silo, number: int, received: State, state: SiloState) -> NoiseStream:
+        """Return the numbers of a silo's draws in a round.
+
+        Two answers to different broadcasts must not have the same noise, or their difference would be without. So the
+        stream's key depends on all that the answer depends on: the tensors as received, the silo's own, its rows, the
+        round and the configuration. The same round asked for again with the same tensors has the same draws.
+
+        Args:
+            silo: whose round; its name and rows.
+            number: the round's number.
+            received: the shared parts as received.
+            state: the silo's parts and memory as the round begins.
+        """
+        words = (self.run, silo.name, str(number), digest(flatten(received)), digest(state.flat()), _rows_digest(silo))
+        key = self.secret if self.secret is not None else f"row privacy {self.seed}".encode()
+        return NoiseStream(hmac.digest(key, "\x1f".join(words).encode(), "sha256"))
+
+
+def units_of(train: Mapping[str, TokenizedRows]) -> list[list[Place]]:
+    """Return the rows of each unit; without a column of units every row is one."""
+    units: dict[object, list[Place]] = {}
+    for task, rows in sorted(train.items()):
+        names = rows.units
+        for row in range(rows.examples):
+            units.setdefault((task, row) if names is None else names[row], []).append((task, row))
+    return list(units.values())
+
+
+def _rows_digest(silo: Silo) -> str:
+    sha = hashlib.sha256()
+    for task, rows in sorted(silo.train.items()):
+        sha.update(repr((task, rows.ids, rows.types, rows.decoder, rows.targets, rows.units)).encode())
+        sha.update(rows.labels.numpy().tobytes())
+    return sha.hexdigest()

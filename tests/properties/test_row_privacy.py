@@ -1,0 +1,171 @@
+"""Noise on rows, over all methods: with one run's noised gradients put into another, no byte that leaves differs.
+
+The second run has another row in one place: other text, other label. So all that a silo sends depends on its rows
+through noised gradients alone, over rounds, private parts, memory and the choice of a round.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from silotune.communication.privacy.noise_stream import NoiseStream
+from silotune.errors import InputError
+from silotune.methods import METHODS
+from silotune.runs.build.resolve import read_config
+from silotune.runs.run import run
+from silotune.training import private_steps
+from silotune.training.client import SiloClient, SiloReply
+from silotune.training.private_steps import PrivateGradient, PrivateSteps
+from silotune.training.row_privacy import RowPrivacy
+from tests.support.proof import double_backbone, in_double
+from tests.support.tiny import tiny_overrides
+
+REFUSED = {
+    "fedavg-full": "tuner",
+    "moon": "couples",
+    "fedmcp": "couples",
+    "fedproto": "statistics of rows",
+    "fedfame": "labeled rows",
+    "server-only": "labeled rows",
+}
+"""Methods that noise on rows refuses, with words of the reason; the others have a run."""
+
+WORDS = {"fedmcp": ("method.mu=0",), "fdlora": ("method.sync=1",)}
+NOISE = ("privacy.unit=row", "privacy.epsilon=4", "rounds=2", "train.steps=2", "train.batch_size=30")
+SHORT = ("scaffold", "ditto", "fedmcp", "feddpa-t")
+"""Methods of `make test`: server state, a phase without noise, one phase of all parts, a phase of its own."""
+ACCEPTED = [name for name in METHODS if name not in REFUSED or name in WORDS]
+
+
+def words(method: str, backbone: Path, data: Path) -> list[str]:
+    return [*tiny_overrides(method, backbone, data), *NOISE, *WORDS.get(method, ())]
+
+
+def with_another_row(data: Path, to: Path) -> Path:
+    """Copy the data with one training row of the first task changed, its text and its label."""
+    shutil.copytree(data, to)
+    path = to / "alpha" / "train.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    row = json.loads(lines[3])
+    row["sentence1"], row["label"] = f"never again {row['sentence1']} " * 3, 1 - row["label"]
+    lines[3] = json.dumps(row) + "\n"
+    path.write_text("".join(lines))
+    return to
+
+
+@pytest.fixture(scope="module")
+def changed_data(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_another_row(data_folder, tmp_path_factory.mktemp("changed") / "data")
+
+
+@dataclass
+class Watched:
+    """A run's messages, and what every noised step was made of."""
+
+    sent: list[tuple[str, bytes]] = field(default_factory=list)
+    noised: list[PrivateGradient] = field(default_factory=list)
+    mechanisms: list[tuple[str, str, float, float]] = field(default_factory=list)
+    """Silo, phase, rate of drawn units, and deviation of the noise."""
+    clipped: list[Tensor] = field(default_factory=list)
+    """Per sum of units, their clipped gradients, shape (units, numbers)."""
+
+
+def watch(words: list[str], backbone: Path, out: Path, instead: Watched | None = None) -> Watched:
+    """Run in float64 with draws that do not depend on rows; `instead`: a run whose noised gradients are put in."""
+    found = Watched()
+    rounds, step, sums = SiloClient.rounds, PrivateSteps.step, private_steps.clipped_sums
+
+    def sent(self: SiloClient, *args: Any) -> list[SiloReply]:
+        replies = rounds(self, *args)
+        found.sent.extend((reply.silo, reply.message) for reply in replies)
+        return replies
+
+    def noised(self: PrivateSteps, *args: Any) -> PrivateGradient:
+        own = step(self, *args)
+        deviation = self._privacy.deviation(self._silo.name)
+        found.mechanisms.append((self._silo.name, self.phase.name, self._rate, deviation))
+        found.noised.append(own if instead is None else instead.noised[len(found.noised)])
+        return found.noised[-1]
+
+    def clipped(gradients: list[Tensor], bound: float) -> list[Tensor]:
+        flat = torch.cat([each.reshape(len(each), -1) for each in gradients], 1)
+        found.clipped.append(torch.stack([torch.cat([*clipped_row(row, bound)]) for row in flat]))
+        return sums(gradients, bound)
+
+    def clipped_row(row: Tensor, bound: float) -> list[Tensor]:
+        return [each.reshape(-1) for each in sums([row[None]], bound)]
+
+    with in_double(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SiloClient, "rounds", sent)
+        patch.setattr(PrivateSteps, "step", noised)
+        patch.setattr(private_steps, "clipped_sums", clipped)
+        patch.setattr(
+            RowPrivacy, "stream", lambda self, silo, number, *_: NoiseStream(f"{silo.name} {number}".encode())
+        )
+        run(read_config("demo", words), out=out, backbone=double_backbone(backbone, "AutoModel"))
+    return found
+
+
+@pytest.mark.parametrize(
+    "method", [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in ACCEPTED]
+)
+def test_what_leaves_depends_on_rows_through_noised_gradients_alone(
+    method: str, backbone_folder: Callable[[str], Path], data_folder: Path, changed_data: Path, tmp_path: Path
+) -> None:
+    backbone = backbone_folder("bert")
+    first = watch(words(method, backbone, data_folder), backbone, tmp_path / "one")
+    second = watch(words(method, backbone, changed_data), backbone, tmp_path / "two", first)
+    assert first.mechanisms == second.mechanisms
+    assert len(first.clipped) == len(second.clipped)
+    changed = 0
+    for one, two in zip(first.clipped, second.clipped, strict=True):
+        assert one.shape == two.shape
+        assert (two.norm(dim=1) <= 1 + 1e-9).all()
+        different = ((one - two).abs().amax(1) > 1e-10).sum()
+        assert different <= 1, "one unit is another one"
+        changed += int(different)
+    assert first.sent == second.sent
+    assert first.sent
+    assert changed or method in ("local", "centralised"), "the changed row was drawn"
+
+
+@pytest.mark.parametrize("method", REFUSED)
+def test_what_it_cannot_cover_is_refused(
+    method: str, backbone_folder: Callable[[str], Path], data_folder: Path, tmp_path: Path
+) -> None:
+    given = [*tiny_overrides(method, backbone_folder("bert"), data_folder), *NOISE]
+    with pytest.raises(InputError, match=f"privacy.unit.*{REFUSED[method]}"):
+        run(read_config("demo", given), out=tmp_path / "run")
+
+
+class TestPlanted:
+    """Leaks that the test above has to find."""
+
+    def check(self, backbone: Path, data: Path, changed: Path, out: Path, method: str = "fedper") -> None:
+        test_what_leaves_depends_on_rows_through_noised_gradients_alone(method, lambda _: backbone, data, changed, out)
+
+    def test_a_phase_without_noise(
+        self, monkeypatch, backbone_folder: Callable, data_folder: Path, changed_data: Path, tmp_path: Path
+    ) -> None:
+        """FedRep's head, which is private, trains without noise, and the shared body follows it."""
+        from silotune.runs.build import row_privacy as build
+
+        real = build.noised_phases
+        monkeypatch.setattr(build, "noised_phases", lambda *args: real(*args) - {"head"})
+        with pytest.raises(AssertionError):
+            self.check(backbone_folder("bert"), data_folder, changed_data, tmp_path, "fedrep")
+
+    def test_a_best_round_by_raw_scores_is_not_taken(
+        self, backbone_folder: Callable, data_folder: Path, tmp_path: Path
+    ) -> None:
+        done = run(read_config("demo", words("fedavg", backbone_folder("bert"), data_folder)), out=tmp_path / "run")
+        assert done.summary["best_round"] == 2
