@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,9 +23,10 @@ from silotune.data.readers import (
     require_columns,
     with_groups,
 )
+from silotune.data.row_checks import alike_labels
 from silotune.data.rows import LabeledSet, Row, Splits
 from silotune.data.targets import label_set_names, target_rows
-from silotune.data.tasks import Task, make_task
+from silotune.data.tasks import Task, are_truth_values, label_form, make_task
 from silotune.errors import InputError
 
 
@@ -56,8 +58,9 @@ def own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabeledSe
         task = tasks[silo.task or silo.name]
         own_paths, own_records = paths[silo.name], records[silo.name]
         with _naming(silo):
+            declared = any(other.labels for other in silos if (other.task or other.name) == task.name)
             rows = {
-                part: _rows(silo, task, formats[silo.name], own_paths[part], of_part)
+                part: _rows(silo, task, formats[silo.name], own_paths[part], of_part, declared)
                 for part, of_part in own_records.items()
             }
             rows["train"] = with_groups(own_paths["train"], own_records["train"], rows["train"], column)
@@ -74,13 +77,17 @@ def _naming(silo: SiloConfig) -> Iterator[None]:
         raise InputError(f"silo {silo.name!r}: {error}") from error
 
 
-def _rows(silo: SiloConfig, task: Task, format: Format | None, path: Path, records: list[Record]) -> list[Row]:
+def _rows(
+    silo: SiloConfig, task: Task, format: Format | None, path: Path, records: list[Record], declared: bool
+) -> list[Row]:
     if format is not None:
         return generation_rows(path, records, format)
     if task.kind == "generation":
         return instruction_rows(path, records, silo.columns, silo.label)
     separator = silo.label_separator
-    return target_rows(path, records, silo.columns, silo.label, task, by_index=False, separator=separator)
+    return target_rows(
+        path, records, silo.columns, silo.label, task, by_index=False, separator=separator, declared=declared
+    )
 
 
 def _task(silo: SiloConfig, name: str, format: Format | None, labels: Callable[[], tuple[str, ...]]) -> Task:
@@ -140,20 +147,28 @@ def _labels(
     files: dict[str, dict[str, Path]],
     records: dict[str, dict[str, list[Record]]],
 ) -> tuple[str, ...]:
-    """Return a task's label names: declared ones, else those in its silos' training rows."""
+    """Return a task's label names: declared ones, else those in its silos' training rows, forms of one label as one."""
     members = [silo for silo in silos if (silo.task or silo.name) == task]
     declared = {tuple(silo.labels) for silo in members if silo.labels}
     if len(declared) > 1:
         raise InputError(f"silos: task {task!r} is declared with different labels: {sorted(declared)}")
     if declared:
         return declared.pop()
-    values: list[str | int] = []
+    found: set[str] = set()
     for silo in members:
         path, rows = files[silo.name]["train"], records[silo.name]["train"]
         with _naming(silo):
             require_columns(path, rows[0], [*silo.columns, silo.label])
             if silo.kind == "multilabel":
-                values += label_set_names(path, rows, silo.label, silo.label_separator)
+                found |= {*label_set_names(path, rows, silo.label, silo.label_separator)}
             else:
-                values += read_labels(path, rows, silo.label)
-    return label_names(values)
+                found |= {*map(str, read_labels(path, rows, silo.label))}
+    composed = {unicodedata.normalize("NFC", label) for label in found}
+    forms = {label_form(label, are_truth_values(composed)) for label in composed}
+    names = label_names(forms if len(forms) < len(composed) else composed)
+    if len(members) > 1 and (alike := alike_labels(names)):
+        raise InputError(
+            f"task {task!r}: labels of its silos differ in spelling only: {', '.join(map(repr, alike[0]))}; name the "
+            "labels that are meant in `labels` of one of these silos"
+        )
+    return names

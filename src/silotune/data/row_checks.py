@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 from silotune.data.metrics import metric_title
 from silotune.data.rows import Row, SiloData, Splits
 from silotune.data.targets import label_set_of, number_of
+from silotune.data.tasks import label_spelling
 
 SPLITS = ("train", "validation", "test")
 
@@ -82,10 +82,10 @@ def number_spread(rows: Sequence[Row]) -> dict[str, float] | None:
 
 
 def alike_labels(labels: Iterable[str]) -> list[list[str]]:
-    """Return groups of labels that differ in case, white space or punctuation only, such as `Pos` and `pos`."""
+    """Return groups of labels that differ in spelling only (`label_spelling`), such as `Pos` and `pos`."""
     groups: dict[str, list[str]] = {}
     for label in labels:
-        groups.setdefault(re.sub(r"[\W_]+", "", label.casefold()) or label, []).append(label)
+        groups.setdefault(label_spelling(label), []).append(label)
     return [group for group in groups.values() if len(group) > 1]
 
 
@@ -97,7 +97,9 @@ def row_warnings(silo: SiloData, described: Mapping[str, Any]) -> list[str]:
         described: from `describe_rows`.
     """
     name, counts = f"silo {silo.name!r}", silo.splits.counts()
-    warnings = [f"{name}: labels that look like one: {_quoted(group)}" for group in described["alike"]]
+    remarks = Counter(remark for split in SPLITS for row in getattr(silo.splits, split) for remark in row.remarks)
+    warnings = [f"{name}: {number} rows: {remark}" for remark, number in remarks.items()]
+    warnings += [f"{name}: labels that look like one: {_quoted(group)}" for group in described["alike"]]
     train_labels = described["label_rows"]["train"]
     if len(train_labels) >= _MANY_LABELS and counts["train"] < _FEW_ROWS_PER_LABEL * len(train_labels):
         warnings.append(

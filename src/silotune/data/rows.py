@@ -26,6 +26,7 @@ class Row:
             `texts` holds its last turn.
         rejected: the answer that `answer` is preferred to (preference pairs).
         target: the number of a regression, or the ascending indices of the labels of a row with several.
+        remarks: what of the file's row was read otherwise than it stands there, or left out; for warnings.
     """
 
     texts: tuple[str, ...]
@@ -35,6 +36,7 @@ class Row:
     turns: tuple[Turn, ...] = ()
     rejected: str = ""
     target: float | tuple[int, ...] | None = None
+    remarks: tuple[str, ...] = ()
 
     @property
     def known(self) -> int | float | tuple[int, ...]:

@@ -6,7 +6,8 @@ A label is one of the task's classes, a number belongs to a regression, and a la
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from silotune.config.tables import source_name
 from silotune.data.readers import Record, label_names, read_labels, read_text, require_columns
 from silotune.data.rows import Row
-from silotune.data.tasks import Task
+from silotune.data.tasks import Task, label_spelling
 from silotune.errors import InputError
 
 SEPARATOR = ","
@@ -32,6 +33,7 @@ def target_rows(
     *,
     by_index: bool,
     separator: str | None = None,
+    declared: bool = False,
 ) -> list[Row]:
     """Make rows of a task whose rows have labels, numbers or sets of labels.
 
@@ -43,9 +45,10 @@ def target_rows(
         task: the task; not one of generation.
         by_index: whether a whole-number label is an index into the task's labels (data sets with a `meta.json`).
         separator: between the labels of a cell of text, for rows with several.
+        declared: whether the configuration names the labels; a row's label may then be spelled otherwise.
     """
     if task.kind == "classification":
-        return labeled_rows(path, records, text_columns, label_column, task.labels, by_index)
+        return labeled_rows(path, records, text_columns, label_column, task, by_index, declared)
     require_columns(path, records[0], [*text_columns, label_column])
     rows = []
     for number, record in enumerate(records, start=1):
@@ -55,7 +58,12 @@ def target_rows(
         if task.kind == "regression":
             rows.append(Row(texts, 0, target=read_number(cell, where)))
         else:
-            rows.append(Row(texts, 0, target=_indices(read_label_set(cell, where, separator), task, by_index, where)))
+            indices, remarks = set(), {}
+            for label in read_label_set(cell, where, separator):
+                index, remark = _label_index(task, label, by_index, declared, where)
+                indices.add(index)
+                remarks |= dict.fromkeys(remark)
+            rows.append(Row(texts, 0, target=tuple(sorted(indices)), remarks=tuple(remarks)))
     return rows
 
 
@@ -64,42 +72,40 @@ def labeled_rows(
     records: Sequence[Record],
     text_columns: Sequence[str],
     label_column: str,
-    names: Sequence[str],
+    task: Task,
     by_index: bool,
+    declared: bool = False,
 ) -> list[Row]:
-    """Make rows with label indices.
-
-    Args:
-        path: the file, for messages.
-        records: rows of the file.
-        text_columns: the text column, or the two columns of a pair.
-        label_column: the label column.
-        names: label names of the task.
-        by_index: whether a whole-number label is an index into `names` (data sets with a `meta.json`).
-    """
+    """Make rows with label indices; arguments as for `target_rows`."""
     require_columns(path, records[0], [*text_columns, label_column])
     labels = read_labels(path, records, label_column)
-    index = {name: position for position, name in enumerate(names)}
     rows = []
     for number, (record, value) in enumerate(zip(records, labels, strict=True), 1):
-        position = value if by_index and isinstance(value, int) else index.get(truth_value(str(value), index), -1)
-        if not 0 <= position < len(names):
-            raise InputError(
-                f"{source_name(path)}: row {number}: unknown label {value!r}; allowed: {', '.join(map(str, names))}"
-            )
-        rows.append(Row(tuple(read_text(path, number, record, column) for column in text_columns), position))
+        index, remarks = _label_index(task, value, by_index, declared, f"{source_name(path)}: row {number}")
+        texts = tuple(read_text(path, number, record, column) for column in text_columns)
+        rows.append(Row(texts, index, remarks=remarks))
     return rows
 
 
-def truth_value(label: str, known: Collection[str]) -> str:
-    """Return a label as it is known if both are truth values (`true` of JSON, `True` in a CSV of pandas).
-
-    Any other label is returned as it is, and so is one that is known.
-    """
-    if label in known:
-        return label
-    written = {name.casefold(): name for name in known}
-    return written.get(label.casefold(), label) if {*written} == {"false", "true"} else label
+def _label_index(
+    task: Task, label: str | int, by_index: bool, declared: bool, where: str
+) -> tuple[int, tuple[str, ...]]:
+    """Return the index of a row's label, and a remark if the task's label is written otherwise."""
+    if by_index and isinstance(label, int):
+        index, written = label, ""
+    else:
+        written = str(label)
+        index = task.label_index(written)
+        if index < 0 and declared:
+            alike = [name for name in task.labels if label_spelling(name) == label_spelling(written)]
+            index = task.label_index(alike[0]) if len(alike) == 1 else -1
+    if not 0 <= index < len(task.labels):
+        raise InputError(f"{where}: unknown label {label!r}; allowed: {', '.join(task.labels)}")
+    name = task.labels[index]
+    if written in ("", name):
+        return index, ()
+    shown = ascii if unicodedata.normalize("NFC", written) == unicodedata.normalize("NFC", name) else repr
+    return index, (f"the label {shown(written)} is read as {shown(name)}",)
 
 
 def read_number(cell: object, where: str) -> float:
@@ -136,16 +142,6 @@ def label_set_names(path: Path, records: Sequence[Record], column: str, separato
         for label in read_label_set(record.get(column), f"{source_name(path)}: row {number}: {column!r}", separator)
     )
     return label_names(found)
-
-
-def _indices(labels: Sequence[str | int], task: Task, by_index: bool, where: str) -> tuple[int, ...]:
-    found = set()
-    for label in labels:
-        index = label if by_index and isinstance(label, int) else task.label_index(str(label))
-        if not 0 <= index < len(task.labels):
-            raise InputError(f"{where}: unknown label {label!r}; allowed: {', '.join(task.labels)}")
-        found.add(index)
-    return tuple(sorted(found))
 
 
 def target_tensor(task: Task, rows: Sequence[Row]) -> Tensor:

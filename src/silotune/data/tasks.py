@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import unicodedata
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -64,17 +66,49 @@ class Task:
         return self.kind != "generation"
 
     def label_index(self, label: str) -> int:
-        """Return the index of a label; −1 if there is no such label."""
-        return self._indices.get(label, -1)
+        """Return the index of a label, in whatever form it is written (`label_form`); −1 if there is no such label."""
+        return self._indices.get(label, self._indices.get(label_form(label, self._truth_values), -1))
 
     @cached_property
     def _indices(self) -> dict[str, int]:
-        return {label: index for index, label in enumerate(self.labels)}
+        forms = {label_form(label, self._truth_values): index for index, label in enumerate(self.labels)}
+        return forms | {label: index for index, label in enumerate(self.labels)}
+
+    @cached_property
+    def _truth_values(self) -> bool:
+        return are_truth_values(self.labels)
 
     def fields(self) -> dict[str, Any]:
         """Return the task as JSON values, which `read_task` reads."""
         fields = {"name": self.name, "labels": list(self.labels), "metric": self.metric, "kind": self.kind}
         return fields | ({"positive": self.positive} if self.positive else {})
+
+
+def are_truth_values(labels: Collection[str]) -> bool:
+    """Return whether labels are truth values, however they are written (`true` of JSON, `True` of pandas)."""
+    return {label.casefold() for label in labels} == {"false", "true"}
+
+
+def label_form(label: str, truth_value: bool) -> str:
+    """Return what a label's forms have in common: `1` of `1.0`, `true` of `True`, é as one character.
+
+    Args:
+        label: the label.
+        truth_value: whether it stands among truth values (`are_truth_values`).
+    """
+    label = unicodedata.normalize("NFC", label)
+    whole = re.fullmatch(r"(-?[0-9]{1,1000})\.0+", label)
+    return whole[1] if whole else label.casefold() if truth_value else label
+
+
+def label_spelling(label: str) -> str:
+    """Return what labels have in common that differ in spelling only: case, width, spaces, marks, leading zeros.
+
+    Signs that may mean something stay: those of `A+`, `C#` and `-1`, and what stands between digits.
+    """
+    folded = unicodedata.normalize("NFKC", label).casefold()
+    bare = re.sub(r"[\s_\u200b-\u200d\ufeff;:!?'\"()]|(?<=[^\W\d])-(?=[^\W\d])|[.,](?!\d)", "", folded)
+    return re.sub(r"^(-?)0+(?=\d)", r"\1", bare) or label
 
 
 def make_task(
