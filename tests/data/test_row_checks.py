@@ -46,8 +46,10 @@ def test_rows_by_hand() -> None:
 
 
 def test_labels_that_look_alike() -> None:
-    assert alike_labels(["Pos", "pos", "neg", " POS!", "1", "01", "-", "--"]) == [["Pos", "pos", " POS!"]]
+    assert alike_labels(["Pos", "pos", "neg", " POS!", "1", "01", "-", "--"]) == [["Pos", "pos", " POS!"], ["1", "01"]]
     assert alike_labels(["not_ok", "not ok", "notok"]) == [["not_ok", "not ok", "notok"]]
+    for apart in (["-1", "1"], ["A", "A+", "A-"], ["C", "C#", "C++"], ["AB+", "AB-"], ["1.5", "15"], ["1-2", "12"]):
+        assert alike_labels(apart) == [], apart
 
 
 def test_spread_of_few_numbers() -> None:

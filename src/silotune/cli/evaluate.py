@@ -109,7 +109,11 @@ def _on_harness(
     if folder is not None and not folder.is_dir():
         raise InputError(f"--tasks-folder {folder}: no such folder")
     names = [name.strip() for name in tasks.split(",")]
-    results = evaluate_on(load_model(run, silo), names, folder, limit, chat=chat)
+    model = load_model(run, silo)
+    if getattr(model.context.head, "chat", False) and not chat:
+        note = "the run was trained on its chat template, and these texts come without it (--apply-chat-template)"
+        typer.echo(f"note: {note}", err=True)
+    results = evaluate_on(model, names, folder, limit, chat=chat)
     if as_json:
         typer.echo(json.dumps({"silo": silo, "results": results}, indent=1, default=str))
         return

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from silotune.config.section import Section
-from silotune.config.validators import ConfigPath, Labels, Metric, Name, Names, label_name
+from silotune.config.validators import ConfigPath, Labels, Metric, Name, Names, label_name, listed
 
 DATA_SOURCES = ("set", "path", "tasks", "task", "labels", "metric", "positive")
 """The keys of `data` that choose rows; they exclude the section `silos`, whose entries name their own files."""
@@ -63,6 +63,8 @@ class DataConfig(Section):
             raise ValueError("labels are those of one task for all silos; give data.task too")
         return self
 
+    _ratio = field_validator("ratio", mode="before")(listed)
+
     @field_validator("ratio")
     @classmethod
     def _shares(cls, ratio: tuple[float, float, float]) -> tuple[float, float, float]:
@@ -87,7 +89,11 @@ class SiloConfig(Section):
         "generate.",
     )
     task: Name | None = Field(None, description="silos of one task share label names; unset, the silo's name.")
-    labels: Labels | None = Field(None, min_length=2, description="the label names; unset, those in the training rows.")
+    labels: Labels | None = Field(
+        None,
+        min_length=2,
+        description="the label names, which rows may spell otherwise (`Pos`); unset, those in the training rows.",
+    )
     kind: Literal["classification", "regression", "multilabel", "generation"] = Field(
         "classification",
         description="what a row is answered with: one label (classification), a number (regression), any number of "

@@ -64,6 +64,8 @@ def input_error(
     elif first["type"] in ("model_type", "model_attributes_type", "dict_type"):
         allowed = _fields_at(model, location)
         message = f"must be a group of keys{': ' if allowed else ''}{', '.join(allowed)} (got {shown(first['input'])})"
+    elif first["type"] in ("list_type", "tuple_type"):
+        message = f"must be a list, such as [a, b] (got {shown(first['input'])})"
     elif first["type"] != "value_error":
         message = f"{_SHOULD.sub('must', message)} (got {shown(first['input'])})"
     return InputError(f"{key}: {message}" if key else message)

@@ -13,6 +13,7 @@ from torch import Tensor
 from silotune.data.rows import Row
 from silotune.data.targets import target_tensor
 from silotune.data.tasks import Task
+from silotune.errors import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -118,10 +119,17 @@ class TokenizedRows:
 
 
 class RowTokenizer:
-    """Tokenizes rows for heads that compute logits of a row."""
+    """Tokenizes rows for heads that compute logits of a row.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    Args:
+        tokenizer: the backbone's.
+        max_length: the most tokens of a row.
+        segments: how many segment ids the model has embeddings of; 0: any number.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int, segments: int = 0) -> None:
         self._tokenizer = tokenizer
+        self._segments = segments
         self._max_length = max_length
 
     def __call__(self, task: Task, rows: Sequence[Row]) -> TokenizedRows:
@@ -131,6 +139,11 @@ class RowTokenizer:
         columns = [list(texts) for texts in zip(*(row.texts for row in rows), strict=True)]
         encoded = self._tokenizer(*columns, truncation=True, max_length=self._max_length)
         types = cast("list[list[int]] | None", encoded.get("token_type_ids"))
+        if types is not None and 0 < self._segments <= (last := max(map(max, types))):
+            raise InputError(
+                f"task {task.name!r}: the tokenizer gives these rows segment ids up to {last}, and the backbone has "
+                f"embeddings of {self._segments}; allowed: one text a row, or another backbone"
+            )
         return TokenizedRows(task, cast("list[list[int]]", encoded["input_ids"]), types, target_tensor(task, rows))
 
 

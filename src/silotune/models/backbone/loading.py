@@ -190,7 +190,8 @@ def _types_stored(files: Sequence[Path]) -> set[torch.dtype | None]:
 
 def _check_tokenizer(backbone: Backbone) -> None:
     """Refuse a tokenizer with tokens that the model has no embedding of."""
-    tokens, rows = len(backbone.tokenizer), len(backbone.word_embeddings)
+    tokens = max(len(backbone.tokenizer), 1 + max(backbone.tokenizer.get_vocab().values()))  # ids may have gaps
+    rows = len(backbone.word_embeddings)
     if tokens > rows:
         raise InputError(
             f"backbone: the tokenizer of {backbone.name!r} has {tokens} tokens and its model {rows} word embeddings; "

@@ -157,7 +157,7 @@ class Head(ABC):
 
     def row_tokenizer(self, backbone: Backbone, max_length: int) -> TokenizeRows:
         """Make the function that tokenizes rows, to at most `max_length` tokens each."""
-        return RowTokenizer(backbone.tokenizer, max_length)
+        return RowTokenizer(backbone.tokenizer, max_length, getattr(backbone.base.config, "type_vocab_size", 0))
 
     @abstractmethod
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
