@@ -58,7 +58,8 @@ def target_rows(
         if task.kind == "regression":
             rows.append(Row(texts, 0, target=read_number(cell, where)))
         else:
-            indices, remarks = set(), {}
+            indices: set[int] = set()
+            remarks: dict[str, None] = {}
             for label in read_label_set(cell, where, separator):
                 index, remark = _label_index(task, label, by_index, declared, where)
                 indices.add(index)
