@@ -21,7 +21,7 @@ from silotune.lab.report.frame import Results
 from silotune.lab.report.html_page import write_report
 from silotune.lab.report.significance import PairedTest, best_by_validation, paired_tests
 from silotune.lab.report.table_files import comparison_frame, scores_as_html, scores_as_text, write_tables
-from silotune.lab.runner import Announce, CallbackFactory, OnCellDone, OnCellsBegin, run_cells
+from silotune.lab.runner import Announce, CallbackFactory, OnCellDone, OnCellsBegin, check_cells, run_cells
 from silotune.runs.callbacks.display import default_display
 from silotune.runs.run_result import Run, load_run
 
@@ -81,6 +81,7 @@ def compare(
         require_unused(folder, "--out", OR_RESUME)
     words = [*overrides, *words_of(methods, seeds)]
     comparison = read_comparison(source, words, variants, ablation, only, **keys)
+    check_cells(comparison.cells, folder, spread)
     make_folder(folder, f"--out {folder}")
     comparison.write(folder)
     follow = callbacks or partial(default_display, progress)

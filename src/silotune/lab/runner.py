@@ -6,19 +6,23 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from silotune.config import Config, differences, dump
+from silotune.core.determinism import numerics
 from silotune.core.workers import Workers, end_unguarded_worker
 from silotune.errors import Diverged, InputError
 from silotune.lab.comparison import Cell
 from silotune.models.backbone.backbone import Backbone
+from silotune.runs.build.builder import build
 from silotune.runs.build.model import BackboneRequirements
 from silotune.runs.build.resolve import make_method, on_this_machine
 from silotune.runs.callbacks import Callback
 from silotune.runs.run import run
 from silotune.runs.storage.run_folder import continued
+from silotune.training.federation import Federation
 
 Summary = dict[str, Any]
 
@@ -81,6 +85,45 @@ def _whole_run(
 
 
 RUN = CellKind(_whole_run, "summary.json")
+
+
+def built_entries(cells: Sequence[Cell], on_use: bool = False) -> Iterator[tuple[Cell, Federation]]:
+    """Build the first cell of every entry as a run would, and yield both; a cell that cannot run is named.
+
+    Args:
+        cells: the cells of a plan.
+        on_use: whether the backbone's weights are loaded only if building needs them.
+    """
+    needs: BackboneRequirements | None = None
+    backbone: Backbone | None = None
+    load = partial(BackboneRequirements.load, on_use=on_use)
+    firsts: dict[str, Cell] = {}
+    for cell in cells:
+        firsts.setdefault(cell.entry, cell)
+    for cell in firsts.values():
+        precision = cell.config.precision
+        try:
+            required = BackboneRequirements.of(cell.config, make_method(cell.config))
+            with numerics(precision.deterministic, precision.tf32):
+                federation = build(cell.config, backbone if required == needs else None, load=load)
+            if federation.privacy is not None:
+                federation.privacy.require_a_round()
+        except InputError as error:
+            raise InputError(f"{cell.folder}: {error}") from error
+        needs, backbone = required, federation.backbone
+        yield cell, federation
+
+
+def check_cells(cells: Sequence[Cell], out: Path, workers: Workers) -> None:
+    """Refuse a plan of which a cell cannot run, before the first of them trains.
+
+    A single entry is left to its run, which checks it before it trains; so are cells that have begun, and those of a
+    cluster, whose machines have the rows.
+    """
+    new = [cell for cell in cells if not (out / cell.folder / "config.yaml").exists()]
+    if workers.cluster is None and len({cell.entry for cell in cells}) > 1:
+        for _ in built_entries(new, on_use=True):
+            pass
 
 
 def run_cells(

@@ -36,7 +36,16 @@ from silotune.lab.comparison import (
     to_words,
     words_of,
 )
-from silotune.lab.runner import Announce, CallbackFactory, CellKind, OnCellDone, OnCellsBegin, Summary, run_cells
+from silotune.lab.runner import (
+    Announce,
+    CallbackFactory,
+    CellKind,
+    OnCellDone,
+    OnCellsBegin,
+    Summary,
+    check_cells,
+    run_cells,
+)
 from silotune.lab.search_space import (
     Space,
     all_combinations,
@@ -106,6 +115,14 @@ def sweep(
         require_unused(folder, "--out", OR_RESUME)
     words = [*overrides, *words_of(methods, seeds), *map(_search_word, search.items())]
     plan = read_sweep(source, words, trials, **keys)
+    combinations = all_combinations if plan.trials is None else boundary_combinations
+    planned = [
+        (method, number, chosen, plan.cells(method, chosen))
+        for method, space in plan.spaces.items()
+        for number, chosen in enumerate(combinations(space), 1)
+    ]
+    cells = [cell for *_, of_trial in planned for cell in of_trial]
+    check_cells(cells, folder, spread)
     make_folder(folder, f"--out {folder}")
     follow = callbacks or partial(default_display, progress)
 
@@ -114,12 +131,7 @@ def sweep(
         return run_cells(cells, folder, kind=TRIAL, workers=spread, callbacks=follow, begin=announced, done=done)
 
     if plan.trials is None:
-        planned = [
-            (method, number, chosen, plan.cells(method, chosen))
-            for method, space in plan.spaces.items()
-            for number, chosen in enumerate(all_combinations(space), 1)
-        ]
-        summaries = run([cell for *_, cells in planned for cell in cells])
+        summaries = run(cells)
         results = [_trial_of(*trial, summaries) for trial in planned]
     else:
         results = [trial for method in plan.spaces for trial in _sampled_trials(plan, method, plan.trials, run)]

@@ -18,8 +18,6 @@ from silotune.errors import InputError, unknown_name_error
 if TYPE_CHECKING:
     from silotune.lab.compare import ComparisonResult
     from silotune.lab.comparison import Cell
-    from silotune.models.backbone.backbone import Backbone
-    from silotune.runs.build.model import BackboneRequirements
 
 
 ComparisonWords = Annotated[
@@ -109,29 +107,18 @@ def _preview(cells: Sequence[Cell]) -> None:
     """Build the first run of every entry of a comparison, and list the entries."""
     from rich.table import Table
 
-    from silotune.cli.preview import END, built
-    from silotune.runs.build.model import BackboneRequirements
-    from silotune.runs.build.resolve import make_method
+    from silotune.cli.preview import END
+    from silotune.lab.runner import built_entries
     from silotune.runs.summary import parameters
 
-    entries: dict[str, list[Cell]] = {}
-    for cell in cells:
-        entries.setdefault(cell.entry, []).append(cell)
     table = Table("entry", "seeds")
     for name in ("rounds", "silos", "trained parameters", "sent a round"):
         table.add_column(name, justify="right")
-    needs: BackboneRequirements | None = None
-    backbone: Backbone | None = None
-    for entry, (first, *others) in entries.items():
-        required = BackboneRequirements.of(first.config, make_method(first.config))
-        try:
-            federation = built(first.config, backbone if required == needs else None, [])
-        except InputError as error:
-            raise InputError(f"{first.folder}: {error}") from error
-        needs, backbone, sizes = required, federation.backbone, parameters(federation)
+    for first, federation in built_entries(cells):
+        sizes = parameters(federation)
         counts = (federation.rounds, len(federation.silos), sizes["trainable_parameters"], sizes["sent_parameters"])
-        seeds = ", ".join(str(cell.seed) for cell in (first, *others))
-        table.add_row(entry, seeds, *(f"{count:,}" for count in counts))
+        seeds = ", ".join(str(cell.seed) for cell in cells if cell.entry == first.entry)
+        table.add_row(first.entry, seeds, *(f"{count:,}" for count in counts))
     console.print(table)
     say(f"{len(cells)} runs; {END}")
 
