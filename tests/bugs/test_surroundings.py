@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from silotune.core.locking import folder_lock, is_locked
 from silotune.core.workers import Workers, worker_pool
 from silotune.deploy.doctor import check_proxy
 from silotune.deploy.enrollment import enroll
@@ -174,6 +175,15 @@ assert current_user() and memory_mib() > 1
 def test_a_silos_side_needs_no_module_of_posix_alone(tmp_path):
     done = subprocess.run([sys.executable, "-c", ALONE, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_folder_is_released_where_open_files_cannot_be_removed(tmp_path, monkeypatch):
+    def unlink(*_args, **_options):
+        raise PermissionError(13, "is used by another process")
+
+    with folder_lock(tmp_path):
+        monkeypatch.setattr(Path, "unlink", unlink)
+    assert not is_locked(tmp_path)
 
 
 @pytest.mark.parametrize(("module", "name"), [(socket, "AF_UNIX"), (os, "fork")])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -34,7 +34,8 @@ def folder_lock(path: Path, patience: float = 0.0) -> Iterator[None]:
     try:
         yield
     finally:
-        (path / LOCK_FILE).unlink(missing_ok=True)  # before the release: the next process makes a new one
+        with suppress(PermissionError):  # Windows removes no open file; there the release removes it
+            (path / LOCK_FILE).unlink(missing_ok=True)  # before the release: the next process makes a new one
         lock.release()
 
 
