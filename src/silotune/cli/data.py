@@ -75,7 +75,7 @@ def data(
         notes.append(str(error))
     if picture is not None:
         _draw_labels(described, picture)
-    shown = _shown(config, list(silos.values()), chosen, show) if show else {}
+    shown = _shown(config, list(silos.values()), chosen, show, notes) if show else {}
     if as_json:
         for name, rows in shown.items():
             described[name]["shown"] = [asdict(row) for row in rows]
@@ -159,8 +159,11 @@ def _draw_task(axes: Axes, task: str, silos: LabelRows) -> None:
         axes.spines[side].set_visible(False)
 
 
-def _shown(config: Config, silos: list[SiloData], chosen: list[SiloData], number: int) -> dict[str, list[ShownRow]]:
-    """Tokenize rows of the chosen silos, with the template that all silos' rows need."""
+def _shown(
+    config: Config, silos: list[SiloData], chosen: list[SiloData], number: int, notes: list[str]
+) -> dict[str, list[ShownRow]]:
+    """Tokenize rows of the chosen silos, with the template that all silos' rows need; add warnings to the notes."""
+    from silotune.data.row_checks import token_warnings
     from silotune.runs.build.model import build_model
     from silotune.runs.build.resolve import make_method, use_this_machine, with_chat_template
     from silotune.runs.build.shown_rows import show_rows
@@ -173,6 +176,7 @@ def _shown(config: Config, silos: list[SiloData], chosen: list[SiloData], number
     check_tasks(config, method, tasks)
     backbone = build_model(config, method, tasks.values()).backbone
     tokenize = head.row_tokenizer(backbone, config.train.max_length)
+    notes += [line for item in chosen for line in token_warnings(item, backbone.tokenizer, tokenize)]
     return {item.name: show_rows(backbone.tokenizer, tokenize, item, number) for item in chosen}
 
 

@@ -25,7 +25,7 @@ def preview_run(config: Config) -> None:
     """Build a run's federation, and say what would be trained on which rows and what would be sent."""
     rows: list[SiloData] = []
     federation = built(config, None, rows)
-    for line in run_warnings(config, rows):
+    for line in run_warnings(config, rows, federation.context):
         say(f"warning: {line}")
     for silo in rows[:_MOST_SILOS]:
         counts = ", ".join(f"{number:,} {split}" for split, number in silo.splits.counts().items())
@@ -45,4 +45,4 @@ def preview_run(config: Config) -> None:
 def built(config: Config, backbone: Backbone | None, rows: list[SiloData]) -> Federation:
     """Build a federation as a run would, and add its silos' data to `rows`."""
     with numerics(config.precision.deterministic, config.precision.tf32):
-        return build(config, backbone, look=rows.extend)
+        return build(config, backbone, look=lambda silos, context: rows.extend(silos))

@@ -67,6 +67,11 @@ class ChatTemplate:
         """Return the prompt of a row that is no conversation: one turn of the user, its texts joined by line breaks."""
         return self.prompt([("user", join_lines(texts))])
 
+    def writes(self, turns: Sequence[Turn]) -> bool:
+        """Return whether the prompt has the text of each turn; white space is the template's own affair."""
+        prompt = _without_spaces(self.prompt(turns))
+        return all(_without_spaces(content) in prompt for _, content in turns)
+
     def text(self, turns: Sequence[Turn]) -> str:
         """Return the text of a whole conversation."""
         return self._render(turns)[0]
@@ -110,7 +115,9 @@ class ChatTemplate:
         rendered = self.text([*self._asked, (ASSISTANT, _PROBE)])
         return rendered[rendered.rindex(_PROBE) + len(_PROBE) :] if _PROBE in rendered else ""
 
-    def answers(self, turns: Sequence[Turn], last_only: bool) -> tuple[str, list[Span], int]:
+    def answers(
+        self, turns: Sequence[Turn], last_only: bool, untrained: Sequence[int] = ()
+    ) -> tuple[str, list[Span], int]:
         """Render a conversation that ends with the assistant's turn, and find what the assistant writes in it.
 
         A template with `{% generation %}` marks it itself. With others, a turn of the assistant is what the template
@@ -120,6 +127,7 @@ class ChatTemplate:
         Args:
             turns: the conversation.
             last_only: whether only the last turn of the assistant counts.
+            untrained: turns of the assistant that do not count, from the end: −2 is the one before the last turn.
 
         Returns:
             The text, up to the end of the last answer; the characters of each answer; and where the last answer begins.
@@ -140,6 +148,14 @@ class ChatTemplate:
             spans = self._added(turns, whole, last_only)
         spans = spans[-1:] if last_only else spans
         self._check_written(turns, whole, spans)
+        if untrained:
+            own = [place - len(turns) for place, (role, _) in enumerate(turns) if role == ASSISTANT]
+            if len(spans) > len(own):
+                raise InputError(
+                    "head.template: the chat template marks a turn in several pieces, so that turns of weight 0 are "
+                    "not known; use head.train_on=last"
+                )
+            spans = [span for span, place in zip(spans, own[-len(spans) :], strict=True) if place not in untrained]
         return whole[: spans[-1][1]], spans, len(prompt)
 
     def _added(self, turns: Sequence[Turn], whole: str, last_only: bool) -> list[Span]:

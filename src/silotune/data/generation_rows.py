@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,9 @@ PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
 
 _SHAPES = (("role", "content"), ("from", "value"))
 """The keys of a turn: OpenAI's, ShareGPT's."""
+
+_UNREAD = ("tools", "functions", "images", "audios", "videos", "documents", "history", "system")
+"""Columns that change what a row means, and that no prompt has; a conversation's `system` is its first turn."""
 
 _ROLES = {"system": "system", "user": "user", "assistant": ASSISTANT, "human": "user", "gpt": ASSISTANT}
 """Roles as files name them, and as chat templates do."""
@@ -55,7 +59,27 @@ def generation_rows(path: Path, records: Sequence[Record], format: Format) -> li
         records: rows of the file.
         format: from `find_format`.
     """
-    return _READERS[format](path, records)
+    rows = _READERS[format](path, records)
+    remarks = [_left_out(record, format) for record in records]
+    return [replace(row, remarks=found) if found else row for row, found in zip(rows, remarks, strict=True)]
+
+
+def _left_out(record: Record, format: Format) -> tuple[str, ...]:
+    """Name what of a row is not read: columns such as `tools`, and keys of its turns such as `tool_calls`."""
+    talk = format == "conversations"
+    columns = [name for name in _UNREAD if record.get(name) and not (talk and name == "system")]
+    keys = {
+        key
+        for column in (MESSAGES, CONVERSATIONS, PROMPT, CHOSEN, REJECTED)
+        for turn in _listed(record.get(column))
+        for key, value in (turn.items() if isinstance(turn, Mapping) else ())
+        if key not in ("role", "content", "from", "value") and value not in (None, "", [], {})
+        if not (talk and key == "weight" and value in (0, 1))
+    }
+    return (
+        *(f"the column {name!r} is left out" for name in columns),
+        *(f"the key {key!r} of a turn is left out" for key in sorted(map(str, keys))),
+    )
 
 
 def instruction_rows(
@@ -77,7 +101,8 @@ def instruction_rows(
 def _conversation_rows(path: Path, records: Sequence[Record]) -> list[Row]:
     """Make rows of conversations, from the column `messages` or `conversations`.
 
-    Everything up to the assistant's last turn is kept; that turn is the row's answer. A column `system` (ShareGPT) is
+    Everything up to the assistant's last turn is kept; that turn is the row's answer. Turns with `weight: 0` are no
+    answers: one is only read if an answer follows. A column `system` (ShareGPT) is
     the first turn.
     """
     column = MESSAGES if MESSAGES in records[0] else CONVERSATIONS
@@ -85,10 +110,13 @@ def _conversation_rows(path: Path, records: Sequence[Record]) -> list[Row]:
     for number, record in enumerate(records, start=1):
         where = f"{source_name(path)}: row {number}"
         turns = read_turns(record.get(column), f"{where}: {column!r}")
+        weights = [turn.get("weight") for turn in _listed(record.get(column))]
         if record.get("system") and turns[0][0] != "system":
             turns = [("system", read_text(path, number, record, "system")), *turns]
-        before, answer = _with_answer(turns, f"{where}: {column!r}")
-        rows.append(Row((before[-1][1], ""), 0, answer, turns=before))
+            weights = [None, *weights]
+        before, answer = _with_answer(turns, weights, f"{where}: {column!r}")
+        untrained = tuple(n - len(before) - 1 for n in range(len(before)) if weights[n] == 0)
+        rows.append(Row((before[-1][1], ""), 0, answer, turns=before, untrained=untrained))
     return rows
 
 
@@ -150,18 +178,24 @@ def _distinct(row: Row, where: str) -> Row:
 
 def read_turns(value: Any, where: str) -> list[Turn]:
     """Read a list of turns; a text is read as JSON first (CSV files)."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            value = None
-    if not isinstance(value, list) or not value:
+    value = _listed(value)
+    if not value:
         raise InputError(f"{where} is no list of turns such as {{'role': 'user', 'content': …}}")
     turns = [_turn(turn, f"{where}: turn {number}") for number, turn in enumerate(value, start=1)]
     late = next((number for number, (role, _) in enumerate(turns, start=1) if role == "system" and number > 1), None)
     if late is not None:
         raise InputError(f"{where}: turn {late}: a system turn has to be the first")
     return turns
+
+
+def _listed(value: Any) -> list[Any]:
+    """Return a list of turns, which a text holds as JSON; empty if it is none."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return []
+    return value if isinstance(value, list) else []
 
 
 def _turn(turn: Any, where: str) -> Turn:
@@ -183,11 +217,13 @@ def _turn(turn: Any, where: str) -> Turn:
     return _ROLES[role], content
 
 
-def _with_answer(turns: Sequence[Turn], where: str) -> tuple[tuple[Turn, ...], str]:
-    """Split turns into those before the assistant's last one, and its content."""
-    last = max((position for position, (role, _) in enumerate(turns) if role == ASSISTANT), default=None)
+def _with_answer(turns: Sequence[Turn], weights: Sequence[Any], where: str) -> tuple[tuple[Turn, ...], str]:
+    """Split turns into those before the assistant's last one whose weight is not 0, and its content."""
+    own = [position for position, (role, _) in enumerate(turns) if role == ASSISTANT]
+    last = max((position for position in own if weights[position] != 0), default=None)
     if last is None:
-        raise InputError(f"{where} has no turn of the assistant, so there is nothing to train on")
+        what = "no turn of the assistant" if not own else "weight 0 in all turns of the assistant"
+        raise InputError(f"{where} has {what}, so there is nothing to train on")
     if not any(role == "user" for role, _ in turns[:last]):
         raise InputError(f"{where} has no turn of the user before the assistant's last one")
     return tuple(turns[:last]), turns[last][1]

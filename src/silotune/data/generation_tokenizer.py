@@ -151,7 +151,7 @@ class GenerationTokenizer:
         if not row.answer:  # only to be answered
             prompt = self._encode(template.prompt(turns))[0]
             return _Sequence([*prompt, self.end], [len(prompt) - 1], [self.end], len(prompt))
-        text, spans, begin = template.answers([*turns, (ASSISTANT, row.answer)], self.last_only)
+        text, spans, begin = template.answers([*turns, (ASSISTANT, row.answer)], self.last_only, row.untrained)
         ids, offsets, before = self._tokens(text, sorted({begin, *(span[0] for span in spans)}), begin)
         trained = [place for place, (at, _) in enumerate(offsets) if any(first <= at < end for first, end in spans)]
         if not template.turn_end[0]:

@@ -74,13 +74,13 @@ def read_records(path: Path, encoding: str = "utf-8") -> list[Record]:
 
 def _text(path: Path, compression: str, encoding: str) -> str:
     data = _decompressed(path, COMPRESSIONS[compression]) if compression else path.read_bytes()
-    if codecs.lookup(encoding).name == "utf-8":
-        encoding = "utf-8-sig"
     try:
-        return data.decode(encoding)
+        return data.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        name, hint = ("UTF-8", "; `encoding` names another") if encoding == "utf-8-sig" else (encoding, "")
+        name, hint = (
+            ("UTF-8", "; `encoding` names another") if codecs.lookup(encoding).name == "utf-8" else (encoding, "")
+        )
         raise InputError(f"{source_name(path)}: line {line}: not {name} (byte {error.start}){hint}") from error
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from silotune.data.chat_template import ChatTemplate
 from silotune.data.metrics import metric_title
 from silotune.data.rows import Row, SiloData, Splits
 from silotune.data.targets import label_set_of, number_of
-from silotune.data.tasks import label_spelling
+from silotune.data.tasks import Task, label_spelling
+from silotune.data.tokenized import TokenizedRows
 
 SPLITS = ("train", "validation", "test")
 
@@ -131,18 +133,53 @@ def row_warnings(silo: SiloData, described: Mapping[str, Any]) -> list[str]:
     return warnings
 
 
-def warnings_of(silos: Sequence[SiloData], central: bool) -> list[str]:
+def token_warnings(silo: SiloData, tokenizer: Any, tokenize: Callable[[Task, list[Row]], TokenizedRows]) -> list[str]:
+    """Return warnings about the tokens of a silo's rows: control tokens in texts, two begin tokens, turns left out.
+
+    Args:
+        silo: the silo.
+        tokenizer: the backbone's.
+        tokenize: the head's function that tokenizes rows.
+    """
+    name, rows = f"silo {silo.name!r}", [row for split in SPLITS for row in getattr(silo.splits, split)]
+    control = {*tokenizer.all_special_tokens, *(str(t) for t in tokenizer.added_tokens_decoder.values() if t.special)}
+    texts = ["\n".join([*_texts(row), row.answer, row.rejected]) for row in rows]
+    found = {token: sum(token in text for text in texts) for token in sorted(control)}
+    warnings = [
+        f"{name}: {number} of {len(rows)} rows hold the text {token!r}, which becomes the control token"
+        for token, number in found.items()
+        if number
+    ]
+    first, *rest = tokenize(silo.task, silo.splits.train[:1]).ids[0]
+    if rest and first == rest[0] and first in (tokenizer.bos_token_id, tokenizer.cls_token_id):
+        begin = tokenizer.convert_ids_to_tokens(first)
+        warnings.append(f"{name}: rows begin with two begin tokens, {begin!r}; leave it out of head.template")
+    template = getattr(tokenize, "template", None)
+    if isinstance(template, ChatTemplate):
+        unread = sum(not template.writes(row.turns) for row in rows if row.turns)
+        if unread:
+            warnings.append(
+                f"{name}: in {unread} of {len(rows)} rows the chat template leaves out a turn, or a part of it"
+            )
+    return warnings
+
+
+def warnings_of(
+    silos: Sequence[SiloData], central: bool, further: Callable[[SiloData], list[str]] = lambda silo: []
+) -> list[str]:
     """Return the warnings about all silos' rows, at most `MOST_WARNINGS`.
 
     Args:
         silos: the silos.
         central: whether one data set is partitioned; its rows are then looked at together.
+        further: silo → other warnings about its rows.
     """
     if central:
         train = [row for silo in silos for row in silo.splits.train]
         splits = silos[0].splits
         silos = [SiloData(silos[0].task.name, silos[0].task, Splits(train, splits.validation, splits.test))]
-    warnings = silos_warnings(silos) + [text for silo in silos for text in row_warnings(silo, describe_rows(silo))]
+    warnings = silos_warnings(silos) + [text for silo in silos for text in further(silo)]
+    warnings += [text for silo in silos for text in row_warnings(silo, describe_rows(silo))]
     rest = len(warnings) - MOST_WARNINGS
     more = f"{rest} more about the rows; `silotune data` prints all"
     return [*warnings[:MOST_WARNINGS], more] if rest > 0 else warnings

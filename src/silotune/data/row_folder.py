@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,9 @@ def read_rows(folder: Path, silo: str) -> SiloData:
 
 
 def _fields(row: Row) -> list[Any]:
-    """Return a row as JSON: texts; label, number or labels; answer. Conversations and pairs have two fields more."""
+    """Return a row as JSON: texts; label, number or labels; answer. Conversations and pairs have two or three more."""
     more = [[list(turn) for turn in row.turns], row.rejected] if row.turns or row.rejected else []
-    return [list(row.texts), row.known, row.answer, *more]
+    return [list(row.texts), row.known, row.answer, *more, *([list(row.untrained)] if row.untrained else [])]
 
 
 def _read(path: Path, task: Task) -> list[Row]:
@@ -56,14 +57,15 @@ def _read(path: Path, task: Task) -> list[Row]:
     for number, line in enumerate(lines, start=1):
         if line:
             texts, known, answer, *more = json.loads(line)
-            turns, rejected = more or ([], "")
+            turns, rejected, *untrained = more or ([], "")
             if not isinstance(texts, list) or not 1 <= len(texts) <= 2 or not _are_texts([*texts, answer, rejected]):
                 raise ValueError(f"{path.name}: line {number}: not the texts of a row")
             label, target = _known(task, known, f"{path.name}: line {number}")
             if not all(isinstance(turn, list) and len(turn) == 2 and _are_texts(turn) for turn in turns):
                 raise ValueError(f"{path.name}: line {number}: not the turns of a conversation")
             conversation = tuple((role, content) for role, content in turns)
-            rows.append(Row(tuple(texts), label, answer, turns=conversation, rejected=rejected, target=target))
+            row = Row(tuple(texts), label, answer, turns=conversation, rejected=rejected, target=target)
+            rows.append(replace(row, untrained=tuple(map(int, untrained[0]))) if untrained else row)
     return rows
 
 

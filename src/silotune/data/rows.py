@@ -26,6 +26,7 @@ class Row:
             `texts` holds its last turn.
         rejected: the answer that `answer` is preferred to (preference pairs).
         target: the number of a regression, or the ascending indices of the labels of a row with several.
+        untrained: the assistant's turns that are only read (`weight: 0`), counted from the end, where the answer is −1.
         remarks: what of the file's row was read otherwise than it stands there, or left out; for warnings.
     """
 
@@ -36,6 +37,7 @@ class Row:
     turns: tuple[Turn, ...] = ()
     rejected: str = ""
     target: float | tuple[int, ...] | None = None
+    untrained: tuple[int, ...] = ()
     remarks: tuple[str, ...] = ()
 
     @property

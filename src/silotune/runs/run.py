@@ -35,6 +35,7 @@ from silotune.runs.storage.readers import events, refusal_warning
 from silotune.runs.storage.run_folder import MAY_DIFFER, continued, working_in
 from silotune.runs.storage.scored_rows import write_test_scores
 from silotune.runs.summary import intervals, state_digest, summarize
+from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
 
 
@@ -115,9 +116,9 @@ def _run(
     # with several processes, the main one leaves the device's memory to the others
     kept: list[SiloData] = []
 
-    def look(silos: list[SiloData]) -> None:
+    def look(silos: list[SiloData], context: TrainingContext) -> None:
         if warn is not None:
-            for line in run_warnings(config, silos):
+            for line in run_warnings(config, silos, context):
                 warn(line)
         if config.evaluation.baselines:
             kept.extend(silos)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from silotune.config import Config
 from silotune.data.loading import load_absent, load_silos
-from silotune.data.row_checks import warnings_of
+from silotune.data.row_checks import token_warnings, warnings_of
 from silotune.data.rows import SiloData
 from silotune.data.server_rows import draw_labeled_rows
 from silotune.models.backbone.backbone import Backbone
@@ -18,6 +18,7 @@ from silotune.runs.build.row_privacy import make_row_privacy
 from silotune.runs.build.silos import absent_silo, build_silos, server_silo
 from silotune.runs.build.validation import check_labels, check_tasks
 from silotune.training.cohort import choose_cohort
+from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
 from silotune.training.phase_batches import check_rows
 
@@ -28,7 +29,7 @@ def build(
     data: list[SiloData] | None = None,
     labeled: SiloData | None = None,
     load: Callable[[BackboneRequirements], Backbone] = BackboneRequirements.load,
-    look: Callable[[list[SiloData]], None] | None = None,
+    look: Callable[[list[SiloData], TrainingContext], None] | None = None,
 ) -> Federation:
     """Build a federation whose silos' rows are all on this machine.
 
@@ -39,7 +40,7 @@ def build(
             `check_labels` itself.
         labeled: the coordinator's labeled rows; None: they are drawn from the silos' rows if the method needs them.
         load: loads the backbone if none is given.
-        look: called with the silos' rows once all is built; the federation keeps them as token ids only.
+        look: called with the silos' rows and the model once all is built; the federation keeps them as token ids only.
     """
     config = use_this_machine(config)
     absent = load_absent(config) if data is None else []
@@ -68,7 +69,7 @@ def build(
         )
         context.row_privacy = noise
     if look is not None:
-        look(rows)
+        look(rows, context)
     return Federation(
         config,
         context,
@@ -84,9 +85,16 @@ def build(
     )
 
 
-def run_warnings(config: Config, silos: Sequence[SiloData]) -> list[str]:
-    """Return the warnings of a run over these silos' rows, a line each."""
-    lines = warnings_of(silos, config.partition.name != "none")
+def run_warnings(config: Config, silos: Sequence[SiloData], context: TrainingContext | None = None) -> list[str]:
+    """Return the warnings of a run over these silos' rows, a line each; with a model also those about their tokens."""
+
+    def further(silo: SiloData) -> list[str]:
+        if context is None:
+            return []
+        tokenize = context.method.setting.head.row_tokenizer(context.backbone, config.train.max_length)
+        return token_warnings(silo, context.backbone.tokenizer, tokenize)
+
+    lines = warnings_of(silos, config.partition.name != "none", further)
     pooled = config.head.name in ("linear", "mlp")
     if config.backbone.name == "default" and pooled and config.head.pooling != "mean":
         lines.append("head.pooling=first: the default backbone was trained with mean pooling (head.pooling=mean)")
