@@ -135,19 +135,24 @@ def read_model_file(path: Path) -> tuple[dict[str, Any], ModelFile]:
 def model_folder(run: Path, silo: str) -> Path:
     """Return the folder of a silo's model in a finished run, or say in one line why there is none."""
     models = run / MODELS
-    if not models.is_dir():
+    if Path(silo).name == silo and (models / silo / MODEL_FILE).is_file():
+        return models / silo
+    found = sorted(path.parent.name for path in models.glob(f"*/{MODEL_FILE}"))
+    if not found:
         check_has_models(run, read_summary(run))
+    if not models.is_dir():
         raise InputError(f"{run}: has no folder {MODELS}; `silotune import {run}` makes it")
-    if Path(silo).name != silo or not (models / silo / MODEL_FILE).is_file():
-        raise unknown_name_error("silo", silo, sorted(path.parent.name for path in models.glob(f"*/{MODEL_FILE}")))
-    return models / silo
+    raise unknown_name_error("silo", silo, found)
 
 
 def check_has_models(run: Path, summary: Mapping[str, Any]) -> None:
     """Refuse a coordinator's folder of a federation whose silos keep private parts: no model can be made of it."""
-    if not (run / MODELS).is_dir() and summary.get("engine") == "flower":  # `Flower.label` in distributed/coordinator
+    if (
+        not any((run / MODELS).glob(f"*/{MODEL_FILE}")) and summary.get("engine") == "flower"
+    ):  # `Flower.label` in distributed/coordinator
         raise InputError(
-            f"{run}: is the coordinator's folder of a federation; private parts are in the silos' own folders"
+            f"{run}: is the coordinator's folder of a federation; private parts are in the silos' own folders, "
+            f"where each silo predicts and exports; here is {MODELS}/shared"
         )
 
 

@@ -54,16 +54,11 @@ def write_models(run: Path, federation: Federation, summary: Mapping[str, Any]) 
         summary: of `summary.json` at least `rounds`, `best_round` and the entries of `silos`.
     """
     target, place = run / MODELS, run / f".{MODELS}"
-    shutil.rmtree(place, ignore_errors=True)
-    (place / SHARED_FOLDER).mkdir(parents=True)
-    shared = place / SHARED_FOLDER / SHARED_FILE
-    common = flatten(federation.coordinator.shared | federation.context.fixed)
-    if common:
-        shared.write_bytes(tensor_bytes(common))
+    shared = _write_shared(place, federation)
     for owner in federation.silos.values():
         state = current_model_state(federation, owner)
         own, takes_common = _own_tensors(federation, owner, state)
-        sources = {SHARED_FILE: shared} if common and takes_common else {}
+        sources = {SHARED_FILE: shared} if shared is not None and takes_common else {}
         for name in owner.evaluations:
             folder = place / name
             folder.mkdir(exist_ok=True)
@@ -75,6 +70,26 @@ def write_models(run: Path, federation: Federation, summary: Mapping[str, Any]) 
             (folder / MODEL_FILE).write_text(_json(_describe(federation, name, state, summary)), encoding="utf-8")
     shutil.rmtree(target, ignore_errors=True)
     place.replace(target)
+
+
+def write_shared_model(run: Path, federation: Federation) -> None:
+    """Write `models/shared` alone, as a coordinator does whose silos keep parts of their own."""
+    target, place = run / MODELS, run / f".{MODELS}"
+    _write_shared(place, federation)
+    shutil.rmtree(target, ignore_errors=True)
+    place.replace(target)
+
+
+def _write_shared(place: Path, federation: Federation) -> Path | None:
+    """Write the shared and fixed parts into a new folder of models; return their file, if there are any."""
+    shutil.rmtree(place, ignore_errors=True)
+    (place / SHARED_FOLDER).mkdir(parents=True)
+    common = flatten(federation.coordinator.shared | federation.context.fixed)
+    if not common:
+        return None
+    shared = place / SHARED_FOLDER / SHARED_FILE
+    shared.write_bytes(tensor_bytes(common))
+    return shared
 
 
 def gather_models(run: Path, folders: Mapping[str, Path], summary: Mapping[str, Any]) -> None:

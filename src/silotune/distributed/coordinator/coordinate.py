@@ -46,7 +46,7 @@ from silotune.runs.build.resolve import (
 from silotune.runs.build.silos import server_silo
 from silotune.runs.build.validation import check_labels, check_tasks
 from silotune.runs.engines.base import Progress
-from silotune.runs.model_folder import gather_models, write_models
+from silotune.runs.model_folder import gather_models, write_models, write_shared_model
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.runs.summary import state_digest, summarize
 from silotune.training.federation import Federation
@@ -238,4 +238,6 @@ def _finish(engine: FlowerEngine, out: Path, local: bool) -> None:
         gather_models(out, folders, summary)
     elif not names_with(federation.method.parts(), Scope.PRIVATE):
         write_models(out, federation, summary)
+    else:
+        write_shared_model(out, federation)
     write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")
