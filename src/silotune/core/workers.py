@@ -5,9 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -18,15 +16,13 @@ from multiprocessing.sharedctypes import Synchronized
 from typing import Any
 
 from silotune.core.ray_pool import ray_pool
+from silotune.core.surroundings import require_short_tmpdir
 from silotune.errors import InputError, SilotuneError
 
 _UNGUARDED = 77
 """Exit code of a worker that ran into the start of a run while it imported the main script."""
 
 _FORKED = sys.platform == "linux"
-
-_LONGEST_TMPDIR = 72
-"""Bytes of the path of the folder for temporary files; those of a socket in it may be 104."""
 
 _PATIENCE = 5
 """Seconds in which a process that has ended reports its exit code."""
@@ -97,29 +93,6 @@ def _require_importable_script() -> None:
         raise InputError(
             f"workers: worker processes import the script that starts the run, and {file} is no file (is it read from "
             "stdin?); save the script to a file, or use workers=1"
-        )
-
-
-def require_short_tmpdir() -> None:
-    """Refuse a folder for temporary files in which paths of Unix sockets would be longer than systems allow."""
-    folder = tempfile.gettempdir()
-    if len(os.fsencode(folder)) > _LONGEST_TMPDIR:
-        raise InputError(
-            f"TMPDIR: {folder} is too long for the sockets of processes; set TMPDIR to a folder whose path has at most "
-            f"{_LONGEST_TMPDIR} bytes (TMPDIR=/tmp)"
-        )
-
-
-def require_posix(what: str) -> None:
-    """Refuse what needs Unix sockets and POSIX processes on a system without them.
-
-    Args:
-        what: names it in the message.
-    """
-    if not hasattr(socket, "AF_UNIX") or not hasattr(os, "fork"):
-        raise InputError(
-            f"{what}: cannot run here, as it needs Linux or macOS; on Windows use WSL (`wsl --install`), and silotune "
-            "there"
         )
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from silotune.core.workers import require_posix
+from silotune.core.surroundings import require_posix
 from silotune.errors import InputError, SilotuneError
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from silotune.cli.termination import ended_by_sigterm
 from silotune.core.locking import folder_lock, is_locked
-from silotune.core.workers import require_posix
+from silotune.core.surroundings import require_posix
 from silotune.deploy.enrollment import ask, serve_enrollment
 from silotune.deploy.nodes import record_decision
 from silotune.deploy.queue import CHECK_INTERVAL, Scheduler

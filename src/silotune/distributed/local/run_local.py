@@ -18,7 +18,7 @@ from silotune.communication.privacy.budget import Privacy
 from silotune.config import Config, dump
 from silotune.core.files import write_text
 from silotune.core.locking import folder_lock
-from silotune.core.workers import require_posix, require_short_tmpdir
+from silotune.core.surroundings import require_posix, require_short_tmpdir
 from silotune.core.yaml_text import dump_yaml
 from silotune.data.loading import load_silos
 from silotune.data.metrics import LOSS_METRICS

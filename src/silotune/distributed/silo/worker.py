@@ -19,7 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from silotune.core.clock import log_line
-from silotune.core.workers import require_posix
+from silotune.core.surroundings import require_posix
 from silotune.distributed.metrics import serve_metrics
 from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, decode, peek_kind, receive, send
 from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings
