@@ -1,4 +1,4 @@
-"""The form in which all rooms hold tensors (by name, and by part), and how it is flattened, joined and hashed.
+"""The form in which all packages hold tensors (by name, and by part), and how it is flattened, joined and hashed.
 
 A part's tensors are a flat `dict[str, Tensor]`; a state is `{part name: tensors}`. Engines, checkpoints, messages and
 exports all use this form.

@@ -320,13 +320,13 @@ def _train_phase(work: _PhaseWork, optimizer: PhaseOptimizer) -> None:
 
 
 def _train_privately(steps: PrivateSteps, run: _SiloRound, optimizer: PhaseOptimizer, index: int) -> None:
-    """Train a silo in a phase under DP-SGD; no loss decides anything, so one that is not finite ends nothing.
+    """Train a silo in a phase under DP-SGD, in which a loss that is not finite does not end the run.
 
     Args:
         steps: the silo's noised gradients.
         run: the silo's round.
-        optimizer: of the phase.
-        index: the silo's position in it.
+        optimizer: the phase's optimizer.
+        index: the silo's position in the optimizer.
     """
     phase = steps.phase
     for taken in range(steps.count):

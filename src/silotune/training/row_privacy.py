@@ -43,9 +43,9 @@ class RowPrivacy:
         return self.multipliers[silo] * self.clip
 
     def stream(self, silo: Silo, number: int, received: State, state: SiloState) -> NoiseStream:
-        """Return the numbers of a silo's draws in a round.
+        """Return the stream of random numbers that a silo draws from in a round.
 
-        Two answers to different broadcasts must not have the same noise, or their difference would be without. So the
+        Answers to two different broadcasts must not carry the same noise, or subtracting them would cancel it. So the
         stream's key depends on all that the answer depends on: the tensors as received, the silo's own, its rows, the
         round and the configuration. The same round asked for again with the same tensors has the same draws.
 

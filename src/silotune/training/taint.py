@@ -42,9 +42,9 @@ class _Noting(dict[str, Tensors]):
 def noised_phases(context: TrainingContext, silo: Silo) -> frozenset[str]:
     """Return the names of the phases whose gradients need noise, so that all that leaves the silo is covered.
 
-    What leaves depends on the shared parts, and on every part that a phase reads while it changes such a part, to a
-    fixed point over rounds. A phase needs noise if it takes steps on rows and changes any of these. What a phase reads
-    is noted while it runs once on a row of the silo.
+    What leaves the silo depends on the shared parts. It also depends on every part that a phase reads while it changes
+    a part of this list, so the list is extended until it stops growing: dependencies carry over rounds. A phase needs
+    noise if it takes steps on rows and changes a part of the list. To find what a phase reads, it runs once on one row.
 
     Args:
         context: the method's parts and phases.

@@ -49,7 +49,7 @@ class TensorGroup:
 
 
 def tuner_of(module: object) -> Tuner | None:
-    """Return the tuner of a part's module: itself, or that of a group; None for heads and others."""
+    """Return the tuner of a part's module: the module itself, or the group's tuner; None for heads and others."""
     if isinstance(module, TensorGroup):
         return module.tuner
     return module if isinstance(module, Tuner) else None
