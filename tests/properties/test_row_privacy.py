@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from silotune.training import private_steps
 from silotune.training.client import SiloClient, SiloReply
 from silotune.training.private_steps import PrivateGradient, PrivateSteps
 from silotune.training.row_privacy import RowPrivacy
+from silotune.training.taint import noised_phases
 from tests.support.proof import double_backbone, in_double
 from tests.support.tiny import tiny_overrides
 
@@ -163,6 +164,22 @@ class TestPlanted:
         monkeypatch.setattr(build, "noised_phases", lambda *args: real(*args) - {"head"})
         with pytest.raises(AssertionError):
             self.check(backbone_folder("bert"), data_folder, changed_data, tmp_path, "fedrep")
+
+    def test_a_part_that_another_one_follows_after_a_batch(self, tiny_federation: Callable) -> None:
+        """FedDPA-T's local part trains without noise, until the shared one reads it."""
+        federation = tiny_federation("feddpa-t")
+        context, silo = federation.context, next(iter(federation.silos.values()))
+        assert noised_phases(context, silo) == {"global"}
+        follows = {"global": lambda state: {**state["private"], **state["global"]}}
+        context.phases = [replace(p, then=follows) if p.name == "global" else p for p in context.phases]
+        assert noised_phases(context, silo) == {"global", "local"}
+
+    def test_two_processes_add_the_same_noise(
+        self, backbone_folder: Callable, data_folder: Path, tmp_path: Path
+    ) -> None:
+        given = words("fedavg", backbone_folder("bert"), data_folder)
+        runs = [run(read_config("demo", given), out=tmp_path / str(n), workers=n) for n in (1, 2)]
+        assert runs[0].summary["state_sha256"] == runs[1].summary["state_sha256"]
 
     def test_a_best_round_by_raw_scores_is_not_taken(
         self, backbone_folder: Callable, data_folder: Path, tmp_path: Path

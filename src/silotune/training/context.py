@@ -183,7 +183,7 @@ class TrainingContext(PredictionContext):
         epochs = self.epochs(phase)
         if epochs is None:
             return self.train.steps or 0
-        if self.row_privacy is not None and phase.name in self.row_privacy.phases:
+        if self.row_privacy is not None and self.row_privacy.covers(phase):
             return epochs * batch_count(len(units_of(silo.train)), self.train.batch_size)
         return epochs * sum(batch_count(rows.examples, self.train.batch_size) for rows in silo.train.values())
 

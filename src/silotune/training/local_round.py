@@ -18,6 +18,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
+from silotune.communication.privacy.noise_stream import NoiseStream
 from silotune.config import TrainConfig
 from silotune.core import tensors as part_tools
 from silotune.core.tensors import State, Tensors
@@ -56,6 +57,8 @@ class _SiloRound:
     received: State
     memory: Tensors
     training: LocalTraining
+    stream: NoiseStream | None
+    """The numbers of the round's draws under noise on rows; None without."""
     sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Sum of each loss term."""
     counts: Counter[str] = field(default_factory=Counter)
@@ -200,7 +203,7 @@ def train(
     received = context.place(shared)
     constant = context.constant_parts
     in_common = context.place({name: part for name, part in shared.items() if name in constant})
-    runs = []
+    runs, privacy = [], context.row_privacy
     for silo in silos:
         kept = context.state_of(silo)
         every_part = shared | kept.private | context.initial.at_rank(context.fixed, silo.name)
@@ -209,8 +212,8 @@ def train(
         placed = context.place(own) | in_common
         state = {name: placed[name] for name in context.parts}
         training = _local_training(context, settings, silo, number, phases)
-        runs.append(_SiloRound(silo, state, received, context.backbone.place(kept.memory), training))
-    privacy = context.row_privacy
+        stream = None if privacy is None else privacy.stream(silo, number, shared, kept)
+        runs.append(_SiloRound(silo, state, received, context.backbone.place(kept.memory), training, stream))
     for phase in phases:
         members = [run for run in runs if run.enters(phase, number)]
         leaves = [run.begin(phase) for run in members]
@@ -226,12 +229,11 @@ def train(
             keep = settings.keep_optimizer and phase.when == "round"
             for index, run in enumerate(members if keep else []):
                 optimizer.restore(index, phase.name, run.memory)
-            if privacy is not None and phase.name in privacy.phases:
+            if privacy is not None and privacy.covers(phase):
                 for index, run in enumerate(members):
-                    stream = privacy.stream(run.silo, number, shared, context.state_of(run.silo))
-                    _train_privately(
-                        PrivateSteps(context, run.silo, phase, stream, run.training), run, optimizer, index
-                    )
+                    assert run.stream is not None, "drawn from where rows have noise"
+                    steps = PrivateSteps(context, run.silo, phase, run.stream, run.training)
+                    _train_privately(steps, run, optimizer, index)
             else:
                 _train_phase(_PhaseWork(context, members, phase, number), optimizer)
             for index, run in enumerate(members if keep else []):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from silotune.communication.privacy.noise_stream import NoiseStream
 from silotune.core.tensors import State, digest, flatten
 from silotune.data.tokenized import TokenizedRows
+from silotune.methods.phase import Phase
 from silotune.training.silo import Silo, SiloState
 
 Place = tuple[str, int]
@@ -37,6 +38,10 @@ class RowPrivacy:
     secret: bytes | None
     seed: int
     run: str
+
+    def covers(self, phase: Phase) -> bool:
+        """Return whether a phase's gradients are noised; nothing leaves a silo after the phases of the end."""
+        return phase.when == "round" and phase.name in self.phases
 
     def deviation(self, silo: str) -> float:
         """Return the standard deviation of a silo's noise on the sum of its units' clipped gradients."""

@@ -86,7 +86,6 @@ def _reads(context: TrainingContext, silo: Silo, phase: Phase) -> Iterator[str]:
             new(state)
         if phase.trains:
             mixes = {name: context.resolve(mix, state, received, {}) for name, mix in phase.views.items()}
-            state.read.clear()
             views = context.program([mixes], training=True)(batch)
             phase.loss(Step(batch, views, state, received, {}, context.parts, recipe=context.recipe, apart=[]))
     yield from state.read
