@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import shutil
 
 import pytest
 import torch
 
 from silotune.distributed.protocol.disclosure import validate_metrics, validate_scores
 from silotune.methods.step import EVENT_KEYS, Step
+from tests.support.malicious import ALLOWED
 
 GOOD = {"loss": 0.5, "rows": 40, "steps": 4, "seconds": 1.5, "similarity_private": -0.25}
 
@@ -66,3 +69,21 @@ def test_a_methods_term_may_not_wear_the_logs_names(name):
         step.log(**{name: torch.tensor(1.0)})
     step.log(full=torch.tensor(2.0))
     assert step.terms["full"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("share", "full", "missing"),
+    [([], "OSError", "its rows cannot be used"),
+     (["reasons"], "OSError: no space is left on the disk", "its rows cannot be used: a file is missing")],
+)  # fmt: skip
+def test_why_something_failed_leaves_as_one_of_a_few_phrases_if_at_all(attack, monkeypatch, share, full, missing):
+    coordinator = attack(ALLOWED, share=share)
+
+    def write(*_, **__):
+        raise OSError(errno.ENOSPC, "a row's text")
+
+    monkeypatch.setattr(coordinator.session.store, "count", write)
+    assert coordinator.reason("round") == f"{full} (see the worker's log)"
+    shutil.rmtree(coordinator.settings.rows)
+    coordinator.restart()
+    assert coordinator.reason("round") == f"silo 'alpha': {missing} (see the worker's log)"

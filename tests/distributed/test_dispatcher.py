@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 
@@ -228,3 +229,26 @@ def test_texts_of_a_silo_are_short_and_printable():
     ((_, text), _) = reported
     assert text.startswith(r"\x1b[2Jxxx")
     assert len(text) < 1100
+
+
+def test_an_operator_is_waited_for_without_end_and_asked_ever_less_often():
+    """Another silo that is not there is missing after the deadline all the same."""
+    nodes = Nodes({1: "north"})
+    waiting = Frame("waiting", {"silo": "north", "reason": "waits for approval at north"})
+
+    def answers(begin, end, frame):
+        script = {half / 2: lambda: nodes.answer(len(nodes.sent), frame) for half in range(2 * begin + 1, 2 * end)}
+        nodes.script |= script
+
+    answers(0, 3600, waiting)
+    answers(3600, 3700, hello("north"))
+    dispatcher, reports = dispatcher_of(nodes, "north")
+    assert dispatcher.wait_for_all(10.0) == []
+    asked = [moment for moment, _ in nodes.when("hello")]
+    pauses = [later - earlier for earlier, later in pairwise(asked)]
+    assert (min(pauses), max(pauses), len(asked)) == (5.5, 60.5, pytest.approx(85, abs=15))
+    assert reports == [("north", "waits for approval at north")]
+    nodes = Nodes({1: "north"})
+    answers(0, 30, waiting)
+    dispatcher, _ = dispatcher_of(nodes, "north", "south")
+    assert dispatcher.wait_for_all(10.0) == ["south"]

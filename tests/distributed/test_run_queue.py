@@ -15,6 +15,7 @@ from silotune.deploy.queue import FAILURES, RunQueue, Scheduler
 from silotune.deploy.settings import CoordinatorSettings
 from silotune.distributed.coordinator import job
 from silotune.distributed.coordinator.run_status import RunStatus
+from silotune.distributed.protocol.frames import Frame
 from silotune.errors import InputError, SilotuneError
 
 
@@ -60,6 +61,15 @@ class Party:
         """Let a run's coordinator end."""
         RunStatus.begin(self.status(name)).end(error, lost)
 
+    def waits(self, name: str, *silos: str) -> None:
+        """Let a run's coordinator be there, and silos answer that their operators have not decided."""
+        status = RunStatus.begin(self.status(name))
+        status.report(0, "waiting for silos to join", 0, 2)
+        for silo in ("north", "south"):
+            frame = Frame("waiting", {"silo": silo}) if silo in silos else Frame("hello", {"silo": silo})
+            status.received(silo, frame, 10)
+        status.write(at_once=True)
+
     def dies(self, name: str, *progress: Any) -> None:
         """Let a run's coordinator be gone without a word, after it made progress."""
         status = RunStatus.begin(self.status(name))
@@ -87,6 +97,44 @@ def test_runs_follow_one_another_in_the_order_of_their_start(party: Party) -> No
     party.tick()
     assert (party.submitted, party.states()) == (["a", "b", "c"], ["finished", "failed", "running"])
     assert party.queue.run(2).error == "quorum"
+
+
+def test_a_run_that_waits_for_approval_makes_room_and_is_asked_about_again_between_the_others(party: Party) -> None:
+    for name in ("a", "b", "c"):
+        party.add(name)
+    party.tick()
+    party.waits("a", "north")
+    with folder_lock(party.status("a")):  # its coordinator works until Flower has stopped
+        party.tick()
+    party.ends("a", SilotuneError("Flower has stopped the run"), lost=True)
+    party.tick()
+    assert (party.stopped, party.states()) == (["flower-1"], ["waiting", "queued", "queued"])
+    assert list(party.queue.run(1).waits_for()) == ["north"]
+    party.tick()
+    party.ends("b")
+    party.tick()
+    party.tick()
+    assert (party.submitted, party.states()) == (["a", "b", "c"], ["waiting", "finished", "running"])
+    party.waits("c", "south")
+    with folder_lock(party.status("c")):
+        party.tick(1.0)
+        assert party.stopped == ["flower-1"]  # it holds nobody up who is due
+        party.tick(3600.0)
+    assert party.stopped == ["flower-1", "flower-3"]
+    party.tick()
+    party.tick()
+    assert (party.submitted[3:], party.states()) == (["a"], ["running", "finished", "waiting"])
+    party.ends("a")
+    party.tick()
+    party.tick()
+    assert (party.submitted[4:], party.states()) == (["c"], ["finished", "finished", "running"])
+    party.waits("c", "north", "south")
+    party.up()
+    party.add("d")
+    for _ in range(2):
+        party.tick()
+    assert party.states()[2:] == ["waiting", "running"]
+    assert runs.stop(party.settings, 3).state == "stopped"
 
 
 def test_a_queue_of_three_runs_whose_second_is_stopped(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ class FederationConfig(Section):
         min_length=1,
         description="folder of the coordinator's own labeled rows (see `docs/data.md`), for methods that train there.",
     )
-    join: float = Field(600, gt=0, description="seconds until all silos must have joined.")
+    join: float = Field(600, gt=0, description="seconds until all silos must have joined; approvals take longer.")
     deadline: float = Field(3600, gt=0, description="seconds that a silo has for one request.")
     quorum: float = Field(1.0, gt=0, le=1, description="the fraction of a round's silos whose updates must arrive.")
     retries: int = Field(2, ge=0, description="how often a round below its quorum is repeated.")

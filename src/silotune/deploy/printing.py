@@ -33,6 +33,14 @@ def print_status(state: Mapping[str, Any]) -> None:
             say(f"  {run['activity']}")
     if coordinator["queue"]:
         say(f"queue: {', '.join(map(str, coordinator['queue']))}")
+    for run in coordinator["waiting"]:
+        silos = ", ".join(f"{name} since {_moment(since)}" for name, since in run["silos"].items())
+        say(f"run {run['run']} waits for approval: {silos}")
+    for run in coordinator["failed"]:
+        say(f"run {run['run']} failed {_moment(run['ended'])}: {run['error']}")
+        for name, reason in run["reasons"].items():
+            if reason not in run["error"]:
+                say(f"  {name}: {reason}")
     say(f"disk free: {_size(coordinator['disk_free_bytes'])}")
     if not state["silos"]:
         return

@@ -1,18 +1,20 @@
 """The coordinator's queue of runs: one after another enters Flower, and goes on there after a crash.
 
 Flower starts whatever it is given at once, so the queue is ours; a run is in Flower while its state is `running`. There
-its coordinator asks all silos for their approval before it begins.
+its coordinator asks all silos for their approval before it begins. A run that waits for one makes room for the others:
+it leaves Flower (`waiting`), and is asked about again between them.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from silotune.core.clock import utc_now
 from silotune.core.locking import is_locked
@@ -35,9 +37,15 @@ SUBMISSION_DELAY = 5.0
 FAILURES = 5
 """Ends of the coordinator without progress in between, after which a run has failed."""
 
-RunState = Literal["queued", "running", "finished", "failed", "stopped"]
+APPROVAL_PAUSE, LONGEST_APPROVAL_PAUSE = 60.0, 600.0
+"""Seconds before a run that made room is asked about again: a twentieth of its wait, within these."""
 
-STATES: tuple[RunState, ...] = ("queued", "running", "finished", "failed", "stopped")
+ANSWERS = 30.0
+"""Seconds for all silos to answer the first greeting, before a run makes room for which one of them waits."""
+
+RunState = Literal["queued", "running", "waiting", "finished", "failed", "stopped"]
+
+STATES: tuple[RunState, ...] = get_args(RunState)
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,8 @@ class QueuedRun:
         method: the method's id.
         rounds: number of rounds.
         silos: the silos' names.
-        state: `queued` until the SuperLink has it; `finished`, `failed` and `stopped` are final until it is resumed.
+        state: `queued` until the SuperLink has it; `waiting` while it has left it, since silos have not approved it;
+            `finished`, `failed` and `stopped` are final until it is resumed.
         flower_id: Flower's id of the last submission.
         submissions: how often it was submitted to the SuperLink.
         failures: how often its coordinator was lost since it last made progress.
@@ -95,8 +104,14 @@ class QueuedRun:
 
     def activity(self) -> str:
         """Describe the coordinator's present work, such as silos it waits for; empty if it is idle."""
-        status = read_status(self.folder) if self.state == "running" else None
+        status = read_status(self.folder) if self.state in ("running", "waiting") else None
         return "" if status is None or status.progress is None else str(status.progress[1])
+
+    def waits_for(self) -> dict[str, str]:
+        """Return the silos whose operators have not approved the run, and since when (UTC)."""
+        status = None if self.is_over else read_status(self.folder)
+        entries = {} if status is None else status.silos
+        return {name: entry.waits_since for name, entry in entries.items() if entry.waits_since and name in self.silos}
 
     def listed(self) -> dict[str, Any]:
         """Return all runs as plain values, for `federation runs`."""
@@ -162,10 +177,10 @@ class RunQueue:
         """Set a run's final state."""
         return self.change(number, state=state, error=error, stop=False, ended=utc_now("milliseconds"))
 
-    def next(self) -> QueuedRun | None:
-        """Return the run that waits longest."""
-        waiting = [run for run in self.runs() if run.state == "queued"]
-        return min(waiting, key=lambda run: (run.queued, run.number), default=None)
+    def next(self, resting: Collection[int]) -> QueuedRun | None:
+        """Return the run that is queued longest, or left Flower so long ago, but for those that are resting."""
+        due = [run for run in self.runs() if run.state in ("queued", "waiting") and run.number not in resting]
+        return min(due, key=lambda run: (run.ended if run.state == "waiting" else run.queued, run.number), default=None)
 
 
 def _run(row: Any) -> QueuedRun:
@@ -202,16 +217,25 @@ class Scheduler:
         self._follower: RunFollower | None = None
         """Follows the active run, if this process submitted it."""
         self._not_before = 0.0
+        self._leaving: int | None = None
+        """The run that makes room: whatever its coordinator says while it ends, it is asked about again."""
+        self._resting: dict[int, float] = {}
+        """Run that made room → the time from which on it is asked about again; after a restart of `up` at once."""
 
     def tick(self) -> None:
         """Look after the active run, or submit the next one."""
         run = next((run for run in self._queue.runs() if run.state == "running"), None)
+        resting = [number for number, until in self._resting.items() if self._clock() < until]
+        following = self._queue.next(resting) or (self._queue.next([]) if run is None else None)
         if run is not None and run.stop:
-            self._end_stopped(run)
+            self._end_in_flower(run, "stopped")
+        elif run is not None and (run.number == self._leaving or (following is not None and _cannot_begin(run))):
+            self._leaving = run.number
+            self._end_in_flower(run, "waiting")
         elif run is not None:
             self._look_after(run)
-        elif self._clock() >= self._not_before and (waiting := self._queue.next()) is not None:
-            self._begin(waiting)
+        elif self._clock() >= self._not_before and following is not None:
+            self._begin(following)
 
     def _begin(self, run: QueuedRun) -> None:
         """Submit a run; if the SuperLink does not take it, try again later."""
@@ -230,7 +254,7 @@ class Scheduler:
             return
         began = utc_now("milliseconds")
         number = run.submissions + 1
-        self._queue.change(run.number, state="running", flower_id=flower_id, submissions=number, began=began)
+        self._queue.change(run.number, state="running", flower_id=flower_id, submissions=number, began=began, ended="")
         self._follower = RunFollower(run.folder)
         self._say(f"run {run.number}: {'goes on' if run.submissions or status.messages_up else 'starts'} in {run.out}")
 
@@ -260,10 +284,13 @@ class Scheduler:
             self._say(f"run {run.number}: {status.error}")
             self._begin(run)
 
-    def _end_stopped(self, run: QueuedRun) -> None:
+    def _end_in_flower(self, run: QueuedRun, state: Literal["stopped", "waiting"]) -> None:
         """Stop a run at the SuperLink; its folder is kept. Its coordinator ends when Flower has stopped."""
         if not is_locked(run.folder):
-            self._over(self._queue.end(run.number, "stopped"))
+            if state == "waiting":
+                pause = min(max(APPROVAL_PAUSE, _seconds_since(run.queued) / 20), LONGEST_APPROVAL_PAUSE)
+                self._resting[run.number] = self._clock() + pause
+            self._over(self._queue.end(run.number, state))
         elif self._clock() >= self._not_before:
             self._not_before = self._clock() + SUBMISSION_DELAY
             try:
@@ -272,8 +299,22 @@ class Scheduler:
                 self._say(f"run {run.number}: {error}")
 
     def _over(self, run: QueuedRun) -> None:
-        self._follower, self._not_before = None, 0.0
+        self._follower, self._leaving, self._not_before = None, None, 0.0
         self._say(f"run {run.number}: {run.state}{f' ({run.error})' if run.error else ''}")
+
+
+def _cannot_begin(run: QueuedRun) -> bool:
+    """Return whether a run in Flower waits for an approval, once its silos had time to answer."""
+    status = read_status(run.folder)
+    if status is None or status.state != "working" or status.round or not any(map(status.waits, run.silos)):
+        return False
+    seen = [status.silos[name].seen or "" if name in status.silos else "" for name in run.silos]
+    return min(seen) >= status.since or _seconds_since(status.since) >= ANSWERS
+
+
+def _seconds_since(time: str) -> float:
+    """Return how long a time in ISO format is ago."""
+    return (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
 
 
 def _submit_job(settings: CoordinatorSettings, job: Path) -> str:
@@ -340,7 +381,7 @@ def stop(settings: CoordinatorSettings, number: int) -> QueuedRun:
     if run.is_over:
         raise InputError(f"run {number}: is {run.state} already")
     record_decision(settings.folder, "stopped", run=f"{number} in {run.out}")
-    if run.state == "queued" or not is_locked(Path(settings.folder)):
+    if run.state in ("queued", "waiting") or not is_locked(Path(settings.folder)):
         return queue.end(number, "stopped")
     return queue.change(number, stop=True)
 

@@ -6,7 +6,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,12 @@ def federation_status(settings: CoordinatorSettings, nodes: Nodes = node_statuse
             "version": __version__,
             "run": None if active is None else _run(active, statuses.get(active.number) or RunStatus()),
             "queue": [run.number for run in runs if run.state == "queued"],
+            "waiting": [
+                {"run": run.number, "method": run.method, "silos": silos, "out": run.out}
+                for run in runs
+                if (silos := run.waits_for())
+            ],
+            "failed": [_failed(run) for run in runs if run.state == "failed"],
             "disk_free_bytes": shutil.disk_usage(folder).free,
         },
         "silos": [
@@ -92,6 +98,13 @@ def _run(run: QueuedRun, status: RunStatus) -> dict[str, Any]:
         "activity": run.activity() or None,
         "out": run.out,
     }
+
+
+def _failed(run: QueuedRun) -> dict[str, Any]:
+    """Describe a failed run, with the reasons that silos gave in their last answers."""
+    silos = (read_status(run.folder) or RunStatus()).silos
+    reasons = {name: entry.failure for name, entry in silos.items() if entry.failure}
+    return {"run": run.number, "ended": run.ended, "error": run.error, "reasons": reasons, "out": run.out}
 
 
 def _silo(name: str, active: QueuedRun | None, statuses: Mapping[int, RunStatus]) -> dict[str, Any]:
@@ -148,7 +161,8 @@ class FederationMetrics:
         yield measure("queue_length", "Runs that wait.", len(coordinator["queue"]))
         free = coordinator["disk_free_bytes"]
         yield measure("disk_free_bytes", "Free space where the coordinator's folder is.", free)
-        yield from _silo_measures(status["silos"])
+        waiting = {silo for run in coordinator["waiting"] for silo in run["silos"]}
+        yield from _silo_measures(status["silos"], waiting)
         begun = [run for run in runs if run.state == "running"] or [run for run in runs if run.began]
         if begun:
             yield from _run_measures(max(begun, key=lambda run: run.began), coordinator["run"])
@@ -167,7 +181,7 @@ class FederationMetrics:
             return self._reply
 
 
-def _silo_measures(silos: list[dict[str, Any]]) -> Iterator[Metric]:
+def _silo_measures(silos: list[dict[str, Any]], waiting: Collection[str]) -> Iterator[Metric]:
     def gauge(name: str, description: str, value: Callable[[dict[str, Any]], float | None]) -> Metric:
         return measure(name, description, [((silo["silo"],), value(silo)) for silo in silos], ["silo"])
 
@@ -177,7 +191,7 @@ def _silo_measures(silos: list[dict[str, Any]]) -> Iterator[Metric]:
     seen = "Time of a silo's last message."
     yield gauge("silo_last_seen_timestamp_seconds", seen, lambda silo: _timestamp(silo["last_seen"]))
     waits = "Whether a silo's operator must decide."
-    yield gauge("silo_waits_for_approval", waits, lambda silo: silo["busy"] and silo["busy"]["state"] == WAITS)
+    yield gauge("silo_waits_for_approval", waits, lambda silo: silo["silo"] in waiting)
 
 
 def _run_measures(run: QueuedRun, active: Mapping[str, Any] | None) -> Iterator[Metric]:

@@ -137,7 +137,7 @@ class _FailureLog:
             self.folder.event("silo-waiting" if waits else "silo-failed", silo=sender, reason=event)
         else:
             self.refusals[sender] = event
-            self.progress(1, event, 0, 1)
+            self.progress(0, event, 0, 1)
 
 
 def _wait_for_silos(

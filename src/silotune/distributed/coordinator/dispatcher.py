@@ -28,8 +28,8 @@ NODES_INTERVAL = 1.0
 RETRY_DELAY = 2.0
 """Seconds before a request is repeated that could not be sent or answered."""
 
-APPROVAL_INTERVAL = 5.0
-"""Seconds before a silo is asked again whose operator has not approved the run yet."""
+APPROVAL_INTERVAL, LONGEST_APPROVAL_INTERVAL = 5.0, 60.0
+"""Seconds before a silo is asked again whose operator has not approved the run: a tenth of its wait, within these."""
 
 LONGEST_REASON = 1000
 """Characters of a silo's reason that are kept; reasons go to logs, events and terminals."""
@@ -90,21 +90,23 @@ class SiloDispatcher:
     """Time at which a node is greeted next; never after its silo was registered."""
     _refused: set[tuple[int, str]] = field(default_factory=set)
     """(node, reason) of refusals, so that each is reported once."""
+    _approval_asked: dict[int, float] = field(default_factory=dict)
+    """Node → the time when it first said that its operator has to approve the run."""
     _pending: dict[str, _PendingRequest] = field(default_factory=dict)
     _online: Mapping[int, str] = field(default_factory=dict)
     _nodes_updated: float = float("-inf")
     _strict: bool = True
 
     def wait_for_all(self, deadline: float, known: Collection[str] = (), away: float = 0.0) -> list[str]:
-        """Wait until all silos are registered.
+        """Wait until all silos are registered, without end for those whose operators have to approve the run.
 
         Args:
-            deadline: seconds.
+            deadline: seconds for the others.
             known: silos that took part before the run was interrupted; they may come back during a round.
             away: seconds to wait for known silos if they alone are missing.
 
         Returns:
-            The silos that are missing in the end.
+            The silos that are absent in the end.
 
         Raises:
             HandshakeRefused: raised by `admit`.
@@ -112,8 +114,10 @@ class SiloDispatcher:
         began = self.clock()
         self._strict = True
         while missing := [name for name in self.silos if name not in self._nodes]:
-            if self.clock() >= began + (min(away, deadline) if set(missing) <= set(known) else deadline):
-                return missing
+            absent = [name for name in missing if not self.status.waits(name)]
+            new = not set(absent) <= set(known)
+            if (new or absent == missing) and self.clock() >= began + (deadline if new else min(away, deadline)):
+                return absent
             self._update_nodes()
             for arrival in self._pull():
                 self._handle(arrival, {})
@@ -271,10 +275,13 @@ class SiloDispatcher:
         if (request.node, reason) not in self._refused:
             self._refused.add((request.node, reason))
             self.report(sender or f"node {request.node}", reason)
+        now = self.clock()
+        waited = now - self._approval_asked.setdefault(request.node, now)
+        due = now + min(max(APPROVAL_INTERVAL, waited / 10), LONGEST_APPROVAL_INTERVAL)
         if request.greeting:
-            self._greet_at[request.node] = self.clock() + APPROVAL_INTERVAL
+            self._greet_at[request.node] = due
         elif request.silo in waiting:
-            waiting[request.silo] = self.clock() + APPROVAL_INTERVAL
+            waiting[request.silo] = due
 
     def _retry_later(self, request: _PendingRequest, waiting: dict[str, float]) -> None:
         if request.greeting:

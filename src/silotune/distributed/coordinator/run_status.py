@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,7 +42,9 @@ class SiloEntry:
         version: of its silotune.
         protocol: number of its message format.
         asked: the request that it works on: `kind`, `round` and `since`.
-        waits: whether its operator has not approved the run yet.
+        waits: whether its operator has not approved the run yet, as it says in this session.
+        waits_since: time of its first answer that said so, until it answers otherwise.
+        failure: its last answer's reason, if that was a refusal or a failure.
         status: what it shares of its operation, as `SiloStatus`.
     """
 
@@ -51,6 +53,8 @@ class SiloEntry:
     protocol: int | None = None
     asked: dict[str, Any] | None = None
     waits: bool = False
+    waits_since: str | None = None
+    failure: str | None = None
     status: dict[str, Any] | None = None
 
 
@@ -95,8 +99,7 @@ class RunStatus:
         """
         before = read_status(folder) or cls()
         counts = {name: getattr(before, name) for name in _COUNTS}
-        silos = {name: SiloEntry(old.seen, old.version, old.protocol, None, False, old.status)
-                 for name, old in before.silos.items()}  # fmt: skip
+        silos = {name: replace(old, asked=None, waits=False, failure=None) for name, old in before.silos.items()}
         status = cls(folder / _FILE, state, silos=silos, **counts)
         status.write(at_once=True)
         return status
@@ -143,6 +146,9 @@ class RunStatus:
             return
         entry = self._of(silo)
         entry.seen, entry.asked, entry.waits = utc_now(), None, frame.kind == "waiting"
+        entry.waits_since = (entry.waits_since or entry.seen) if entry.waits else None
+        refused = frame.kind in ("refused", "failed")
+        entry.failure = str(frame.fields.get("reason")) if refused else None
         from silotune.distributed.protocol.disclosure import SiloStatus  # these import torch, which readers do without
         from silotune.distributed.protocol.handshake import protocol_of
 
@@ -152,6 +158,10 @@ class RunStatus:
         identity = frame.fields.get("identity")
         if frame.kind == "hello" and isinstance(identity, dict):
             entry.version, entry.protocol = str(identity.get("version"))[:_LONGEST], protocol_of(identity)
+
+    def waits(self, silo: str) -> bool:
+        """Return whether a silo said in this session that its operator has not approved the run yet."""
+        return silo in self.silos and self.silos[silo].waits
 
     def given_up(self, silo: str) -> None:
         """Note that a silo is not waited for any more."""

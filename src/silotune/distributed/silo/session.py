@@ -36,6 +36,7 @@ from silotune.distributed.protocol.frames import (
 from silotune.distributed.protocol.handshake import Identity, check_identity, check_protocol, protocol_of
 from silotune.distributed.silo.approvals import Approvals, WaitsForApproval
 from silotune.distributed.silo.local_work import LocalWork
+from silotune.distributed.silo.reasons import phrase
 from silotune.distributed.silo.run_description import describe, describe_unfit
 from silotune.distributed.silo.secret import derived_from_secret
 from silotune.distributed.silo.setup import UNDISCLOSED_ROWS, DoesNotFit, Prepared, SiloSetup
@@ -113,7 +114,8 @@ class Session:
             answer = self._reason("failed", self._without_paths(str(error)))
         except Exception as error:  # its text may quote rows
             traceback.print_exc()
-            answer = self._reason("failed", f"{type(error).__name__} (see the worker's log)")
+            told = f": {phrase(error)}" if "reasons" in self.settings.share else ""
+            answer = self._reason("failed", f"{type(error).__name__}{told} (see the worker's log)")
         frame = self._disclosed(answer.frame)
         leaving = frame.encode()
         about = request_of(request)

@@ -24,6 +24,7 @@ from silotune.distributed.protocol.frames import HandshakeRefused
 from silotune.distributed.protocol.handshake import Identity, check_identity, text_digest
 from silotune.distributed.silo.local_config import check_sent, check_settings, local_config
 from silotune.distributed.silo.policy import Policy, WorkGuard, backbone_parameters
+from silotune.distributed.silo.reasons import phrase
 from silotune.distributed.silo.secret import derived_from_secret
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import InputError, SilotuneError
@@ -233,7 +234,10 @@ class SiloSetup:
             return load_silos(config)[0]
         except InputError as error:  # its text may quote a cell
             log_line(f"silotune worker: {error}")
-            raise InputError(f"silo {self.settings.name!r}: its rows cannot be used (see the worker's log)") from None
+            unfit = "the file is missing, or not as the silo config says"
+            told = f": {phrase(error, unfit)}" if "reasons" in self.settings.share else ""
+            name = self.settings.name
+            raise InputError(f"silo {name!r}: its rows cannot be used{told} (see the worker's log)") from None
 
 
 def planned_parts(context: TrainingContext, silo: Silo) -> tuple[State, State]:

@@ -22,7 +22,7 @@ from silotune.config.trees import parse_tree
 from silotune.config.validators import Device, Name
 from silotune.errors import InputError, unknown_name_error
 
-DisclosedNumbers = Literal["validation", "test", "rows", "loss", "seconds", "status"]
+DisclosedNumbers = Literal["validation", "test", "rows", "loss", "seconds", "status", "reasons"]
 
 LONGEST_SOCKET = 100
 """Bytes in a Unix socket's path; systems allow little more."""
@@ -136,9 +136,9 @@ class SiloSettings(Section):
         data: the silo's rows, with the keys of an entry of `silos` (path, text, label, task, labels, kind, metric).
         rows: a folder of prepared rows, instead of `data`.
         share: the numbers that may leave: `validation` and `test` scores, `rows` (row counts, and the counts of steps
-            and tokens, which follow from them), `loss`, `seconds`, and `status` (whether the rows changed, the ε that
-            is left, free space on disk). If the list lacks `rows`, only aggregations that do
-            not weigh silos are accepted. The list is about numbers; `send` is about shared parts.
+            and tokens, which follow from them), `loss`, `seconds`, `status` (whether the rows changed, the ε that is
+            left, free space on disk), and `reasons` (why something failed here, in one of a few phrases). If the list
+            lacks `rows`, only aggregations that do not weigh silos are accepted. `send` is about shared parts.
         send: names of the parts that may leave (`silotune parts METHOD`); a run that shares others is refused.
         backbone: the backbone's name or folder on this machine, or a section with the keys of how it is loaded.
         start: the initial adapter's file or folder on this machine.
