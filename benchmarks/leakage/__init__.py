@@ -18,6 +18,7 @@ ATTACKS = {
     "least-squares": "single rows' gradients from many rounds of one broadcast, whose orders of rows are known",
     "last-batch": "one row's gradient from a pass whose last batch holds that row alone",
     "rare-row": "one row's gradient from a broadcast that is sure of the label of all others",
+    "membership-game": "whether one row is there, from updates of a silo with it and without it",
     "two-runs": "one batch's gradient as the difference of two runs that differ by a step",
 }
 """Attack → what it tries to learn; its module has the same name with underscores."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.leakage.one_silo import OneSilo, demo
+from benchmarks.leakage.one_silo import OneSilo, demo, private
 from silotune.core.randomness import generator
 from silotune.training.federation import Federation
 
@@ -18,7 +18,9 @@ ROWS, ROUNDS = 57, 8
 def measure(seed: int) -> dict[str, float]:
     """Return the cosines of updates with the last rows' gradients, for full and for even batches."""
     full, even = (attack(demo(seed, f"train.batches={kind}"), ROWS, ROUNDS) for kind in ("full", "even"))
-    return full | {f"even batches, {key}": value for key, value in even.items()}
+    noised = attack(demo(seed, *private(ROUNDS)), ROWS, ROUNDS)
+    even = {f"even batches, {key}": value for key, value in even.items()}
+    return full | even | {f"private, {key}": value for key, value in noised.items()}
 
 
 def attack(federation: Federation, count: int, rounds: int) -> dict[str, float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.leakage.one_silo import OneSilo, demo
+from benchmarks.leakage.one_silo import OneSilo, demo, private
 from silotune.core.randomness import derive, generator
 from silotune.training.federation import Federation
 
@@ -22,7 +22,9 @@ def measure(seed: int) -> dict[str, float]:
     known = attack(demo(seed), ROWS, ROUNDS)
     federation = demo(seed)
     federation.context.draw_seed = derive(seed, "a secret of the silo")
-    return known | {f"secret order, {key}": value for key, value in attack(federation, ROWS, ROUNDS).items()}
+    secret = {f"secret order, {key}": value for key, value in attack(federation, ROWS, ROUNDS).items()}
+    noised = attack(demo(seed, *private(ROUNDS)), ROWS, ROUNDS)
+    return known | secret | {f"private, {key}": value for key, value in noised.items()}
 
 
 def attack(federation: Federation, count: int, rounds: int) -> dict[str, float]:

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from silotune.config.uplink import PrivacyConfig
 from silotune.core.tensors import State, flatten
 from silotune.data.tokenized import TokenizedRows
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
+from silotune.runs.build.row_privacy import make_row_privacy
 from silotune.training.federation import Federation
 from silotune.training.local_trainer import LocalTrainer
 from silotune.training.silo import Silo
@@ -22,6 +24,11 @@ SETTING = (
     *("train.batch_size=8", "train.optimizer=sgd", "train.lr=0.001", "train.epochs=1", "threads=1"),
 )
 """Words of an attacker's run over the demo's sentiment rows: plain SGD with small steps, so that changes add up."""
+
+
+def private(rounds: int) -> tuple[str, ...]:
+    """Return the words of a run of so many rounds under `policy: private` at ε = 1 for each row."""
+    return "privacy.unit=row", "privacy.epsilon=1", f"rounds={rounds}"
 
 
 def demo(seed: int, *words: str) -> Federation:
@@ -36,38 +43,51 @@ class OneSilo:
     Args:
         federation: holds one silo or more, of which the first one is attacked.
         rows: its training rows.
+        probe: the same without noise on rows, for true gradients; None: the federation has none.
     """
 
     federation: Federation
     rows: TokenizedRows
+    probe: Federation | None = None
 
     @classmethod
     def of(cls, federation: Federation, count: int) -> OneSilo:
         """Return a silo with the first `count` of its training rows."""
-        (rows,) = next(iter(federation.silos.values())).train.values()
-        return cls(federation, some_rows(rows, range(count)))
+        first = next(iter(federation.silos.values()))
+        (rows,) = first.train.values()
+        chosen, config = some_rows(rows, range(count)), federation.config
+        if config.privacy.unit is None:
+            return cls(federation, chosen)
+        attacked = replace(first, train={chosen.task.name: chosen})
+        key = f"{config.seed}".encode()
+        noise, _ = make_row_privacy(config, federation.context, {first.name: attacked}, lambda _: [first.name], key)
+        federation.context.row_privacy = noise
+        plain = config.model_copy(update={"privacy": PrivacyConfig()})
+        return cls(federation, chosen, build(plain, federation.backbone))
 
     def start(self, add: float = 0.0) -> State:
         """Return the shared parts of the run's start, with a number added to each of theirs."""
         shared = self.federation.coordinator.shared
         return {name: {key: tensor + add for key, tensor in tensors.items()} for name, tensors in shared.items()}
 
-    def change(self, shared: State, number: int = 1, rows: Sequence[int] | None = None) -> Tensor:
+    def change(self, shared: State, number: int = 1, rows: Sequence[int] | None = None, empty: int = 0) -> Tensor:
         """Return the change that one local round makes to shared parts, as one vector.
 
         Args:
             shared: what the coordinator broadcasts.
             number: the round's number, from which the order of rows is drawn.
             rows: train on these rows alone; None: on all.
+            empty: units without rows beside them.
         """
         own = self.rows if rows is None else some_rows(self.rows, rows)
-        silo = replace(self._silo, train={own.task.name: own}, state=None)
+        silo = replace(self._silo, train={own.task.name: own}, state=None, empty_units=empty)
         (result,) = LocalTrainer(self.federation.context).rounds([silo], shared, number)
         return vector({name: result.state[name] for name in shared}) - vector(shared)
 
     def gradients(self, shared: State, rows: Sequence[int]) -> Tensor:
         """Return the change that each of these rows makes alone, shape (rows, numbers): what attacks look for."""
-        return torch.stack([self.change(shared, rows=[row]) for row in rows])
+        plain = replace(self, federation=self.probe or self.federation)
+        return torch.stack([plain.change(shared, rows=[row]) for row in rows])
 
     @property
     def name(self) -> str:

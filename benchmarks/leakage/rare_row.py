@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from benchmarks.leakage.one_silo import OneSilo, demo
+from benchmarks.leakage.one_silo import OneSilo, demo, private
 from silotune.core.tensors import State
 from silotune.data.batching import evaluation_batches
 from silotune.training.federation import Federation
@@ -23,7 +23,9 @@ ROWS = 60
 def measure(seed: int) -> dict[str, float]:
     """Return the cosines for one, five and 20 rows of the second label."""
     found = {count: attack(demo(seed, "head.scope=shared"), ROWS, count) for count in (1, 5, 20)}
-    return {f"{count} rare rows, {key}": value for count, each in found.items() for key, value in each.items()}
+    noised = attack(demo(seed, "head.scope=shared", *private(1)), ROWS, 1)
+    named = {f"{count} rare rows, {key}": value for count, each in found.items() for key, value in each.items()}
+    return named | {f"private, 1 rare row, {key}": value for key, value in noised.items()}
 
 
 def attack(federation: Federation, count: int, rare: int) -> dict[str, float]:

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.leakage.one_silo import some_rows
+from benchmarks.leakage.one_silo import private, some_rows
 from silotune.communication.messages import broadcast_message
 from silotune.core.norms import change_of
 from silotune.core.tensors import State, Tensors, flatten
@@ -67,6 +67,7 @@ CASES: dict[str, tuple[tuple[str, ...], int]] = {
     "bottleneck, 20 passes": ((*BOTTLENECK, *PASSES), ROWS),
     "lora, 20 passes": ((*LORA, *PASSES), ROWS),
     "bottleneck, 20 passes, noise": ((*BOTTLENECK, *PASSES, *NOISE), ROWS),
+    "bottleneck, 20 passes, private": ((*BOTTLENECK, *PASSES, *private(1)), ROWS),
 }
 """Case → configuration, and the number of training rows."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.leakage.one_silo import OneSilo, demo
+from benchmarks.leakage.one_silo import OneSilo, demo, private
 from silotune.core.randomness import generator
 from silotune.training.federation import Federation
 
@@ -13,7 +13,10 @@ ROWS = 60
 
 def measure(seed: int) -> dict[str, float]:
     """Return the cosine of the difference with the gradient of the seventh batch."""
-    return attack(demo(seed, "train.steps=6"), demo(seed, "train.steps=7"), ROWS)
+    plain = attack(demo(seed, "train.steps=6"), demo(seed, "train.steps=7"), ROWS)
+    words = private(1)
+    noised = attack(demo(seed, "train.steps=6", *words), demo(seed, "train.steps=7", *words), ROWS)
+    return plain | {f"private, {key}": value for key, value in noised.items()}
 
 
 def attack(shorter: Federation, longer: Federation, count: int) -> dict[str, float]:

@@ -23,7 +23,14 @@ def mark(path):
 
 @pytest.fixture
 def silo(tmp_path):
-    tree = {"name": "north", "folder": "state", "data": {"path": "rows.csv"}, "share": [], "superlink": "localhost:443"}
+    tree = {
+        "name": "north",
+        "folder": "state",
+        "data": {"path": "rows.csv"},
+        "share": [],
+        "policy": "trusting",
+        "superlink": "localhost:443",
+    }
     path = tmp_path / "silo.yaml"
     path.write_text(yaml.safe_dump(tree | {"root_certificates": "ca.pem", "private_key": "silo.key"}))
     return path

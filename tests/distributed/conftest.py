@@ -11,7 +11,7 @@ import pytest
 
 from silotune.distributed.coordinator import dispatcher
 from silotune.distributed.silo.silo_config import SiloSettings
-from tests.support.malicious import Malicious
+from tests.support.malicious import CAPS, Malicious
 from tests.support.processes import begin, processes
 from tests.support.session_rig import local_configs
 
@@ -65,13 +65,14 @@ def deployed():
 
 @pytest.fixture
 def attack(tiny_config, tmp_path):
-    """`attack(words, **settings)` → a malicious coordinator and a silo with the default policy, or with `policy`."""
+    """`attack(words, **settings)` → a malicious coordinator and a silo with the policy `CAPS`, `policy` over them."""
 
-    def begin(words, run="0" * 16, changes=None, **settings):
+    def begin(words, run="0" * 16, changes=None, caps=True, **settings):
         method, *more = words
         config = tiny_config(method, *more)
         local = local_configs(config, tmp_path / "silo")["alpha"]
-        fields = local.model_dump() | {"policy": {}, "approval": "policy"} | settings
+        fields = local.model_dump() | {"approval": "policy"} | settings
+        fields["policy"] = (CAPS if caps else {}) | settings.get("policy", {})
         fields = {key: value for key, value in fields.items() if value is not None}
         return Malicious(SiloSettings(**fields), config, run, changes or {})
 

@@ -15,12 +15,12 @@ from silotune.distributed.silo.session import Session
 from silotune.errors import InputError, SilotuneError
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
-from tests.support.malicious import Malicious
+from tests.support.malicious import CAPS, Malicious
 from tests.support.session_rig import DirectLink, answering, job, local_configs
 
 ALLOWED = ("fedmcp", "tuner.r=1", "rounds=1", "train.steps=6")
 
-STEPS = {"row_order": "seed"}
+STEPS = CAPS | {"row_order": "seed"}
 """What a policy says that lets such a run be what it is in one process."""
 
 
@@ -188,7 +188,10 @@ def test_the_operators_commands(asking, tmp_path, silotune, monkeypatch):
     other.ask("hello")
     settings = coordinator.settings
     tree = {"name": "alpha", "folder": settings.folder, "rows": settings.rows, "share": ["validation"]}
-    tree["socket"] = "/tmp/unused.sock"  # the default lies in the folder, whose path is too long here
+    tree |= {
+        "policy": "trusting",
+        "socket": "/tmp/unused.sock",
+    }  # the default lies in the folder, whose path is too long here
     path = tmp_path / "silo.yaml"
     path.write_text(yaml.safe_dump(tree))
 

@@ -89,7 +89,8 @@ def test_the_commands_sum_up_and_find_a_changed_line(federated, silotune, tmp_pa
     out, link = federated
     folder = out / "checkpoints" / "silos" / "beta"
     (tmp_path / "silo.yaml").write_text(
-        json.dumps({"name": "beta", "folder": str(folder), "rows": str(tmp_path), "share": []}), encoding="utf-8"
+        json.dumps({"name": "beta", "folder": str(folder), "rows": str(tmp_path), "share": [], "policy": "trusting"}),
+        encoding="utf-8",
     )
     words = ("silo", "audit", "--config", str(tmp_path / "silo.yaml"))
     done = silotune(*words, "--json")

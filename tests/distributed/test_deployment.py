@@ -38,7 +38,7 @@ NODE = {
     "root_certificates": "ca.pem",
     "private_key": "north",
 }
-SILO = NODE | {"share": [], "data": {"path": "rows.csv"}}
+SILO = NODE | {"share": [], "policy": "trusting", "data": {"path": "rows.csv"}}
 
 
 def written(folder, tree):

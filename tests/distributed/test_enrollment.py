@@ -86,7 +86,7 @@ def rows(tmp_path):
     path = tmp_path / "rows.csv"
     lines = [f"words of row {number},{'good' if number % 2 else 'bad'}" for number in range(60)]
     path.write_text("review,opinion\n" + "\n".join(lines) + "\n")
-    return Answers(path, ("review",), "opinion")
+    return Answers(path, "trusting", ("review",), "opinion")
 
 
 def invited(settings, tmp_path, silo="north", **options):
@@ -269,7 +269,7 @@ def test_a_silo_joins_with_one_command(settings, tmp_path, nodes, served, rows):
     joined = joining.join(invitation, tmp_path / "north", rows)
     silo = read_silo_or_node_settings(joined.settings)
     assert (silo.name, silo.superlink, silo.policy.preset, silo.approval, joined.rows) == (
-        "north", settings.public_address, "partners", "ask", 60,
+        "north", settings.public_address, "trusting", "ask", 60,
     )  # fmt: skip
     key = tmp_path / "north" / "silo.key"
     assert (mode(key), mode(joined.settings)) == (0o600, 0o600)
@@ -327,7 +327,7 @@ def test_what_a_silo_cannot_join_with(settings, tmp_path, nodes, served, rows):
         ({}, replace(rows, data=tmp_path / "none.csv"), r"none\.csv: not found"),
         ({}, replace(rows, label="stars"), "stars"),
         ({}, replace(rows, policy="anything"), r"silo\.yaml: policy"),
-        ({}, replace(rows, policy="hospital"), "give secret and epsilon"),
+        ({}, replace(rows, policy="private"), "needs the budget of each row or person"),
         ({}, replace(rows, share=("everything",)), r"silo\.yaml: share"),
     ]:
         with pytest.raises(InputError, match=message) as refused:
@@ -336,8 +336,11 @@ def test_what_a_silo_cannot_join_with(settings, tmp_path, nodes, served, rows):
         assert ".silo.yaml.new" not in str(refused.value)
         assert not (tmp_path / "new" / "silo.yaml").exists()
     assert nodes == {}
-    joining.join(invitation, tmp_path / "new", replace(rows, policy="hospital", epsilon=8.0))
-    assert mode(tmp_path / "new" / "noise.key") == 0o600
+    joining.join(invitation, tmp_path / "new", replace(rows, policy="private", epsilon=8.0, unit="patient"))
+    made = read_silo_or_node_settings(tmp_path / "new" / "silo.yaml")
+    assert (made.policy.preset, made.privacy.unit, made.privacy.epsilon) == ("private", "patient", 8.0)
+    joining.join(invitation, tmp_path / "noised", replace(rows, epsilon=8.0), registers=False)
+    assert mode(tmp_path / "noised" / "noise.key") == 0o600
 
 
 def test_a_silent_coordinator_is_said(tmp_path, settings, nodes, rows):

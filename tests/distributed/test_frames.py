@@ -110,6 +110,7 @@ def worker(short, tiny_config, data_folder, backbone_folder):
         "folder": "state",
         "data": {"path": str(data_folder / "alpha" / "train.jsonl"), "text": "sentence1", "label": "label"},
         "share": ["validation"],
+        "policy": "trusting",
         "backbone": str(backbone_folder("bert")),
         "socket": str(short / "w.sock"),
     }
@@ -167,7 +168,11 @@ def test_a_file_where_the_socket_should_be_stays(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("text,label\n")
     with pytest.raises(InputError, match=r"rows\.csv is there and is no socket"):
-        serve(SiloSettings(name="north", folder=str(tmp_path), rows=str(tmp_path), share=[], socket=str(path)))
+        serve(
+            SiloSettings(
+                name="north", folder=str(tmp_path), rows=str(tmp_path), share=[], policy="trusting", socket=str(path)
+            )
+        )
     assert path.read_text() == "text,label\n"
 
 
@@ -246,7 +251,14 @@ def test_a_states_name_is_no_path(tmp_path, name):
     ],
 )
 def test_a_silos_own_configuration_is_checked(tmp_path, change, names):
-    tree = {"name": "north", "folder": "state", "data": {"path": "d.csv"}, "share": ["test"], **change}
+    tree = {
+        "name": "north",
+        "folder": "state",
+        "data": {"path": "d.csv"},
+        "share": ["test"],
+        "policy": "trusting",
+        **change,
+    }
     path = tmp_path / "silo.yaml"
     path.write_text(yaml.safe_dump({key: value for key, value in tree.items() if value is not None}))
     with pytest.raises(InputError, match=names) as refused:

@@ -10,12 +10,12 @@ import yaml
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import decode
 from silotune.distributed.silo import policy as policy_module
-from silotune.distributed.silo.silo_config import PRESETS, PolicyConfig, read_silo_settings
+from silotune.distributed.silo.silo_config import read_silo_settings
 from silotune.errors import InputError
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
 from silotune.training import client
-from tests.support.malicious import ALLOWED
+from tests.support.malicious import ALLOWED, CAPS
 from tests.support.session_rig import DirectLink, answering, job, local_configs
 
 ADD = 1e-6
@@ -79,7 +79,7 @@ def test_rounds_that_the_run_does_not_have(attack, number):
 @pytest.mark.parametrize(
     ("changes", "refused"),
     [
-        ({"policy": "lab"}, "unknown key 'policy'"),
+        ({"policy": "trusting"}, "unknown key 'policy'"),
         ({"share": ["validation"]}, "unknown key 'share'"),
         ({"attack": {"name": "backdoor", "target": "good"}}, "attack: simulated"),
         ({"description": "x" * 300_000}, "a configuration of 30"),
@@ -189,7 +189,7 @@ def test_what_leaves_is_measured_not_promised(attack, monkeypatch):
 def test_an_honest_run_is_what_it_was(tiny_config, tmp_path):
     method, *words = (*ALLOWED, "sampling.count=2", "rounds=2")
     config = tiny_config(method, *words)
-    configs = local_configs(config, tmp_path / "run", policy={"row_order": "seed"})
+    configs = local_configs(config, tmp_path / "run", policy=CAPS | {"row_order": "seed"})
     coordinate(job(config, tmp_path / "run", configs), DirectLink(answering(configs)))
     expected = run(config, out=tmp_path / "whole").summary
     summary = read_summary(tmp_path / "run")
@@ -198,24 +198,26 @@ def test_an_honest_run_is_what_it_was(tiny_config, tmp_path):
 
 
 def test_presets_and_their_keys(tmp_path):
-    assert all(preset.keys() == PRESETS["partners"].keys() for preset in PRESETS.values())
-    assert PolicyConfig.of().preset == "partners"
-    hospital = PolicyConfig.model_validate({"preset": "hospital", "rounds": 7})
-    assert (hospital.rounds, hospital.numbers_per_round) == (7, "1%")
     tree = {"name": "north", "folder": "f", "data": {"path": "d.csv"}, "share": [], "approval": "policy"}
     path = tmp_path / "silo.yaml"
     for policy, words in (
-        ("hospitl", "did you mean 'hospital'"),
-        ({"preset": "lab", "round": 3}, "did you mean 'policy.rounds'"),
-        ({"effective_rows": 5}, "unknown key 'policy.effective_rows'"),
-        ({"numbers_per_round": "3 percent"}, "such as 3%"),
-        ("hospital", "only noised changes leave"),
+        ("trustng", "did you mean 'trusting'"),
+        ("masked", "not there yet"),
+        ({"rounds": 3}, "preset: choose who may learn what: trusting .*; private"),
+        ({"preset": "trusting", "round": 3}, "did you mean 'policy.rounds'"),
+        ({"preset": "trusting", "effective_rows": 5}, "unknown key 'policy.effective_rows'"),
+        ({"preset": "trusting", "numbers_per_round": "3 percent"}, "such as 3%"),
+        ("private", "needs the budget of each row or person"),
     ):
         path.write_text(yaml.safe_dump(tree | {"policy": policy}))
         with pytest.raises(InputError, match=words):
             read_silo_settings(path)
-    path.write_text(yaml.safe_dump(tree | {"policy": {"preset": "lab", "rounds": 3}}))
-    assert read_silo_settings(path).policy.rounds == 3
+    path.write_text(yaml.safe_dump(tree))
+    with pytest.raises(InputError, match="policy: choose who may learn what"):
+        read_silo_settings(path)
+    path.write_text(yaml.safe_dump(tree | {"policy": {"preset": "private", "rounds": 3}, "privacy": {"epsilon": 8}}))
+    settings = read_silo_settings(path)
+    assert (settings.policy.rounds, settings.policy.seconds, settings.privacy.unit) == (3, 86_400, "row")
 
 
 def test_caps_stand_above_an_agreed_configuration(attack, tmp_path, tiny_config):

@@ -21,7 +21,7 @@ RECIPE = (
 def both(tiny_config, folder, *words):
     """The summaries of a run over messages and of the same run in one process."""
     config = tiny_config("fedmcp", "tuner.r=2", *words)
-    configs = local_configs(config, folder / "messages", policy="lab")
+    configs = local_configs(config, folder / "messages")
     sent = answering(configs)
     coordinate(job(config, folder / "messages", configs), DirectLink(sent))
     return read_summary(folder / "messages"), run(config, out=folder / "process").summary

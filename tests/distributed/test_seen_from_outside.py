@@ -157,7 +157,9 @@ def test_a_port_that_is_taken_is_named():
 
 
 def test_metrics_of_a_worker(tmp_path):
-    settings = SiloSettings(name="north", folder=str(tmp_path), rows=str(tmp_path), share=[], secret="key", epsilon=8.0)
+    settings = SiloSettings(
+        name="north", folder=str(tmp_path), rows=str(tmp_path), share=[], policy="trusting", secret="key", epsilon=8.0
+    )
     store = SiloStore(tmp_path)
     for number in (1, 2, 2):
         store.count(Request("r", "round", number, str(number), 40), ("configuration", "rows"), 1, 9)
@@ -208,7 +210,7 @@ def test_a_run_tells_of_its_silos_what_they_share(tiny_config, tmp_path, shared)
 
 
 def test_dashboard_and_alerts_name_metrics_that_exist(running, tmp_path):
-    settings = SiloSettings(name="north", folder=str(tmp_path), rows=str(tmp_path), share=[])
+    settings = SiloSettings(name="north", folder=str(tmp_path), rows=str(tmp_path), share=[], policy="trusting")
     known = {measure.name.removeprefix("silotune_") + ("_total" if measure.type == "counter" else "") for party in (
         FederationMetrics(running, nodes), WorkerMetrics(settings)) for measure in party.measures()}  # fmt: skip
     alerts = yaml.safe_load((DEPLOY / "alerts.yml").read_text(encoding="utf-8"))

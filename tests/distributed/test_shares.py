@@ -17,7 +17,7 @@ from silotune.distributed.coordinator.job import Job, prepare
 from silotune.distributed.protocol.agreement import parse_wire_config, wire_config
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.session import Session
-from silotune.distributed.silo.silo_config import SiloSettings
+from silotune.distributed.silo.silo_config import REHEARSAL, SiloSettings
 from silotune.errors import SilotuneError
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
@@ -80,7 +80,7 @@ def test_silos_of_a_deployed_federation_have_no_test_set_in_common(tiny_config, 
     for name, data in halves.items():
         write_rows(tmp_path / name, replace(data, name=name))
         fields = {"folder": str(tmp_path / f"{name}-state"), "rows": str(tmp_path / name), "share": ALL}
-        fields |= {"policy": "lab", "approval": "policy"}
+        fields |= {"policy": dict(REHEARSAL), "approval": "policy"}
         configs[name] = SiloSettings(name=name, backbone=config.backbone, **fields)
     coordinate(task, DirectLink(answering(configs)))
     summary = read_summary(tmp_path / "run")

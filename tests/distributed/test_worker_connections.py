@@ -18,7 +18,9 @@ from silotune.distributed.silo.worker import MOST_CONNECTIONS, hung_up
 @pytest.fixture
 def listening(short):
     """A worker that works forever, its socket, and how many connections it has."""
-    settings = SiloSettings(name="a", folder=str(short), rows="rows", share=[], policy={"frame_mib": 1})
+    settings = SiloSettings(
+        name="a", folder=str(short), rows="rows", share=[], policy={"preset": "trusting", "frame_mib": 1}
+    )
     waiting = worker._Worker(settings, busy="working")
     path = short / "worker.sock"
     listener = worker._listen(path)

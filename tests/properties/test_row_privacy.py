@@ -26,6 +26,7 @@ from silotune.training import private_steps
 from silotune.training.client import SiloClient, SiloReply
 from silotune.training.private_steps import PrivateGradient, PrivateSteps
 from silotune.training.row_privacy import RowPrivacy
+from silotune.training.silo import Silo
 from silotune.training.taint import noised_phases
 from tests.support.proof import double_backbone, in_double
 from tests.support.tiny import tiny_overrides
@@ -42,9 +43,21 @@ REFUSED = {
 
 WORDS = {"fedmcp": ("method.mu=0",), "fdlora": ("method.sync=1",)}
 NOISE = ("privacy.unit=row", "privacy.epsilon=4", "rounds=2", "train.steps=2", "train.batch_size=30")
+MISSED = ("rounds=4", "train.steps=1", "sampling.count=2")
+"""Four rounds, of which every silo misses some."""
 SHORT = ("scaffold", "ditto", "fedmcp", "feddpa-t")
 """Methods of `make test`: server state, a phase without noise, one phase of all parts, a phase of its own."""
 ACCEPTED = [name for name in METHODS if name not in REFUSED or name in WORDS]
+
+
+def with_units(data: Path, to: Path, more: int = 0) -> Path:
+    """Copy the data with a column of units of two rows; one unit has `more` rows, which are long."""
+    shutil.copytree(data, to)
+    for path in to.glob("*/train.jsonl"):
+        rows = [json.loads(line) | {"who": f"p{n // 2}"} for n, line in enumerate(path.read_text().splitlines())]
+        rows += [rows[3] | {"sentence1": "once more " * 30}] * (more if path.parent.name == "alpha" else 0)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return to
 
 
 def words(method: str, backbone: Path, data: Path) -> list[str]:
@@ -80,10 +93,31 @@ class Watched:
     """Per sum of units, their clipped gradients, shape (units, numbers)."""
 
 
-def watch(words: list[str], backbone: Path, out: Path, instead: Watched | None = None) -> Watched:
-    """Run in float64 with draws that do not depend on rows; `instead`: a run whose noised gradients are put in."""
+def watch(
+    words: list[str], backbone: Path, out: Path, instead: Watched | None = None, spoil: str | None = None
+) -> Watched:
+    """Run in float64 with draws that do not depend on rows.
+
+    Args:
+        words: of the configuration.
+        backbone: its folder.
+        out: the run's folder.
+        instead: a run whose noised gradients are put in.
+        spoil: what happens to a unit of each silo: `empty` takes its rows away, `nan` makes its gradient not finite.
+    """
     found = Watched()
     rounds, step, sums = SiloClient.rounds, PrivateSteps.step, private_steps.clipped_sums
+    units, gradients = private_steps.units_of, PrivateSteps._row_gradients
+
+    def emptied(silo: Silo) -> list[Any]:
+        return [[] if index == 3 and spoil == "empty" else unit for index, unit in enumerate(units(silo))]
+
+    def spoiled(self: PrivateSteps, number: int, first: int, places: Any, *args: Any) -> Any:
+        found_gradients, *rest = gradients(self, number, first, places, *args)
+        for index, (_, row) in enumerate(places):
+            if row == 3 and spoil == "nan":
+                found_gradients[0][index].fill_(float("nan"))
+        return found_gradients, *rest
 
     def sent(self: SiloClient, *args: Any) -> list[SiloReply]:
         replies = rounds(self, *args)
@@ -109,6 +143,8 @@ def watch(words: list[str], backbone: Path, out: Path, instead: Watched | None =
         patch.setattr(SiloClient, "rounds", sent)
         patch.setattr(PrivateSteps, "step", noised)
         patch.setattr(private_steps, "clipped_sums", clipped)
+        patch.setattr(private_steps, "units_of", emptied)
+        patch.setattr(PrivateSteps, "_row_gradients", spoiled)
         patch.setattr(
             RowPrivacy, "stream", lambda self, silo, number, *_: NoiseStream(f"{silo.name} {number}".encode())
         )
@@ -125,18 +161,44 @@ def test_what_leaves_depends_on_rows_through_noised_gradients_alone(
     backbone = backbone_folder("bert")
     first = watch(words(method, backbone, data_folder), backbone, tmp_path / "one")
     second = watch(words(method, backbone, changed_data), backbone, tmp_path / "two", first)
+    changed = compare(first, second)
+    assert changed or method in ("local", "centralised"), "the changed row was drawn"
+
+
+def compare(first: Watched, second: Watched) -> int:
+    """Check that two runs differ in one unit's contributions alone; returns in how many sums they do."""
     assert first.mechanisms == second.mechanisms
     assert len(first.clipped) == len(second.clipped)
     changed = 0
     for one, two in zip(first.clipped, second.clipped, strict=True):
-        assert one.shape == two.shape
         assert (two.norm(dim=1) <= 1 + 1e-9).all()
-        different = ((one - two).abs().amax(1) > 1e-10).sum()
-        assert different <= 1, "one unit is another one"
-        changed += int(different)
+        apart = torch.cdist(one, two, p=float("inf")) > 1e-10
+        different = int(apart.all(1).sum()), int(apart.all(0).sum())
+        assert max(different) <= 1, "one unit is another one"
+        changed += max(different)
     assert first.sent == second.sent
     assert first.sent
-    assert changed or method in ("local", "centralised"), "the changed row was drawn"
+    return changed
+
+
+@pytest.mark.parametrize("spoil", ["nan", "empty"])
+def test_a_unit_without_rows_or_without_a_finite_gradient(
+    spoil: str, backbone_folder: Callable[[str], Path], data_folder: Path, tmp_path: Path
+) -> None:
+    """Over four rounds, of which every silo misses some."""
+    backbone = backbone_folder("bert")
+    given = [*words("fedper", backbone, data_folder), *MISSED]
+    first = watch(given, backbone, tmp_path / "one")
+    assert compare(first, watch(given, backbone, tmp_path / "two", first, spoil))
+
+
+def test_a_unit_of_other_rows_and_of_more(
+    backbone_folder: Callable[[str], Path], data_folder: Path, tmp_path: Path
+) -> None:
+    backbone, data = backbone_folder("bert"), [with_units(data_folder, tmp_path / f"d{n}", n) for n in (0, 3)]
+    given = [[*words("fedavg", backbone, path), *MISSED, "privacy.unit=who"] for path in data]
+    first = watch(given[0], backbone, tmp_path / "one")
+    assert compare(first, watch(given[1], backbone, tmp_path / "two", first))
 
 
 @pytest.mark.parametrize("method", REFUSED)

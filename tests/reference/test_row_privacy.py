@@ -20,7 +20,7 @@ from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.training.federation import Federation
 from silotune.training.private_steps import PrivateSteps
-from silotune.training.row_privacy import RowPrivacy, units_of
+from silotune.training.row_privacy import RowPlan, RowPrivacy, units_of
 from silotune.training.silo import Silo
 from tests.support.language_models import folder_of
 from tests.support.proof import RECIPE, TUNER_WORDS, double_backbone, in_double
@@ -91,7 +91,7 @@ def check(made: Federation, unit_size: int = 1) -> None:
         }
         silo = replace(silo, train=train)
     made.context.row_privacy = RowPrivacy(
-        CLIP, 2, {silo.name: 0.0}, frozenset({made.context.phases[0].name}), None, 1, ""
+        CLIP, 2, {silo.name: RowPlan("row", 1.0, (0, 2), 0.0)}, frozenset({made.context.phases[0].name}), None, 1, ""
     )
     steps = PrivateSteps(made.context, silo, made.context.phases[0], NoiseStream(b"key"), TRAINING)
     state, received = state_of(made, silo)
@@ -101,7 +101,7 @@ def check(made: Federation, unit_size: int = 1) -> None:
         assert all(len(unit) <= 2 for unit in drawn)
         found = steps.step(number, state, received, {})
         expected = by_hand(made, silo, state, received, drawn)
-        size = steps._rate * len(units_of(silo.train))
+        size = steps._rate * len(units_of(silo))
         for (name, gradient), wanted in zip(found.gradient.items(), expected, strict=True):
             torch.testing.assert_close(gradient * size, wanted, rtol=1e-10, atol=1e-12, msg=name)
 

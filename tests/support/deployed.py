@@ -17,6 +17,7 @@ import yaml
 
 from silotune.config import Config
 from silotune.distributed.flower.commands import ENVIRONMENT, free_ports, listens
+from silotune.distributed.silo.silo_config import REHEARSAL
 from tests.support.processes import dies_with_parent
 from tests.support.session_rig import local_configs
 
@@ -218,7 +219,7 @@ def silo_files(deployed: Deployed, config: Config) -> dict[str, Path]:
                 "rows": "rows",
                 "share": ["validation", "test", "rows", "loss", "seconds"],
                 "backbone": config.backbone.name,
-                "policy": "lab",
+                "policy": dict(REHEARSAL),
                 "approval": "policy",
                 "superlink": deployed.address,
                 "root_certificates": "ca.pem",

@@ -20,8 +20,21 @@ from silotune.training.federation import Federation
 
 RUN = "0" * 16
 
+CAPS = {
+    "preset": "trusting",
+    "numbers_per_round": "3%",
+    "numbers_in_all": "1000%",
+    "train_rows": 50,
+    "train_steps": 4,
+    "seconds": 3600,
+    "memory_mib": 16_384,
+    "rounds": 200,
+    "requests_in_all": 5000,
+}
+"""A policy with narrow caps."""
+
 ALLOWED = ("fedmcp", "tuner.r=1", "train.epochs=1", "train.batches=even", "rounds=3")
-"""Words of a run that the default policy allows on the tiny backbone, whose adapters are large beside it."""
+"""Words of a run that `CAPS` allow on the tiny backbone, whose adapters are large beside it."""
 
 
 @lru_cache(maxsize=4)

@@ -14,7 +14,7 @@ from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.job import Job
 from silotune.distributed.flower.link import Arrival
 from silotune.distributed.silo.session import Session
-from silotune.distributed.silo.silo_config import SiloSettings
+from silotune.distributed.silo.silo_config import REHEARSAL, SiloSettings
 from silotune.runs.storage.readers import read_summary
 
 ALL = ["validation", "test", "rows", "loss", "seconds"]
@@ -69,7 +69,7 @@ def local_configs(config: Config, out: Path, **more: object) -> dict[str, SiloSe
                 "backbone": config.backbone.name,
                 "socket": "/tmp/unused.sock",
                 "seeded_noise": True,
-                "policy": "lab",
+                "policy": dict(REHEARSAL),
                 "approval": "policy",
                 **more,
             }

@@ -236,10 +236,11 @@ class UplinkKeys(TypedDict, total=False):
 class PrivacyKeys(TypedDict, total=False):
     """The section `privacy`."""
 
-    unit: Literal["row"] | None
+    unit: str | None
     epsilon: float | None
     delta: float | None
     clip: float
+    rows_per_unit: int
     secret: str | PurePath | None
 
 
@@ -253,6 +254,12 @@ class AttackKeys(TypedDict, total=False):
     position: Literal["start", "end", "random"]
     target: str | None
     scale: float
+
+
+class AuditKeys(TypedDict, total=False):
+    """The section `audit`."""
+
+    canaries: int
 
 
 class EvaluationKeys(TypedDict, total=False):
@@ -326,6 +333,7 @@ class RunKeys(TypedDict, total=False):
     uplink: str | Sequence[str] | UplinkKeys
     privacy: PrivacyKeys
     attack: str | AttackKeys
+    audit: AuditKeys
     evaluation: EvaluationKeys
     generation: GenerationKeys
     silos: Sequence[SiloKeys] | Mapping[str, Table]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from silotune.config.attack import AttackConfig
+from silotune.config.audit import AuditConfig
 from silotune.config.backbone import BackboneConfig, PrecisionConfig
 from silotune.config.coordinator import AggregationConfig, FederationConfig, ServerConfig
 from silotune.config.data import DATA_SOURCES, DataConfig, PartitionConfig, SiloConfig
@@ -64,6 +65,7 @@ class Config(Section):
     uplink: UplinkConfig = UplinkConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     attack: AttackConfig = AttackConfig()
+    audit: AuditConfig = AuditConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     generation: GenerationConfig = GenerationConfig()
     silos: list[SiloConfig] = []
@@ -119,6 +121,10 @@ class Config(Section):
             "train.class_weights: balanced weights follow rows; allowed: none": self.train.class_weights != "none",
             f"tuner: {self.tuner.name} has no gradients row by row; allowed: lora and others": (
                 self.tuner.name in ("full", "p-tuning")
+            ),
+            "partition, data.parts: would divide one unit's rows among silos; allowed: none, column": (
+                self.privacy.unit_column is not None
+                and (self.partition.name not in ("none", "column") or self.data.parts > 1)
             ),
             "start: nobody says that it was trained with noise; leave it out": self.start is not None,
             "train.early_stopping: scores without noise would end the run; leave it out": (

@@ -116,10 +116,11 @@ class PrivacyConfig(Section):
 
     doubles: ClassVar = ("delta",)
 
-    unit: Literal["row"] | None = Field(
+    unit: str | None = Field(
         None,
-        description="whom noise protects from the coordinator and the other silos: each `row`. If unset, rows have no "
-        "noise.",
+        min_length=1,
+        description="whom noise protects from the coordinator and the other silos: each `row`, or each value of the "
+        "column of this name, such as `patient`. If unset, rows have no noise.",
     )
     epsilon: float | None = Field(
         None,
@@ -129,6 +130,9 @@ class PrivacyConfig(Section):
     )
     delta: float | None = Field(None, gt=0, lt=1, description="δ of the whole run; 1e-5 if unset.")
     clip: float = Field(1.0, gt=0, description="with `unit`, the largest L2 norm of a unit's gradient in a step.")
+    rows_per_unit: int = Field(
+        4, ge=1, description="with a column as `unit`, the most rows of a unit in a step; its gradient is their mean."
+    )
     secret: ConfigPath | None = Field(
         None,
         min_length=1,
@@ -143,3 +147,8 @@ class PrivacyConfig(Section):
                 "epsilon: noise on rows (privacy.unit) needs what the run may cost; e.g. privacy.epsilon=8"
             )
         return self
+
+    @property
+    def unit_column(self) -> str | None:
+        """The column whose values are the units; None where every row is one, or nothing has noise."""
+        return None if self.unit in (None, "row") else self.unit

@@ -8,7 +8,7 @@ from typing import Any
 
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.data.generation_rows import find_format, generation_rows
-from silotune.data.readers import Record, read_records, with_groups
+from silotune.data.readers import Record, read_records, with_groups, with_units
 from silotune.data.rows import LabeledSet, Row, Splits
 from silotune.data.targets import target_rows
 from silotune.data.tasks import Task, make_task, numbered_positive
@@ -31,13 +31,14 @@ def task_folders(path: Path) -> list[str]:
     return names
 
 
-def read_folder(path: Path, name: str, column: str | None = None) -> LabeledSet:
+def read_folder(path: Path, name: str, column: str | None = None, unit: str | None = None) -> LabeledSet:
     """Read one task of a data folder.
 
     Args:
         path: the data folder.
         name: the task.
         column: column whose values define natural silos; stored as `Row.group`.
+        unit: column that says whose a row is; stored as `Row.unit`.
     """
     folder = path / name
     if not folder.is_dir():
@@ -51,7 +52,7 @@ def read_folder(path: Path, name: str, column: str | None = None) -> LabeledSet:
         metric = meta.get("metric", usual) if isinstance(meta, dict) else usual
         culprit = f"data file {folder / 'meta.json'}"
         task = make_task(name, culprit, "generation", metric=None if metric is None else str(metric))
-        return LabeledSet(task, _splits(paths, records, rows, column))
+        return LabeledSet(task, _splits(paths, records, rows, column, unit))
     task = _labeled_task(name, folder / "meta.json")
     records = {split: [_without_nul(record) for record in split_records] for split, split_records in records.items()}
     pairs = any("sentence2" in record for record in records["train"])
@@ -60,7 +61,7 @@ def read_folder(path: Path, name: str, column: str | None = None) -> LabeledSet:
         split: target_rows(paths[split], split_records, text, "label", task, by_index=True)
         for split, split_records in records.items()
     }
-    return LabeledSet(task, _splits(paths, records, rows, column))
+    return LabeledSet(task, _splits(paths, records, rows, column, unit))
 
 
 def _without_nul(record: Record) -> Record:
@@ -69,9 +70,14 @@ def _without_nul(record: Record) -> Record:
 
 
 def _splits(
-    files: dict[str, Path], records: dict[str, list[Record]], rows: dict[str, list[Row]], column: str | None
+    files: dict[str, Path],
+    records: dict[str, list[Record]],
+    rows: dict[str, list[Row]],
+    column: str | None,
+    unit: str | None,
 ) -> Splits:
-    """Add the group column; only the training rows must have it."""
+    """Add the columns of groups and units; only the training rows must have them."""
+    rows = rows | {"train": with_units(files["train"], records["train"], rows["train"], unit)}
     return Splits(
         **{
             split: with_groups(files[split], records[split], split_rows, column)

@@ -35,7 +35,11 @@ def _load(config: Config) -> tuple[list[SiloData], list[SiloData]]:
     data = config.data
     if absent and data.tasks:
         data = data.model_copy(update={"tasks": list(dict.fromkeys([*data.tasks, *absent]))})
-    sets = own_sets(config.silos, partition.column) if config.silos else _named_sets(data, partition.column)
+    unit, noised = config.privacy.unit_column, config.privacy.unit is not None
+    if config.silos:
+        sets = own_sets(config.silos, partition.column, unit, declared=noised)
+    else:
+        sets = _named_sets(data, partition.column, unit)
     for name in absent:
         if name not in sets:
             raise unknown_name_error("name in evaluation.unseen or evaluation.new_silos", name, sets)
@@ -117,13 +121,13 @@ def demo_folder() -> Path:
     return Path(str(resources.files("silotune") / "data" / "demo"))
 
 
-def _named_sets(data: DataConfig, column: str | None) -> dict[str, LabeledSet]:
+def _named_sets(data: DataConfig, column: str | None, unit: str | None) -> dict[str, LabeledSet]:
     path = demo_folder() if data.set == "demo" and data.path is None else None if data.path is None else Path(data.path)
-    published = {} if path else _published(data, column)
+    published = {} if path else _published(data, column or unit)
     names = data.tasks or (task_folders(path) if path else [])
     sets: dict[str, LabeledSet] = {}
     for name in names:
-        labeled_set = read_folder(path, name, column) if path else read_hub_set(name, published[name])
+        labeled_set = read_folder(path, name, column, unit) if path else read_hub_set(name, published[name])
         task = labeled_set.task
         if data.task is not None:  # one task name for all silos, so that they may share a head
             task = _renamed(task, data.task, data.labels)
@@ -157,7 +161,7 @@ def _published(data: DataConfig, column: str | None) -> dict[str, HubSet]:
         what = f"data set {data.set!r}" if not data.tasks else f"{', '.join(data.tasks)} of data set {data.set!r}"
         raise InputError(f"data.path: {what} needs a folder (data.path=FOLDER)")
     if column is not None:
-        raise InputError("partition.column: data from the hub has no such column; give data.path=FOLDER")
+        raise InputError("partition.column, privacy.unit: data from the hub has no such column; give data.path=FOLDER")
     return published
 
 

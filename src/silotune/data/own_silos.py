@@ -22,6 +22,7 @@ from silotune.data.readers import (
     read_records,
     require_columns,
     with_groups,
+    with_units,
 )
 from silotune.data.row_checks import alike_labels
 from silotune.data.rows import LabeledSet, Row, Splits
@@ -30,12 +31,16 @@ from silotune.data.tasks import Task, are_truth_values, label_form, make_task
 from silotune.errors import InputError
 
 
-def own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabeledSet]:
+def own_sets(
+    silos: list[SiloConfig], column: str | None, unit: str | None = None, declared: bool = False
+) -> dict[str, LabeledSet]:
     """Read the rows of `silos`: labeled texts, or generation data in the format that the columns show.
 
     Args:
         silos: the entries of the configuration.
         column: column whose values define natural silos; stored as `Row.group`.
+        unit: column that says whose a row is; stored as `Row.unit`.
+        declared: whether label names must be declared, because names read from rows would tell of them.
     """
     records: dict[str, dict[str, list[Record]]] = {}
     paths: dict[str, dict[str, Path]] = {}
@@ -48,6 +53,12 @@ def own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabeledSe
     tasks: dict[str, Task] = {}
     for silo in silos:
         name = silo.task or silo.name
+        has_labels = silo.kind in ("classification", "multilabel") and formats[silo.name] is None
+        if declared and has_labels and not _declared(silos, name):
+            raise InputError(
+                f"silo {silo.name!r}: labels: are to be declared beside privacy.unit, as names read from rows tell "
+                "which ones they have; allowed: a list such as [negative, positive]"
+            )
         task = _task(silo, name, formats[silo.name], partial(_labels, silos, name, paths, records))
         if tasks.setdefault(name, task) != task:
             raise InputError(
@@ -58,14 +69,20 @@ def own_sets(silos: list[SiloConfig], column: str | None) -> dict[str, LabeledSe
         task = tasks[silo.task or silo.name]
         own_paths, own_records = paths[silo.name], records[silo.name]
         with _naming(silo):
-            declared = any(other.labels for other in silos if (other.task or other.name) == task.name)
+            named = _declared(silos, task.name)
             rows = {
-                part: _rows(silo, task, formats[silo.name], own_paths[part], of_part, declared)
+                part: _rows(silo, task, formats[silo.name], own_paths[part], of_part, named)
                 for part, of_part in own_records.items()
             }
             rows["train"] = with_groups(own_paths["train"], own_records["train"], rows["train"], column)
+            rows["train"] = with_units(own_paths["train"], own_records["train"], rows["train"], unit)
         sets[silo.name] = LabeledSet(task, Splits(**rows), unsplit=len(rows) == 1)
     return sets
+
+
+def _declared(silos: list[SiloConfig], task: str) -> bool:
+    """Return whether one of a task's silos declares its label names."""
+    return any(silo.labels for silo in silos if (silo.task or silo.name) == task)
 
 
 @contextmanager

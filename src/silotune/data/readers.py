@@ -229,6 +229,24 @@ def with_groups(path: Path, records: Sequence[Record], rows: Sequence[Row], colu
     return [replace(row, group=_group_name(record.get(column))) for row, record in zip(rows, records, strict=True)]
 
 
+def with_units(path: Path, records: Sequence[Record], rows: Sequence[Row], column: str | None) -> list[Row]:
+    """Set whose each row is to its cell in a column; None returns the rows unchanged.
+
+    Raises:
+        InputError: the file lacks the column, or a row has no value in it.
+    """
+    if column is None:
+        return list(rows)
+    require_columns(path, records[0], [column])
+    units = [_group_name(record.get(column)) for record in records]
+    if "" in units:
+        raise InputError(
+            f"{source_name(path)}: row {units.index('') + 1}: {column!r} is empty; privacy.unit={column} needs to know "
+            "whose each row is"
+        )
+    return [replace(row, unit=unit) for row, unit in zip(rows, units, strict=True)]
+
+
 def _group_name(cell: object) -> str:
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return ""

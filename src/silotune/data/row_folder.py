@@ -46,9 +46,13 @@ def read_rows(folder: Path, silo: str) -> SiloData:
 
 
 def _fields(row: Row) -> list[Any]:
-    """Return a row as JSON: texts; label, number or labels; answer. Conversations and pairs have two or three more."""
-    more = [[list(turn) for turn in row.turns], row.rejected] if row.turns or row.rejected else []
-    return [list(row.texts), row.known, row.answer, *more, *([list(row.untrained)] if row.untrained else [])]
+    """Return a row as JSON: texts; label, number or labels; answer. Conversations and pairs have two or three more.
+
+    Whose row it is stands at the end, as an object.
+    """
+    more: list[Any] = [[list(turn) for turn in row.turns], row.rejected] if row.turns or row.rejected else []
+    more += [list(row.untrained)] if row.untrained else []
+    return [list(row.texts), row.known, row.answer, *more, *([{"unit": row.unit}] if row.unit else [])]
 
 
 def _read(path: Path, task: Task) -> list[Row]:
@@ -57,6 +61,7 @@ def _read(path: Path, task: Task) -> list[Row]:
     for number, line in enumerate(lines, start=1):
         if line:
             texts, known, answer, *more = json.loads(line)
+            unit = str(more.pop()["unit"]) if more and isinstance(more[-1], dict) else ""
             turns, rejected, *untrained = more or ([], "")
             if not isinstance(texts, list) or not 1 <= len(texts) <= 2 or not _are_texts([*texts, answer, rejected]):
                 raise ValueError(f"{path.name}: line {number}: not the texts of a row")
@@ -64,7 +69,7 @@ def _read(path: Path, task: Task) -> list[Row]:
             if not all(isinstance(turn, list) and len(turn) == 2 and _are_texts(turn) for turn in turns):
                 raise ValueError(f"{path.name}: line {number}: not the turns of a conversation")
             conversation = tuple((role, content) for role, content in turns)
-            row = Row(tuple(texts), label, answer, turns=conversation, rejected=rejected, target=target)
+            row = Row(tuple(texts), label, answer, turns=conversation, rejected=rejected, target=target, unit=unit)
             rows.append(replace(row, untrained=tuple(map(int, untrained[0]))) if untrained else row)
     return rows
 

@@ -27,6 +27,7 @@ class Row:
         rejected: the answer that `answer` is preferred to (preference pairs).
         target: the number of a regression, or the ascending indices of the labels of a row with several.
         untrained: the assistant's turns that are only read (`weight: 0`), counted from the end, where the answer is −1.
+        unit: value of the column `privacy.unit`: whose row it is, if noise protects more than single rows.
         remarks: what of the file's row was read otherwise than it stands there, or left out; for warnings.
     """
 
@@ -38,6 +39,7 @@ class Row:
     rejected: str = ""
     target: float | tuple[int, ...] | None = None
     untrained: tuple[int, ...] = ()
+    unit: str = ""
     remarks: tuple[str, ...] = ()
 
     @property

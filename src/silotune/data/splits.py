@@ -1,12 +1,19 @@
-"""Divide one silo's rows into training, validation and test rows: shuffled, cut and capped."""
+"""Divide one silo's rows into training, validation and test rows: shuffled, cut and capped.
+
+Rows of one unit (`privacy.unit`) stay together, and all counts are of units. Without units every row is one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from silotune.core.randomness import sampler
 from silotune.data.rows import Row, Splits
 from silotune.errors import InputError
+
+Units = list[list[Row]]
+"""The rows of each unit."""
 
 
 @dataclass(frozen=True)
@@ -39,24 +46,26 @@ def split(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
     """Make a silo's splits; its name and the seed are part of the purpose of the shuffles."""
     if rule.merge and published.test:
         raise InputError(f"silo {silo!r}: data.merge=true would throw its test split away; set data.merge=false")
-    rows = _split_merged(published, rule, seed, silo) if rule.merge else _complete(published, rule, seed, silo)
-    return Splits(rows.train[: rule.train_rows], rows.validation[: rule.validation_rows], rows.test[: rule.test_rows])
+    make = _split_merged if rule.merge else _complete
+    train, validation, test = make(published, rule, seed, silo)
+    return Splits(
+        _rows(train[: rule.train_rows]), _rows(validation[: rule.validation_rows]), _rows(test[: rule.test_rows])
+    )
 
 
-def _split_merged(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
-    rows = published.train + published.validation
-    rows = _shuffled(rows, seed, silo, "merged")[: rule.rows_per_silo]
-    train, validation = (round(share * len(rows)) for share in rule.ratio[:2])
+def _split_merged(published: Splits, rule: SplitRule, seed: int, silo: str) -> tuple[Units, Units, Units]:
+    units = _shuffled(published.train + published.validation, seed, silo, "merged")[: rule.rows_per_silo]
+    train, validation = (round(share * len(units)) for share in rule.ratio[:2])
     end = train + validation
-    if not 0 < train < end < len(rows):
+    if not 0 < train < end < len(units):
         shares = ":".join(f"{share:g}" for share in rule.ratio)
         raise InputError(
-            f"silo {silo!r}: {len(rows)} rows are too few to split {shares} into train, validation and test"
+            f"silo {silo!r}: {len(units)} rows are too few to split {shares} into train, validation and test"
         )
-    return Splits(rows[:train], rows[train:end], rows[end:])
+    return units[:train], units[train:end], units[end:]
 
 
-def _complete(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
+def _complete(published: Splits, rule: SplitRule, seed: int, silo: str) -> tuple[Units, Units, Units]:
     train, validation, test = (
         _shuffled(getattr(published, name), seed, silo, name) for name in ("train", "validation", "test")
     )
@@ -71,10 +80,18 @@ def _complete(published: Splits, rule: SplitRule, seed: int, silo: str) -> Split
         most = len(train) - max(1, round(0.1 * len(train)))
         kept = most if rule.train_rows is None else min(rule.train_rows, most)
         train, validation = train[:kept], train[kept:]
-    return Splits(train[: rule.rows_per_silo], validation, test)
+    return train[: rule.rows_per_silo], validation, test
 
 
-def _shuffled(rows: list[Row], seed: int, silo: str, purpose: str) -> list[Row]:
-    shuffled = list(rows)
+def _shuffled(rows: Sequence[Row], seed: int, silo: str, purpose: str) -> Units:
+    """Return the rows of each unit, the units in an order that is drawn."""
+    units: dict[object, list[Row]] = {}
+    for index, row in enumerate(rows):
+        units.setdefault(row.unit or index, []).append(row)
+    shuffled = list(units.values())
     sampler(seed, "rows", purpose, silo).shuffle(shuffled)
     return shuffled
+
+
+def _rows(units: Units) -> list[Row]:
+    return [row for unit in units for row in unit]

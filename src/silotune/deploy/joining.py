@@ -35,25 +35,33 @@ class Answers:
 
     Args:
         data: the file or folder of rows.
+        policy: a preset's name.
         text: the text column, or the two of a pair.
         label: the label column.
         task: the name that silos with the same labels share; None: the silo's own.
-        policy: a preset's name.
         approval: `ask` or `policy`.
         share: the numbers that may leave.
         backbone: `default`, or a folder on this machine.
-        epsilon: the privacy budget of all runs; with it a secret for the noise is made.
+        epsilon: the privacy budget of all runs: with policy `private` of each unit, else of noise on whole updates,
+            for which a secret is made.
+        unit: whom policy `private` protects.
     """
 
     data: Path
+    policy: str
     text: tuple[str, ...] = ("text",)
     label: str = "label"
     task: str | None = None
-    policy: str = "partners"
     approval: str = "ask"
     share: tuple[str, ...] = ("validation", "test", "rows")
     backbone: str = "default"
     epsilon: float | None = None
+    unit: str = "row"
+
+    @property
+    def on_updates(self) -> bool:
+        """Whether the budget is of noise on whole updates."""
+        return self.epsilon is not None and self.policy != "private"
 
     def entry(self, silo: str) -> dict[str, Any]:
         """Return the silo's rows as an entry of `silos`."""
@@ -105,7 +113,7 @@ def join(
         read_silo_settings(fresh)
         public = _key(folder / "silo.key", invitation.silo)
         (folder / "ca.pem").write_text(invitation.ca, encoding="ascii")
-        if answers.epsilon is not None and not (folder / "noise.key").exists():
+        if answers.on_updates and not (folder / "noise.key").exists():
             write_new(folder / "noise.key", secrets.token_bytes(32), 0o600)
         if registers:
             enroll(invitation, public)
@@ -188,8 +196,10 @@ def _silo_tree(invitation: Invitation, answers: Answers, apart: bool) -> dict[st
         "approval": answers.approval,
         "backbone": str(Path(backbone).resolve()) if os.path.isdir(backbone) else backbone,
     }
-    if answers.epsilon is not None:
+    if answers.on_updates:
         tree |= {"secret": "noise.key", "epsilon": answers.epsilon}
+    elif answers.epsilon is not None:
+        tree |= {"privacy": {"unit": answers.unit, "epsilon": answers.epsilon}}
     if apart:
         tree |= {"socket": _SOCKET, "socket_group": True}
     return tree | _connection(invitation)

@@ -10,7 +10,7 @@ import typer
 from silotune.cli.console import JsonOption, say
 
 if TYPE_CHECKING:
-    from silotune.distributed.silo.approvals import Approvals, State
+    from silotune.distributed.silo.approvals import Approvals, State, WaitingRun
 
 silo = typer.Typer(help="A silo's own decisions: which federation it joins, and which runs.", no_args_is_help=True)
 
@@ -37,11 +37,14 @@ def join(
     text: Annotated[list[str] | None, typer.Option(help="The text column; twice for a pair.")] = None,
     label: Annotated[str, typer.Option(help="The label column.")] = "label",
     task: Annotated[str | None, typer.Option(help="The name that silos with the same labels share.")] = None,
-    policy: Annotated[str, typer.Option(help="partners, hospital or lab.")] = "partners",
+    policy: Annotated[str | None, typer.Option(help="trusting or private: what the coordinator may learn.")] = None,
     approval: Annotated[str, typer.Option(help="ask or policy.")] = "ask",
     share: Annotated[str, typer.Option(help="Numbers that may leave, with commas.")] = "validation,test,rows",
     backbone: Annotated[str, typer.Option(help="default, or a folder.")] = "default",
-    epsilon: Annotated[float | None, typer.Option(help="Privacy budget of all runs, where noise is added.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Privacy budget of all runs: of each unit, or of noise on whole updates.")
+    ] = None,
+    unit: Annotated[str, typer.Option(help="With --policy private: row, or a column such as patient.")] = "row",
     to: Annotated[
         Path | None, typer.Option(help="The silo's folder (default: /etc/silotune with --install, else ./NAME).")
     ] = None,
@@ -54,6 +57,7 @@ def join(
     """Make this silo's key and settings from an invitation, and register the key."""
     from silotune.deploy import joining
     from silotune.deploy.invitations import Invitation
+    from silotune.distributed.silo.silo_config import PRESETS, choices
     from silotune.errors import InputError
 
     found = Invitation.read(invitation)
@@ -63,12 +67,17 @@ def join(
         return
     if data is None:
         raise InputError("--data: name the file or folder of rows")
+    if policy is None:
+        raise InputError(f"--policy: {choices()}")
     folder = to or (Path("/etc/silotune") if install else Path(found.silo))
     shared = tuple(word.strip() for word in share.split(",") if word.strip())
-    answers = joining.Answers(data, tuple(text or ["text"]), label, task, policy, approval, shared, backbone, epsilon)
+    answers = joining.Answers(
+        data, policy, tuple(text or ["text"]), label, task, approval, shared, backbone, epsilon, unit
+    )
     say(f"coordinator {found.superlink}, fingerprint {found.fingerprint}")
     made = joining.join(found, folder, answers, install, register)
     say(f"silo {found.silo!r}: {made.rows} rows; settings: {made.settings}")
+    say(f"policy {policy}: {PRESETS[policy]}")
     if not register:
         say(f"to do: give the coordinator {made.settings.with_name('silo.key.pub')}, for `federation admit`")
     if not install:
@@ -128,7 +137,11 @@ def approve(run: RunName, config: SiloFile = None) -> None:
 @silo.command()
 def reject(run: RunName, config: SiloFile = None) -> None:
     """Keep this silo out of a run; one that was approved gets no further answer."""
-    _decide(run, config, "rejected")
+    from silotune.distributed.silo.silo_config import read_silo_settings
+    from silotune.distributed.silo.store import SiloStore
+
+    decided = _decide(run, config, "rejected")
+    SiloStore(Path(read_silo_settings(usual_file(config)).folder)).ledger.close(decided.run)
 
 
 @silo.command()
@@ -140,8 +153,10 @@ def audit(config: SiloFile = None, as_json: JsonOption = False) -> None:
     print_audit(Path(read_silo_settings(usual_file(config)).folder), as_json)
 
 
-def _decide(run: str, config: Path | None, state: State) -> None:
-    say(f"run {_approvals(config).decide(run, state).name} is {state}")
+def _decide(run: str, config: Path | None, state: State) -> WaitingRun:
+    decided = _approvals(config).decide(run, state)
+    say(f"run {decided.name} is {state}")
+    return decided
 
 
 def _approvals(config: Path | None) -> Approvals:

@@ -184,12 +184,12 @@ class TrainingContext(PredictionContext):
         if epochs is None:
             return self.train.steps or 0
         if self.row_privacy is not None and self.row_privacy.covers(phase):
-            return epochs * batch_count(len(units_of(silo.train)), self.train.batch_size)
+            return epochs * batch_count(len(units_of(silo)), self.train.batch_size)
         return epochs * sum(batch_count(rows.examples, self.train.batch_size) for rows in silo.train.values())
 
     def rate_of_units(self, silo: Silo) -> float:
         """Return the probability with which a step under noise on rows draws a unit."""
-        return min(1.0, self.train.batch_size / len(units_of(silo.train)))
+        return min(1.0, self.train.batch_size / len(units_of(silo)))
 
     def constant_views(self, phase: Phase) -> frozenset[str]:
         """Return the names of the views that stay constant in a phase, to be computed once.

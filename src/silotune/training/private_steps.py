@@ -66,7 +66,7 @@ class PrivateSteps:
         self._context, self._silo, self.phase, self._stream, self._training = context, silo, phase, stream, training
         self.count = context.steps(silo, phase)
         self._privacy = context.row_privacy
-        self._units = units_of(silo.train)
+        self._units = units_of(silo)
         self._rate = context.rate_of_units(silo)
         self._gradients = StepGradients(context, phase)
         self._at_once = self._rows_at_once()
@@ -116,6 +116,8 @@ class PrivateSteps:
         chosen = self._stream.uniform("units", purpose, (len(self._units),)) < self._rate
         for index in chosen.nonzero().flatten().tolist():
             rows = self._units[index]
+            if not rows:
+                continue
             if len(rows) > most:
                 order = self._stream.uniform("rows", f"{purpose}/{index}", (len(rows),)).argsort()[:most]
                 rows = [rows[place] for place in sorted(order.tolist())]

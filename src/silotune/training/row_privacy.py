@@ -5,16 +5,36 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from silotune.communication.privacy.noise_stream import NoiseStream
 from silotune.core.tensors import State, digest, flatten
-from silotune.data.tokenized import TokenizedRows
 from silotune.methods.phase import Phase
 from silotune.training.silo import Silo, SiloState
 
 Place = tuple[str, int]
 """A row: its task's name, and its index among the task's rows."""
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """How much noise a silo adds in a run, and how often.
+
+    Args:
+        unit: `row`, or the column whose values are the units.
+        rate: the probability with which a step draws a unit.
+        steps: noised steps after 0, 1, 2, … rounds.
+        multiplier: standard deviation of the noise, in multiples of the bound.
+    """
+
+    unit: str
+    rate: float
+    steps: tuple[int, ...]
+    multiplier: float
+
+    def in_round(self, number: int) -> int:
+        """Return the noised steps of one round."""
+        return self.steps[number] - self.steps[number - 1]
 
 
 @dataclass(frozen=True)
@@ -24,7 +44,7 @@ class RowPrivacy:
     Args:
         clip: the largest L2 norm of a unit's gradient, over all tensors that a phase trains.
         rows_per_unit: the most rows of a unit in one step.
-        multipliers: silo → standard deviation of the noise, in multiples of `clip`.
+        plans: silo → its noise.
         phases: names of the phases whose gradients are noised; see `noised_phases`.
         secret: the silo's own secret; None: draws follow from `seed`, which is a simulation.
         seed: the run's seed.
@@ -33,7 +53,7 @@ class RowPrivacy:
 
     clip: float
     rows_per_unit: int
-    multipliers: Mapping[str, float]
+    plans: Mapping[str, RowPlan]
     phases: frozenset[str]
     secret: bytes | None
     seed: int
@@ -45,7 +65,11 @@ class RowPrivacy:
 
     def deviation(self, silo: str) -> float:
         """Return the standard deviation of a silo's noise on the sum of its units' clipped gradients."""
-        return self.multipliers[silo] * self.clip
+        return self.plans[silo].multiplier * self.clip
+
+    def planned(self, plans: Mapping[str, RowPlan], run: str = "") -> RowPrivacy:
+        """Return the same settings with these plans; draws of a run with a name depend on it, too."""
+        return replace(self, plans=plans, run=f"{self.run}{run}")
 
     def stream(self, silo: Silo, number: int, received: State, state: SiloState) -> NoiseStream:
         """Return the stream of random numbers that a silo draws from in a round.
@@ -60,19 +84,21 @@ class RowPrivacy:
             received: the shared parts as received.
             state: the silo's parts and memory as the round begins.
         """
-        words = (self.run, silo.name, str(number), digest(flatten(received)), digest(state.flat()), _rows_digest(silo))
+        plan = repr(self.plans.get(silo.name))  # one draw under two strengths of noise would reveal it
+        inputs = digest(flatten(received)), digest(state.flat()), _rows_digest(silo)
+        words = (self.run, silo.name, plan, str(number), *inputs)
         key = self.secret if self.secret is not None else f"row privacy {self.seed}".encode()
         return NoiseStream(hmac.digest(key, "\x1f".join(words).encode(), "sha256"))
 
 
-def units_of(train: Mapping[str, TokenizedRows]) -> list[list[Place]]:
-    """Return the rows of each unit; without a column of units every row is one."""
+def units_of(silo: Silo) -> list[list[Place]]:
+    """Return the rows of each of a silo's units; without a column of units every row is one."""
     units: dict[object, list[Place]] = {}
-    for task, rows in sorted(train.items()):
+    for task, rows in sorted(silo.train.items()):
         names = rows.units
         for row in range(rows.examples):
             units.setdefault((task, row) if names is None else names[row], []).append((task, row))
-    return list(units.values())
+    return [*units.values(), *([] for _ in range(silo.empty_units))]
 
 
 def _rows_digest(silo: Silo) -> str:

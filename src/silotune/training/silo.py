@@ -67,6 +67,7 @@ class Silo:
         evaluations: reported name → rows to judge the silo on.
         state: private parts and memory; None before the first participation.
         attack_scale: the factor by which a malicious silo multiplies its change before it sends it.
+        empty_units: units that have no row; noise on rows counts them like any other.
         instances: a digest of the parts that embedded the silo's rows, and the vectors with their sampling key
             (`evaluation/instance_vectors.py`). They follow from rows and parts, so they are not part of the state.
     """
@@ -76,12 +77,14 @@ class Silo:
     evaluations: dict[str, EvaluationRows]
     state: SiloState | None = None
     attack_scale: float = 1.0
+    empty_units: int = 0
     instances: tuple[str, Tensors] | None = None
 
     @property
     def rows(self) -> int:
-        """The number of its own training rows, which is its weight in sample-weighted aggregation."""
-        return sum(rows.clean_count for rows in self.train.values())
+        """The number of its own training rows, or of whose they are: its weight in sample-weighted aggregation."""
+        units = (rows.clean_count if rows.units is None else len({*rows.units}) for rows in self.train.values())
+        return sum(units) + self.empty_units
 
 
 def silos_without_rows(method: Method, tasks: Mapping[str, Task]) -> dict[str, Silo]:
@@ -100,4 +103,4 @@ def centralized(silos: Mapping[str, Silo], name: str) -> dict[str, Silo]:
         for task, rows in silo.train.items():
             train[task] = train[task].concatenated(rows) if task in train else rows
     evaluations = {name: evaluation for silo in silos.values() for name, evaluation in silo.evaluations.items()}
-    return {name: Silo(name, train, evaluations)}
+    return {name: Silo(name, train, evaluations, empty_units=sum(silo.empty_units for silo in silos.values()))}

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from silotune.communication.privacy.budget import DELTA
 from silotune.config import Config, dump
 from silotune.config.coordinator import FederationConfig
+from silotune.config.uplink import PrivacyConfig
 from silotune.core.clock import current_user, log_line
 from silotune.core.determinism import set_numerics
 from silotune.core.files import write_text
@@ -110,8 +112,10 @@ def _run(job: Job, link: Link, record: Records, status: RunStatus) -> None:
     with closing(folder.checkpoints):
         failures.folder = folder
         registry.write(out)
-        if federation.privacy is not None:
-            lines = federation.privacy.lines()
+        lines = [] if federation.privacy is None else federation.privacy.lines()
+        if config.privacy.unit is not None:
+            lines.append(_promise_of_silos(config.privacy))
+        if lines:
             status.promise(list(lines))
             for line in lines:
                 log_line(f"silotune coordinator: {line}", sys.stdout)
@@ -181,6 +185,14 @@ def _registry(config: Config, out: Path, names: list[str]) -> RunRegistry:
             f"{', '.join(known)} until the run ends"
         )
     return registry
+
+
+def _promise_of_silos(privacy: PrivacyConfig) -> str:
+    """Say what noise on rows promises; only a silo knows how many units it has, and so how much noise it takes."""
+    return (
+        f"privacy: every silo adds noise on its rows for ε = {privacy.epsilon:g} at δ = {privacy.delta or DELTA:g} for "
+        f"each {privacy.unit}, or more noise if its own budget asks for it; not for users of a silo's own model"
+    )
 
 
 def _federation(

@@ -46,6 +46,7 @@ from silotune.distributed.flower.commands import (
 )
 from silotune.distributed.local.fork_server import ProcessGroup
 from silotune.distributed.protocol.agreement import check_federated, wire_config
+from silotune.distributed.silo.silo_config import REHEARSAL
 from silotune.errors import OR_RESUME, InputError, SilotuneError, require_unused
 from silotune.evaluation.baselines import baselines
 from silotune.methods import Method
@@ -254,7 +255,7 @@ def _silo_config(config: Config, out: Path, name: str, socket: Path) -> Path:
         "secret": secret,
         "epsilon": "unlimited" if secret else None,
         "seeded_noise": config.privacy.secret is None,
-        "policy": "lab",  # whoever starts the run owns all rows
+        "policy": dict(REHEARSAL),  # whoever starts the run owns all rows
         "approval": "policy",
         "config": str((out / FEDERATION_FOLDER / "silos.yaml").resolve()),
         "socket": str(socket),

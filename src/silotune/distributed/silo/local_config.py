@@ -30,6 +30,9 @@ def check_settings(settings: SiloSettings, config: Config) -> None:
             "many it has; allowed: uniform, median, trimmed-mean, krum, multi-krum"
         )
     _check_noise(settings, config)
+    _check_unit(settings, config.privacy.unit)
+    if config.audit.canaries > settings.canaries:
+        raise HandshakeRefused(f"{who}: adds at most {settings.canaries} canaries to its rows (audit.canaries)")
     if config.start is not None and settings.start is None:
         raise HandshakeRefused(f"{who}: the run starts from a LoRA; its silo config needs start")
 
@@ -66,6 +69,17 @@ def _check_noise(settings: SiloSettings, config: Config) -> None:
         )
 
 
+def _check_unit(settings: SiloSettings, unit: str | None) -> None:
+    """Refuse a run whose unit of noise on rows is another one than the operator's."""
+    who, own = f"silo {settings.name!r}", settings.privacy
+    if unit is None and settings.policy.preset == "private":
+        raise HandshakeRefused(
+            f"{who}: its policy is private; allowed: runs with privacy.unit={own.unit if own else ''}"
+        )
+    if unit is not None and own is not None and own.unit != unit:
+        raise HandshakeRefused(f"{who}: its budget is of each {own.unit}; allowed: privacy.unit={own.unit}")
+
+
 def local_config(settings: SiloSettings, config: Config, split_seed: int | None) -> Config:
     """Return the coordinator's configuration with this machine's paths, for this silo alone.
 
@@ -84,14 +98,19 @@ def local_config(settings: SiloSettings, config: Config, split_seed: int | None)
         # the coordinator's matter, but some methods name the ones that they are defined for
         "aggregation": AggregationConfig(name="uniform" if anything else config.aggregation.name),
         "partition": PartitionConfig(),
-        "privacy": PrivacyConfig(
-            secret=settings.secret, epsilon=_budget(settings, config), delta=_delta(settings, config)
-        ),
+        "privacy": _privacy(settings, config),
         "silos": [] if settings.data is None else [settings.data],
     }
     if split_seed is not None:
         update["data"] = config.data.model_copy(update={"seed": split_seed})
     return config.model_copy(update=update)
+
+
+def _privacy(settings: SiloSettings, config: Config) -> PrivacyConfig:
+    """Return a run's noise on rows as it is, whose budget the ledger keeps; else the budget of noise on changes."""
+    if config.privacy.unit is not None:
+        return config.privacy.model_copy(update={"secret": None})
+    return PrivacyConfig(secret=settings.secret, epsilon=_budget(settings, config), delta=_delta(settings, config))
 
 
 def _budget(settings: SiloSettings, config: Config) -> float | None:

@@ -17,6 +17,7 @@ from silotune.core.tensors import State, flatten
 from silotune.distributed.protocol.disclosure import filter_scores
 from silotune.distributed.protocol.frames import Frame, ProtocolError, require_fields, state_name
 from silotune.distributed.silo.policy import Policy, Request
+from silotune.distributed.silo.row_ledger import Charge
 from silotune.distributed.silo.setup import Prepared
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.store import Answer, Price, SiloStore
@@ -73,9 +74,11 @@ class LocalWork:
         fields: dict[str, Any] = {"silo": silo.name, "round": int(number)}
         if judge:  # of the previous round, whose shared parts the broadcast holds
             self._count(prepared, Request(run, "score", int(number), digest))
-            fields["scores"] = self._evaluate(prepared.federation, silo, shared, int(number), ["validation"], run)
+            scores = self._evaluate(prepared.federation, silo, shared, int(number), ["validation"], run)
+            fields["scores"] = {} if prepared.noise is not None else scores
         self._count(prepared, Request(run, request.kind, int(number), digest, leaving))
         price = None if client.privacy is None else Price.of(client.privacy)
+        charge = None if final else self._charge(prepared, str(run), int(number), digest)
         if final:
             (reply,) = client.finals([silo], broadcast)
         else:
@@ -83,8 +86,10 @@ class LocalWork:
             (reply,) = client.rounds([silo], broadcast, spent)
         self._check_update(prepared, reply)
         assert silo.state is not None, "a silo that trained has a state"
-        note = "; ".join(filter(None, (changed, reply.note)))
-        fields |= {"state": name, "metrics": reply.metrics, "note": note}
+        note, metrics = "; ".join(filter(None, (changed, reply.note))), reply.metrics
+        if prepared.noise is not None:  # they follow from rows, and have no noise
+            note, metrics = "", {}
+        fields |= {"state": name, "metrics": metrics, "note": note}
         about = {"norm": reply.norm, "epsilon": None if price is None else price.epsilon} if reply.message else {}
         return Answer(
             Frame("answer", fields, {"message": reply.message}),
@@ -94,6 +99,7 @@ class LocalWork:
             asked,
             silo.state.flat(),
             price if reply.message else None,
+            charge if reply.message else None,
             {*map(str, keep), str(base)},
         )
 
@@ -111,7 +117,27 @@ class LocalWork:
         shared = _of_round(read_broadcast(broadcast, prepared.federation.coordinator.expected), int(number))
         self._count(prepared, Request(run, "score", int(number), self._digest(asked, run, str(base))))
         scores = self._evaluate(prepared.federation, silo, shared, int(number), splits, run)
+        scores = {} if prepared.noise is not None else scores
         return Answer(Frame("scores", {"silo": silo.name, "scores": scores}), {}, name, int(number), asked)
+
+    def _charge(self, prepared: Prepared, run: str, number: int, digest: str) -> Charge | None:
+        """Set the noise on rows to what the ledger allows this run, and return what a round costs; None without noise.
+
+        Args:
+            prepared: what the run's configuration came to.
+            run: the run's id.
+            number: the round.
+            digest: of the request and of the state that it starts from.
+        """
+        if prepared.noise is None or prepared.row_plan is None:
+            return None
+        ledger = self._store.ledger
+        plan = ledger.plan(run, prepared.digest, prepared.row_plan)
+        asked = hashlib.sha256(f"{digest}{prepared.rows}{plan}".encode()).hexdigest()
+        charge = Charge(asked, run, prepared.digest, plan, number)
+        ledger.require(charge)
+        prepared.federation.context.row_privacy = prepared.noise.planned({self.settings.name: plan}, run)
+        return charge
 
     def _check_update(self, prepared: Prepared, reply: SiloReply) -> None:
         """Refuse an update that is too large, or not finite: which of its numbers are not would tell rows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from silotune.communication.privacy.budget import DELTA
 from silotune.config.trees import flat
 from silotune.distributed.silo.silo_config import SiloSettings
 
@@ -12,18 +13,20 @@ if TYPE_CHECKING:
     from silotune.config import Config
     from silotune.distributed.silo.approvals import WaitingRun
     from silotune.training.federation import Federation
+    from silotune.training.row_privacy import RowPlan
 
 LONGEST_VALUE = 200
 """Characters of a value that are shown."""
 
 
-def describe(config: Config, federation: Federation, settings: SiloSettings) -> list[str]:
+def describe(config: Config, federation: Federation, settings: SiloSettings, rows: RowPlan | None = None) -> list[str]:
     """Return lines about a run that waits for approval.
 
     Args:
         config: the run's, as it was sent.
         federation: of this silo alone: what the configuration came to.
         settings: the operator's.
+        rows: the noise on rows that the ledger allows; None without.
     """
     from silotune.distributed.silo.policy import backbone_parameters
 
@@ -43,9 +46,11 @@ def describe(config: Config, federation: Federation, settings: SiloSettings) -> 
         + (", ".join(f"part {part!r} ({count:,} numbers)" for part, count in sorted(numbers.items())) or "no part"),
         f"in numbers: {total:,} a round, {100 * total / whole:.2f} % of the backbone; {total * config.rounds:,} in the "
         "whole run",
-        f"numbers about the rows that are shared: {', '.join(settings.share) or 'none'}",
+        "numbers about the rows that are shared: "
+        + ("how many there are" if rows is not None else ", ".join(settings.share) or "none"),
         f"names that leave before round 1: of the task and of its labels ({_labels(federation)})",
-        f"noise: {_noise(federation, settings)}",
+        f"noise: {_noise(federation, settings) if rows is None else _noise_on_rows(config, rows, settings)}",
+        *who_learns_what(config, settings),
         f"combined, as the coordinator says, by: {config.aggregation.name}",
         f"silos, as it says: {', '.join(config.federation.silos) or 'not named'}",
         *_changed_keys(config),
@@ -95,6 +100,33 @@ def _noise(federation: Federation, settings: SiloSettings) -> str:
         f"{config.uplink.noise}, ε = {privacy.epsilon_round:g} a round, "
         f"ε = {privacy.account.total(privacy.uses):.4g} in the run; over all runs: {budget}"
     )
+
+
+def _noise_on_rows(config: Config, plan: RowPlan, settings: SiloSettings) -> str:
+    """Say what the run's own target and the rest of the budget come to."""
+    privacy, budget = config.privacy, settings.privacy
+    limit = "no limit" if budget is None else f"at most ε = {budget.epsilon:g} at δ = {budget.delta:g}"
+    return (
+        f"on {plan.steps[-1]} steps, {plan.multiplier:.3g} times the bound {privacy.clip:g} on each {plan.unit}'s "
+        f"gradient; the run aims at ε = {privacy.epsilon:g} at δ = {privacy.delta or DELTA:g}; over all runs: {limit}"
+    )
+
+
+def who_learns_what(config: Config, settings: SiloSettings) -> list[str]:
+    """Return three lines on what a run can tell the coordinator, the other silos, and users of the model."""
+    unit, own = config.privacy.unit, "users of this silo's own model: whatever its private parts have learned"
+    if unit is None:
+        tells = "whatever updates tell about single rows" if config.uplink.noise is None else "noised updates"
+        return [
+            f"the coordinator learns: {tells}, and {', '.join(settings.share) or 'no'} numbers",
+            "other silos learn: what the combined parts tell",
+            own,
+        ]
+    return [
+        f"the coordinator learns: how many {unit}s there are, and noised updates; of each {unit} at most what ε allows",
+        f"other silos learn: the combined parts, so no more of each {unit} either",
+        own,
+    ]
 
 
 def changes(run: WaitingRun, earlier: WaitingRun | None) -> Iterator[str]:

@@ -69,9 +69,11 @@ class Session:
     def __init__(self, settings: SiloSettings) -> None:
         self.settings = settings
         self._setup = SiloSetup(settings)
-        self.store = SiloStore(Path(settings.folder), self._setup.policy)
+        self.store = SiloStore(Path(settings.folder), self._setup.policy, settings.privacy)
         self._approvals = Approvals(Path(settings.folder))
         self._work = LocalWork(settings, self._setup.policy, self.store)
+        self._quiet = False
+        """Whether reasons stay here, because the present request's run has noise on rows."""
         self._compared: tuple[str, object] | None = None
         """The last configuration and identity of a coordinator that were compared with this silo's."""
         self._last_hello: _Hello | None = None
@@ -100,6 +102,7 @@ class Session:
             InputError, OSError: the reply cannot be recorded; then nothing may leave.
         """
         request: Frame | None = None
+        self._quiet = False
         try:
             with key_named():
                 request = decode(data)
@@ -111,11 +114,11 @@ class Session:
         except ProtocolError as error:
             answer = self._reason("failed", f"request: {error}")
         except SilotuneError as error:
-            answer = self._reason("failed", self._without_paths(str(error)))
+            answer = self._failed(self._without_paths(str(error)))
         except Exception as error:  # its text may quote rows
             traceback.print_exc()
             told = f": {phrase(error)}" if "reasons" in self.settings.share else ""
-            answer = self._reason("failed", f"{type(error).__name__}{told} (see the worker's log)")
+            answer = self._failed(f"{type(error).__name__}{told} (see the worker's log)")
         frame = self._disclosed(answer.frame)
         leaving = frame.encode()
         about = request_of(request)
@@ -185,12 +188,26 @@ class Session:
         """
         try:
             prepared = self._setup.prepare(text, coordinators)
+            self._quiet = prepared.noise is not None
         except DoesNotFit as error:
+            self._quiet = error.config.privacy.unit is not None
             self._require_approval(run, error.config, partial(describe_unfit, error.config, str(error.reason)))
             raise error.reason from error
-        described = partial(describe, prepared.config, prepared.federation, self.settings)
-        self._require_approval(run, prepared.config, described)
+        self._require_approval(run, prepared.config, lambda: self._described(run, prepared))
+        if prepared.row_plan is not None:
+            try:
+                self.store.ledger.plan(run, prepared.digest, prepared.row_plan, reserve=True)
+            except InputError as error:  # rows do not decide it, but how many there are
+                raise HandshakeRefused(f"silo {self.settings.name!r}: {error}") from error
         return prepared
+
+    def _described(self, run: str, prepared: Prepared) -> list[str]:
+        plan, ledger = prepared.row_plan, self.store.ledger
+        try:
+            noise = None if plan is None else ledger.plan(run, prepared.digest, plan)
+        except InputError as error:
+            return describe_unfit(prepared.config, str(error))
+        return describe(prepared.config, prepared.federation, self.settings, noise)
 
     def _require_approval(self, run: str, config: Config, described: Callable[[], list[str]]) -> None:
         check_run_id(run)
@@ -243,6 +260,8 @@ class Session:
         spent = self.store.spent(run, None if privacy is None else Price.of(privacy))
         uses = spent.uses + (answer.price is not None)
         epsilon = spent.epsilon + (privacy.account.total(uses) if privacy is not None and uses else 0.0)
+        if prepared.row_plan is not None and self.settings.privacy is not None:  # of the unit, not of the silo
+            budget, epsilon = self.settings.privacy.epsilon, self.store.ledger.spent(prepared.row_plan.unit) or 0.0
         key = derived_from_secret(folder, "status")  # without it nobody can try rows against the fingerprint
         free = free_bytes(folder)
         return SiloStatus(
@@ -254,6 +273,13 @@ class Session:
     def _reason(self, kind: str, reason: str) -> Answer:
         log_line(f"silotune worker {self.settings.name!r}: {kind}: {reason}")
         return Answer(Frame(kind, {"silo": self.settings.name, "reason": reason}))
+
+    def _failed(self, reason: str) -> Answer:
+        """Return a failure; where rows have noise its reason stays here, because it may follow from them."""
+        if not self._quiet:
+            return self._reason("failed", reason)
+        log_line(f"silotune worker {self.settings.name!r}: failed: {reason}")
+        return Answer(Frame("failed", {"silo": self.settings.name, "reason": "see the worker's log"}))
 
     def _without_paths(self, reason: str) -> str:
         """Remove local paths from error messages before they leave the silo."""

@@ -34,12 +34,14 @@ from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import BackboneRequirements, build_model
 from silotune.runs.build.ranks import for_silo, rank_of
 from silotune.runs.build.resolve import make_method, read_config, use_this_machine
+from silotune.runs.build.row_privacy import make_row_privacy
 from silotune.runs.build.silos import build_silos
 from silotune.runs.build.validation import check_tasks
 from silotune.training.client import SiloClient
 from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
 from silotune.training.phase_batches import check_rows
+from silotune.training.row_privacy import RowPlan, RowPrivacy
 from silotune.training.silo import Silo
 
 LONGEST_CONFIGURATION = 2**18
@@ -86,6 +88,7 @@ class Prepared:
         parameters: of the backbone.
         private_shapes: shapes of the parts that stay here.
         bounded_rank: the rank of the adapters, where the operator bounds it below the run's; else None.
+        noise: on rows, as the run's own target asks for; None without.
     """
 
     text: str
@@ -97,6 +100,12 @@ class Prepared:
     parameters: int
     private_shapes: Mapping[str, tuple[int, ...]]
     bounded_rank: int | None
+    noise: RowPrivacy | None
+
+    @property
+    def row_plan(self) -> RowPlan | None:
+        """The plan of noise on rows that meets the run's own target."""
+        return None if self.noise is None else next(iter(self.noise.plans.values()))
 
     @cached_property
     def digest(self) -> str:
@@ -171,6 +180,8 @@ class SiloSetup:
         try:
             data = self._rows(config)
             federation, private = self._assemble(config, method, backbone, data)
+        except HandshakeRefused:
+            raise
         except SilotuneError as error:
             raise DoesNotFit(sent, error) from error
         parameters = backbone_parameters(backbone)
@@ -194,6 +205,7 @@ class SiloSetup:
             parameters,
             {part: tuple(tensor.shape) for part, tensor in flatten(private).items()},
             bounded,
+            federation.context.row_privacy,
         )
 
     def _assemble(self, config: Config, method: Method, backbone: Backbone, data: SiloData) -> tuple[Federation, State]:
@@ -202,13 +214,24 @@ class SiloSetup:
         tasks, texts = {data.name: data.task}, {data.name: len(data.splits.train[0].texts)}
         check_tasks(config, method, tasks)
         context = build_model(config, method, tasks.values(), backbone)
-        silos, _ = build_silos(config, context, [data])
+        needed = config.privacy.unit is not None or config.audit.canaries > 0
+        secret = derived_from_secret(Path(self.settings.folder), "rows") if needed else None
+        silos, _ = build_silos(config, context, [data], secret=secret)
         check_rows(context, silos.values())
         if "rows" not in self.settings.share:
-            silos = {name: SiloWithoutRowCount(name, silo.train, silo.evaluations) for name, silo in silos.items()}
+            silos = {
+                name: SiloWithoutRowCount(name, silo.train, silo.evaluations, empty_units=silo.empty_units)
+                for name, silo in silos.items()
+            }
         (silo,) = silos.values()
         shared, private = planned_parts(context, silo)
         coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled=False, shared=shared)
+        if config.privacy.unit is not None:
+            name = silo.name
+            try:
+                context.row_privacy, privacy = make_row_privacy(config, context, silos, lambda _: [name], secret)
+            except InputError as error:  # of the method and not of rows, so the coordinator may read it
+                raise HandshakeRefused(f"silo {name!r}: {error}") from error
         return Federation(config, context, silos, coordinator, tasks, texts, privacy=privacy), private
 
     def _split_seed(self, config: Config) -> int | None:

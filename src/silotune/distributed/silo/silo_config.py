@@ -1,7 +1,7 @@
-"""The operator's file `silo.yaml`: rows, backbone, which numbers may leave, caps (`policy`), privacy budget.
+"""The operator's file `silo.yaml`: rows, backbone, which numbers may leave, who may learn what, privacy budget.
 
-Nothing that a coordinator sends can change it. The caps bound amounts: numbers that leave, rows and steps behind an
-update, time, memory, disk, requests and rounds. They do not promise that an update tells nothing about single rows.
+Nothing that a coordinator sends can change it. Caps bound amounts: numbers that leave, rows and steps behind an update,
+time, memory, disk, requests and rounds. What an update tells about single rows is bounded by `policy: private` alone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
+from silotune.communication.privacy.budget import DELTA
 from silotune.config.backbone import BackboneConfig
 from silotune.config.data import SiloConfig
 from silotune.config.input_errors import input_error
@@ -42,44 +43,42 @@ Amount = Annotated[int | str | None, BeforeValidator(_amount)]
 
 Count = Annotated[int | None, Field(ge=0)]
 
-_PARTNERS: dict[str, Any] = {
-    "numbers_per_round": "3%",
-    "numbers_in_all": "1000%",
-    "train_rows": 50,
-    "train_steps": 4,
-    "seconds": 3600,
-    "memory_mib": 16_384,
+PRESETS: Mapping[str, str] = {
+    "trusting": "the coordinator may learn from updates whatever they tell about single rows",
+    "masked": "the coordinator learns sums over silos alone",
+    "private": "noise on every step bounds by ε and δ what the coordinator and the other silos learn of each unit",
+}
+"""Preset of a policy → what it lets others learn."""
+
+_CAPS: Mapping[str, Any] = {
+    "numbers_per_round": None,
+    "numbers_in_all": None,
+    "train_rows": 0,
+    "train_steps": 0,
+    "seconds": 86_400,
+    "memory_mib": None,
     "disk_mib": 65_536,
-    "rounds": 200,
+    "rounds": 1000,
     "requests_per_round": 3,
-    "requests_in_all": 5000,
+    "requests_in_all": 100_000,
     "frame_mib": 1024,
     "row_order": "secret",
 }
 
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "partners": _PARTNERS,
-    "hospital": {
-        **_PARTNERS,
-        "numbers_per_round": "1%",
-        "numbers_in_all": "200%",
-        "train_rows": 200,
-        "train_steps": 8,
-        "rounds": 100,
-        "requests_per_round": 2,
-        "requests_in_all": 1000,
-    },
-    "lab": {**dict.fromkeys(_PARTNERS), "train_rows": 0, "train_steps": 0, "frame_mib": 1024, "row_order": "seed"},
+REHEARSAL: Mapping[str, Any] = {
+    "preset": "trusting",
+    **dict.fromkeys(("seconds", "disk_mib", "rounds", "requests_per_round", "requests_in_all")),
+    "row_order": "seed",
 }
-"""Preset → its values; `lab` is for rehearsals and for rows that anybody may read."""
+"""The policy of silos whose rows belong to whoever starts the run: no caps, and draws as in one process."""
 
 
 class PolicyConfig(Section):
-    """Caps on the requests that a silo answers: numbers, `null` for none; unset keys take the preset's values.
+    """What a silo lets others learn, and caps on the requests that it answers: numbers, `null` for none.
 
     Args:
-        preset: `partners`, `hospital` (smaller caps, and the silo needs `secret` and `epsilon`) or `lab` (no caps);
-            `policy: lab` is short for `policy: {preset: lab}`.
+        preset: `trusting`: the coordinator may learn whatever updates tell; or `private`: runs with noise on rows
+            alone, within the budget `privacy`. `policy: private` is short for `policy: {preset: private}`.
         numbers_per_round: most numbers in one update, as a number or as a share of the backbone (`3%`).
         numbers_in_all: most numbers in all updates of all runs.
         train_rows: fewest rows in the training split.
@@ -95,7 +94,7 @@ class PolicyConfig(Section):
             of the same run in one process, and the coordinator knows them.
     """
 
-    preset: Literal["partners", "hospital", "lab"] = "partners"
+    preset: Literal["trusting", "private"]
     numbers_per_round: Amount
     numbers_in_all: Amount
     train_rows: Annotated[int, Field(ge=0)]
@@ -109,22 +108,40 @@ class PolicyConfig(Section):
     frame_mib: Annotated[int, Field(ge=1)]
     row_order: Literal["secret", "seed"]
 
-    @classmethod
-    def of(cls, preset: str = "partners") -> PolicyConfig:
-        """Return a preset's policy."""
-        return cls.model_validate(preset)
-
     @model_validator(mode="before")
     @classmethod
     def _filled(cls, given: Any) -> Any:
-        """Fill in the preset's values."""
+        """Fill in the caps that are not given."""
         given = {"preset": given} if isinstance(given, str) else given
         if not isinstance(given, dict):
             return given
-        name = given.get("preset", "partners")
+        name = given.get("preset")
+        if name is None:
+            raise ValueError(f"preset: choose who may learn what: {choices()}")
         if name not in PRESETS:
             raise ValueError(str(unknown_name_error("policy", name, PRESETS)))
-        return {**PRESETS[name], **given, "preset": name}
+        if name == "masked":
+            raise ValueError(f"masked: sums under masks are not there yet; allowed: {choices()}")
+        return {**_CAPS, **given}
+
+
+def choices() -> str:
+    """Return the presets of a policy, each with what it lets others learn, to choose from."""
+    return "; ".join(f"{name} ({PRESETS[name]})" for name in ("trusting", "private"))
+
+
+class RowBudget(Section):
+    """What all runs over a silo's rows may cost each unit, together.
+
+    Args:
+        unit: `row`, or the column whose values are the units, such as `patient`.
+        epsilon: ε of all runs.
+        delta: δ of all runs.
+    """
+
+    unit: str = Field("row", min_length=1)
+    epsilon: float = Field(gt=0)
+    delta: float = Field(DELTA, gt=0, lt=1)
 
 
 class SiloSettings(Section):
@@ -149,6 +166,8 @@ class SiloSettings(Section):
             that there is no limit. `secret` needs it: noise without a limit on ε can be as weak as a coordinator likes.
             If `secret` or `epsilon` is set, a run without noise is refused.
         delta: the δ of that budget (default 1e-5); a run's own δ is used if it is smaller.
+        privacy: the budget of noise on rows; with `policy: private`, needed. A run at another unit is refused.
+        canaries: the most rows of random words that a run may add for an audit (`audit.canaries`).
         rank: the largest LoRA rank that this silo trains and sends; a run whose `tuner.r` is larger goes on here with
             this rank, if its aggregation combines several ranks.
         threads: the number of torch's threads on this machine.
@@ -182,10 +201,12 @@ class SiloSettings(Section):
     seeded_noise: bool = False
     epsilon: Annotated[float, Field(gt=0)] | Literal["unlimited"] | None = None
     delta: float | None = Field(None, gt=0, lt=1)
+    privacy: RowBudget | None = None
+    canaries: int = Field(0, ge=0)
     rank: int | None = Field(None, ge=1)
     threads: int | None = Field(None, ge=1, le=1024)
     device: Device = "auto"
-    policy: PolicyConfig = Field(default_factory=PolicyConfig.of)
+    policy: PolicyConfig
     approval: Literal["ask", "policy"] = "ask"
     config: str | None = Field(None, min_length=1)
     changed_rows: Literal["refuse", "accept"] = "refuse"
@@ -201,7 +222,11 @@ class SiloSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _name_in_data(cls, values: Any) -> Any:
-        if isinstance(values, dict) and isinstance(values.get("data"), dict):
+        if not isinstance(values, dict):
+            return values
+        if "policy" not in values:
+            raise ValueError(f"policy: choose who may learn what: {choices()}")
+        if isinstance(values.get("data"), dict):
             return values | {"data": {"name": values.get("name")} | values["data"]}
         return values
 
@@ -222,8 +247,8 @@ class SiloSettings(Section):
                 "epsilon: is missing beside secret: noise protects only as far as ε is limited; give the ε of all runs "
                 "over these rows together, or epsilon: unlimited"
             )
-        if self.policy.preset == "hospital" and not isinstance(self.epsilon, float):
-            raise ValueError("policy: hospital lets only noised changes leave; give secret and epsilon, as a number")
+        if self.policy.preset == "private" and self.privacy is None:
+            raise ValueError("policy: private needs the budget of each row or person, e.g. privacy: {epsilon: 8}")
         if self.insecure and (self.root_certificates or self.private_key):
             raise ValueError("insecure: excludes root_certificates and private_key")
         return self

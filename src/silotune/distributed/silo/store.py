@@ -28,7 +28,10 @@ from silotune.core.records import FILE, Records
 from silotune.core.serialization import read_tensors, tensor_bytes
 from silotune.core.tensors import Tensors
 from silotune.distributed.protocol.frames import RUN_ID, Frame, check_run_id, decode
+from silotune.distributed.silo import row_ledger
 from silotune.distributed.silo.policy import Policy, Request
+from silotune.distributed.silo.row_ledger import Charge, RowLedger
+from silotune.distributed.silo.silo_config import RowBudget
 from silotune.errors import InputError
 from silotune.training.client import PrivacySpent
 
@@ -73,6 +76,7 @@ class Answer:
         asked: fields in which a repeated request has to agree.
         state: the silo's new state, if there is one.
         price: of its noise, if it has some.
+        charge: of its noise on rows, if it has some.
         keep: names of earlier states that are still needed.
     """
 
@@ -83,6 +87,7 @@ class Answer:
     asked: Mapping[str, str] = field(default_factory=dict)
     state: Tensors | None = None
     price: Price | None = None
+    charge: Charge | None = None
     keep: Collection[str] = ()
 
 
@@ -92,11 +97,13 @@ class SiloStore:
     Args:
         folder: the silo's folder.
         policy: caps what is written; None: nothing does.
+        budget: of noise on rows; None: it is recorded without a limit.
     """
 
-    def __init__(self, folder: Path, policy: Policy | None = None) -> None:
+    def __init__(self, folder: Path, policy: Policy | None = None, budget: RowBudget | None = None) -> None:
         self.folder = folder
-        self.records = Records(folder, TABLES)
+        self.records = Records(folder, TABLES + row_ledger.TABLES)
+        self.ledger = RowLedger(self.records, budget)
         self._policy = policy
 
     # -- answers and states --------------------------------------------------------------------------------------------
@@ -143,6 +150,8 @@ class SiloStore:
                 )  # fmt: skip
             if answer.price is not None:
                 connection.execute("INSERT INTO released VALUES (?, ?, ?, ?)", (run, *astuple(answer.price)))
+            if answer.charge is not None:
+                self.ledger.charge(answer.charge)
             self.records.append(line)
         if new is not None:
             new.replace(self._path(run, answer.name))

@@ -20,7 +20,7 @@ def add_commands(app: typer.Typer) -> None:
     groups: dict[str, tuple[Callable[..., None], ...]] = {
         TRAIN: (demo.demo, compare.compare, sweep.sweep),
         BEFORE: (partition.partition, partition.import_data),
-        RESULTS: (report.report, report.personalization, report.transfer),
+        RESULTS: (report.report, report.personalization, report.transfer, report.release),
     }
     for group, commands in groups.items():
         for command in commands:

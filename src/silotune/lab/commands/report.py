@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from silotune.cli.console import console, say
+from silotune.cli.console import JsonOption, console, say
 from silotune.errors import InputError, require_unused, unknown_name_error
 
 if TYPE_CHECKING:
@@ -63,6 +63,25 @@ def personalization(
     silo_task_heatmap(results.entries, out / "silo-task.png")
     rounds_figure(results.entries, out / "rounds.png")
     say(f"wrote {out}: tables.md and figures")
+
+
+def release(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run in one process.", metavar="RUN")],
+    silo: Annotated[str, typer.Option(help="The silo whose model is to be given away.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Measure what one silo's model tells about its training rows, before it is given away: one page."""
+    import json
+    from dataclasses import asdict
+
+    from silotune.lab.release import measure_release
+
+    measured = measure_release(run, silo)
+    if as_json:
+        typer.echo(json.dumps(asdict(measured), indent=1))
+        return
+    for line in measured.lines():
+        say(line)
 
 
 def transfer(

@@ -15,6 +15,7 @@ from silotune.errors import InputError
 from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.heads.base import TokenizeRows
+from silotune.runs.build.canaries import canaries_of
 from silotune.training.context import TrainingContext
 from silotune.training.silo import AttackedRows, EvaluationRows, Silo, centralized
 
@@ -22,7 +23,11 @@ _ANY_LENGTH = 2**20  # tokens; no row is cut at this
 
 
 def build_silos(
-    config: Config, context: TrainingContext, data: Sequence[SiloData], labeled: SiloData | None = None
+    config: Config,
+    context: TrainingContext,
+    data: Sequence[SiloData],
+    labeled: SiloData | None = None,
+    secret: bytes | None = None,
 ) -> tuple[dict[str, Silo], tuple[str, ...]]:
     """Build silos from their rows; a centralized method puts them together.
 
@@ -31,6 +36,7 @@ def build_silos(
         context: method and backbone.
         data: the silos' rows.
         labeled: the coordinator's rows, if the method trains on them alone.
+        secret: the silo's own secret, from which canaries are drawn; None: they follow from the seed.
 
     Returns:
         Silos by name, and the names of the malicious ones in name order.
@@ -48,12 +54,17 @@ def build_silos(
                 attacked = tokenize(item.task, backdoor.test_rows(item.task, test))
                 evaluations[key].attack = AttackedRows(attacked, backdoor.target(item.task))
         added = [] if backdoor is None else backdoor.poisoned_rows(item)
-        train = [*item.splits.train, *added]
+        canaries = canaries_of(config, item, secret)
+        train = [*item.splits.train, *added, *canaries.trained]
         train = without_labels(train) if context.method.unlabeled else train
-        rows = replace(_tokenized(tokenize, item, "training", train), poisoned=len(added))
+        units = None if config.privacy.unit_column is None else [row.unit for row in train]
+        rows = replace(_tokenized(tokenize, item, "training", train), poisoned=len(added), units=units)
         malicious = backdoor is not None and item.name in backdoor.malicious
         scale = config.attack.scale if malicious else 1.0
-        silos[item.name] = Silo(item.name, {item.task.name: rows}, {item.name: evaluations[key]}, attack_scale=scale)
+        empty = len(canaries.rows) - len(canaries.trained)
+        silos[item.name] = Silo(
+            item.name, {item.task.name: rows}, {item.name: evaluations[key]}, attack_scale=scale, empty_units=empty
+        )
     attackers = () if backdoor is None else tuple(sorted(backdoor.malicious))
     if context.method.centralized:
         silos = centralized(silos, context.method.name)

@@ -171,7 +171,8 @@ def working_in(
 def _begun(entry: Path) -> bool:
     """Return whether `create` may have left this entry when it was killed before its last step."""
     if entry.name == "checkpoints":  # silos on this machine record what they answered from their first answer on
-        return entry.is_dir() and all(path.is_dir() or path.name.startswith(RECORDS) for path in entry.rglob("*"))
+        known = (RECORDS, "secret.key")
+        return entry.is_dir() and all(path.is_dir() or path.name.startswith(known) for path in entry.rglob("*"))
     if entry.name in ("federation", "silos"):  # what is there before a federation's coordinator makes the run folder
         return entry.is_dir()
     return entry.name in ("versions.json", LOCK_FILE) or entry.name.startswith((".versions.json.", ".config.yaml."))

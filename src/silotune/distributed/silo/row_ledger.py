@@ -1,0 +1,150 @@
+"""A silo's ledger of noise on rows: what each unit's budget has paid over all runs, whatever a coordinator asks for.
+
+A run reserves what its rounds will cost when the silo first takes part. Each answer with other content than before is
+charged in the transaction that records it, so that nothing leaves unpaid and a crash charges nothing twice. The budget
+is checked by a Rényi filter (`communication/privacy/row_accountant.py`), because a coordinator chooses a run's noise
+after it has seen the answers of others.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+
+from silotune.communication.privacy.row_accountant import RenyiFilter
+from silotune.core.records import Records
+from silotune.distributed.silo.silo_config import RowBudget
+from silotune.errors import InputError
+from silotune.training.row_privacy import RowPlan
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS row_orders (unit TEXT PRIMARY KEY, orders TEXT);
+CREATE TABLE IF NOT EXISTS row_runs (run TEXT, config TEXT, unit TEXT, multiplier REAL, rate REAL, steps INTEGER,
+    open INTEGER, PRIMARY KEY (run, config));
+CREATE TABLE IF NOT EXISTS row_charges (asked TEXT PRIMARY KEY, run TEXT, config TEXT, unit TEXT, multiplier REAL,
+    rate REAL, steps INTEGER);
+"""
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What an answer costs.
+
+    Args:
+        asked: digest of all that the answer depends on; equal ones have equal draws, and count once.
+        run: the run's id.
+        config: digest of its configuration.
+        plan: the noise.
+        number: the round.
+    """
+
+    asked: str
+    run: str
+    config: str
+    plan: RowPlan
+    number: int
+
+    @property
+    def values(self) -> tuple[object, ...]:
+        """A row of the table `row_charges`."""
+        plan = self.plan
+        return self.asked, self.run, self.config, plan.unit, plan.multiplier, plan.rate, plan.in_round(self.number)
+
+
+class RowLedger:
+    """Reserves and charges noised steps on a silo's rows.
+
+    Args:
+        records: the silo's.
+        budget: the operator's; None: costs are recorded and nothing is refused.
+    """
+
+    def __init__(self, records: Records, budget: RowBudget | None) -> None:
+        self._records = records
+        self.budget = budget
+
+    def plan(self, run: str, config: str, wanted: RowPlan, reserve: bool = False) -> RowPlan:
+        """Return a run's noise: the least that meets its own target and what is left of the budget.
+
+        Args:
+            run: the run's id.
+            config: digest of its configuration.
+            wanted: the plan that meets the run's own target.
+            reserve: whether to set its cost aside, which fixes the noise for the run's other rounds.
+
+        Raises:
+            InputError: the rest of the budget is too small for any noise.
+        """
+        query = "SELECT multiplier FROM row_runs WHERE run = ? AND config = ?"
+        for (multiplier,) in self._records.rows(query, run, config):
+            return replace(wanted, multiplier=multiplier)
+        plan, steps = wanted, wanted.steps[-1]
+        if (filter := self._filter(wanted.unit)) is not None and steps:
+            least = filter.least_multiplier(self._costs(filter, wanted.unit), wanted.rate, steps)
+            if least is None:
+                raise InputError(f"the rest of the budget for each {wanted.unit} is too small for {steps} steps")
+            plan = replace(wanted, multiplier=max(wanted.multiplier, least))
+        if reserve:
+            with self._records.transaction() as connection:
+                values = run, config, plan.unit, plan.multiplier, plan.rate, steps
+                connection.execute("INSERT INTO row_runs VALUES (?, ?, ?, ?, ?, ?, 1)", values)
+        return plan
+
+    def require(self, charge: Charge) -> None:
+        """Refuse work whose answer the budget could not pay."""
+        filter = self._filter(charge.plan.unit)
+        if filter is None or self._records.rows("SELECT 1 FROM row_charges WHERE asked = ?", charge.asked):
+            return
+        if not filter.allows(self._costs(filter, charge.plan.unit, charge)):
+            raise InputError(f"the budget for each {charge.plan.unit} is spent")
+
+    def charge(self, charge: Charge) -> None:
+        """Record a charge, within the transaction of its answer; after its last round a run reserves nothing more."""
+        with self._records.transaction() as connection:
+            connection.execute("INSERT OR IGNORE INTO row_charges VALUES (?, ?, ?, ?, ?, ?, ?)", charge.values)
+            if charge.number == len(charge.plan.steps) - 1:
+                self.close(charge.run)
+
+    def close(self, run: str) -> None:
+        """Free what a run has reserved and not used."""
+        with self._records.transaction() as connection:
+            connection.execute("UPDATE row_runs SET open = 0 WHERE run = ?", (run,))
+
+    def spent(self, unit: str) -> float | None:
+        """Return the ε that answers and open reservations have cost each unit; None without a budget for it."""
+        filter = self._filter(unit)
+        return None if filter is None else filter.spent(self._costs(filter, unit))
+
+    def _filter(self, unit: str) -> RenyiFilter | None:
+        """Return the filter of a unit's budget; its orders are fixed by the first use."""
+        budget = self.budget
+        if budget is None or budget.unit != unit:
+            return None
+        filter = RenyiFilter.of(budget.epsilon, budget.delta)
+        with self._records.transaction() as connection:
+            orders = json.dumps(filter.orders)
+            connection.execute("INSERT OR IGNORE INTO row_orders VALUES (?, ?)", (unit, orders))
+            ((known,),) = connection.execute("SELECT orders FROM row_orders WHERE unit = ?", (unit,)).fetchall()
+        return replace(filter, orders=tuple(json.loads(known)))
+
+    def _costs(self, filter: RenyiFilter, unit: str, more: Charge | None = None) -> list[float]:
+        """Return the costs at each order: of all answers, and of what open runs have reserved and not used.
+
+        Args:
+            filter: of the unit's budget.
+            unit: the unit.
+            more: an answer that is about to be charged.
+        """
+        charges = "SELECT run, config, multiplier, rate, steps FROM row_charges WHERE unit = ?"
+        charged = self._records.rows(charges, unit)
+        if more is not None:
+            plan = more.plan
+            charged.append((more.run, more.config, plan.multiplier, plan.rate, plan.in_round(more.number)))
+        used = [tuple(values) for _, _, *values in charged]
+        reserved = "SELECT run, config, multiplier, rate, steps FROM row_runs WHERE unit = ? AND open = 1"
+        for run, config, multiplier, rate, steps in self._records.rows(reserved, unit):
+            taken = sum(row[-1] for row in charged if row[:2] == (run, config))
+            used.append((multiplier, rate, max(0, steps - taken)))
+        each = [filter.costs(*values) for values in used]
+        return [math.fsum(costs) for costs in zip(*each, strict=True)] if each else [0.0] * len(filter.orders)

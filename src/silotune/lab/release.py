@@ -1,0 +1,151 @@
+"""One page on what a silo's finished model tells about its training rows: `silotune release`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from silotune.communication.privacy.budget import DELTA
+from silotune.communication.privacy.row_accountant import row_epsilon
+from silotune.data.rows import SiloData
+from silotune.data.tokenized import TokenizedRows
+from silotune.errors import InputError, unknown_name_error
+from silotune.evaluation.release import ALARMS, Audit, Membership, audit, membership, row_losses, verbatim
+from silotune.methods.parts import Scope
+from silotune.methods.step import heads_of
+from silotune.models.forward.mixing import parts_in
+from silotune.runs.build.builder import build
+from silotune.runs.build.canaries import canaries_of
+from silotune.runs.build.resolve import read_config
+from silotune.runs.model_file import model_folder
+from silotune.runs.personal_model import PersonalModel
+from silotune.training.federation import Federation
+
+MOST_ROWS = 500
+"""Training rows, and test rows, whose losses are compared."""
+
+MOST_ANSWERS = 100
+
+
+@dataclass(frozen=True)
+class Release:
+    """What was measured of a model.
+
+    Args:
+        silo: the silo's name.
+        unit: whom noise protects; None without noise on rows.
+        upper: ε of the model's tensors by the account of their noise; infinite if any was trained without.
+        delta: δ of that account.
+        canaries: the audit; None without canaries.
+        members: membership inference by loss.
+        repeated: of how many training prompts, and of how many test prompts, the answer came out word for word, with
+            both numbers of prompts; None where no text is written.
+    """
+
+    silo: str
+    unit: str | None
+    upper: float
+    delta: float
+    canaries: Audit | None
+    members: Membership
+    repeated: tuple[int, int, int, int] | None
+
+    def lines(self) -> Iterator[str]:
+        """Yield the page's lines."""
+        upper = "∞: some of its tensors were trained without noise on rows" if math.isinf(self.upper) else None
+        bound = upper or f"{self.upper:.3g} at δ = {self.delta:g} for each {self.unit}"
+        yield f"model of silo {self.silo!r}"
+        yield f"ε by the account of its noise: {bound}"
+        if self.canaries is None:
+            yield "ε at least: not measured, the run had no canaries (audit.canaries)"
+        else:
+            found = self.canaries
+            yield (
+                f"ε at least: {found.lower:.3g} (95 %), by {found.right} of {found.canaries} coins guessed; all right "
+                f"would have shown {found.most:.3g}"
+            )
+        low, high = self.members.interval
+        yield (
+            f"membership by loss: AUC {self.members.auc:.2f} (0.5 is guessing); {self.members.found:.0%} of the "
+            f"training rows found ({low:.0%} to {high:.0%}) at {ALARMS:.0%} false alarms; {self.members.rows[0]} "
+            f"training and {self.members.rows[1]} other rows"
+        )
+        if self.repeated is not None:
+            own, prompts, other, others = self.repeated
+            yield f"word for word: {own} of {prompts} training answers, {other} of {others} test answers"
+        yield self.sentence
+
+    @property
+    def sentence(self) -> str:
+        """What the numbers come to."""
+        if self.canaries is not None and self.canaries.lower > self.upper:
+            return "These measurements contradict the account: do not give the model away, and report the fault."
+        if math.isinf(self.upper):
+            return "Nothing bounds what this model tells about a training row; better attacks than these exist."
+        return f"By its account the model tells of each {self.unit} at most what ε allows; no measure contradicts it."
+
+
+def measure_release(run: Path, silo: str) -> Release:
+    """Measure a silo's model of a run in one process, whose rows are still where they were.
+
+    Args:
+        run: the run's folder.
+        silo: the silo's name.
+    """
+    config_file = run / "config.yaml"
+    if not config_file.is_file():
+        raise InputError(f"{run}: no run folder (config.yaml is missing)")
+    folder = model_folder(run, silo)
+    kept: list[SiloData] = []
+    federation = build(read_config(str(config_file)), look=lambda rows, _: kept.extend(rows))
+    data = next((each for each in kept if each.name == silo), None)
+    if data is None:
+        raise unknown_name_error("silo", silo, federation.tasks)
+    model = PersonalModel.open(folder, federation.backbone)
+    context, state = model.context, model.state
+    tokenize = federation.method.setting.head.row_tokenizer(federation.backbone, federation.config.train.max_length)
+    trained = tokenize(data.task, data.splits.train[:MOST_ROWS])
+    others = tokenize(data.task, data.splits.test[:MOST_ROWS])
+    delta = federation.config.privacy.delta or DELTA
+    found, canaries = None, canaries_of(federation.config, data)
+    if canaries.rows:
+        found = audit(row_losses(context, state, tokenize(data.task, canaries.rows)), canaries.present, delta)
+    repeated = None
+    if data.task.kind == "generation" and not trained.pairs:
+        few = [tokenize(data.task, rows[:MOST_ANSWERS]) for rows in (data.splits.train, data.splits.test)]
+        own, other = (verbatim(context, state, rows) for rows in few)
+        repeated = own, len(few[0]), other, len(few[1])
+    return Release(
+        silo,
+        federation.config.privacy.unit,
+        upper_epsilon(federation, silo, delta),
+        delta,
+        found,
+        _members(model, trained, others),
+        repeated,
+    )
+
+
+def _members(model: PersonalModel, trained: TokenizedRows, others: TokenizedRows) -> Membership:
+    return membership(*(row_losses(model.context, model.state, rows) for rows in (trained, others)))
+
+
+def upper_epsilon(federation: Federation, silo: str, delta: float) -> float:
+    """Return the ε of a silo's model by the account of its noise; infinite if a phase without noise changes a part."""
+    context, noise = federation.context, federation.context.row_privacy
+    if noise is None:
+        return math.inf
+    prediction = context.prediction
+    heads = [prediction.head] if isinstance(prediction.head, str) else [*parts_in(prediction.head)]
+    used = {*parts_in(prediction.mix), *heads, *heads_of(prediction.head)}
+    for phase in context.phases:
+        if (phase.trains or phase.gathers) and not noise.covers(phase) and used & {*phase.changes}:
+            return math.inf
+    if prediction.weighting is not None:  # the model's folder holds vectors of rows
+        return math.inf
+    plan = noise.plans[silo]
+    shared = all(context.parts[name].scope is not Scope.PRIVATE for name in used)
+    plans = noise.plans.values() if shared else [plan]
+    return max(row_epsilon(each.multiplier, delta, each.rate, each.steps[-1]) for each in plans)

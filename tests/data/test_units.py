@@ -1,0 +1,71 @@
+"""Units of noise on rows, by a column: rows of one stay together, and none is unknown."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from silotune.data.loading import load_silos
+from silotune.data.row_folder import read_rows, write_rows
+from silotune.errors import InputError
+from silotune.runs.build.builder import build
+from silotune.runs.build.resolve import read_config
+from silotune.training.row_privacy import units_of
+
+NOISE = ("privacy.unit=patient", "privacy.epsilon=4")
+
+
+@pytest.fixture
+def config(tmp_path, backbone_folder):
+    """`config(*words, rows=…, **keys)` reads the configuration of a silo with three notes of each of 40 patients."""
+
+    def made(*words, rows=None, **keys):
+        file = tmp_path / "notes.jsonl"
+        usual = [{"text": f"note {n} of many", "label": ("bad", "good")[n % 2], "patient": n // 3} for n in range(120)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in (usual if rows is None else rows(usual))))
+        entry = {"name": "north", "path": str(file), "labels": ["bad", "good"]} | keys
+        entry = {key: value for key, value in entry.items() if value is not None}
+        (tmp_path / "own.yaml").write_text(yaml.safe_dump({"silos": [entry, entry | {"name": "south"}]}))
+        backbone = f"backbone={backbone_folder('bert')}"
+        return read_config(str(tmp_path / "own.yaml"), ["method=fedavg", backbone, "rounds=1", *NOISE, *words])
+
+    return made
+
+
+def test_splits_are_drawn_unit_by_unit_and_caps_count_units(config):
+    data = load_silos(config("data.train_rows=20"))[0]
+    parts = data.splits.train, data.splits.validation, data.splits.test
+    units = [{row.unit for row in part} for part in parts]
+    assert list(map(len, units)) == [20, 8, 8]
+    assert not units[0] & units[1]
+    assert not units[0] & units[2]
+    assert not units[1] & units[2]
+    assert all(len(part) == 3 * len(of_part) for part, of_part in zip(parts, units, strict=True))
+
+
+def test_a_silo_of_units(config, tmp_path):
+    given = config()
+    federation = build(given)
+    silo = federation.silos["north"]
+    assert silo.rows == len(units_of(silo)) == 24
+    assert {len(unit) for unit in units_of(silo)} == {3}
+    assert federation.context.rate_of_units(silo) == given.train.batch_size / 24
+    (data, _) = load_silos(given)
+    write_rows(tmp_path / "rows", data)
+    assert read_rows(tmp_path / "rows", "north") == data
+
+
+def test_what_is_not_said_of_units(config):
+    def forgotten(rows):
+        return [row | ({"patient": " "} if n == 6 else {}) for n, row in enumerate(rows)]
+
+    with pytest.raises(InputError, match=r"silo 'north'.*row 7: 'patient' is empty; privacy\.unit=patient"):
+        load_silos(config(rows=forgotten))
+    with pytest.raises(InputError, match="patients"):
+        load_silos(config("privacy.unit=patients"))
+    with pytest.raises(InputError, match=r"silo 'north': labels: are to be declared beside privacy\.unit"):
+        load_silos(config(labels=None))
+    with pytest.raises(InputError, match=r"partition, data\.parts: would divide one unit's rows"):
+        config("partition=iid", "partition.silos=2")
