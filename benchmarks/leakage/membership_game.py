@@ -18,7 +18,7 @@ from silotune.core.tensors import State
 from silotune.evaluation.release import exact_interval
 from silotune.training.federation import Federation
 
-ROWS, GAMES, ALARMS = 30, 200, 0.1
+ROWS, GAMES, ALARMS = 30, 100, 0.1
 
 
 def measure(seed: int) -> dict[str, float]:

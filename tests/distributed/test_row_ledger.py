@@ -10,11 +10,15 @@ import pytest
 
 from silotune.communication.messages import UPDATE_FIELDS, unpack
 from silotune.distributed.coordinator.coordinate import coordinate
-from silotune.distributed.protocol.frames import decode
+from silotune.distributed.protocol.agreement import wire_config
+from silotune.distributed.protocol.frames import Frame, decode
+from silotune.distributed.protocol.handshake import Identity
 from silotune.distributed.silo.row_ledger import Charge, RowLedger
+from silotune.distributed.silo.session import Session
 from silotune.distributed.silo.silo_config import RowBudget
 from silotune.distributed.silo.store import SiloStore
 from silotune.errors import InputError
+from silotune.runs.build.builder import build
 from silotune.runs.storage.readers import read_summary
 from silotune.training.row_privacy import RowPlan
 from tests.support.session_rig import DirectLink, answering, job, local_configs
@@ -111,6 +115,27 @@ def test_a_federation_in_which_only_noised_parts_leave(tiny_config, tmp_path):
         assert 0 < SiloStore(folder, budget=local.privacy).ledger.spent("row") <= 8.0
         (model,) = folder.glob("*/models/*/model.json")
         assert json.loads(model.read_text())["privacy"]["mechanism"] == "dp-sgd"
+
+
+def test_a_silo_measures_its_model_where_it_let_canaries_in(tiny_config, tmp_path, silotune):
+    config = tiny_config("fedavg", *NOISE, "audit.canaries=30")
+    configs = local_configs(config, tmp_path / "run", **PRIVATE, canaries=30)
+    coordinate(job(config, tmp_path / "run", configs), DirectLink(answering(configs)))
+    for name, local in configs.items():
+        (release,) = Path(local.folder).glob("*/release.json")
+        shown = silotune("release", release.parent, "--silo", name).out
+        assert "of 30 coins guessed" in shown
+        assert "ε by the account of its noise: 4" in shown.replace("3.99", "4").replace("3.98", "4")
+    few = local_configs(config, tmp_path / "other", **PRIVATE, canaries=29)
+    refused = decode(Session(few["alpha"]).answer(job_hello(config)))
+    assert "adds at most 29 canaries" in refused.fields["reason"]
+
+
+def job_hello(config) -> bytes:
+    """The greeting of a coordinator."""
+    federation = build(config)
+    fields = {"run": "0" * 16, "config": wire_config(config, sorted(federation.silos))}
+    return Frame("hello", fields | {"identity": Identity.of(federation.backbone).fields()}).encode()
 
 
 def test_the_same_request_has_the_same_bytes_and_another_broadcast_other_noise(private):

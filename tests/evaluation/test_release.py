@@ -6,14 +6,17 @@ import json
 import math
 
 import pytest
+import yaml
 from scipy.stats import binom, binomtest
 
 from silotune.data.tasks import make_task
 from silotune.evaluation.release import audit, exact_interval, lower_epsilon, membership
 from silotune.runs.build.canaries import make_canaries
 from silotune.runs.build.resolve import read_config
+from silotune.runs.release import measure_release
 from silotune.runs.run import run
-from tests.support.tiny import tiny_overrides
+from tests.support.language_models import folder_of
+from tests.support.tiny import BAD, GOOD, tiny_overrides
 
 NOISE = ("privacy.unit=row", "privacy.epsilon=4", "rounds=1", "train.steps=2", "audit.canaries=40")
 
@@ -73,6 +76,20 @@ def test_the_page_of_a_run_with_canaries(silotune, backbone_folder, data_folder,
     report = json.loads(silotune("release", str(tmp_path / "run"), "--silo", silo, "--json").out)
     assert report["canaries"]["lower"] <= report["upper"] <= 4
     assert report["members"]["rows"][0] > 0
+
+
+def test_answers_word_for_word(tmp_path):
+    folder, data = folder_of("llama", tmp_path), tmp_path / "rows.jsonl"
+    rows = [{"instruction": f"the garden was {GOOD[n % 6]}", "output": BAD[n % 5]} for n in range(24)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = {"name": "north", "path": str(data)}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump({"silos": [own, own | {"name": "south"}]}))
+    words = ("method=fedavg", "tuner=lora", "head=lm", f"backbone={folder}", "rounds=1", "train.steps=1")
+    run(read_config(str(tmp_path / "own.yaml"), [*words, "audit.canaries=4"]), out=tmp_path / "run")
+    found = measure_release(tmp_path / "run", "north")
+    assert found.repeated is not None
+    assert (found.repeated[1], found.members.rows) == (14, (14, 5))
+    assert any("training answers" in line for line in found.lines())
 
 
 def test_without_noise_or_canaries_the_page_says_so(silotune, backbone_folder, data_folder, tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -100,6 +100,11 @@ class TokenizedRows:
     def longest_decoder(self) -> int:
         """Number of decoder tokens of the row with most; 0 without a decoder."""
         return max(map(len, self.decoder or [[]]))
+
+    def first(self, count: int) -> TokenizedRows:
+        """Return the first rows, which are no pairs."""
+        lists = {name: value[:count] for name in _LISTS if (value := getattr(self, name)) is not None}
+        return replace(self, ids=self.ids[:count], labels=self.labels[:count], **lists)
 
     def concatenated(self, other: TokenizedRows) -> TokenizedRows:
         """Return these rows followed by another set's rows of the same task."""

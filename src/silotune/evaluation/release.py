@@ -20,11 +20,13 @@ ALARMS = 0.1
 """The share of rows never seen that an attacker may take for training rows."""
 
 
-def row_losses(context: PredictionContext, state: State, rows: TokenizedRows) -> list[float]:
-    """Return each row's own mean loss under a model."""
+def row_losses(context: PredictionContext, state: State, rows: TokenizedRows, count: int | None = None) -> list[float]:
+    """Return the own mean loss of each row, or of the first `count`, under a model."""
     weights = weigh(context, state, rows)
     predictor = Predictor(context, state, None if weights is None else weights.alpha)
-    batches = (make_batch(rows, rows.sequences([row]), context.backbone.pad_id) for row in range(rows.examples))
+    batches = (
+        make_batch(rows, rows.sequences([row]), context.backbone.pad_id) for row in range(count or rows.examples)
+    )
     return [float(predictor.loss(batch)) for batch in batches]
 
 
@@ -131,7 +133,8 @@ def exact_interval(hits: int, count: int) -> tuple[float, float]:
     return low, 1.0 if hits == count else float(beta.ppf(0.975, hits + 1, count - hits))
 
 
-def verbatim(context: PredictionContext, state: State, rows: TokenizedRows) -> int:
-    """Count the rows whose prompt the model answers word for word as its training row does."""
-    written = answers(context, state, rows)
-    return sum(bool(own) and own == answer for own, answer in zip(written, rows.answers or [], strict=True))
+def verbatim(context: PredictionContext, state: State, rows: TokenizedRows, count: int) -> int:
+    """Count the rows among the first `count` whose prompt the model answers word for word as the row does."""
+    first = rows.first(count)
+    written = answers(context, state, first)
+    return sum(bool(own) and own == answer for own, answer in zip(written, first.answers or [], strict=True))

@@ -67,6 +67,7 @@ class Silo:
         evaluations: reported name → rows to judge the silo on.
         state: private parts and memory; None before the first participation.
         attack_scale: the factor by which a malicious silo multiplies its change before it sends it.
+        canaries: rows of an audit as token ids, and whether the silo trains on each; it does so after its own rows.
         empty_units: units that have no row; noise on rows counts them like any other.
         instances: a digest of the parts that embedded the silo's rows, and the vectors with their sampling key
             (`evaluation/instance_vectors.py`). They follow from rows and parts, so they are not part of the state.
@@ -77,6 +78,7 @@ class Silo:
     evaluations: dict[str, EvaluationRows]
     state: SiloState | None = None
     attack_scale: float = 1.0
+    canaries: tuple[TokenizedRows, list[bool]] | None = None
     empty_units: int = 0
     instances: tuple[str, Tensors] | None = None
 

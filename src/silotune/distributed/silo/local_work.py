@@ -22,12 +22,14 @@ from silotune.distributed.silo.setup import Prepared
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.store import Answer, Price, SiloStore
 from silotune.errors import Diverged, InputError
-from silotune.evaluation.federation_scores import measure_silos, score_silos, summary_entries
+from silotune.evaluation.federation_scores import current_model_state, measure_silos, score_silos, summary_entries
 from silotune.evaluation.predict import Measured
 from silotune.runs.model_folder import write_models
+from silotune.runs.release import measure
 from silotune.runs.storage.scored_rows import write_test_scores
 from silotune.training.client import PrivacySpent, SiloReply
 from silotune.training.federation import Federation
+from silotune.training.row_privacy import RowPlan
 from silotune.training.silo import Silo, SiloState
 
 _ROW_BYTES = 64
@@ -116,12 +118,21 @@ class LocalWork:
         silo = self._silo(prepared, run, str(base))
         shared = _of_round(read_broadcast(broadcast, prepared.federation.coordinator.expected), int(number))
         self._count(prepared, Request(run, "score", int(number), self._digest(asked, run, str(base))))
+        self._noise(prepared, str(run))
         scores = self._evaluate(prepared.federation, silo, shared, int(number), splits, run)
         scores = {} if prepared.noise is not None else scores
         return Answer(Frame("scores", {"silo": silo.name, "scores": scores}), {}, name, int(number), asked)
 
+    def _noise(self, prepared: Prepared, run: str) -> RowPlan | None:
+        """Set the noise on rows to what the ledger allows a run; returns it, None without noise."""
+        if prepared.noise is None or prepared.row_plan is None:
+            return None
+        plan = self._store.ledger.plan(run, prepared.digest, prepared.row_plan)
+        prepared.federation.context.row_privacy = prepared.noise.planned({self.settings.name: plan}, run)
+        return plan
+
     def _charge(self, prepared: Prepared, run: str, number: int, digest: str) -> Charge | None:
-        """Set the noise on rows to what the ledger allows this run, and return what a round costs; None without noise.
+        """Return what a round's answer costs, after a look at the budget; None without noise on rows.
 
         Args:
             prepared: what the run's configuration came to.
@@ -129,14 +140,12 @@ class LocalWork:
             number: the round.
             digest: of the request and of the state that it starts from.
         """
-        if prepared.noise is None or prepared.row_plan is None:
+        plan = self._noise(prepared, run)
+        if plan is None:
             return None
-        ledger = self._store.ledger
-        plan = ledger.plan(run, prepared.digest, prepared.row_plan)
         asked = hashlib.sha256(f"{digest}{prepared.rows}{plan}".encode()).hexdigest()
         charge = Charge(asked, run, prepared.digest, plan, number)
-        ledger.require(charge)
-        prepared.federation.context.row_privacy = prepared.noise.planned({self.settings.name: plan}, run)
+        self._store.ledger.require(charge)
         return charge
 
     def _check_update(self, prepared: Prepared, reply: SiloReply) -> None:
@@ -172,6 +181,8 @@ class LocalWork:
             write_test_scores(folder, federation, tested)  # for the operator: they never leave
             scores = {"rounds": federation.config.rounds, "best_round": number, "silos": {silo.name: entry}}
             write_models(folder, federation, scores)
+            if silo.canaries is not None:
+                measure(federation, silo, federation.context, current_model_state(federation, silo)).write(folder)
         return filter_scores(entry, self.settings.share)
 
     def _silo(self, prepared: Prepared, run: str, base: str) -> Silo:

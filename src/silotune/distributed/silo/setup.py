@@ -220,7 +220,9 @@ class SiloSetup:
         check_rows(context, silos.values())
         if "rows" not in self.settings.share:
             silos = {
-                name: SiloWithoutRowCount(name, silo.train, silo.evaluations, empty_units=silo.empty_units)
+                name: SiloWithoutRowCount(
+                    name, silo.train, silo.evaluations, canaries=silo.canaries, empty_units=silo.empty_units
+                )
                 for name, silo in silos.items()
             }
         (silo,) = silos.values()

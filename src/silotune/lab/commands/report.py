@@ -72,13 +72,12 @@ def release(
 ) -> None:
     """Measure what one silo's model tells about its training rows, before it is given away: one page."""
     import json
-    from dataclasses import asdict
 
-    from silotune.lab.release import measure_release
+    from silotune.runs.release import measure_release
 
     measured = measure_release(run, silo)
     if as_json:
-        typer.echo(json.dumps(asdict(measured), indent=1))
+        typer.echo(json.dumps(measured.fields(), indent=1))
         return
     for line in measured.lines():
         say(line)

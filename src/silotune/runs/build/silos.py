@@ -61,10 +61,10 @@ def build_silos(
         rows = replace(_tokenized(tokenize, item, "training", train), poisoned=len(added), units=units)
         malicious = backdoor is not None and item.name in backdoor.malicious
         scale = config.attack.scale if malicious else 1.0
-        empty = len(canaries.rows) - len(canaries.trained)
-        silos[item.name] = Silo(
-            item.name, {item.task.name: rows}, {item.name: evaluations[key]}, attack_scale=scale, empty_units=empty
-        )
+        silos[item.name] = Silo(item.name, {item.task.name: rows}, {item.name: evaluations[key]}, attack_scale=scale)
+        if canaries.rows:
+            silos[item.name].canaries = tokenize(item.task, canaries.rows), list(canaries.present)
+            silos[item.name].empty_units = len(canaries.rows) - len(canaries.trained)
     attackers = () if backdoor is None else tuple(sorted(backdoor.malicious))
     if context.method.centralized:
         silos = centralized(silos, context.method.name)

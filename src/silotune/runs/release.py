@@ -1,27 +1,32 @@
-"""One page on what a silo's finished model tells about its training rows: `silotune release`."""
+"""Measure what a silo's finished model tells about its training rows, for one page: `silotune release`."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from silotune.communication.privacy.budget import DELTA
 from silotune.communication.privacy.row_accountant import row_epsilon
-from silotune.data.rows import SiloData
-from silotune.data.tokenized import TokenizedRows
+from silotune.core.files import write_text
+from silotune.core.tensors import State
 from silotune.errors import InputError, unknown_name_error
 from silotune.evaluation.release import ALARMS, Audit, Membership, audit, membership, row_losses, verbatim
 from silotune.methods.parts import Scope
 from silotune.methods.step import heads_of
 from silotune.models.forward.mixing import parts_in
 from silotune.runs.build.builder import build
-from silotune.runs.build.canaries import canaries_of
 from silotune.runs.build.resolve import read_config
 from silotune.runs.model_file import model_folder
 from silotune.runs.personal_model import PersonalModel
 from silotune.training.federation import Federation
+from silotune.training.prediction import PredictionContext
+from silotune.training.silo import Silo
+
+RELEASE_FILE = "release.json"
 
 MOST_ROWS = 500
 """Training rows, and test rows, whose losses are compared."""
@@ -51,6 +56,24 @@ class Release:
     canaries: Audit | None
     members: Membership
     repeated: tuple[int, int, int, int] | None
+
+    @classmethod
+    def read(cls, path: Path) -> Release:
+        """Return what `write` wrote."""
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        canaries = None if tree["canaries"] is None else Audit(**tree["canaries"])
+        repeated = None if tree["repeated"] is None else tuple(tree["repeated"])
+        members = Membership(**tree["members"])
+        upper = math.inf if tree["upper"] is None else tree["upper"]
+        return cls(**{**tree, "canaries": canaries, "members": members, "repeated": repeated, "upper": upper})
+
+    def fields(self) -> dict[str, Any]:
+        """Return the numbers as JSON has them: null for an ε without a bound."""
+        return asdict(self) | {"upper": None if math.isinf(self.upper) else self.upper}
+
+    def write(self, folder: Path) -> None:
+        """Write the numbers into a run's folder at a silo."""
+        write_text(folder / RELEASE_FILE, json.dumps(self.fields(), indent=1))
 
     def lines(self) -> Iterator[str]:
         """Yield the page's lines."""
@@ -91,45 +114,53 @@ def measure_release(run: Path, silo: str) -> Release:
     """Measure a silo's model of a run in one process, whose rows are still where they were.
 
     Args:
-        run: the run's folder.
+        run: the run's folder, or a run's folder at a silo, whose worker has measured its model (`release.json`).
         silo: the silo's name.
     """
+    if (kept := run / RELEASE_FILE).is_file():
+        return Release.read(kept)
     config_file = run / "config.yaml"
     if not config_file.is_file():
         raise InputError(f"{run}: no run folder (config.yaml is missing)")
     folder = model_folder(run, silo)
-    kept: list[SiloData] = []
-    federation = build(read_config(str(config_file)), look=lambda rows, _: kept.extend(rows))
-    data = next((each for each in kept if each.name == silo), None)
-    if data is None:
-        raise unknown_name_error("silo", silo, federation.tasks)
+    federation = build(read_config(str(config_file)))
+    if silo not in federation.silos:
+        raise unknown_name_error("silo", silo, federation.silos)
     model = PersonalModel.open(folder, federation.backbone)
-    context, state = model.context, model.state
-    tokenize = federation.method.setting.head.row_tokenizer(federation.backbone, federation.config.train.max_length)
-    trained = tokenize(data.task, data.splits.train[:MOST_ROWS])
-    others = tokenize(data.task, data.splits.test[:MOST_ROWS])
-    delta = federation.config.privacy.delta or DELTA
-    found, canaries = None, canaries_of(federation.config, data)
-    if canaries.rows:
-        found = audit(row_losses(context, state, tokenize(data.task, canaries.rows)), canaries.present, delta)
+    return measure(federation, federation.silos[silo], model.context, model.state)
+
+
+def measure(federation: Federation, silo: Silo, context: PredictionContext, state: State) -> Release:
+    """Measure a silo's model.
+
+    Args:
+        federation: of the run.
+        silo: with its rows.
+        context: predicts with the model.
+        state: the model's parts.
+    """
+    (rows,), (evaluation,) = silo.train.values(), silo.evaluations.values()
+    delta, own = federation.config.privacy.delta or DELTA, rows.examples
+    found = None
+    if silo.canaries is not None:
+        canaries, present = silo.canaries
+        own -= sum(present)
+        found = audit(row_losses(context, state, canaries), present, delta)
+    sets = (rows, min(own, MOST_ROWS)), (evaluation.test, min(evaluation.test.examples, MOST_ROWS))
     repeated = None
-    if data.task.kind == "generation" and not trained.pairs:
-        few = [tokenize(data.task, rows[:MOST_ANSWERS]) for rows in (data.splits.train, data.splits.test)]
-        own, other = (verbatim(context, state, rows) for rows in few)
-        repeated = own, len(few[0]), other, len(few[1])
+    if rows.task.kind == "generation" and not rows.pairs:
+        first = [min(count, MOST_ANSWERS) for _, count in sets]
+        hits = [verbatim(context, state, part, count) for (part, _), count in zip(sets, first, strict=True)]
+        repeated = hits[0], first[0], hits[1], first[1]
     return Release(
-        silo,
+        silo.name,
         federation.config.privacy.unit,
-        upper_epsilon(federation, silo, delta),
+        upper_epsilon(federation, silo.name, delta),
         delta,
         found,
-        _members(model, trained, others),
+        membership(*(row_losses(context, state, part, count) for part, count in sets)),
         repeated,
     )
-
-
-def _members(model: PersonalModel, trained: TokenizedRows, others: TokenizedRows) -> Membership:
-    return membership(*(row_losses(model.context, model.state, rows) for rows in (trained, others)))
 
 
 def upper_epsilon(federation: Federation, silo: str, delta: float) -> float:
