@@ -1,7 +1,10 @@
-"""The options `--engine`, `--workers` and `--address` of commands that train, and the `Workers` that they name."""
+"""The options `--engine`, `--workers`, `--address` and `--federation`: where commands that train do their work."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +12,7 @@ import typer
 from silotune.errors import InputError, unknown_name_error
 
 if TYPE_CHECKING:
+    from silotune.config import Config
     from silotune.core.workers import Workers
 
 IN_PROCESS, FLOWER, RAY = "inprocess", "flower-local", "ray"
@@ -33,6 +37,27 @@ AddressOption = Annotated[
         "--address", help="The Ray cluster: auto, HOST:PORT, ray://HOST:PORT; local (the default) starts one here."
     ),
 ]
+
+FederationOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--federation",
+        help="The coordinator's file: all runs go over the silos of federation.silos, which approve them as one plan.",
+        metavar="COORDINATOR_YAML",
+    ),
+]
+
+RunPlan = Callable[["Path", "Path", Callable[[str], None], "Mapping[str, Config]", Callable[[], None]], None]
+"""Runs a plan over a federation to its end, given the coordinator's file, the folder of the runs, what prints a line,
+folder → configuration, and what is called once the plan is taken."""
+
+plan_runners: list[RunPlan] = []
+"""`silotune.deploy` adds its own with its commands."""
+
+
+def elsewhere_of(federation: Path | None, out: Path, tell: Callable[[str], None]) -> partial[None] | None:
+    """Return what runs a command's cells over the federation that it names; None: it names none."""
+    return None if federation is None else partial(plan_runners[0], federation, out.resolve(), tell)
 
 
 def workers_of(

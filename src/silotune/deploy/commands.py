@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,10 +12,12 @@ import typer
 
 from silotune.cli.app import FEDERATION
 from silotune.cli.console import JsonOption, Overrides, say
+from silotune.cli.workers import plan_runners
 from silotune.core.clock import log_line
 from silotune.deploy.silo_commands import InstallOption, silo
 
 if TYPE_CHECKING:
+    from silotune.config import Config
     from silotune.deploy.queue import QueuedRun
     from silotune.deploy.settings import CoordinatorSettings
 
@@ -32,7 +35,8 @@ WaitOption = Annotated[bool, typer.Option(help="Follow the run until it ends.")]
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add `worker`, `federation …` and `silo …` to the application."""
+    """Add `worker`, `federation …` and `silo …` to the application, and `--federation` to the commands that have it."""
+    plan_runners.append(_run_plan)
     app.command(rich_help_panel=FEDERATION)(worker)
     app.add_typer(federation, name="federation", rich_help_panel=FEDERATION)
     app.add_typer(silo, name="silo", rich_help_panel=FEDERATION)
@@ -274,6 +278,28 @@ def _begun(settings: CoordinatorSettings, run: QueuedRun, wait: bool) -> None:
     ):
         queue.follow(settings, run.number, feed, say)
     console.print(result_table([read_summary(Path(run.out))]))
+
+
+def _run_plan(
+    coordinator: Path, out: Path, tell: Callable[[str], None], cells: Mapping[str, Config], begun: Callable[[], None]
+) -> None:
+    """Run a plan, or go on waiting for its end; names the silos whose operators it waits for."""
+    from silotune.deploy import queue
+    from silotune.distributed.protocol.frames import WAITS_FOR_APPROVAL
+
+    settings, told = _settings(coordinator), set[str]()
+    run = queue.start_plan(settings, cells, out)
+    begun()
+    if run is None:
+        return
+    tell(f"run {run.number} in {run.out}: {len(cells)} runs as one plan; after Ctrl-C it goes on, and so does --resume")
+
+    def progress(_number: int, activity: str, _done: int, _total: int) -> None:
+        if activity.startswith(WAITS_FOR_APPROVAL) and activity not in told:
+            told.add(activity)
+            tell(activity)
+
+    queue.follow(settings, run.number, progress, tell)
 
 
 def _settings(file: Path) -> CoordinatorSettings:

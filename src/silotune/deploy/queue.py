@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -55,8 +55,8 @@ class QueuedRun:
     Args:
         number: counts the coordinator's runs from 1.
         out: the run folder.
-        method: the method's id.
-        rounds: number of rounds.
+        method: the method's id; of a plan, those of its runs.
+        rounds: number of rounds, of all runs together.
         silos: the silos' names.
         state: `queued` until the SuperLink has it; `waiting` while it has left it, since silos have not approved it;
             `finished`, `failed` and `stopped` are final until it is resumed.
@@ -98,9 +98,13 @@ class QueuedRun:
         return self.state in ("finished", "failed", "stopped")
 
     def finished_rounds(self) -> int:
-        """Return the number of the last round that has a checkpoint."""
-        rounds = [path.stem.removeprefix("round-") for path in (Path(self.out) / "checkpoints").glob("round-*.json")]
-        return max((int(number) for number in rounds if number.isdigit()), default=0)
+        """Return the number of the last round that has a checkpoint; of a plan, the sum over its runs."""
+        last: dict[Path, int] = {}
+        for path in (path for depth in ("", "*/") for path in Path(self.out).glob(f"{depth}checkpoints/round-*.json")):
+            number = path.stem.removeprefix("round-")
+            if number.isdigit():
+                last[path.parent] = max(last.get(path.parent, 0), int(number))
+        return sum(last.values())
 
     def activity(self) -> str:
         """Describe the coordinator's present work, such as silos it waits for; empty if it is idle."""
@@ -340,8 +344,34 @@ def start(settings: CoordinatorSettings, config: Config, out: Path, resume: bool
     require_flower()
     require_up(settings)
     prepare(config, out, resume)
-    silos = sorted(config.federation.silos)
-    run = RunQueue(settings.folder).add(out, config.method.name, config.rounds, silos)
+    return _queued(settings, [config], out)
+
+
+def start_plan(settings: CoordinatorSettings, cells: Mapping[str, Config], out: Path) -> QueuedRun | None:
+    """Queue several runs as one, or return them as they are: still under way, or (None) finished.
+
+    Args:
+        settings: the coordinator's.
+        cells: name of each run, and of its folder in `out` → its configuration.
+        out: their folder.
+    """
+    from silotune.distributed.coordinator.job import prepare_plan
+
+    require_flower()
+    under_way = [run for run in RunQueue(settings.folder).runs() if run.out == str(out) and not run.is_over]
+    if under_way:
+        return under_way[0]
+    finished = all((out / name / "summary.json").exists() for name in cells)
+    if not finished:
+        require_up(settings)
+    prepare_plan(cells, out)
+    return None if finished else _queued(settings, [*cells.values()], out)
+
+
+def _queued(settings: CoordinatorSettings, configs: Sequence[Config], out: Path) -> QueuedRun:
+    methods = ", ".join(dict.fromkeys(config.method.name for config in configs))
+    silos, rounds = sorted(configs[0].federation.silos), sum(config.rounds for config in configs)
+    run = RunQueue(settings.folder).add(out, methods, rounds, silos)
     record_decision(settings.folder, "started", run=f"{run.number} in {out}")
     return run
 
@@ -354,6 +384,7 @@ def resume(settings: CoordinatorSettings, number: int, overrides: Sequence[str])
         number: the run's number.
         overrides: `federation.…=value`, e.g. another quorum, or other silos.
     """
+    from silotune.distributed.coordinator.job import Job
     from silotune.runs.build.resolve import read_config
 
     run = RunQueue(settings.folder).run(number)
@@ -362,8 +393,12 @@ def resume(settings: CoordinatorSettings, number: int, overrides: Sequence[str])
     for word in overrides:
         if not word.startswith("federation."):
             raise InputError(f"{word}: a run keeps its configuration; allowed here: federation.…=value")
-    config = read_config(str(run.folder / "config.yaml"), list(overrides))
-    return start(settings, config, Path(run.out), resume=True)
+    plan = Job.read(run.folder / "job.json") if not (run.folder / "config.yaml").exists() else None
+    if plan is None:
+        config = read_config(str(run.folder / "config.yaml"), list(overrides))
+        return start(settings, config, Path(run.out), resume=True)
+    cells = {name: read_config(plan.cell(name).config, list(overrides)) for name in plan.cells}
+    return start_plan(settings, cells, Path(run.out)) or run
 
 
 def stop(settings: CoordinatorSettings, number: int) -> QueuedRun:

@@ -21,7 +21,16 @@ from silotune.lab.report.frame import Results
 from silotune.lab.report.html_page import write_report
 from silotune.lab.report.significance import PairedTest, best_by_validation, paired_tests
 from silotune.lab.report.table_files import comparison_frame, scores_as_html, scores_as_text, write_tables
-from silotune.lab.runner import Announce, CallbackFactory, OnCellDone, OnCellsBegin, check_cells, run_cells
+from silotune.lab.runner import (
+    Announce,
+    CallbackFactory,
+    Elsewhere,
+    OnCellDone,
+    OnCellsBegin,
+    check_cells,
+    run_cells,
+    run_elsewhere,
+)
 from silotune.runs.callbacks.display import default_display
 from silotune.runs.run_result import Run, load_run
 
@@ -46,6 +55,7 @@ def compare(
     begin: OnCellsBegin | None = None,
     done: OnCellDone | None = None,
     announce: Announce | None = None,
+    elsewhere: Elsewhere | None = None,
     **keys: Unpack[Keys],
 ) -> ComparisonResult:
     """Run several methods over several seeds; write their runs, `table.csv` and `report.html`.
@@ -67,6 +77,7 @@ def compare(
         begin: called with the number of runs still to do.
         done: called after every run, with its cell and summary.
         announce: called with every line about a run's privacy guarantee.
+        elsewhere: has the runs done, as over a federation; None: they are done here.
         keys: keys of every run; a group of keys is a dictionary.
 
     Returns:
@@ -81,19 +92,22 @@ def compare(
         require_unused(folder, "--out", OR_RESUME)
     words = [*overrides, *words_of(methods, seeds)]
     comparison = read_comparison(source, words, variants, ablation, only, **keys)
-    check_cells(comparison.cells, folder, spread)
-    make_folder(folder, f"--out {folder}")
-    comparison.write(folder)
-    follow = callbacks or partial(default_display, progress)
-    summaries = run_cells(
-        comparison.cells,
-        folder,
-        workers=spread,
-        callbacks=follow,
-        begin=begin,
-        done=done,
-        announce=announce,
-    )
+    if elsewhere is not None:
+        summaries = run_elsewhere(comparison.cells, folder, elsewhere, partial(comparison.write, folder), done)
+    else:
+        check_cells(comparison.cells, folder, spread)
+        make_folder(folder, f"--out {folder}")
+        comparison.write(folder)
+        follow = callbacks or partial(default_display, progress)
+        summaries = run_cells(
+            comparison.cells,
+            folder,
+            workers=spread,
+            callbacks=follow,
+            begin=begin,
+            done=done,
+            announce=announce,
+        )
     results = Results(entries_of(comparison, folder), comparison.ddof)
     files = [*write_tables(results.entries, folder, comparison.ddof), write_report(results, folder / "report.html")]
     return ComparisonResult(folder, comparison, results, summaries, files)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +40,9 @@ OnCellsBegin = Callable[[int], None]
 Announce = Callable[[str], None]
 """Called with the privacy guarantee of a cell before its first round, on a cluster after its last; must be importable
 by name for processes."""
+
+Elsewhere = Callable[[Mapping[str, Config], Callable[[], None]], None]
+"""Has runs done elsewhere to their end, given folder → configuration; calls the second once they are taken."""
 
 CellFunction = Callable[[Config, Path, Sequence[Callback], Backbone | None, Announce | None], tuple[Summary, Backbone]]
 """Runs one cell, given its configuration, folder, callbacks, a backbone that fits (or None) and `Announce`; returns the
@@ -124,6 +127,21 @@ def check_cells(cells: Sequence[Cell], out: Path, workers: Workers) -> None:
     if workers.cluster is None and len({cell.entry for cell in cells}) > 1:
         for _ in built_entries(new, on_use=True):
             pass
+
+
+def run_elsewhere(
+    cells: Sequence[Cell], out: Path, elsewhere: Elsewhere, begun: Callable[[], None], done: OnCellDone | None = None
+) -> dict[str, Summary]:
+    """Have whole runs done elsewhere, all of them, finished ones, too: they are one plan there.
+
+    Returns:
+        The summary of every cell, by folder name.
+    """
+    elsewhere({cell.folder: cell.config for cell in cells}, begun)
+    summaries = {cell.folder: RUN.read(out / cell.folder) for cell in cells}
+    for cell in cells if done is not None else ():
+        done(cell, summaries[cell.folder])
+    return summaries
 
 
 def run_cells(

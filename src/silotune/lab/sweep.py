@@ -22,9 +22,11 @@ from silotune.config.keys import Keys
 from silotune.core.determinism import numerics
 from silotune.core.files import make_folder, write_text
 from silotune.core.notebook import html_table
+from silotune.core.numeric import mean_ignoring_none
 from silotune.core.workers import Workers, end_unguarded_worker
 from silotune.core.yaml_text import dump_yaml
 from silotune.data.loading import load_absent, load_silos
+from silotune.data.metrics import lower_is_better
 from silotune.data.rows import Row
 from silotune.errors import OR_RESUME, Diverged, InputError, SilotuneError, require_unused, unknown_name_error
 from silotune.lab.comparison import (
@@ -40,11 +42,13 @@ from silotune.lab.runner import (
     Announce,
     CallbackFactory,
     CellKind,
+    Elsewhere,
     OnCellDone,
     OnCellsBegin,
     Summary,
     check_cells,
     run_cells,
+    run_elsewhere,
 )
 from silotune.lab.search_space import (
     Space,
@@ -87,6 +91,7 @@ def sweep(
     callbacks: CallbackFactory | None = None,
     begin: OnCellsBegin | None = None,
     done: OnCellDone | None = None,
+    elsewhere: Elsewhere | None = None,
     **keys: Unpack[Keys],
 ) -> SweepResult:
     """Search learning rates and other keys for each method, on validation rows alone.
@@ -107,12 +112,19 @@ def sweep(
         callbacks: makes the callbacks of a trial, instead of `progress`; with one worker only.
         begin: called with the number of runs still to do; not with a sampler, which proposes them one by one.
         done: called after every run, with its cell and summary.
+        elsewhere: has all combinations run, as over a federation, where silos score test rows, too (values are chosen
+            by validation rows all the same); None: they are run here.
         keys: keys of every run; a group of keys is a dictionary.
     """
     end_unguarded_worker()
     folder, spread = Path(out), Workers.of(workers)
     if not resume:
         require_unused(folder, "--out", OR_RESUME)
+    if elsewhere is not None and trials is not None:
+        raise InputError(
+            "--trials: nobody knows a sampler's trials beforehand, so no silo can approve them; over a federation give "
+            "each key its values (train.lr=1e-3,5e-4)"
+        )
     words = [*overrides, *words_of(methods, seeds), *map(_search_word, search.items())]
     plan = read_sweep(source, words, trials, **keys)
     combinations = all_combinations if plan.trials is None else boundary_combinations
@@ -122,8 +134,9 @@ def sweep(
         for number, chosen in enumerate(combinations(space), 1)
     ]
     cells = [cell for *_, of_trial in planned for cell in of_trial]
-    check_cells(cells, folder, spread)
-    make_folder(folder, f"--out {folder}")
+    if elsewhere is None:
+        check_cells(cells, folder, spread)
+        make_folder(folder, f"--out {folder}")
     follow = callbacks or partial(default_display, progress)
 
     def run(cells: Sequence[Cell]) -> dict[str, Summary]:
@@ -131,7 +144,7 @@ def sweep(
         return run_cells(cells, folder, kind=TRIAL, workers=spread, callbacks=follow, begin=announced, done=done)
 
     if plan.trials is None:
-        summaries = run(cells)
+        summaries = run(cells) if elsewhere is None else _run_elsewhere(cells, folder, elsewhere, done)
         results = [_trial_of(*trial, summaries) for trial in planned]
     else:
         results = [trial for method in plan.spaces for trial in _sampled_trials(plan, method, plan.trials, run)]
@@ -183,6 +196,23 @@ def _trial(
 
 
 TRIAL = CellKind(_trial, TRIAL_FILE)
+
+
+def _run_elsewhere(
+    cells: Sequence[Cell], out: Path, elsewhere: Elsewhere, done: OnCellDone | None
+) -> dict[str, Summary]:
+    """Have whole runs done elsewhere, and return of each what a trial says of itself."""
+    trials = {}
+    for cell, summary in zip(cells, run_elsewhere(cells, out, elsewhere, lambda: None).values(), strict=True):
+        silos = summary["silos"].values()
+        score = mean_ignoring_none(silo["validation"] for silo in silos)
+        if score is None:
+            raise InputError(f"{cell.folder}: no silo shares validation scores, so there is nothing to choose by")
+        lower = cell.config.validates_by_loss or any(lower_is_better(silo["metric"]) for silo in silos)
+        trials[cell.folder] = {"validation": score} | ({"lower_is_better": True} if lower else {})
+        if done is not None:
+            done(cell, trials[cell.folder])
+    return trials
 
 
 def _search_word(searched: tuple[str, Sequence[object] | str]) -> str:

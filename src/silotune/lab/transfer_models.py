@@ -90,7 +90,10 @@ def open_models(
     If a task and seed would then occur twice, the learning rate and the partition's alpha distinguish groups, too.
     """
     for folder in folders:
-        read_summary(folder)
+        if read_summary(folder).get("engine") == "flower":
+            raise InputError(
+                f"{folder}: of a federation over machines, whose rows stay there; transfer needs them here"
+            )
     backbones: dict[BackboneRequirements, Backbone] = {}
     models: list[TransferModel] = []
     for folder in folders:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,20 +58,30 @@ PREDECESSOR_TIMEOUT = 30.0
 """Seconds to wait for an earlier coordinator in the folder to end."""
 
 
-def coordinate(job: Job, link: Link) -> None:
-    """Run a job to its end and record how it goes and ends in `federation/status.json`."""
+Work = Callable[[Job, Link, Records, RunStatus], None]
+"""What a coordinator does between its start and its end."""
+
+
+def coordinate(job: Job, link: Link, work: Work | None = None) -> None:
+    """Run a job to its end and record how it goes and ends in `federation/status.json`.
+
+    Args:
+        job: the job.
+        link: to the silos.
+        work: does it; None: `run_job`.
+    """
     status_folder = Path(job.out) / FEDERATION_FOLDER
     # `flower-local` holds the run folder's lock itself; a coordinator that this one replaces may be about to end
     with nullcontext() if job.local else folder_lock(Path(job.out)), folder_lock(status_folder, PREDECESSOR_TIMEOUT):
-        _coordinate(job, link, status_folder)
+        _coordinate(job, link, status_folder, work or run_job)
 
 
-def _coordinate(job: Job, link: Link, status_folder: Path) -> None:
+def _coordinate(job: Job, link: Link, status_folder: Path, work: Work) -> None:
     status = RunStatus.begin(status_folder)
     record = Records(status_folder)
     record.append({"kind": "started", "user": current_user(), "process": os.getpid()})
     try:
-        _run(job, link, record, status)
+        work(job, link, record, status)
     except Exception as error:  # not KeyboardInterrupt: a run that is interrupted has no outcome
         status.end(error, resumable=isinstance(error, ConnectionLost))
         record.append({"kind": "ended", "reason": f"{type(error).__name__}: {error}"[:500]})
@@ -80,52 +90,87 @@ def _coordinate(job: Job, link: Link, status_folder: Path) -> None:
     record.append({"kind": "ended", "reason": "finished"})
 
 
-def _run(job: Job, link: Link, record: Records, status: RunStatus) -> None:
-    out = Path(job.out)
-    config, names = _checked(job)
-    method = make_method(config)
-    backbone = BackboneRequirements.of(config, method).load()
-    text = wire_config(config, names)
-    admission = AdmissionPolicy(Identity.of(backbone), _registry(config, out, names), record)
-    admission.registry.write(out)  # a start that nobody approved in time goes on under the same id
-    run = {"run": admission.registry.run, "config": text, "identity": admission.identity.fields()}
-    failures = _FailureLog(status.report)
-    patience = config.federation.patience
-    greeting = Frame("hello", run).encode()
-    dispatcher = SiloDispatcher(
-        link, names, greeting, admission, failures, patience, status=status, record=record.append
-    )
-    status.report(0, "waiting for silos to join", 0, len(names))
-    _wait_for_silos(dispatcher, admission, failures, config.federation)
-    registry = admission.registry
-    labeled = _labeled(job, config, bool(method.server_phases()))
-    # also of silos that have left the run: its configuration stays
-    bounded = {name: silo.rank for name, silo in registry.silos.items() if silo.rank is not None}
-    if bounded:
-        config = with_ranks(config, bounded)
+Load = Callable[[BackboneRequirements], Backbone]
+
+
+@dataclass
+class RunStart:
+    """A run whose silos are not there yet.
+
+    Args:
+        job: what is to be done.
+        config: the run's, on this machine.
+        names: the silos', in order.
+        method: the method.
+        backbone: the backbone.
+        admission: lets its silos in.
+        request: fields of every request: the run's id, the configuration and the coordinator's identity.
+    """
+
+    job: Job
+    config: Config
+    names: list[str]
+    method: Method
+    backbone: Backbone
+    admission: AdmissionPolicy
+    request: dict[str, Any]
+
+    @classmethod
+    def of(cls, job: Job, record: Records, load: Load) -> RunStart:
+        """Check a job, load its backbone, and give the run its id."""
+        config, names = _checked(job)
         method = make_method(config)
-    check_ranks(method, [*names, *registry.silos])
-    federation = _federation(config, method, backbone, {name: registry.silos[name] for name in names}, labeled)
-    admission.expect(lambda silo: federation.coordinator.expected_of(silo).shapes)
+        backbone = load(BackboneRequirements.of(config, method))
+        text = wire_config(config, names)
+        admission = AdmissionPolicy(Identity.of(backbone), _registry(config, Path(job.out), names), record)
+        admission.registry.write(Path(job.out))  # a start that nobody approved in time goes on under the same id
+        request = {"run": admission.registry.run, "config": text, "identity": admission.identity.fields()}
+        return cls(job, config, names, method, backbone, admission, request)
+
+    def federation(self) -> Federation:
+        """Build the federation of the silos that were let in, and compare the shapes of their parts."""
+        config, method, silos = self.config, self.method, self.admission.registry.silos
+        labeled = _labeled(self.job, config, bool(method.server_phases()))
+        # also of silos that have left the run: its configuration stays
+        bounded = {name: silo.rank for name, silo in silos.items() if silo.rank is not None}
+        if bounded:
+            config = with_ranks(config, bounded)
+            method = make_method(config)
+        check_ranks(method, [*self.names, *silos])
+        federation = _federation(config, method, self.backbone, {name: silos[name] for name in self.names}, labeled)
+        self.admission.expect(lambda silo: federation.coordinator.expected_of(silo).shapes)
+        return federation
+
+
+def run_job(job: Job, link: Link, record: Records, status: RunStatus, load: Load = BackboneRequirements.load) -> None:
+    """Greet the silos of one run, and train."""
+    out, start = Path(job.out), RunStart.of(job, record, load)
+    failures, admission = FailureLog(status.report), start.admission
+    greeting, options = Frame("hello", start.request), start.config.federation
+    dispatcher = greet(
+        link, greeting, start.names, admission, options, failures, status, record, {**admission.registry.silos}
+    )
+    federation = start.federation()
     link.largest_reply += federation.coordinator.uplink.expected(federation.coordinator.expected).bytes
     folder = _run_folder(out, federation)
     with closing(folder.checkpoints):
         failures.folder = folder
-        registry.write(out)
+        admission.registry.write(out)
         lines = [] if federation.privacy is None else federation.privacy.lines()
-        if config.privacy.unit is not None:
-            lines.append(_promise_of_silos(config.privacy))
+        if start.config.privacy.unit is not None:
+            lines.append(_promise_of_silos(start.config.privacy))
         if lines:
             status.promise(list(lines))
             for line in lines:
                 log_line(f"silotune coordinator: {line}", sys.stdout)
-        engine = FlowerEngine(federation, folder, dispatcher, run, admission.identity_for, job.local, status.report)
+        identity = admission.identity_for
+        engine = FlowerEngine(federation, folder, dispatcher, start.request, identity, job.local, status.report)
         engine.run()
         _finish(engine, out, job.local)
 
 
 @dataclass
-class _FailureLog:
+class FailureLog:
     """Prints silos' failures. Before there is a run folder it keeps the last of each silo, later it writes events."""
 
     progress: Progress
@@ -144,11 +189,21 @@ class _FailureLog:
             self.progress(0, event, 0, 1)
 
 
-def _wait_for_silos(
-    dispatcher: SiloDispatcher, admission: AdmissionPolicy, failures: _FailureLog, options: FederationConfig
-) -> None:
+def greet(
+    link: Link,
+    greeting: Frame,
+    names: Sequence[str],
+    admit: Callable[[Frame], None],
+    options: FederationConfig,
+    failures: FailureLog,
+    status: RunStatus,
+    record: Records,
+    known: Collection[str] = (),
+) -> SiloDispatcher:
     """Wait until all silos are admitted; for silos of an earlier start of the run, only `federation.away` seconds."""
-    known = admission.registry.silos
+    data, patience = greeting.encode(), options.patience
+    dispatcher = SiloDispatcher(link, names, data, admit, failures, patience, status=status, record=record.append)
+    status.report(0, "waiting for silos to join", 0, len(names))
     absent = dispatcher.wait_for_all(options.join, known, options.away)
     missing = [name for name in absent if name not in known]
     if missing:
@@ -157,6 +212,7 @@ def _wait_for_silos(
         raise SilotuneError(f"{late}; nothing began{reasons}")
     for name in absent:
         failures(name, f"did not join again within federation.away={options.away:g} s; the run goes on")
+    return dispatcher
 
 
 def _checked(job: Job) -> tuple[Config, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ class Job:
         silos: the silos' names; if empty, those of `federation.silos`.
         labelled: the folder of the coordinator's labeled rows.
         local: whether all silos' folders are in the run folder.
+        cells: of a plan, the names of its runs, each in a folder of `out`, with its own configuration.
     """
 
     config: str
@@ -35,12 +37,18 @@ class Job:
     silos: tuple[str, ...] = ()
     labelled: str | None = None
     local: bool = False
+    cells: tuple[str, ...] = ()
+
+    def cell(self, name: str) -> Job:
+        """Return the job of one of a plan's runs."""
+        out = Path(self.out) / name
+        return Job(str(out / FEDERATION_FOLDER / "config.yaml"), str(out), self.silos, self.labelled)
 
     @classmethod
     def read(cls, path: str | Path) -> Job:
         """Read a job from a JSON file."""
         fields = json.loads(Path(path).read_text(encoding="utf-8"))
-        return cls(**(fields | {"silos": tuple(fields["silos"])}))
+        return cls(**(fields | {name: tuple(fields.get(name, ())) for name in ("silos", "cells")}))
 
     def write(self, path: Path) -> None:
         """Write the job to a JSON file."""
@@ -58,11 +66,7 @@ def prepare(config: Config, out: Path, resume: bool) -> Path:
     Returns:
         Path of the job file.
     """
-    check_federated(config)
-    # silos have their own rows: nothing is partitioned, and there is no central test set
-    config = on_this_machine(config).model_copy(update={"partition": PartitionConfig()})
-    if not config.federation.silos:
-        raise InputError("federation.silos: name the silos that take part")
+    config = _federated(config)
     refused_before = RunFolder.nothing_began(out)  # such a start leaves only its files for the coordinator
     if not resume and not refused_before:
         require_unused(out, "--out", OR_RESUME)
@@ -74,3 +78,38 @@ def prepare(config: Config, out: Path, resume: bool) -> Path:
         write_text(status_folder / "config.yaml", dump(config))
         Job(str(status_folder / "config.yaml"), str(out)).write(status_folder / "job.json")
     return status_folder / "job.json"
+
+
+def prepare_plan(cells: Mapping[str, Config], out: Path) -> Path:
+    """Prepare a folder for several runs that silos approve as one; nothing is written if one cannot be federated.
+
+    Args:
+        cells: name of each run, and of its folder in `out` → its configuration.
+        out: the folder, new or of the same plan.
+
+    Returns:
+        Path of the job file.
+    """
+    silos = {name: sorted(_federated(config).federation.silos) for name, config in cells.items()}
+    other = next((name for name in silos if silos[name] != silos[next(iter(silos))]), None)
+    if other is not None:
+        raise InputError(f"{other}: federation.silos: all runs of a plan have the same silos")
+    status_folder = out / FEDERATION_FOLDER
+    file = status_folder / "job.json"
+    if file.exists() and Job.read(file).cells != tuple(cells):
+        raise InputError(f"--resume: {out} was made for other runs; choose another folder")
+    for name, config in cells.items():
+        prepare(config, out / name, (out / name).exists())
+    with folder_lock(out), folder_lock(status_folder):
+        RunRegistry.open(out).write(out)
+        RunStatus.begin(status_folder, "submitted")
+        Job("", str(out), cells=tuple(cells)).write(file)
+    return file
+
+
+def _federated(config: Config) -> Config:
+    """Return a run's configuration on this machine; silos have their own rows: nothing is partitioned."""
+    check_federated(config)
+    if not config.federation.silos:
+        raise InputError("federation.silos: name the silos that take part")
+    return on_this_machine(config).model_copy(update={"partition": PartitionConfig()})

@@ -1,7 +1,8 @@
 """The operator's decisions on runs: one that was not seen before waits until it is approved.
 
 A decision belongs to a run's id and to the digest of its resolved configuration: the same name with another
-configuration is another run, and waits anew.
+configuration is another run, and waits anew. A plan is a list of runs with one digest; a decision on it is one on each
+of its runs, and on nothing else.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ State = Literal["pending", "approved", "rejected"]
 
 MOST_WAITING = 10
 """Runs that may wait for approval at once: each is kept on disk, and a person reads them."""
+
+PLAN = "plan"
+"""Key of a plan's configuration, beside which it has no other: the id and configuration of each of its runs."""
 
 _TABLE = """CREATE TABLE IF NOT EXISTS approvals (name TEXT PRIMARY KEY, run TEXT, digest TEXT, state TEXT, seen TEXT,
     decided TEXT, configuration TEXT, description TEXT)"""
@@ -69,20 +73,19 @@ class Approvals:
     def __init__(self, folder: Path) -> None:
         self._records = Records(folder, _TABLE)
 
-    def require(self, silo: str, run: str, config: Config, describe: Callable[[], list[str]]) -> None:
+    def require(self, silo: str, run: str, configuration: Mapping[str, Any], describe: Callable[[], list[str]]) -> None:
         """Require that the operator approved a run; record one that was not seen before.
 
         Args:
             silo: the silo's name, for messages.
             run: the run's id.
-            config: the run's, as it was sent.
+            configuration: `approved_part` of the run's as it was sent, or what a plan has in its place.
             describe: returns lines about the run for the operator.
 
         Raises:
             WaitsForApproval: the operator has not decided.
             HandshakeRefused: the operator rejected the run, or too many runs wait.
         """
-        configuration = approved_part(config)
         digest = configuration_digest(configuration)
         known = self.find(run, digest)
         if known is None:
@@ -114,7 +117,7 @@ class Approvals:
         self, run: str, digest: str, configuration: Mapping[str, Any], describe: Callable[[], list[str]]
     ) -> WaitingRun:
         """Record a run that waits for its operator."""
-        name = f"{run}-{digest[:12]}"
+        name = _name(run, digest)
         if self._read("WHERE name = ?", name):
             raise InputError(f"approvals: another configuration is named {name}; change the run's description")
         found = WaitingRun(name, run, digest, "pending", utc_now(), "", configuration, tuple(describe()))
@@ -140,6 +143,10 @@ class Approvals:
         with self._records.transaction():
             decided = replace(self.named(name), state=state, decided=utc_now())
             self._write(decided)
+            for run, configuration in decided.configuration.get(PLAN, ()):
+                digest = configuration_digest(configuration)
+                part = replace(decided, run=run, digest=digest, name=_name(run, digest), configuration=configuration)
+                self._write(replace(part, description=(f"of the plan {decided.name}",)))
             return decided
 
     def named(self, name: str) -> WaitingRun:
@@ -154,7 +161,8 @@ class Approvals:
 
     def last_approved(self, before: WaitingRun) -> WaitingRun | None:
         """Return the run that was approved last, other than this one."""
-        approved = [each for each in self.all() if each.state == "approved" and each.name != before.name]
+        others = [each for each in self.all() if each.name != before.name and PLAN not in each.configuration]
+        approved = [each for each in others if each.state == "approved"]
         return max(approved, key=lambda run: run.decided, default=None)
 
     def _read(self, which: str, *values: object) -> list[WaitingRun]:
@@ -169,6 +177,10 @@ class Approvals:
         texts = json.dumps(run.configuration), json.dumps(run.description)
         with self._records.transaction() as connection:
             connection.execute("INSERT OR REPLACE INTO approvals VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*values, *texts))
+
+
+def _name(run: str, digest: str) -> str:
+    return f"{run}-{digest[:12]}"
 
 
 def approved_part(config: Config) -> dict[str, Any]:

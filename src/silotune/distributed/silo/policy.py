@@ -92,12 +92,16 @@ class Policy:
         if not (0 if request.kind == "score" else 1) <= request.round <= rounds:
             number = str(request.round)[:20]
             raise PolicyRefused(f"silo {self.silo!r}: {POLICY_REFUSES} round {number}; the run has {rounds}")
-        self._at_most("requests in all", requests + 1, limits.requests_in_all, "requests_in_all")
+        self.check_total(requests + 1, numbers + request.numbers, backbone)
         if request.kind != "score":
             what, most = f"requests for round {request.round}", limits.requests_per_round
             self._at_most(what, again + 1, most, "requests_per_round")
-        in_all = _most(limits.numbers_in_all, backbone)
-        self._at_most("numbers in all updates", numbers + request.numbers, in_all, "numbers_in_all")
+
+    def check_total(self, requests: int, numbers: int, backbone: int) -> None:
+        """Refuse more requests, or more numbers in all updates, than all runs together may have."""
+        self._at_most("requests in all", requests, self.limits.requests_in_all, "requests_in_all")
+        in_all = _most(self.limits.numbers_in_all, backbone)
+        self._at_most("numbers in all updates", numbers, in_all, "numbers_in_all")
 
     def check_disk(self, used: int, more: int) -> None:
         """Refuse to write more bytes than `policy.disk_mib` leaves."""

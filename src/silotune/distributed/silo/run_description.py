@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from silotune.communication.privacy.budget import DELTA
 from silotune.config.trees import flat
+from silotune.distributed.silo.approvals import PLAN
 from silotune.distributed.silo.silo_config import SiloSettings
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _changed_keys(config: Config) -> list[str]:
     federation = config.federation.model_dump(mode="json")
     defaults = dict(flat(type(config).model_validate({"federation": federation}).model_dump(mode="json")))
     given = dict(flat(config.model_dump(mode="json")))
-    changed = [f"  {key} = {_shown(given, key)}" for key in given if key not in defaults or defaults[key] != given[key]]
+    changed = [f"  {key} = {shown(given, key)}" for key in given if key not in defaults or defaults[key] != given[key]]
     return ["keys off their defaults:", *changed] if changed else ["keys off their defaults: none"]
 
 
@@ -134,13 +135,16 @@ def changes(run: WaitingRun, earlier: WaitingRun | None) -> Iterator[str]:
     if earlier is None:
         yield "no run was approved before"
         return
+    if PLAN in run.configuration:  # it lists the keys in which its runs differ
+        return
     before, now = dict(flat(earlier.configuration)), dict(flat(run.configuration))
     differing = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
     yield f"against the last approved run ({earlier.name}): {len(differing) or 'no'} keys changed"
     for key in differing:
-        yield f"  {key}: {_shown(before, key)} → {_shown(now, key)}"
+        yield f"  {key}: {shown(before, key)} → {shown(now, key)}"
 
 
-def _shown(values: Mapping[str, Any], key: str) -> str:
+def shown(values: Mapping[str, Any], key: str) -> str:
+    """Return a key's value for the operator, shortened."""
     text = repr(values[key]) if key in values else "unset"
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}… ({len(text):,} characters)"

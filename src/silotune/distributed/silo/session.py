@@ -34,8 +34,9 @@ from silotune.distributed.protocol.frames import (
     require_fields,
 )
 from silotune.distributed.protocol.handshake import Identity, check_identity, check_protocol, protocol_of
-from silotune.distributed.silo.approvals import Approvals, WaitsForApproval
+from silotune.distributed.silo.approvals import Approvals, WaitsForApproval, approved_part
 from silotune.distributed.silo.local_work import LocalWork
+from silotune.distributed.silo.plan import PlannedRun, describe_plan, plan_configuration, read_plan
 from silotune.distributed.silo.reasons import phrase
 from silotune.distributed.silo.run_description import describe, describe_unfit
 from silotune.distributed.silo.secret import derived_from_secret
@@ -77,6 +78,8 @@ class Session:
         self._compared: tuple[str, object] | None = None
         """The last configuration and identity of a coordinator that were compared with this silo's."""
         self._last_hello: _Hello | None = None
+        self._last_plan: tuple[object, list[PlannedRun]] | None = None
+        """The last plan that was checked, as it was sent, and what its runs came to."""
 
     def warm(self) -> None:
         """Load backbone and rows for the agreed configuration, before the first request."""
@@ -148,6 +151,8 @@ class Session:
         return known.reply
 
     def _answer(self, request: Frame) -> Answer:
+        if request.kind == "plan":
+            return Answer(self._planned(request))
         run, text, identity = require_fields(request.fields, "run", "config", "identity")
         coordinators = None if (text, identity) == self._compared else self._read_identity(identity)
         self._setup.guard.begin()
@@ -212,7 +217,40 @@ class Session:
     def _require_approval(self, run: str, config: Config, described: Callable[[], list[str]]) -> None:
         check_run_id(run)
         if self._asks_operator:
-            self._approvals.require(self.settings.name, run, config, described)
+            self._approvals.require(self.settings.name, run, approved_part(config), described)
+
+    def _planned(self, request: Frame) -> Frame:
+        """Say hello for every run of a plan, once all of them are checked over this silo's rows and approved."""
+        plan, cells = require_fields(request.fields, "run", "cells")
+        check_run_id(str(plan))
+        if self._last_plan is None or self._last_plan[0] != cells:
+            self._setup.guard.begin()
+            self._last_plan = cells, [self._planned_run(*cell) for cell in read_plan(cells)]
+        runs = self._last_plan[1]
+        self.store.require_total(
+            {run.run for run in runs},
+            numbers=sum(run.numbers for run in runs),
+            requests=sum(run.config.rounds + 1 for run in runs),
+            backbone=min((run.parameters for run in runs if run.unfit is None), default=0),
+        )
+        if self._asks_operator:
+            configuration = plan_configuration(runs)
+            self._approvals.require(self.settings.name, str(plan), configuration, partial(describe_plan, runs))
+        for run in runs:
+            if run.unfit is not None:
+                raise type(run.unfit)(f"{run.name}: {run.unfit}")
+        # here, before the first of its runs begins, a plan's total ε could be reserved
+        return Frame("planned", {"silo": self.settings.name, "hellos": [run.hello for run in runs]})
+
+    def _planned_run(self, name: str, run: str, text: str, identity: object) -> PlannedRun:
+        """Check one run of a plan."""
+        try:
+            prepared = self._setup.prepare(str(text), self._read_identity(identity))
+        except DoesNotFit as error:
+            return PlannedRun.that_does_not_fit(str(name), run, error)
+        except SilotuneError as error:
+            raise type(error)(f"{name!s:.80}: {error}") from error
+        return PlannedRun.of(str(name), run, prepared, self.settings, self._hello(prepared).fields)
 
     @property
     def _asks_operator(self) -> bool:

@@ -226,6 +226,21 @@ class SiloStore:
             if self.rows_used(request.run, row_use[0])[-1:] != [row_use[1]]:
                 connection.execute("INSERT INTO row_use VALUES (?, ?, ?)", (request.run, *row_use))
 
+    def require_total(self, runs: Collection[str], numbers: int, requests: int, backbone: int) -> None:
+        """Refuse runs that together, with all others before them, would exceed the caps on amounts.
+
+        Args:
+            runs: their ids.
+            numbers: how many leave in them.
+            requests: how often they ask.
+            backbone: parameters of the backbone, for caps that are a share of it.
+        """
+        if self._policy is not None:
+            query = "SELECT run, COUNT(*), COALESCE(SUM(numbers), 0) FROM requests GROUP BY run"
+            others = [row for row in self.records.rows(query) if row[0] not in runs]
+            before = sum(row[1] for row in others), sum(row[2] for row in others)
+            self._policy.check_total(before[0] + requests, before[1] + numbers, backbone)
+
     def _tally(self, request: Request) -> tuple[int, int, int]:
         """Return how many requests, requests for the same round, and numbers there were before."""
         same = "SELECT COUNT(*) FROM requests WHERE run = ? AND kind = ? AND round = ?"

@@ -12,7 +12,15 @@ import typer
 
 from silotune.cli.completion import complete_source
 from silotune.cli.console import JsonOption, LogFile, Quiet, Verbose, console, output_folder, say, say_aside
-from silotune.cli.workers import IN_PROCESS, AddressOption, EngineOption, WorkersOption, workers_of
+from silotune.cli.workers import (
+    IN_PROCESS,
+    AddressOption,
+    EngineOption,
+    FederationOption,
+    WorkersOption,
+    elsewhere_of,
+    workers_of,
+)
 from silotune.errors import InputError, unknown_name_error
 
 if TYPE_CHECKING:
@@ -40,6 +48,7 @@ def compare(
     engine: EngineOption = IN_PROCESS,
     workers: WorkersOption = None,
     address: AddressOption = None,
+    federation: FederationOption = None,
     ablation: Annotated[bool, typer.Option("--ablation", help="Also the ablations of the method's paper.")] = False,
     variant: Annotated[
         list[str] | None, typer.Option(help="In place of the file's variants: 'name: key=value …'; repeatable.")
@@ -96,6 +105,7 @@ def compare(
             begin=count.begin,
             done=done,
             announce=tell,
+            elsewhere=elsewhere_of(federation, folder, tell),
         )
     if as_json:
         typer.echo(json.dumps(finished.as_json(), indent=1))

@@ -11,7 +11,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from silotune.cli.console import LogFile, Quiet, Source, Verbose, console, output_folder, say
-from silotune.cli.workers import IN_PROCESS, AddressOption, EngineOption, WorkersOption, workers_of
+from silotune.cli.workers import (
+    IN_PROCESS,
+    AddressOption,
+    EngineOption,
+    FederationOption,
+    WorkersOption,
+    elsewhere_of,
+    workers_of,
+)
 
 if TYPE_CHECKING:
     from silotune.lab.comparison import Cell
@@ -39,6 +47,7 @@ def sweep(
     engine: EngineOption = IN_PROCESS,
     workers: WorkersOption = None,
     address: AddressOption = None,
+    federation: FederationOption = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     log_file: LogFile = None,
@@ -66,6 +75,7 @@ def sweep(
             callbacks=followers,
             begin=count.begin,
             done=done,
+            elsewhere=elsewhere_of(federation, folder, say),
         )
     console.print(_trials_table(finished.plan, finished.trials))
     say(

@@ -1,0 +1,93 @@
+"""A coordinator's plan: several runs that silos check and approve as one, and that then follow one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from silotune.core.locking import folder_lock
+from silotune.core.records import Records
+from silotune.distributed.coordinator.coordinate import FailureLog, RunStart, greet, run_job
+from silotune.distributed.coordinator.job import Job
+from silotune.distributed.coordinator.run_registry import RunRegistry
+from silotune.distributed.coordinator.run_status import RunStatus
+from silotune.distributed.flower.link import ConnectionLost, Link
+from silotune.distributed.protocol.frames import Frame
+from silotune.distributed.protocol.handshake import Hello
+from silotune.errors import InputError, SilotuneError
+from silotune.models.backbone.backbone import Backbone
+from silotune.runs.build.model import BackboneRequirements
+
+
+def run_plan(job: Job, link: Link, record: Records, status: RunStatus) -> None:
+    """Have all runs of a plan checked and approved, and run those that are not finished.
+
+    Raises:
+        SilotuneError: some runs failed; the others are finished.
+    """
+    backbones = _LastBackbone()
+    _approve(job, link, record, status, backbones)
+    failed: dict[str, str] = {}
+    for name in job.cells:
+        cell = job.cell(name)
+        if (Path(cell.out) / "summary.json").exists():
+            continue
+        try:
+            with folder_lock(Path(cell.out)):
+                run_job(cell, link, record, status, backbones)
+        except ConnectionLost:
+            raise
+        except SilotuneError as error:
+            failed[name] = str(error)
+    if failed:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+        raise SilotuneError(f"{len(failed)} of {len(job.cells)} runs failed, the others are finished: {reasons}")
+
+
+def _approve(job: Job, link: Link, record: Records, status: RunStatus, load: _LastBackbone) -> None:
+    """Ask all silos for one approval of all runs; then build each run over what they said, before the first trains."""
+    starts: dict[str, RunStart] = {}
+    for name in job.cells:
+        with _named(name):
+            starts[name] = RunStart.of(job.cell(name), record, load)
+    first = next(iter(starts.values()))
+    plan = RunRegistry.open(Path(job.out)).run
+    cells = [{"name": name, **start.request} for name, start in starts.items()]
+
+    def admit(frame: Frame) -> None:
+        hellos = frame.fields.get("hellos")
+        if frame.kind != "planned" or not isinstance(hellos, list) or len(hellos) != len(starts):
+            Hello.read(Frame("refused", frame.fields))  # raises the silo's own reason
+        for (name, start), fields in zip(starts.items(), frame.fields["hellos"], strict=True):
+            said = fields if isinstance(fields, dict) else {}
+            with _named(name):
+                start.admission(Frame("hello", said | {"silo": frame.fields.get("silo")}))
+
+    greeting = Frame("plan", {"run": plan, "cells": cells})
+    greet(link, greeting, first.names, admit, first.config.federation, FailureLog(status.report), status, record)
+    for name, start in starts.items():
+        with _named(name):
+            start.federation()
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Begin what is refused inside with a run's name."""
+    try:
+        yield
+    except InputError as error:
+        raise type(error)(f"{name}: {error}") from error
+
+
+class _LastBackbone:
+    """Loads backbones, and keeps the last for a run that needs the same."""
+
+    def __init__(self) -> None:
+        self._last: tuple[BackboneRequirements, Backbone] | None = None
+
+    def __call__(self, needs: BackboneRequirements) -> Backbone:
+        if self._last is None or self._last[0] != needs:
+            self._last = None
+            self._last = needs, needs.load(on_use=True)
+        return self._last[1]

@@ -1,0 +1,147 @@
+"""Several runs over a federation as one plan: checked before the first trains, approved once, bounded in all."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+from silotune.config import dump
+from silotune.distributed.protocol.frames import Frame, decode
+from silotune.distributed.silo.approvals import Approvals
+from silotune.lab import compare
+from silotune.lab.report.entries import read_entries
+from tests.support.malicious import ALLOWED
+
+PLAN = "f" * 16
+
+
+@pytest.fixture
+def up(federation, tmp_path):
+    """`federation` with its file, while `up` works and alpha's operator approves what waits."""
+    file = tmp_path / "coordinator.yaml"
+    file.write_text(yaml.safe_dump({"folder": str(tmp_path / "coordinator"), "insecure": True}))
+    done = threading.Event()
+
+    def work() -> None:
+        while not done.is_set():
+            for run in federation.queue.runs():
+                federation.decide("approved", Path(run.out))
+            federation.now += 5
+            federation.scheduler.tick()
+            done.wait(0.3)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield federation, file
+    done.set()
+    thread.join()
+
+
+def test_a_comparison_and_a_grid_over_a_federation_have_the_tables_of_one_process(up, tmp_path, silotune, monkeypatch):
+    monkeypatch.setattr(compare, "write_report", lambda results, path: path)  # its figures take seconds
+    federation, file = up
+    settings = tmp_path / "run.yaml"
+    settings.write_text(dump(federation.config))
+    words = ("compare", settings, "methods=fedmcp,fedavg", "data.seed=1", "threads=1")
+    over = silotune(*words, "--out", tmp_path / "over", "--federation", file)
+    assert over.code == 0, over.err
+    here = silotune(*words, "--out", tmp_path / "here")
+    assert here.code == 0, here.err
+    tables = [(tmp_path / out / "table.csv").read_text() for out in ("over", "here")]
+    assert tables[0] == tables[1]
+    assert [entry.label for entry in read_entries([tmp_path / "over"])] == ["fedmcp", "fedavg"]
+    alpha = Approvals(Path(federation.locals["alpha"].folder)).all()
+    assert [run.state for run in alpha] == ["approved"] * 3
+    assert len({run.decided for run in alpha}) == 1  # one decision
+    (plan,) = (run for run in alpha if "plan of 2 runs" in run.description[0])
+    said = "\n".join(plan.description)
+    sent = sum(
+        json.loads((run / "summary.json").read_text())["sent_parameters"] for run in (tmp_path / "over").glob("fed*-1")
+    )
+    assert f"leaves in all: {sent:,} numbers in 2 rounds" in said
+    assert "run fedavg-1: method.name = 'fedavg'" in said
+    again = silotune(*words, "--out", tmp_path / "over", "--federation", file, "--resume")
+    assert (again.code, federation.queue.run(1).submissions) == (0, 1), again.err  # nothing is run twice
+
+    words = ("sweep", settings, "train.lr=1e-3,1e-2", "data.seed=1", "threads=1")
+    for out, more in (("swept", ("--federation", file)), ("swept-here", ())):
+        swept = silotune(*words, "--out", tmp_path / out, *more)
+        assert swept.code == 0, swept.err
+    tables = [(tmp_path / out / "sweep.csv").read_text().splitlines() for out in ("swept", "swept-here")]
+    assert [line.rpartition(",")[0] for line in tables[0]] == [line.rpartition(",")[0] for line in tables[1]]
+    failed = silotune(
+        "transfer", *(tmp_path / "over" / f"{name}-1" for name in ("fedmcp", "fedavg")), "--out", tmp_path / "t"
+    )
+    assert (failed.code, "whose rows stay there" in failed.err) == (2, True)
+
+
+def test_what_nobody_knows_beforehand_or_cannot_run_is_refused_before_anything_is_asked(federation, tmp_path, silotune):
+    file, settings = tmp_path / "coordinator.yaml", tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({"folder": str(tmp_path / "coordinator"), "insecure": True}))
+    settings.write_text(dump(federation.config))
+    for words, said in (
+        (("sweep", settings, "train.lr=1e-4..1e-2:log", "--trials", 3), "nobody knows a sampler's trials beforehand"),
+        (("compare", settings, "methods=fedavg,centralized"), "method=centralised: trains in one place"),
+    ):
+        refused = silotune(*words, "--out", tmp_path / "out", "--federation", file)
+        assert (refused.code, len(refused.err.splitlines()), said in refused.err) == (2, 1, True), refused.err
+        assert not (tmp_path / "out").exists()
+    assert federation.queue.runs() == []
+
+
+def planned(coordinator, *changes, plan=PLAN):
+    """Ask the silo for a plan of runs, whose configurations have these changes, and return its reply."""
+    cells = []
+    for number, change in enumerate(changes):
+        coordinator.configure(**change)
+        identity = coordinator.identity.fields()
+        cells.append({"name": f"n{number}", "run": f"{number:016x}", "config": coordinator.text, "identity": identity})
+    return decode(coordinator.session.answer(Frame("plan", {"run": plan, "cells": cells}).encode()))
+
+
+SEEDS = ({"seed": 1}, {"seed": 2})
+
+
+def test_one_approval_holds_for_the_runs_of_the_plan_and_for_nothing_else(attack):
+    coordinator = attack(ALLOWED, approval="ask")
+    reply = planned(coordinator, *SEEDS)
+    assert (reply.kind, reply.fields.keys()) == ("waiting", {"silo", "reason"})
+    decisions = Approvals(coordinator.session.store.folder)
+    (waiting,) = decisions.all()
+    assert waiting.description[0] == "plan of 2 runs, one approval for all: n0, n1"
+    assert "run n1: seed = 2" in waiting.description
+    decisions.decide(waiting.name, "approved")
+    assert len(planned(coordinator, *SEEDS).fields["hellos"]) == 2
+
+    def kind(run, **changes):
+        coordinator.run = run
+        coordinator.configure(**changes)
+        return coordinator.ask("round").kind
+
+    own = [f"{number:016x}" for number in range(3)]
+    assert [kind(own[0], seed=1), kind(own[1], seed=2)] == ["answer", "answer"]
+    assert [kind(own[0], seed=2), kind(own[2], seed=1), kind(own[0], seed=1, rounds=4)] == ["waiting"] * 3
+    for plan in (SEEDS[::-1], (*SEEDS, {"seed": 3})):
+        assert planned(coordinator, *plan).kind == "waiting"
+    decisions.decide(waiting.name, "rejected")
+    assert kind(own[1], seed=2) == "refused"
+
+
+@pytest.mark.parametrize(
+    ("limits", "changes", "said"),
+    [
+        ({"numbers_in_all": 2000}, SEEDS, "2,328 numbers in all updates; at most 2,000"),
+        ({"requests_in_all": 7}, SEEDS, "8 requests in all; at most 7"),
+        ({"rounds": 3}, ({}, {"rounds": 4}), "n1: silo 'alpha': its policy refuses 4 rounds"),
+        ({}, ({}, {"train__steps": 1}), "n1: silo 'alpha': its policy refuses an update of so few steps"),
+    ],
+)
+def test_caps_hold_for_the_total_and_every_run_is_checked_before_the_first(attack, limits, changes, said):
+    coordinator = attack(ALLOWED, policy=limits)
+    reply = planned(coordinator, *changes)
+    assert said in reply.fields["reason"]
+    assert coordinator.session.store.last_run() == ("", 0)
