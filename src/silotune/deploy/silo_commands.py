@@ -137,11 +137,14 @@ def approve(run: RunName, config: SiloFile = None) -> None:
 @silo.command()
 def reject(run: RunName, config: SiloFile = None) -> None:
     """Keep this silo out of a run; one that was approved gets no further answer."""
+    from silotune.distributed.silo.approvals import PLAN
     from silotune.distributed.silo.silo_config import read_silo_settings
     from silotune.distributed.silo.store import SiloStore
 
     decided = _decide(run, config, "rejected")
-    SiloStore(Path(read_silo_settings(usual_file(config)).folder)).ledger.close(decided.run)
+    ledger = SiloStore(Path(read_silo_settings(usual_file(config)).folder)).ledger
+    for name in (decided.run, *(run for run, _ in decided.configuration.get(PLAN, ()))):
+        ledger.close(name)
 
 
 @silo.command()

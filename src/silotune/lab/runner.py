@@ -139,8 +139,9 @@ def run_elsewhere(
     """
     elsewhere({cell.folder: cell.config for cell in cells}, begun)
     summaries = {cell.folder: RUN.read(out / cell.folder) for cell in cells}
-    for cell in cells if done is not None else ():
-        done(cell, summaries[cell.folder])
+    if done is not None:
+        for cell in cells:
+            done(cell, summaries[cell.folder])
     return summaries
 
 

@@ -11,10 +11,10 @@ from silotune.config import Config
 from silotune.config.trees import flat
 from silotune.distributed.protocol.frames import ProtocolError, check_run_id, require_fields
 from silotune.distributed.silo.approvals import PLAN, approved_part
-from silotune.distributed.silo.run_description import describe, describe_unfit, shown
+from silotune.distributed.silo.run_description import describe_unfit, shown
 from silotune.distributed.silo.setup import DoesNotFit, Prepared
-from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import SilotuneError
+from silotune.training.row_privacy import RowPlan
 
 MOST_RUNS = 100
 """Runs of a plan: each is prepared before the operator is asked, who reads about all of them."""
@@ -32,6 +32,7 @@ class PlannedRun:
         numbers: how many leave in it.
         parameters: of its backbone.
         hello: fields of this silo's answer to its greeting.
+        noise: digest of the configuration, and the noise on rows that meets its own target; None without.
         unfit: why it cannot take place here, for the coordinator once the plan is approved.
     """
 
@@ -42,14 +43,15 @@ class PlannedRun:
     numbers: int = 0
     parameters: int = 0
     hello: dict[str, Any] | None = None
+    noise: tuple[str, RowPlan] | None = None
     unfit: SilotuneError | None = None
 
     @classmethod
-    def of(cls, name: str, run: str, prepared: Prepared, settings: SiloSettings, hello: dict[str, Any]) -> PlannedRun:
+    def of(cls, name: str, run: str, prepared: Prepared, description: list[str], hello: dict[str, Any]) -> PlannedRun:
         """Return a run that can take place here."""
-        config, federation = prepared.config, prepared.federation
-        numbers = config.rounds * sum(map(math.prod, federation.coordinator.expected.shapes.values()))
-        return cls(name, run, config, describe(config, federation, settings), numbers, prepared.parameters, hello)
+        config, noise = prepared.config, None if prepared.row_plan is None else (prepared.digest, prepared.row_plan)
+        numbers = config.rounds * sum(map(math.prod, prepared.federation.coordinator.expected.shapes.values()))
+        return cls(name, run, config, description, numbers, prepared.parameters, hello, noise)
 
     @classmethod
     def that_does_not_fit(cls, name: str, run: str, error: DoesNotFit) -> PlannedRun:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -227,6 +227,7 @@ class Session:
             self._setup.guard.begin()
             self._last_plan = cells, [self._planned_run(*cell) for cell in read_plan(cells)]
         runs = self._last_plan[1]
+        self._quiet = any(run.config.privacy.unit is not None for run in runs)
         self.store.require_total(
             {run.run for run in runs},
             numbers=sum(run.numbers for run in runs),
@@ -239,7 +240,7 @@ class Session:
         for run in runs:
             if run.unfit is not None:
                 raise type(run.unfit)(f"{run.name}: {run.unfit}")
-        # here, before the first of its runs begins, a plan's total ε could be reserved
+        self._reserve(runs)
         return Frame("planned", {"silo": self.settings.name, "hellos": [run.hello for run in runs]})
 
     def _planned_run(self, name: str, run: str, text: str, identity: object) -> PlannedRun:
@@ -250,7 +251,18 @@ class Session:
             return PlannedRun.that_does_not_fit(str(name), run, error)
         except SilotuneError as error:
             raise type(error)(f"{name!s:.80}: {error}") from error
-        return PlannedRun.of(str(name), run, prepared, self.settings, self._hello(prepared).fields)
+        description = self._described(run, prepared)
+        return PlannedRun.of(str(name), run, prepared, description, self._hello(prepared).fields)
+
+    def _reserve(self, runs: Sequence[PlannedRun]) -> None:
+        """Set the ε of all runs of a plan aside, or of none, where rows have noise."""
+        try:
+            with self.store.records.transaction():
+                for run in runs:
+                    if run.noise is not None:
+                        self.store.ledger.plan(run.run, *run.noise, reserve=True)
+        except InputError as error:
+            raise HandshakeRefused(f"silo {self.settings.name!r}: {error}") from error
 
     @property
     def _asks_operator(self) -> bool:
