@@ -86,6 +86,7 @@ def test_what_nobody_knows_beforehand_or_cannot_run_is_refused_before_anything_i
     for words, said in (
         (("sweep", settings, "train.lr=1e-4..1e-2:log", "--trials", 3), "nobody knows a sampler's trials beforehand"),
         (("compare", settings, "methods=fedavg,centralized"), "method=centralised: trains in one place"),
+        (("compare", settings, "methods=fedavg", "--workers", 2), "excludes --engine, --workers and --address"),
     ):
         refused = silotune(*words, "--out", tmp_path / "out", "--federation", file)
         assert (refused.code, len(refused.err.splitlines()), said in refused.err) == (2, 1, True), refused.err

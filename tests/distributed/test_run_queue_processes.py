@@ -79,9 +79,7 @@ def test_three_runs_a_killed_superlink_and_a_stop(deployed, tiny_config, tmp_pat
 
 
 @pytest.mark.long
-def test_a_run_waits_for_an_operator_while_others_pass_and_a_comparison_is_approved(
-    deployed, tiny_config, tmp_path
-):
+def test_a_run_waits_for_an_operator_while_others_pass_and_a_comparison_is_approved(deployed, tiny_config, tmp_path):
     config = tiny_config("fedmcp", "rounds=1", "train.steps=2", "federation.silos=[alpha,beta,gamma]", "data.seed=1")
     files = plain(deployed, config)
     files["alpha"].write_text(files["alpha"].read_text().replace("approval: policy", "approval: ask"))

@@ -37,7 +37,9 @@ class QueuedFederation:
     def __init__(self, config: Config, folder: Path) -> None:
         self.settings = CoordinatorSettings(folder=str(folder / "coordinator"), insecure=True)
         self.queue, self.now = RunQueue(self.settings.folder), 0.0
-        self.locals = local_configs(config, folder / "silos", policy={"row_order": "seed"}, approval="ask")
+        self.locals = local_configs(
+            config, folder / "silos", policy={"preset": "trusting", "row_order": "seed"}, approval="ask"
+        )
         self.config = config.model_copy(
             update={"federation": config.federation.model_copy(update={"silos": [*self.locals]})}
         )

@@ -55,9 +55,15 @@ plan_runners: list[RunPlan] = []
 """`silotune.deploy` adds its own with its commands."""
 
 
-def elsewhere_of(federation: Path | None, out: Path, tell: Callable[[str], None]) -> partial[None] | None:
+def elsewhere_of(
+    federation: Path | None, workers: Workers, out: Path, tell: Callable[[str], None]
+) -> partial[None] | None:
     """Return what runs a command's cells over the federation that it names; None: it names none."""
-    return None if federation is None else partial(plan_runners[0], federation, out.resolve(), tell)
+    if federation is None:
+        return None
+    if not workers.here:
+        raise InputError("--federation: excludes --engine, --workers and --address; silos have machines of their own")
+    return partial(plan_runners[0], federation, out.resolve(), tell)
 
 
 def workers_of(

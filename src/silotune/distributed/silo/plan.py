@@ -69,7 +69,7 @@ def read_plan(cells: object) -> list[list[Any]]:
         raise ProtocolError(f"a plan must be a list of at most {MOST_RUNS} runs")
     runs = [require_fields(cell, "name", "run", "config", "identity") for cell in cells]
     for _, run, *_ in runs:
-        check_run_id(str(run))
+        check_run_id(run if isinstance(run, str) else "")
     if len({run for _, run, *_ in runs}) < len(runs):
         raise ProtocolError("a plan that names a run twice")
     return runs

@@ -105,7 +105,7 @@ def compare(
             begin=count.begin,
             done=done,
             announce=tell,
-            elsewhere=elsewhere_of(federation, folder, tell),
+            elsewhere=elsewhere_of(federation, where, folder, tell),
         )
     if as_json:
         typer.echo(json.dumps(finished.as_json(), indent=1))

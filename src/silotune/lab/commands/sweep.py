@@ -75,7 +75,7 @@ def sweep(
             callbacks=followers,
             begin=count.begin,
             done=done,
-            elsewhere=elsewhere_of(federation, folder, say),
+            elsewhere=elsewhere_of(federation, where, folder, say),
         )
     console.print(_trials_table(finished.plan, finished.trials))
     say(
