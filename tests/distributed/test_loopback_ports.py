@@ -13,7 +13,7 @@ import pytest
 
 from tests.distributed.test_from_nothing import IP, may_have_namespaces
 
-PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "deployment-reference.md").read_text(encoding="utf-8")
 NFT = shutil.which("nft") or shutil.which("nft", path="/usr/sbin:/sbin")
 PORTS = (8443, 9094)
 OTHER = 12345

@@ -38,8 +38,8 @@ OUTSIDE = {"standalone.py"}
 
 
 def exists(path: str) -> bool:
-    """Whether a path, or something that its `*` stands for, is in the repository or in the package."""
-    return any(any(folder.glob(path.rstrip("/"))) for folder in (ROOT, PACKAGE))
+    """Whether a path, or something that its `*` stands for, is in the repository, the package or the tests."""
+    return any(any(folder.glob(path.rstrip("/"))) for folder in (ROOT, PACKAGE, ROOT / "tests"))
 
 
 @cache
