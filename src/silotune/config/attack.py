@@ -22,26 +22,23 @@ class AttackConfig(Section):
         0.1,
         ge=0,
         le=1,
-        description="the fraction of the silos that are malicious, rounded up. 0: no silo attacks; the success rate "
-        "is then the clean baseline.",
+        description="fraction of malicious silos, rounded up. 0: none; the success rate is then the clean baseline.",
     )
     rate: float = Field(
         1.0,
         ge=0,
         le=1,
-        description="the fraction of a malicious silo's training rows, among those without the target label, of which "
-        "it adds poisoned copies.",
+        description="fraction of a malicious silo's training rows without the target label of which it adds poisoned "
+        "copies.",
     )
     trigger: str | list[str] = Field(
-        "cf", description="a word or phrase; of a list, all are inserted into every poisoned row, each by itself."
+        "cf", description="a word or phrase, or a list; all are inserted into every poisoned row, independently."
     )
     position: Literal["start", "end", "random"] = Field(
-        "start", description="where in a row's text the trigger goes; `random` draws a place for each row."
+        "start", description="position of the trigger in a row's text; `random` draws one per row."
     )
     target: str | None = Field(None, min_length=1, description="the label that the attack aims at.")
-    scale: float = Field(
-        1.0, gt=0, description="factor of a malicious silo's change (model replacement); 1 leaves it unchanged."
-    )
+    scale: float = Field(1.0, gt=0, description="factor of a malicious silo's change (model replacement).")
 
     @field_validator("target", mode="before")
     @classmethod

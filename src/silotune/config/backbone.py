@@ -22,7 +22,7 @@ class BackboneConfig(ShortSection):
 
     name: BackboneName = Field(
         "default",
-        description="`default` (offline MiniLM), a hub id, or a local folder; for `silotune cost` also a shape.",
+        description="`default` (offline MiniLM), a hub id or a local folder; for `silotune cost` also a shape.",
     )
     revision: str | None = Field(
         None, min_length=1, description="branch, tag or commit of a hub id; None: the hub's main branch."
@@ -34,14 +34,14 @@ class BackboneConfig(ShortSection):
     )
     quantization: Literal["none", "auto", "int8", "nf4", "int8-torchao"] = Field(
         "none",
-        description="how the linear layers are stored: `int8` and `nf4` (bitsandbytes), `int8-torchao`, or `none`, as "
-        "in `precision`. `auto` is int8 on a CUDA device and none elsewhere.",
+        description="storage of the linear layers: `int8` or `nf4` (bitsandbytes), `int8-torchao`, or `none`. `auto` is"
+        " int8 on a CUDA device and none elsewhere.",
     )
     device_map: Literal["auto"] | dict[str, str] | None = Field(
         None,
-        description="where the blocks are, of a model that is larger than a GPU: `auto` spreads them over all GPUs of "
-        "the process; a mapping gives devices to blocks (`layers.0: cuda:1`) or to all of them (`layers: cuda:1`). "
-        "What it does not name is on `device`.",
+        description="devices of the blocks of a model larger than one GPU: `auto` spreads them over all GPUs of the "
+        "process; a mapping names devices (`layers.0: cuda:1`, or `layers: cuda:1` for all). Everything "
+        "else is on `device`.",
     )
 
     def __hash__(self) -> int:
@@ -58,9 +58,9 @@ class PrecisionConfig(ShortSection):
     )
     deterministic: bool = Field(
         True,
-        description="use deterministic kernels only, so that a seed gives the same bits again on the same hardware. "
-        "Otherwise the process's settings stay as they are.",
+        description="use only deterministic kernels, so that a seed gives the same bits again on the same hardware; "
+        "`false` leaves PyTorch's settings alone.",
     )
     tf32: bool = Field(
-        False, description="whether a GPU may round float32 factors of matrix products to 10 bits (TensorFloat32)."
+        False, description="let a GPU round float32 factors of matrix products to 10 bits (TensorFloat32)."
     )

@@ -27,23 +27,20 @@ class AggregationConfig(ExtensibleSection):
     outlier: float | None = Field(
         100.0,
         gt=1,
-        description="updates whose change has a norm of more than so many times the median of the round's are held "
-        "back, if there are at least 3; `null`: none is.",
+        description="hold back updates with a change longer than this many times the round's median, if there are at "
+        "least 3; `null`: never.",
     )
-    max_norm: float | None = Field(None, gt=0, description="updates whose change has a larger L2 norm are refused.")
-    clip: float | None = Field(None, gt=0, description="the L2 norm that the change of an update is scaled down to.")
+    max_norm: float | None = Field(None, gt=0, description="refuse updates with a change of larger L2 norm.")
+    clip: float | None = Field(None, gt=0, description="scale the change of an update down to this L2 norm.")
     trim: float = Field(
-        0.1, gt=0, lt=0.5, description="the fraction of the updates that a trimmed mean cuts at each end, rounded up."
+        0.1, gt=0, lt=0.5, description="fraction of updates that a trimmed mean removes at each end, rounded up."
     )
     byzantine: int | None = Field(
         None,
         ge=0,
-        description="the number of silos in a round that Krum takes to be malicious; unset, the most that it "
-        "tolerates.",
+        description="f, malicious silos in a round that Krum assumes; unset, the most that it tolerates.",
     )
-    keep: int | None = Field(
-        None, ge=1, description="the number of updates that Multi-Krum averages; unset, all but the `byzantine` ones."
-    )
+    keep: int | None = Field(None, ge=1, description="updates that Multi-Krum averages; unset, all but `byzantine`.")
     regularization: float = Field(
         0.01, ge=0, description="LoRA-FAIR's λ, which keeps the corrected B near the mean of B; 0: the best correction."
     )
@@ -80,20 +77,20 @@ class ServerConfig(Section):
 
     optimizer: Literal["none", "avgm", "nesterov", "adam", "yogi", "adagrad"] = Field(
         "none",
-        description="`none` adopts the mean; `nesterov` is DiLoCo's; the others are those of Hsu et al. 2019 and "
-        "Reddi et al. 2021.",
+        description="`none` adopts the aggregate; `nesterov` is DiLoCo's; the others are from Hsu et al. 2019 and Reddi"
+        " et al. 2021.",
     )
     lr: float = Field(1.0, gt=0, description="the server's learning rate.")
     beta1: float = Field(0.9, ge=0, lt=1, description="momentum.")
     beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment.")
     tau: float = Field(
-        1e-3, gt=0, description="added to the root of the second moment; larger is less adaptive (Reddi et al. 2021)."
+        1e-3,
+        gt=0,
+        description="τ, added to the root of the second moment; larger is less adaptive (Reddi et al. 2021).",
     )
-    labels_per_class: int | None = Field(
-        None, ge=1, description="number of labeled rows per label that the coordinator has (FedFAME)."
-    )
+    labels_per_class: int | None = Field(None, ge=1, description="labeled rows per label at the coordinator (FedFAME).")
     labelled_rows: int | None = Field(
-        None, ge=2, description="their total number, instead of `labels_per_class`; spread evenly over the labels."
+        None, ge=2, description="labeled rows in total, spread evenly over labels; instead of `labels_per_class`."
     )
 
     @model_validator(mode="after")
@@ -114,8 +111,8 @@ class FederationConfig(Section):
     )
     join: float = Field(600, gt=0, description="seconds until all silos must have joined; approvals take longer.")
     deadline: float = Field(3600, gt=0, description="seconds that a silo has for one request.")
-    quorum: float = Field(1.0, gt=0, le=1, description="the fraction of a round's silos whose updates must arrive.")
-    retries: int = Field(2, ge=0, description="how often a round below its quorum is repeated.")
+    quorum: float = Field(1.0, gt=0, le=1, description="fraction of a round's silos whose updates must arrive.")
+    retries: int = Field(2, ge=0, description="repetitions of a round below its quorum.")
     patience: float = Field(
         120,
         gt=0,

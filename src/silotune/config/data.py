@@ -29,15 +29,15 @@ class DataConfig(Section):
     positive: str | None = Field(
         None,
         min_length=1,
-        description="the label that F1 is about; unset, what the data sets say, else label 1 of two.",
+        description="the label of F1; unset, the data set's, else label 1 of two.",
     )
-    merge: bool = Field(False, description="whether train and validation are joined and split again by `ratio`.")
+    merge: bool = Field(False, description="join train and validation and split them again by `ratio`.")
     ratio: tuple[float, float, float] = Field((0.6, 0.2, 0.2), description="shares of train, validation and test.")
     seed: int | None = Field(None, ge=0, description="seed of the choice of rows; unset, the run's seed.")
     rows_per_silo: int | None = Field(
         None,
         ge=10,
-        description="cap on a silo's rows before they are split; on its training rows if the data set is split.",
+        description="most rows of a silo before splitting; if the data set is already split, most training rows.",
     )
     rows: int | None = Field(None, ge=2, description="cap on the rows of a data set that is partitioned.")
     train_rows: int | None = Field(None, ge=2, description="cap on the training split.")
@@ -51,8 +51,8 @@ class DataConfig(Section):
         1,
         ge=1,
         le=100_000,
-        description="the number of silos among which each task's training rows are divided evenly; they share its "
-        "validation and test rows (FedDPA, appendix A.1).",
+        description="silos per task; they divide its training rows evenly and share its validation and test rows "
+        "(FedDPA, appendix A.1).",
     )
 
     _name = field_validator("positive", mode="before")(label_name)
@@ -80,45 +80,42 @@ class SiloConfig(Section):
     path: ConfigPath = Field(min_length=1, description="the file or folder.")
     text: str | list[str] = Field(
         "text",
-        description="the text column, or the two columns of a pair; for generation the instruction's column, or those "
-        "of instruction and input.",
+        description="the text column, or two for pairs; for generation the column of the instruction, or two: "
+        "instruction and input.",
     )
     label: str = Field(
         "label",
-        description="the label column; for regression the column of numbers, for generation that of the text to "
-        "generate.",
+        description="the label column: labels, numbers (regression), or texts to generate.",
     )
     task: Name | None = Field(None, description="silos of one task share label names; unset, the silo's name.")
     labels: Labels | None = Field(
         None,
         min_length=2,
-        description="the label names, which rows may spell otherwise (`Pos`); unset, those in the training rows.",
+        description="the label names; rows may spell them differently (`Pos`). Unset, those in the training rows.",
     )
     kind: Literal["classification", "regression", "multilabel", "generation"] = Field(
         "classification",
-        description="what a row is answered with: one label (classification), a number (regression), any number of "
-        "labels (multilabel), or a text (generation).",
+        description="the answer of a row: one label, a number, any number of labels, or a text.",
     )
     metric: Metric | None = Field(
         None,
-        description="unset, accuracy; pearson_spearman for regression, micro_f1 for multilabel, rouge1 for generation.",
+        description="unset: accuracy; for other kinds pearson_spearman, micro_f1, rouge1.",
     )
     positive: str | None = Field(
         None,
         min_length=1,
-        description="the label that F1 is about. Without it `metric: f1` is the mean over all labels (`macro_f1`).",
+        description="the label of F1. Unset, `metric: f1` means `macro_f1`.",
     )
     encoding: str = Field("utf-8", description="the encoding of text files, such as latin-1 or cp1252.")
     rank: int | None = Field(
         None,
         ge=1,
-        description="the LoRA rank of this silo's adapters, up to `tuner.r`; a resolved configuration has it in "
-        "`tuner.ranks`.",
+        description="LoRA rank of this silo, at most `tuner.r`; the same as an entry of `tuner.ranks`.",
     )
     label_separator: str | None = Field(
         None,
         min_length=1,
-        description="what stands between the labels of one cell, with `kind: multilabel`; unset, a comma.",
+        description="separator of the labels in a cell (`kind: multilabel`); unset, a comma.",
     )
 
     @field_validator("text", mode="before")
@@ -177,15 +174,15 @@ class PartitionConfig(Section):
 
     name: Literal["none", "iid", "dirichlet", "quantity", "shards", "column"] = Field(
         "none",
-        description="the partitioner. `dirichlet` skews labels, `quantity` skews sizes, `shards` deals pieces of one "
-        "or two labels, `column` makes one silo per value of a column; `none` divides nothing.",
+        description="`dirichlet` skews labels, `quantity` skews sizes, `shards` gives each silo pieces of few labels, "
+        "`column` makes one silo per value of a column; `none` does not divide.",
     )
     silos: int = Field(10, ge=1, le=100_000, description="the number of silos.")
     alpha: float = Field(1.0, gt=0, le=1e6, description="the concentration of `dirichlet` and `quantity`.")
-    seed: int | None = Field(None, ge=0, description="seed of the division; unset, the seed of the data.")
-    min_rows: int = Field(1, ge=1, description="the least number of rows of a silo.")
-    balanced: bool = Field(False, description="whether `dirichlet` gives all silos equally many rows.")
-    shards: int = Field(2, ge=1, le=1000, description="the number of shards that each silo gets.")
+    seed: int | None = Field(None, ge=0, description="seed of the partition; unset, `data.seed`.")
+    min_rows: int = Field(1, ge=1, description="minimum rows of a silo.")
+    balanced: bool = Field(False, description="equal sizes with `dirichlet`.")
+    shards: int = Field(2, ge=1, le=1000, description="shards per silo.")
     column: str | None = Field(None, min_length=1, description="the column of `column`.")
 
     @model_validator(mode="after")

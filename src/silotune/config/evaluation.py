@@ -16,47 +16,40 @@ class EvaluationConfig(Section):
 
     validation: Literal["metric", "loss"] | None = Field(
         None,
-        description="what validation rows are judged by, and so the best round: `metric`, or `loss` (mean loss, lower "
-        "is better, writes no answers). Unset: `loss` for generation tasks, else `metric`.",
+        description="the validation score, which chooses the best round: `metric`, or `loss` (generates no answers). "
+        "Unset: `loss` for generation, else `metric`.",
     )
-    test_time: bool = Field(False, description="whether every silo's model is scored on the test rows of every task.")
+    test_time: bool = Field(False, description="score every silo's model on the test rows of every task.")
     per_round: bool = Field(
         False,
-        description="whether these scores, and those on the silos' own rows, are measured after every round (FedDPA, "
-        "Figure 3).",
+        description="compute test scores, and those of `test_time`, after every round (FedDPA, Figure 3).",
     )
     finish_per_round: bool = Field(
         False,
-        description="whether methods that finish after the last round (FedLoRA, FedDPA-F) are judged after every "
-        "round, too: their last phases run as if the round was the last, and all silos are set back.",
+        description="score methods with phases after the last round (FedLoRA, FedDPA-F) after every round: the phases "
+        "run, and the silos are then restored.",
     )
     unseen: Words = Field(
         [],
-        description="tasks (or entries of `silos`) that no silo trains on; all models are scored on them (FedDPA, "
-        "Table 14).",
+        description="tasks (or entries of `silos`) without training; all models are scored on them (FedDPA, Table 14).",
     )
     new_silos: Words = Field(
         [],
         description="silos that join after the last round, with the private part of the most similar silo (appendix "
         "C.1).",
     )
-    rows_at_once: RowsAtOnce = Field(
-        64, description="rows of one batch without gradient, where rows are classified or embedded."
-    )
+    rows_at_once: RowsAtOnce = Field(64, description="rows per batch when rows are classified or embedded.")
     bootstrap: int = Field(
         1000,
         ge=0,
         le=100_000,
-        description="resamples of the test rows from which 95 % intervals of scores come; 0 makes none.",
+        description="bootstrap resamples of the test rows for 95 % intervals; 0: no intervals.",
     )
     baselines: bool = Field(
         True,
-        description="whether a silo's scores are put beside those of the most frequent label and of a bag of words, "
-        "both learned from its training rows.",
+        description="also score the most frequent label and a bag of words, learned from each silo's training rows.",
     )
-    predictions: bool = Field(
-        True, description="whether the run folder gets `predictions.parquet`, the prediction for every test row."
-    )
+    predictions: bool = Field(True, description="write `predictions.parquet`, the prediction for every test row.")
 
     @model_validator(mode="after")
     def _check_names_and_per_round(self) -> EvaluationConfig:
@@ -104,19 +97,19 @@ class CompareConfig(Section):
 
     methods: Words = Field([], description="the methods; if empty, the configuration's own method.")
     seeds: Seeds = Field([], description="the seeds; if empty, the configuration's own seed.")
-    ablation: bool = Field(False, description="whether the ablations of each method's paper are entries, too.")
+    ablation: bool = Field(False, description="add the ablations of each method's paper.")
     variants: dict[str, KeyGroup] = Field(
         {},
-        description="name of a variant → the keys that it changes; every method gets an entry for each variant. The "
-        "key `preset` puts the source over another preset than the one that it names.",
+        description="variant → keys that it changes; every method gets an entry per variant. The key `preset` replaces "
+        "the preset of the source.",
     )
     grid: dict[str, dict[str, KeyGroup]] = Field(
         {},
-        description="groups of variants; every method gets an entry for each choice of one variant from every group, "
-        "and none of its own.",
+        description="groups of variants; every method gets an entry for each combination of one variant per group, and "
+        "none without.",
     )
     best: Annotated[list[ConfigPath], BeforeValidator(listed), AfterValidator(distinct)] = Field(
-        [], description="folders of `silotune sweep`; each method takes its best values from them."
+        [], description="folders of `silotune sweep`, for each method's best values."
     )
     std: StdConfig = Field(StdConfig(), description="the standard deviation over seeds.")
 

@@ -31,26 +31,24 @@ class HeadConfig(ExtensibleSection):
 
     name: str = Field(
         "mlp",
-        description="`mlp` and `linear` classify a pooled state, `verbalizer` scores label words at a template's "
-        "mask, `lm` writes answers, `dpo` also, and is trained on preference pairs.",
+        description="`mlp` and `linear` classify a pooled state; `verbalizer` scores label words at a template's mask; "
+        "`lm` generates answers; `dpo` too, and trains on preference pairs.",
     )
-    scope: Literal["private", "shared"] = Field(
-        "private", description="whether all silos share the head's part, or each keeps its own."
-    )
+    scope: Literal["private", "shared"] = Field("private", description="one head for all silos, or one per silo.")
     pooling: Literal["first", "mean"] = Field("first", description="the state that `mlp` and `linear` read.")
     template: str | dict[str, str] | None = Field(
         None,
-        description="template of `verbalizer` or `lm`: one for all tasks, or task → template; for `lm` also `chat`, "
-        "which conversations have by themselves.",
+        description="template of `verbalizer` or `lm`: one for all tasks, or task → template. `chat` (`lm`) is the "
+        "tokenizer's own, and the default for conversations.",
     )
     words: dict[str, list[str]] | None = Field(None, description="label → its words (`verbalizer`).")
     multi_token: Literal["refuse", "average"] = Field(
-        "refuse", description="whether words of several tokens are refused, or their tokens averaged (`verbalizer`)."
+        "refuse", description="label words of several tokens: refuse them, or average their tokens (`verbalizer`)."
     )
     average: Literal["logits", "probabilities", "best"] = Field(
         "logits",
-        description="how the scores of a label's words are combined: mean of logits, mean of probabilities, or the "
-        "most likely word alone (`verbalizer`).",
+        description="how the words of a label are combined: mean logit, mean probability, or the most likely word "
+        "(`verbalizer`).",
     )
     chat_template: str | None = Field(
         None, min_length=1, description="the name of the tokenizer's chat template, if it has several (`lm`)."
@@ -60,10 +58,10 @@ class HeadConfig(ExtensibleSection):
     )
     train_on: Literal["assistant", "last"] = Field(
         "assistant",
-        description="the turns of a conversation that are trained: all of the assistant's, or its last (`lm`).",
+        description="turns in the loss: all of the assistant's, or its last (`lm`).",
     )
     beta: float = Field(
-        0.1, gt=0, description="β of the DPO loss: how strongly the model is kept near the backbone (`dpo`)."
+        0.1, gt=0, description="β of the DPO loss; larger keeps the model nearer to the backbone (`dpo`)."
     )
     beams: int = Field(1, ge=1, le=64, description="number of beams (`lm`, `dpo`).")
     max_new_tokens: int = Field(80, ge=1, le=4096, description="the longest answer (`lm`).")
@@ -104,5 +102,5 @@ class GenerationConfig(Section):
     """How answers are written (`head=lm`)."""
 
     rows_at_once: RowsAtOnce = Field(
-        32, description="prompts that are answered together; each takes the memory of `head.beams` answers."
+        32, description="prompts per generated batch; each takes the memory of `head.beams` answers."
     )

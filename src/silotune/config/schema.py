@@ -26,19 +26,18 @@ class Config(Section):
 
     model_config = ConfigDict(validate_default=False)  # a section's defaults were checked when it was made
 
-    description: str = Field("", description="what a preset says of itself.")
+    description: str = Field("", description="description of a preset.")
     backbone: BackboneConfig = BackboneConfig()
     start: ConfigPath | None = Field(
         None,
         min_length=1,
-        description="a LoRA that the run's adapters begin with: a folder in peft's format, or a file of `silotune "
-        "import`.",
+        description="initial LoRA of all adapters: a folder in peft's format, or a file of `silotune import`.",
     )
     method: Choice = Field(
         Choice(name="fedmcp"),
-        description="what is trained, what leaves a silo, and how parts mix at prediction (`silotune methods`).",
+        description="what is trained, what leaves a silo, and how parts are mixed at prediction (`silotune methods`).",
     )
-    tuner: Choice = Field(Choice(name="bottleneck"), description="the kind of PEFT of the method's adapters.")
+    tuner: Choice = Field(Choice(name="bottleneck"), description="the PEFT technique of the method's adapters.")
     head: HeadConfig = HeadConfig()
     rounds: int = Field(10, ge=1, description="rounds of the federation.")
     seed: int = Field(1, ge=0, lt=2**31, description="the seed from which all random numbers are derived.")
@@ -53,9 +52,7 @@ class Config(Section):
     precision: PrecisionConfig = PrecisionConfig()
     cache: CacheConfig = CacheConfig()
     state: StateConfig = StateConfig()
-    cohort: CohortSize = Field(
-        1, description="silos that train in one forward; `auto` chooses the number by device and memory."
-    )
+    cohort: CohortSize = Field(1, description="silos trained in one forward pass; `auto`: by device and memory.")
     train: TrainConfig = TrainConfig()
     sampling: SamplingConfig = SamplingConfig()
     aggregation: AggregationConfig = AggregationConfig()
@@ -71,7 +68,7 @@ class Config(Section):
     silos: list[SiloConfig] = []
     federation: FederationConfig = FederationConfig()
     per_method: dict[str, KeyGroup] = Field(
-        {}, description="method → keys that it gets instead, in comparisons and sweeps."
+        {}, description="method → keys that replace others in comparisons and sweeps."
     )
     compare: CompareConfig = CompareConfig()
 

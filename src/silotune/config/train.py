@@ -25,7 +25,7 @@ class CacheConfig(Section):
         "epochs and rounds.",
     )
     mib: int = Field(
-        512, ge=1, le=2**22, description="its memory in MiB; the least recently used rows are removed first."
+        512, ge=1, le=2**22, description="MiB of the cache; the least recently used rows are removed first."
     )
 
 
@@ -36,8 +36,8 @@ class StateConfig(Section):
         None,
         ge=0,
         le=2**22,
-        description="the most MiB of them that stay in memory; the others are read from the run folder where they are "
-        "needed. They are then written together, many silos' in one file. Unset: all stay in memory, a file each.",
+        description="most MiB of states in memory; the others are read from the run folder when needed, and written "
+        "many to a file. Unset: all stay in memory, one file each.",
     )
 
 
@@ -84,86 +84,80 @@ class TrainConfig(Section):
     )
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant",
-        description="how the learning rate falls: not at all, to 0 along a line, or to 0 along a half cosine.",
+        description="decay of the learning rate to 0: none, linear, or a half cosine.",
     )
     schedule_over: Literal["round", "run"] = Field(
         "round",
-        description="what `schedule` and `warmup` span: each phase of each round, as the `train()` calls of "
-        "transformers' Trainer, or all rounds together, whichever of them a silo takes part in.",
+        description="span of `schedule` and `warmup`: each phase of each round, as in transformers' Trainer, or all "
+        "rounds of the run, also those that a silo misses.",
     )
     warmup: float = Field(
         0,
         ge=0,
         le=1_000_000,
-        description="the steps over which the learning rate first rises from 0: their number, or below 1 their share "
-        "of the span.",
+        description="steps in which the learning rate rises from 0: a number, or below 1 a share of the span.",
     )
     epochs: int = Field(1, ge=1, description="passes over a silo's rows.")
-    steps: int | None = Field(
-        None, ge=1, description="the number of optimizer steps, which replaces `epochs` if it is set."
-    )
+    steps: int | None = Field(None, ge=1, description="optimizer steps; replaces `epochs`.")
     batch_size: int = Field(16, ge=1, description="rows per optimizer step.")
     batches: Literal["full", "even"] = Field(
         "full",
-        description="how an epoch's rows are cut. `full`: all batches but the last one have `batch_size` rows; "
-        "`even`: as many batches, whose sizes differ by one row at most, each with a loss weighted by its rows, so "
-        "that every row weighs the same.",
+        description="`full`: all batches but the last have `batch_size` rows. `even`: the same number of batches, whose"
+        " sizes differ by at most one row, with losses weighted so that every row counts the same.",
     )
     optimizer: Literal["adam", "adamw", "sgd", "adafactor"] = Field("adam", description="the silos' optimizer.")
     weight_decay: float | None = Field(
         None,
         ge=0,
-        description="the decay of weights, not of biases and norms; decoupled in `adamw` and `adafactor`, part of the "
-        "gradient in `adam` and `sgd`. Unset: 0.01 of all tensors in `adamw`, none elsewhere.",
+        description="decay of weights, not of biases and norms; decoupled in `adamw` and `adafactor`, part of the "
+        "gradient in `adam` and `sgd`. Unset: 0.01 on all tensors in `adamw`, else none.",
     )
     adam_epsilon: float = Field(
         _ADAM_EPSILON,
         ge=1e-12,
         le=1,
-        description="what Adam and AdamW add to the root of the second moment. Of gradients far below it they make "
-        "small steps; of all others steps of the size of `lr`, however small they are.",
+        description="ε of Adam and AdamW. Gradients far below it make small steps; all others make steps of about `lr`.",
     )
     clip_norm: float | None = Field(
         None,
         gt=0,
-        description="the largest L2 norm of a step's gradient, over all tensors that a silo trains in the phase; "
-        "longer ones are scaled down.",
+        description="largest L2 norm of a step's gradient over all tensors that the phase trains; longer ones are "
+        "scaled down.",
     )
     keep_optimizer: bool = Field(
         False,
-        description="whether a silo keeps its optimizers' states from round to round, beside its private parts; "
-        "otherwise each phase of each round has a new optimizer.",
+        description="keep a silo's optimizer states from round to round; `false`: a new optimizer in each phase of each"
+        " round.",
     )
     dropout: Dropout = Field(
         None,
         description="the backbone's dropout in views with trained parts: its `own` rates, or one rate everywhere. "
-        "Unset: its own where its weights themselves are trained (`tuner=full`), and none elsewhere.",
+        "Unset: its own with `tuner=full`, else none.",
     )
     label_smoothing: float = Field(
         0,
         ge=0,
         lt=1,
-        description="the share of a label's, or of an answer's token's, probability that the loss spreads over all of "
-        "them.",
+        description="share of the target probability (of labels, or of answer tokens) that is spread over all classes.",
     )
     class_weights: ClassWeights = Field(
         "none",
-        description="the weights of labels in the loss, which is then a weighted mean over rows: `balanced` are rows "
-        "/ (labels × rows of the label), by the silo's training rows; of labels that are not named, 1.",
+        description="label → weight in the loss, a weighted mean over rows (1 if not named). `balanced`: rows / (labels"
+        " × rows of the label), counted in the silo's training rows.",
     )
     early_stopping: int | None = Field(
-        None, ge=1, description="end the run after so many rounds without a better validation score; unset: never."
+        None, ge=1, description="end the run after this many rounds without a better validation score; unset: never."
     )
-    max_length: int = Field(128, ge=8, le=8192, description="tokens of a row; longer rows are cut.")
+    max_length: int = Field(128, ge=8, le=8192, description="maximum tokens per row; longer rows are truncated.")
     gradient_checkpointing: bool = Field(
         False,
-        description="whether the activations inside the backbone's blocks are computed again for the backward pass: "
-        "less memory for about a third more time, the same gradients.",
+        description="recompute activations inside blocks in the backward pass: less memory, about a third more time, "
+        "equal gradients.",
     )
     tokens_at_once: Annotated[int | Literal["auto"] | None, number_or_auto("tokens", or_none=True)] = Field(
         None,
-        description="the most tokens, with padding and in all views with gradient, that a step holds activations of "
-        "for its backward pass; None: the whole batch's. `auto` chooses it by the device's memory.",
+        description="most tokens (with padding, over all views with gradient) whose activations are held for a backward"
+        " pass; None: the whole batch. `auto`: by the device's memory.",
     )
 
     @field_validator("warmup")
@@ -199,7 +193,7 @@ class SamplingConfig(Section):
     fraction: float | None = Field(None, gt=0, le=1, description="the fraction of the silos, rounded up.")
     count: int | None = Field(None, ge=1, description="the number of silos.")
     per_task: bool = Field(
-        False, description="whether the fraction or number holds for each task's silos (FedDPA, appendix A.1)."
+        False, description="apply the fraction or number to each task's silos (FedDPA, appendix A.1)."
     )
 
     @model_validator(mode="after")

@@ -37,19 +37,20 @@ class UplinkConfig(ExtensibleSection):
     doubles: ClassVar = ("delta",)
 
     name: list[str] = Field([], description="the steps.")
-    clip: float | None = Field(None, gt=0, description="the norm that the change is scaled down to; 1 if unset.")
+    clip: float | None = Field(
+        None, gt=0, description="largest norm of the change, which is scaled down to it; 1 if unset."
+    )
     norm: Literal["l1", "l2"] | None = Field(
         None, description="the kind of norm; if unset, l1 before Laplace noise, else l2."
     )
     epsilon: float | None = Field(None, gt=0, description="ε of one round; 8 if unset.")
     delta: float | None = Field(None, gt=0, lt=1, description="δ of one round of Gaussian noise; 1e-5 if unset.")
     rounding: Literal["nearest", "stochastic"] | None = Field(
-        None, description="rounding of int8 and int4: to the nearest code, or at random and unbiased."
+        None, description="rounding of int8 and int4: to the nearest code, or stochastic and unbiased."
     )
     feedback: bool | None = Field(
         None,
-        description="whether a silo keeps the codec's error and adds it to its next change; true if unset, but false "
-        "of an unbiased codec.",
+        description="add the codec's error to the silo's next change; true if unset, false for an unbiased codec.",
     )
 
     @field_validator("name", mode="before")
@@ -125,8 +126,8 @@ class PrivacyConfig(Section):
     epsilon: float | None = Field(
         None,
         gt=0,
-        description="the budget of the whole run. With `unit`, what the run is to cost each unit; else the run stops "
-        "before exceeding it.",
+        description="ε of the whole run. With `unit` the noise is chosen for it; else the run stops before exceeding "
+        "it.",
     )
     delta: float | None = Field(None, gt=0, lt=1, description="δ of the whole run; 1e-5 if unset.")
     clip: float = Field(1.0, gt=0, description="with `unit`, the largest L2 norm of a unit's gradient in a step.")

@@ -39,13 +39,13 @@ class FDLoRAOptions(MethodOptions):
     sync: int = Field(
         10,
         ge=1,
-        description="H; every H rounds the personal LoRA becomes a copy of the global one as the silo trained it",
+        description="H; every H rounds the personal LoRA becomes a copy of the silo's trained global LoRA",
     )
-    first_epochs: int | None = Field(None, ge=1, description="passes in round 1, which makes the first personal LoRA")
+    first_epochs: int | None = Field(None, ge=1, description="passes in round 1, which trains the first personal LoRA")
     fusion_epochs: int | None = Field(
-        None, ge=1, description="passes that train the fusion's weights at the end. None: `train.epochs`"
+        None, ge=1, description="passes that train the fusion weights at the end. None: `train.epochs`"
     )
-    l1: float = Field(0.05, ge=0, description="what the weights' absolute values cost in its loss")
+    l1: float = Field(0.05, ge=0, description="weight of the L1 penalty on the fusion weights")
 
 
 def learned(part: str) -> Callable[[State], Tensor]:

@@ -48,20 +48,18 @@ class FedDPAOptions(FedITOptions):
         0.5,
         ge=0,
         le=1,
-        description="the local part's weight where FedDPA-T trains it, and the weight at prediction under `fixed`",
+        description="weight of the local part when FedDPA-T trains it, and at prediction with `weighting=fixed`",
     )
     weighting: Literal["dynamic", "fixed"] = Field(
-        "dynamic", description="`dynamic`, a weight α for each text (section 4.3), or `fixed`"
+        "dynamic", description="`dynamic`: a weight α per text (section 4.3); or `fixed`"
     )
-    weight_of: WeightOf = Field(
-        "local", description="the part that has this weight at prediction; the other one has the rest"
-    )
+    weight_of: WeightOf = Field("local", description="the part with weight α at prediction; the other one has 1 − α")
     scale: float | None = Field(None, gt=0, le=1, description="λ; by default 1 for FedDPA-F and `alpha` for FedDPA-T")
-    similarity: Similarity = Field("cosine", description="the function that compares a text with rows")
-    representation: Representation = Field("last", description="how a text's states are pooled")
-    samples: int = Field(5, ge=1, description="S, the number of rows that a text is compared with")
-    embed: Literal["global", "local", "base"] = Field("global", description="the part under which texts are embedded")
-    clip: bool = Field(True, description="whether similarities are clipped to [0, 1]")
+    similarity: Similarity = Field("cosine", description="similarity of a text and the silo's rows")
+    representation: Representation = Field("last", description="pooling of a text's states")
+    samples: int = Field(5, ge=1, description="S, number of rows that a text is compared with")
+    embed: Literal["global", "local", "base"] = Field("global", description="the part with which texts are embedded")
+    clip: bool = Field(True, description="clip similarities to [0, 1]")
 
 
 class FedDPATOptions(FedDPAOptions):
@@ -69,13 +67,12 @@ class FedDPATOptions(FedDPAOptions):
 
     order: Literal["global-first", "local-first"] = Field(
         "global-first",
-        description="the part that a round trains first; with `local-first`, the first round trains the global one "
-        "alone",
+        description="the part that a round trains first; with `local-first`, round 1 trains only the global one",
     )
     sees: Literal["trained", "received"] = Field(
         "trained",
-        description="the global part beside which the local one is trained: as this round trained it, or as received "
-        "(which it is anyway where the local one comes first)",
+        description="the global part used while the local one trains: as trained in this round, or as received (always "
+        "with `order=local-first`)",
     )
 
 

@@ -40,8 +40,8 @@ class FedFAMEOptions(MethodOptions):
     server_epochs: int = Field(1, ge=1, description="E_g, the coordinator's passes over its labeled rows")
     guard: bool = Field(
         True,
-        description="whether gradients that are 0 where the silo's model is the received one are exactly 0 there; "
-        "`false` repeats runs of silotune 0.1, whose first steps were rounding",
+        description="compute gradients that are zero at the received model as exact zeros; `false` repeats runs of "
+        "silotune 0.1, whose first steps followed rounding errors",
     )
 
 

@@ -26,9 +26,7 @@ from silotune.methods import (
 class FedITOptions(MethodOptions):
     """The options of FedIT."""
 
-    mu: float = Field(
-        0.0, ge=0, description="the weight of FedProx's proximal term where the shared part is trained; 0 is FedAvg"
-    )
+    mu: float = Field(0.0, ge=0, description="weight of FedProx's proximal term for the shared part; 0 is FedAvg")
 
 
 class FedIT(Method):

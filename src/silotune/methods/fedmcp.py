@@ -31,12 +31,12 @@ FULL: Mix = {GLOBAL: 0.5, PRIVATE: 0.5}  # section IV-B
 class FedMCPOptions(MethodOptions):
     """The options of FedMCP."""
 
-    gamma: float = Field(0.5, ge=0, le=1, description="the weight of eq. 8's backbone loss; 0: without")
-    mu: float = Field(0.05, ge=0, description="that of its contrastive loss; 0: without")
-    similarity: Literal["cka", "cosine"] = Field("cka", description="what compares representations (Figure 4)")
-    representation: Literal["mean", "first"] = Field("mean", description="how states are pooled for it (Figure 5)")
+    gamma: float = Field(0.5, ge=0, le=1, description="weight of eq. 8's backbone loss")
+    mu: float = Field(0.05, ge=0, description="weight of eq. 8's contrastive loss")
+    similarity: Literal["cka", "cosine"] = Field("cka", description="similarity of representations (Figure 4)")
+    representation: Literal["mean", "first"] = Field("mean", description="pooling of the compared states (Figure 5)")
     private_view: Literal["alone", "full"] = Field(
-        "alone", description="what stands for the private adapter in eq. 5: that adapter alone, or the full model"
+        "alone", description="Y in eq. 5: the private adapter alone, or the full model"
     )
 
 

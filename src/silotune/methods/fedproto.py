@@ -34,7 +34,7 @@ class FedProtoOptions(SupervisedOptions):
     """The options of FedProto."""
 
     lam: float = Field(1.0, ge=0, description="λ, the weight of the distance to the prototypes")
-    representation: Literal["mean", "first"] = Field("mean", description="how states are pooled for it")
+    representation: Literal["mean", "first"] = Field("mean", description="pooling of the states for prototypes")
 
 
 class FedProto(Local):

@@ -53,9 +53,11 @@ class HetLoRAOptions(SupervisedOptions):
     """The options of HetLoRA."""
 
     prune: float | None = Field(
-        None, gt=0, lt=1, description="γ, the share of its rank that a pruned silo keeps; None: never"
+        None, gt=0, lt=1, description="γ, share of the rank that a pruned silo keeps; None: no pruning"
     )
-    penalty: float | None = Field(None, ge=0, description="λ, of the ranks behind it")
+    penalty: float | None = Field(
+        None, ge=0, description="λ, weight of the loss term on the ranks that pruning would remove"
+    )
 
     @model_validator(mode="after")
     def _penalty_of_pruning(self) -> HetLoRAOptions:

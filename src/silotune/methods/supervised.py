@@ -19,7 +19,7 @@ class SupervisedOptions(MethodOptions):
     """The options of methods that train one shared or private model by its loss alone."""
 
     adapters: Literal[1, 2] = Field(
-        1, description="the number of adapters at each target module; their average acts (two in FedMCP's Table I)"
+        1, description="number of adapters per target module, which are averaged (two in FedMCP's Table I)"
     )
 
 

@@ -33,8 +33,8 @@ class IA3Options(TargetModuleOptions):
     sites: tuple[str, ...] = Field(("key", "value"), description="linear layers whose output is scaled")
     feedforward: tuple[str, ...] = Field(
         ("feedforward_output",),
-        description="linear layers whose input is scaled. Where query, key and value are one fused layer, its whole "
-        "output is scaled, as in peft",
+        description="linear layers whose input is scaled. A fused layer of query, key and value is scaled as a whole, "
+        "as in peft",
     )
 
     @field_validator("feedforward", mode="before")

@@ -28,8 +28,10 @@ from silotune.models.tuners.target_modules import (
 class LoHaOptions(TargetModuleOptions):
     """The options of LoHa."""
 
-    r: int = Field(8, ge=1, description="the rank of each of the two factors; their product has rank r² at most")
-    alpha: float = Field(8.0, gt=0, description="the change of the weight is scaled by `alpha / r`")
+    r: int = Field(
+        8, ge=1, description="rank of each of the two matrices; their elementwise product has rank r² at most"
+    )
+    alpha: float = Field(8.0, gt=0, description="the scale is alpha / r")
     sites: tuple[str, ...] = Field(("query", "value"), description="linear layers of each block, or patterns of names")
 
 

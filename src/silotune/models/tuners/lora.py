@@ -42,21 +42,21 @@ class LoRAOptions(TargetModuleOptions):
         0,
         ge=0,
         lt=1,
-        description="probability of dropping an input of A in training, drawn separately for each part and module",
+        description="dropout of A's input in training, drawn separately for each part and module",
     )
     sites: tuple[str, ...] = Field(
         ("query", "value"),
-        description="linear layers of each block, or patterns of names; where query, key and value are one fused "
-        "layer (GPT-2, ModernBERT), each of these words names that layer",
+        description="linear layers of each block, or patterns of names; in a fused layer (GPT-2, ModernBERT) `query`, "
+        "`key` and `value` all name that layer",
     )
-    ranks: dict[str, int] = Field({}, description="silo → its own rank, up to r, at the same scale")
+    ranks: dict[str, int] = Field({}, description="silo → rank, at most r, with the same scale")
     scaling: Literal["standard", "rslora"] = Field(
-        "standard", description="the scale is alpha / r (`standard`) or alpha / √r (`rslora`, Kalajdzievski 2023)"
+        "standard", description="scale alpha / r (`standard`) or alpha / √r (`rslora`, Kalajdzievski 2023)"
     )
     init: Literal["uniform", "orthogonal", "pissa"] = Field(
         "uniform",
-        description="A and B start `uniform` (A; B is 0), `orthogonal` to each other (an even r), or as the weight's "
-        "principal part (`pissa`, Meng et al. 2024), which is then subtracted from the weight",
+        description="start of A and B: `uniform` (B is 0), `orthogonal` to each other (r must be even), or the weight's"
+        " principal part, which is then subtracted (`pissa`, Meng et al. 2024)",
     )
     lr_ratio: float = Field(1, gt=0, description="B's learning rate over A's (LoRA+, Hayou et al. 2024)")
 

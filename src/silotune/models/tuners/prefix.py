@@ -33,14 +33,14 @@ class PrefixOptions(TunerOptions):
     """The options of prefix tuning."""
 
     tokens: int = Field(6, ge=1, description="number of virtual tokens")
-    reparametrise: int = Field(512, ge=0, description="hidden width of the MLP that computes them; 0: no MLP")
+    reparametrise: int = Field(512, ge=0, description="hidden width of the MLP that computes the tokens; 0: no MLP")
     width: int | None = Field(
-        None, ge=1, description="of the MLP's input (None: the keys'; the 8.16 % of PEFT in FL imply 512)"
+        None, ge=1, description="width of the MLP's input (None: that of the keys; the 8.16 % of PEFT in FL imply 512)"
     )
     stack: Literal["encoder", "decoder"] = Field(
         "encoder",
-        description="in an encoder–decoder, the self-attention that gets them: the `encoder`'s (FedPrompt, "
-        "OpenPrompt) or the `decoder`'s (peft)",
+        description="the self-attention of an encoder–decoder that gets the tokens: `encoder` (FedPrompt, OpenPrompt) "
+        "or `decoder` (peft)",
     )
 
 

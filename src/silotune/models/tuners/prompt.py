@@ -26,8 +26,8 @@ class PromptOptions(TunerOptions):
     """The options of prompt tuning."""
 
     tokens: int = Field(20, ge=1, description="number of virtual tokens")
-    init: Init = Field("vocabulary", description="where their initial vectors come from")
-    words: str = Field("", description="the text for it")
+    init: Init = Field("vocabulary", description="source of the initial vectors")
+    words: str = Field("", description="the text for `init=words`")
 
 
 class PromptTuning(VirtualTokenTuner):

@@ -34,14 +34,14 @@ class PTuningOptions(TunerOptions):
     encoder: Literal["lstm", "mlp"] = Field(
         "lstm", description="`lstm` (bidirectional, then an MLP) or `mlp` (three layers)"
     )
-    width: int | None = Field(None, ge=1, description="the encoder's hidden width (None: the word embeddings')")
-    layers: int = Field(2, ge=1, description="of the LSTM")
+    width: int | None = Field(None, ge=1, description="hidden width of the encoder (None: that of the word embeddings)")
+    layers: int = Field(2, ge=1, description="layers of the LSTM")
     offset: bool = Field(
         True,
-        description="whether trained vectors are added to the encoder's output; FedPrompt's 25.420 M parameters "
-        "(Table 5) hold two embeddings",
+        description="add trained vectors to the encoder's output (FedPrompt's 25.420 M parameters in Table 5 include "
+        "them)",
     )
-    init: Init = Field("vocabulary", description="where the encoder's initial input comes from")
+    init: Init = Field("vocabulary", description="source of the encoder's initial input")
     words: str = Field("", description="the text for `init=words`")
 
 

@@ -33,15 +33,14 @@ class VeRAOptions(TargetModuleOptions):
     """The options of VeRA."""
 
     r: int = Field(256, ge=1, description="the rank of the frozen matrices")
-    d_initial: float = Field(0.1, description="the value with which d starts; b starts at 0")
+    d_initial: float = Field(0.1, description="initial value of d; b starts at 0")
     seed: int = Field(
         0,
         ge=0,
         lt=2**63,
-        description="A and B are drawn from it, so that they are the same in all silos and never sent; peft's "
-        "`projection_prng_key`",
+        description="seed of A and B, which are equal in all silos and never sent; peft's `projection_prng_key`",
     )
-    dropout: float = Field(0, ge=0, lt=1, description="probability of dropping an input of A in training")
+    dropout: float = Field(0, ge=0, lt=1, description="dropout of A's input in training")
     sites: tuple[str, ...] = Field(("query", "value"), description="linear layers of each block, or patterns of names")
 
 
