@@ -116,7 +116,7 @@ class TrainConfig(Section):
         _ADAM_EPSILON,
         ge=1e-12,
         le=1,
-        description="ε of Adam and AdamW. Gradients far below it make small steps; all others make steps of about `lr`.",
+        description="ε of Adam and AdamW. Gradients far below it make small steps; all others steps of about `lr`.",
     )
     clip_norm: float | None = Field(
         None,
