@@ -1,4 +1,4 @@
-"""An `Update` is what a silo sends in a round; aggregations make the new shared parts of a round's updates."""
+"""Define `Update`, the tensors a silo sends in a round, and aggregations, which combine updates to new shared parts."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def data(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the silos' rows: labels, lengths, duplicates, what looks wrong; with --show what a row becomes.
+    """Show the silos' rows: labels, lengths, duplicates and warnings; with --show the tokens of single rows.
 
     With --show a row is tokenized as in training: by the backbone's tokenizer, with the head's template, and cut to
     train.max_length. Tokens that the loss counts are marked.
@@ -204,7 +204,7 @@ def _shares(labels: dict[str, int]) -> str:
 
 
 def _lengths_table(described: dict[str, Any], limit: int) -> Table:
-    """Return the table of lengths: median, what 95 % of rows do not exceed, and the longest."""
+    """Return the table of lengths: the median, the 95th percentile, and the longest."""
     table = Table(title=f"lengths of training rows; cut at {limit} tokens")
     table.add_column("silo", vertical="bottom")
     for column in ("characters\nmedian", "\n95 %", "\nlongest", "tokens\nmedian", "\n95 %", "\nlongest", "\ncut"):

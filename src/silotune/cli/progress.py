@@ -23,7 +23,7 @@ from silotune.runs.callbacks.display import RoundLines, duration
 
 @dataclass
 class Followers:
-    """Makes what follows a run: `followers(title, rounds)`.
+    """Makes a run's progress display and line printers, by `followers(title, rounds)`.
 
     Args:
         bars: the open display; None where there are none.

@@ -58,7 +58,7 @@ plan_runners: list[RunPlan] = []
 def elsewhere_of(
     federation: Path | None, workers: Workers, out: Path, tell: Callable[[str], None]
 ) -> partial[None] | None:
-    """Return what runs a command's cells over the federation that it names; None: it names none."""
+    """Return a runner of a command's cells over the federation that the command names; None if it names none."""
     if federation is None:
         return None
     if not workers.here:

@@ -1,4 +1,4 @@
-"""Section `audit`: rows that are put in to measure what a finished model tells about its training rows."""
+"""Section `audit`: canary rows, which measure how much a finished model reveals about its training rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections `aggregation`, `server` and `federation`: what the coordinator does with updates, and whom it waits for."""
+"""Sections `aggregation`, `server` and `federation`: how updates are combined, and how long to wait for silos."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections `evaluation` and `compare`: what a run's models are scored on, and what is compared."""
+"""Sections `evaluation` and `compare`: how models are scored, and the entries of a comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections `head` and `generation`: what makes a task's logits or answers, and how answers are written."""
+"""Sections `head` and `generation`: the kind of head, and how it generates answers."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def load_resolved(path: Path) -> Config:
 
 @cache
 def _dumped_defaults() -> Tree:
-    """Section → its keys with their defaults, as `dump` writes them."""
+    """Return section → its keys with their defaults, as `dump` writes them."""
     sections = {name: field.default for name, field in Config.model_fields.items()}
     return {name: value.model_dump(mode="json") for name, value in sections.items() if isinstance(value, Section)}
 

@@ -43,7 +43,7 @@ def preset_tree(name: str, base: str | None = None) -> Tree:
 
 
 def _preset_files() -> dict[str, Traversable]:
-    """Preset name → its file. The folders group presets by paper; they are no part of the names."""
+    """Return preset name → file. Folders group presets by paper and are not part of the names."""
     folders = (resources.files("silotune") / "presets").iterdir()
     files = [file for folder in folders if folder.is_dir() for file in folder.iterdir()]
     return {file.name.removesuffix(".yaml"): file for file in files if file.name.endswith(".yaml")}

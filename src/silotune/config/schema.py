@@ -107,7 +107,7 @@ class Config(Section):
         return self
 
     def _check_noise_on_rows(self, other_noise: bool) -> None:
-        """Refuse what noise on rows (`privacy.unit`) would promise nothing with.
+        """Refuse keys with which noise on rows (`privacy.unit`) would protect nothing.
 
         Args:
             other_noise: whether silos or the coordinator add noise, too.

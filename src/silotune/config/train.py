@@ -1,4 +1,4 @@
-"""Sections `train`, `sampling`, `cache` and `state`: who trains in a round, how, and what is kept in memory."""
+"""Sections `train`, `sampling`, `cache` and `state`: the silos of a round, their training, and their memory."""
 
 from __future__ import annotations
 

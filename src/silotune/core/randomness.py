@@ -59,7 +59,7 @@ class Stream:
 
 
 def _generators() -> list[torch.Generator]:
-    """PyTorch's global generators: the CPU's, and those of this machine's GPUs, any of which may have the backbone."""
+    """Return PyTorch's global generators: the CPU's, and all GPUs', as any of them may hold the backbone."""
     found: list[torch.Generator] = [torch.default_generator]
     if torch.cuda.is_available():
         torch.cuda.init()  # type: ignore[no-untyped-call]

@@ -23,7 +23,7 @@ def require_short_tmpdir() -> None:
 
 
 def require_posix(what: str) -> None:
-    """Refuse what needs Unix sockets and POSIX processes on a system without them.
+    """Refuse a feature that needs Unix sockets and POSIX processes on a system without them.
 
     Args:
         what: names it in the message.

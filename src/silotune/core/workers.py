@@ -1,4 +1,4 @@
-"""Where work is done: in how many processes of this machine, or on a Ray cluster, and the pool that they are."""
+"""Describe where work runs (processes of this machine, or a Ray cluster), and start the pool of workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PATIENCE = 5
 
 @dataclass(frozen=True)
 class Workers:
-    """Where work is done.
+    """The place where work runs: processes of this machine or a Ray cluster.
 
     Args:
         number: of processes; on a cluster 0 stands for as many as it has cores for.

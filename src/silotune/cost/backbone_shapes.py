@@ -41,7 +41,7 @@ STATES = "states"
 
 
 def all_states(last_layer: Tensor, _: object) -> Tensor:
-    """Pooling function of `STATES`: returns the last layer's states as they are."""
+    """Return the last layer's states unpooled (the pooling `STATES`)."""
     return last_layer
 
 
@@ -143,7 +143,7 @@ def read_shape_config(name: str) -> Any:
 
 
 def _no_configuration(name: str, error: Exception) -> InputError:
-    """One message for the many exceptions that transformers raises."""
+    """Return one `InputError` for the many exceptions that transformers raises."""
     reason = " ".join(str(error).split())[:160]
     return InputError(f"backbone: {name} is no configuration that transformers knows ({reason})")
 
@@ -195,7 +195,7 @@ class VocabularyHeadStub(Head):
 
     @override
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
-        """For `lm` the mean over positions, as costly as a loss at each position."""
+        """Compute logits; for `lm` their mean over positions, which costs as much as a loss at each position."""
         if self.replaced == "verbalizer":
             return nn.functional.linear(view["first"], self._words[: len(task.labels)])
         return nn.functional.linear(view[STATES], self._words).mean(1)

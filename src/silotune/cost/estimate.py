@@ -192,7 +192,7 @@ def _work(config: Config, shape: Shape, method: Method, state: State, task: Task
 
 
 def _backbone_bytes(config: Config, shape: Shape, head: str, quantization: str) -> int:
-    """Bytes of the backbone's weights as a run loads them; output embeddings are never quantized."""
+    """Return the bytes of the backbone's weights as a run loads them; output embeddings are never quantized."""
     base, value_bytes = shape.backbone.base, _VALUE_BYTES.get(config.precision.name, 4)
     on_top = shape.language_model - shape.parameters if head in LANGUAGE_MODEL_HEADS else 0
     return weight_bytes(base, quantization, value_bytes) + value_bytes * max(on_top, 0)

@@ -1,1 +1,1 @@
-"""From files to silos' rows, their splits, token ids and micro-batches; metrics."""
+"""Turns files into silos' rows, splits, token ids and micro-batches; defines metrics."""

@@ -1,4 +1,4 @@
-"""Render conversations by the tokenizer's own chat template, and find what the assistant writes in them."""
+"""Render conversations with the tokenizer's chat template, and find the assistant's text in them."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class ChatTemplate:
     def answers(
         self, turns: Sequence[Turn], last_only: bool, untrained: Sequence[int] = ()
     ) -> tuple[str, list[Span], int]:
-        """Render a conversation that ends with the assistant's turn, and find what the assistant writes in it.
+        """Render a conversation that ends with the assistant's turn, and find the assistant's text in it.
 
         A template with `{% generation %}` marks it itself. With others, a turn of the assistant is what the template
         adds to the prompt before it, and one that opens the conversation is only read. Either way, its turn end belongs
@@ -177,7 +177,7 @@ class ChatTemplate:
         return spans
 
     def _check_written(self, turns: Sequence[Turn], whole: str, spans: Sequence[Span]) -> None:
-        """Refuse a template that leaves out an answer in what is trained; white space is the template's own affair."""
+        """Refuse a template that drops an answer from the trained text; differences in white space are accepted."""
         answers = [(number, content) for number, (role, content) in enumerate(turns, start=1) if role == ASSISTANT]
         written, place = _without_spaces("".join(whole[begin:end] for begin, end in spans)), 0
         for number, content in answers[-len(spans) :]:

@@ -65,7 +65,7 @@ def generation_rows(path: Path, records: Sequence[Record], format: Format) -> li
 
 
 def _left_out(record: Record, format: Format) -> tuple[str, ...]:
-    """Name what of a row is not read: columns such as `tools`, and keys of its turns such as `tool_calls`."""
+    """Name the ignored columns of a row, such as `tools`, and keys of its turns, such as `tool_calls`."""
     talk = format == "conversations"
     columns = [name for name in _UNREAD if record.get(name) and not (talk and name == "system")]
     keys = {

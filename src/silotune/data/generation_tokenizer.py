@@ -98,7 +98,7 @@ class GenerationTokenizer:
         )
 
     def _prompts_and_answers(self, rows: Sequence[Row]) -> tuple[list[list[int]], list[list[int]]]:
-        """Token ids of the prompts, cut to fit, and of the answers, without their end."""
+        """Return the token ids of the prompts, truncated to fit, and of the answers, without their end token."""
         special = not isinstance(self.template, ChatTemplate)
         texts = [row.texts for row in rows]
         encoded = encode_fitting(self.tokenizer, self.template, texts, self.room, special_tokens=special)

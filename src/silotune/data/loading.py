@@ -117,7 +117,7 @@ def _split_rule(config: Config) -> SplitRule:
 
 
 def demo_folder() -> Path:
-    """Folder of the demo's data, inside the package."""
+    """Return the folder of the demo's data, inside the package."""
     return Path(str(resources.files("silotune") / "data" / "demo"))
 
 

@@ -24,7 +24,7 @@ Counts = NDArray[Any]
 
 @dataclass(frozen=True)
 class Classified:
-    """Rows with labels, and what a model makes of them.
+    """Labeled rows with a model's predictions.
 
     Args:
         logits: shape (rows, classes).
@@ -72,7 +72,7 @@ class Classified:
 
 
 def accuracy(predicted: Tensor, labels: Tensor) -> float:
-    """Share of correct predictions.
+    """Return the share of correct predictions.
 
     Args:
         predicted: class indices, shape (rows,).
@@ -116,12 +116,12 @@ def majority_score(metric: str, labels: Tensor, positive: int = -1) -> float | N
 
 
 def rouge1(written: Sequence[str], answers: Sequence[str]) -> float:
-    """Mean ROUGE-1 F-measure, by Google's package `rouge-score` without stemming."""
+    """Return the mean ROUGE-1 F-measure, by Google's package `rouge-score` without stemming."""
     return _mean(rouge_scores("rouge1", written, answers))
 
 
 def rouge_l(written: Sequence[str], answers: Sequence[str]) -> float:
-    """Mean ROUGE-L F-measure (longest common subsequence of words); arguments as for `rouge1`."""
+    """Return the mean ROUGE-L F-measure (longest common subsequence of words); arguments as for `rouge1`."""
     return _mean(rouge_scores("rougeL", written, answers))
 
 
@@ -143,7 +143,7 @@ def exact_matches(written: Sequence[str], answers: Sequence[str]) -> list[float]
 
 
 def exact_match(written: Sequence[str], answers: Sequence[str]) -> float:
-    """Share of generated texts that equal their reference; see `exact_matches`."""
+    """Return the share of generated texts that equal their reference; see `exact_matches`."""
     return _mean(exact_matches(written, answers))
 
 

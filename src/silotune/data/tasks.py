@@ -90,7 +90,7 @@ def are_truth_values(labels: Collection[str]) -> bool:
 
 
 def label_form(label: str, truth_value: bool) -> str:
-    """Return what a label's forms have in common: `1` of `1.0`, `true` of `True`, é as one character.
+    """Return the canonical form of a label: `1` for `1.0`, `true` for `True`, é as one character.
 
     Args:
         label: the label.
@@ -102,7 +102,7 @@ def label_form(label: str, truth_value: bool) -> str:
 
 
 def label_spelling(label: str) -> str:
-    """Return what labels have in common that differ in spelling only: case, width, spaces, marks, leading zeros.
+    """Return a key that is equal for labels that differ only in case, width, spaces, marks or leading zeros.
 
     Signs that may mean something stay: those of `A+`, `C#` and `-1`, and what stands between digits.
     """

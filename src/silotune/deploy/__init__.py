@@ -1,1 +1,1 @@
-"""Sets up the machines of a federation and starts its runs: what `silotune federation` and `silotune silo` do."""
+"""Sets up the machines of a federation and starts its runs, for `silotune federation` and `silotune silo`."""

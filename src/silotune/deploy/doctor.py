@@ -102,7 +102,7 @@ def examine_silo(settings: SiloSettings | NodeSettings, train: bool = True) -> l
 
 
 def attempt(check: str, remedy: str, examine: Callable[[], str]) -> Finding:
-    """Run a check that returns what it found; an error is a problem."""
+    """Run a check and return its finding; an error becomes a problem."""
     try:
         return Finding(check, "ok", examine())
     except (SilotuneError, OSError, RuntimeError, ValueError) as error:

@@ -105,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing; `register` says what matters."""
+        """Log nothing, because `register` logs."""
 
 
 def register(settings: CoordinatorSettings, say: Callable[[str], None], body: bytes) -> tuple[int, dict[str, Any]]:

@@ -115,7 +115,7 @@ def note(folder: Path, silo: str, token: str, expires: str, replace: bool) -> No
 
 
 def claim(folder: Path, silo: str, token: str, public: bytes) -> bool:
-    """Use a silo's invitation for a public key; return whether the silo's earlier key makes way.
+    """Use a silo's invitation for a public key; return whether the key replaces an earlier one of the silo.
 
     The same key may claim it again: the answer to the first time may have been lost. Before another key may, the claim
     is to be undone by `unclaim`.

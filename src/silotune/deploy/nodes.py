@@ -47,7 +47,7 @@ def transaction(folder: str | Path) -> Iterator[sqlite3.Connection]:
 
 
 def record_decision(folder: str | Path, kind: str, **fields: str) -> None:
-    """Record what the coordinator's operator did in the audit log of its folder, and who it was."""
+    """Record an action of the coordinator's operator, with the operator's name, in the audit log."""
     with closing(Records(Path(folder), _TABLES)) as records:
         records.append({"kind": kind, **fields, "user": current_user()})
 

@@ -110,7 +110,7 @@ class _Processes:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, words: list[str]) -> None:
-        """Start one more."""
+        """Start another process."""
         self._running[name] = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=self._environment)
 
     def check(self) -> None:

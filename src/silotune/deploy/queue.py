@@ -94,7 +94,7 @@ class QueuedRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether its state is final."""
+        """Whether the run's state is final."""
         return self.state in ("finished", "failed", "stopped")
 
     def finished_rounds(self) -> int:

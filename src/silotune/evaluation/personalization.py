@@ -40,7 +40,7 @@ class TestTime:
 
     @property
     def on_own_task(self) -> dict[str, Measured]:
-        """Reported silo → what was measured on its own task."""
+        """Reported silo → its scores on its own task."""
         return {name: self.measured[name][task] for name, task in self.own.items()}
 
     @property

@@ -1,4 +1,4 @@
-"""Measure what a finished model tells about its training rows, before it is given away."""
+"""Measure how much a finished model reveals about its training rows, before its release."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def can_fold(tuner: Tuner | type[Tuner]) -> bool:
 
 @torch.no_grad()
 def fold_in(model: Any, tuner: Tuner, adapter: MergedAdapter) -> None:
-    """Change the model's weights in place so that it computes what it computed with the adapter.
+    """Merge an adapter into the model's weights, in place.
 
     Args:
         model: the plain backbone.

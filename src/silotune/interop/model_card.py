@@ -89,7 +89,7 @@ def card(about: dict[str, Any], head: dict[str, Any]) -> str:
 
 
 def _loading(about: dict[str, Any]) -> str:
-    """Code that loads the export with the libraries of its layout, over the base model as it was in training."""
+    """Return code that loads the export with the libraries of its layout, over the base model as it was in training."""
     base, quantization = json.dumps(about["base_model"]), about["quantization"]
     if not quantization:
         return _LOADING[about["layout"]].format(base_class=about["base_class"], base=base, more="")

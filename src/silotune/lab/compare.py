@@ -223,7 +223,7 @@ def entries_of(comparison: Comparison, folder: Path) -> list[ReportEntry]:
 
 
 def _numeric(table: pandas.DataFrame) -> pandas.DataFrame:
-    """Turn the columns of numbers, which are texts, into numbers; what is empty is NaN."""
+    """Convert numeric columns from text to numbers; empty cells become NaN."""
     import pandas
 
     texts = ("method", "silo", "metric")

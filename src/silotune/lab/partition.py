@@ -67,12 +67,12 @@ class PartitionResult:
 
     @property
     def rows(self) -> int:
-        """All training rows."""
+        """The number of training rows of all silos."""
         return sum(map(sum, self.counts.values()))
 
     @property
     def title(self) -> str:
-        """The partition in words."""
+        """Describe the partition in one line."""
         return f"{self.settings['name']}: {self.rows:,} training rows in {len(self.counts)} silos"
 
     def as_json(self) -> dict[str, Any]:

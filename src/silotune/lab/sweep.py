@@ -201,7 +201,7 @@ TRIAL = CellKind(_trial, TRIAL_FILE)
 def _run_elsewhere(
     cells: Sequence[Cell], out: Path, elsewhere: Elsewhere, done: OnCellDone | None
 ) -> dict[str, Summary]:
-    """Have whole runs done elsewhere, and return of each what a trial says of itself."""
+    """Run whole trials in other processes or machines, and return their mean validation scores."""
     trials = {}
     for cell, summary in zip(cells, run_elsewhere(cells, out, elsewhere, lambda: None).values(), strict=True):
         silos = summary["silos"].values()

@@ -146,7 +146,7 @@ class Matrix:
     seeds: int
 
     def mean(self, alike: bool | None = None) -> float | None:
-        """The mean relative score between two tasks: of the same type, of different types, or (None) of any.
+        """Return the mean relative score between tasks of the same type, of different types, or (None) of any.
 
         Pairs with a task of unknown type (`OTHER`) count only among any.
         """
@@ -159,7 +159,7 @@ class Matrix:
         return mean_ignoring_none(value for (s, t), value in self.relative.items() if s != t and counts(s, t))
 
     def asymmetry(self) -> float | None:
-        """The mean of |A on B − B on A| over pairs of tasks, in points of relative score."""
+        """Return the mean of |A on B − B on A| over pairs of tasks, in points of relative score."""
         scores = self.relative
         gaps = [abs(value - scores[t, s]) for (s, t), value in scores.items() if s < t and (t, s) in scores]
         return mean_ignoring_none(gaps)

@@ -50,7 +50,7 @@ METHODS.problem = registries.subclass_problem(Method)
 
 
 def _built_in() -> dict[str, type[Method]]:
-    """Imported on first use: the files of methods import from here."""
+    """Import the built-in methods on first use, because their files import from here."""
     return {method.name: method for method in import_module("silotune.methods.catalog").BUILT_IN}
 
 

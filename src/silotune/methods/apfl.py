@@ -54,7 +54,7 @@ def projected(state: State) -> Tensors:
 
 
 class APFL(Method):
-    """Algorithm 1: w descends `f(w)`; v, and α if it is adaptive, descend `f(α·v + (1 − α)·w)` with w as a constant."""
+    """APFL: w descends `f(w)`; v, and α if adaptive, descend `f(α·v + (1 − α)·w)` with w constant (Algorithm 1)."""
 
     name = "apfl"
     paper = "Deng, Kamani and Mahdavi 2020, Adaptive Personalized Federated Learning"
@@ -76,7 +76,7 @@ class APFL(Method):
         return parts | ({ALPHA: private(Scalar(options.alpha))} if options.adaptive else {})
 
     def phases(self) -> list[Phase]:
-        """All take their steps together; α is then projected."""
+        """One phase in which v, w and α step together; α is then projected to [0, 1]."""
         views = {"global": {GLOBAL: 1}, "mixture": self.mixture(PRIVATE, frozen(GLOBAL))}
         then = {ALPHA: projected} if cast(APFLOptions, self.options).adaptive else {}
         return [Phase("train", trains=tuple(self.parts()), views=views, loss=self.loss, then=then)]
@@ -90,5 +90,5 @@ class APFL(Method):
         return common + mixed
 
     def prediction(self) -> PredictionMix:
-        """The mixture."""
+        """Predict with the mixture."""
         return PredictionMix(self.mixture(PRIVATE, GLOBAL), self.mixture(HEAD_PRIVATE, HEAD_GLOBAL))

@@ -32,14 +32,14 @@ class DittoOptions(MethodOptions):
 
 
 class Ditto(Method):
-    """Algorithm 1: a step of the global objective, then of the personal one, `CE + (λ/2)·‖v − w‖²` (eq. 1)."""
+    """Ditto: a pass of the global objective, then of the personal one, `CE + (λ/2)·‖v − w‖²` (Algorithm 1, eq. 1)."""
 
     name = "ditto"
     paper = "Li et al. 2021, Ditto: Fair and Robust Federated Learning Through Personalization"
     Options = DittoOptions
 
     def parts(self) -> dict[str, Part]:
-        """The personal adapter starts as the global one."""
+        """Return a shared and a personal adapter, which start equal."""
         tuner, head = self.setting.tuner, self.setting.head
         return {
             GLOBAL: shared(tuner),
@@ -49,7 +49,7 @@ class Ditto(Method):
         }
 
     def phases(self) -> list[Phase]:
-        """Global, then personal."""
+        """Two phases: the global adapter, then the personal one."""
         return [
             Phase("global", trains=(GLOBAL, HEAD_GLOBAL), views={"global": {GLOBAL: 1}}, loss=self.global_loss),
             Phase("personal", trains=(PRIVATE, HEAD_PRIVATE), views={"own": {PRIVATE: 1}}, loss=self.personal_loss),
@@ -69,5 +69,5 @@ class Ditto(Method):
         return cross_entropy + step.without_rows(cast(DittoOptions, self.options).lam / 2 * distance)
 
     def prediction(self) -> PredictionMix:
-        """The personal model."""
+        """Predict with the personal model."""
         return PredictionMix({PRIVATE: 1}, HEAD_PRIVATE)

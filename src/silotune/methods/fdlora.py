@@ -59,7 +59,7 @@ FUSED_HEADS: Mix = {HEAD_PRIVATE: FUSED[PRIVATE], HEAD_GLOBAL: FUSED[GLOBAL]}
 
 
 class FDLoRA(Method):
-    """Algorithm 1: inner steps of the global LoRA in silos, Nesterov momentum at the coordinator, fusion at the end."""
+    """FDLoRA: silos train a global LoRA under Nesterov momentum, and fuse it with their own at the end (Algorithm 1)."""
 
     name = "fdlora"
     paper = "Qi et al. 2024, FDLoRA: Personalized Federated Learning of Large Language Model via Dual LoRA Tuning"
@@ -68,14 +68,14 @@ class FDLoRA(Method):
     tuners = ("lora",)
 
     def parts(self) -> dict[str, Part]:
-        """Both LoRAs with their heads, and the two weights."""
+        """Return both LoRAs with their heads, and the two fusion weights."""
         tuner, head = self.setting.tuner, self.setting.head
         personal, own_head = private(tuner, start=GLOBAL), private(head, start=HEAD_GLOBAL)
         models = {GLOBAL: shared(tuner), HEAD_GLOBAL: self.head(), PRIVATE: personal, HEAD_PRIVATE: own_head}
         return models | {name: private(Scalar(0.5)) for name in FUSION}
 
     def phases(self) -> list[Phase]:
-        """The first round, later ones, the copies in a silo's first and every H-th round, and the fusion."""
+        """Return the phases of round 1, of later rounds, of copies (first and every H-th round), and of the fusion."""
         options, personal = cast(FDLoRAOptions, self.options), {PRIVATE: GLOBAL, HEAD_PRIVATE: HEAD_GLOBAL}
         inner = Phase("inner", (GLOBAL, HEAD_GLOBAL), {"global": {GLOBAL: 1}}, self.loss, from_round=2)
         first = replace(inner, name="first", epochs=options.first_epochs, from_round=1, rounds=lambda n: n == 1)
@@ -97,5 +97,5 @@ class FDLoRA(Method):
         return cross_entropy + step.without_rows(cast(FDLoRAOptions, self.options).l1 * size)
 
     def prediction(self) -> PredictionMix:
-        """The fused model."""
+        """Predict with the fused model."""
         return PredictionMix(FUSED, FUSED_HEADS)

@@ -80,7 +80,7 @@ class RestOfWorld(SiloAggregation):
 
 
 class FedALT(Method):
-    """The individual LoRA is trained and sent but not replaced; what comes down is constant and different in each silo.
+    """FedALT: each silo trains and sends its own LoRA, and receives the frozen mean of the other silos' LoRAs.
 
     `RestOfWorld` makes the mean of the others.
     """
@@ -102,7 +102,7 @@ class FedALT(Method):
         }
 
     def phases(self) -> list[Phase]:
-        """The shared part goes on from what the silo sent last, beside what it received; the result is kept."""
+        """Train the silo's own LoRA, starting from the one it sent last, beside the received mean; keep the result."""
         views = {"full": mixed(GLOBAL, received(GLOBAL))}
         trains = (GLOBAL, MIXER, HEAD)
         return [
@@ -116,5 +116,5 @@ class FedALT(Method):
         return step.cross_entropy("full")
 
     def prediction(self) -> PredictionMix:
-        """The silo's own LoRA and the others' mean."""
+        """Predict with the silo's own LoRA and the mean of the others."""
         return PredictionMix(mixed(PRIVATE, GLOBAL))

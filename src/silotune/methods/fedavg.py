@@ -66,7 +66,7 @@ class FedPer(FedAvg):
     paper = "Arivazhagan et al. 2019, Federated Learning with Personalization Layers"
 
     def head(self) -> Part:
-        """The personal layer."""
+        """Return the private head, FedPer's personal layer."""
         return private(self.setting.head)
 
 
@@ -79,7 +79,7 @@ class FedRepOptions(SupervisedOptions):
 
 
 class FedRep(FedPer):
-    """Algorithm 1: the personal head with the body fixed, then the body with the head fixed.
+    """FedRep: train the personal head with the body fixed, then the body with the head fixed (Algorithm 1).
 
     Loss and prediction are those of every method with one head (`silotune.methods.supervised`).
     """
@@ -89,7 +89,7 @@ class FedRep(FedPer):
     Options = FedRepOptions
 
     def phases(self) -> list[Phase]:
-        """Head, then body."""
+        """Two phases: the head, then the body."""
         head_epochs = cast(FedRepOptions, self.options).head_epochs
         return [
             Phase("head", trains=(HEAD,), views={"full": self.mix}, loss=self.loss, epochs=head_epochs),

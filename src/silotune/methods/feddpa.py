@@ -100,7 +100,7 @@ def prediction_mix(options: FedDPAOptions, scale: float) -> PredictionMix:
 
 
 class FedDPAF(FedLoRA):
-    """Algorithm 1: both parts are trained as in FedLoRA, and both predict. λ = 1."""
+    """FedDPA-F: train both parts as in FedLoRA, and predict with both; λ = 1 (Algorithm 1)."""
 
     name = "feddpa-f"
     paper = _PAPER
@@ -112,7 +112,7 @@ class FedDPAF(FedLoRA):
 
 
 class FedDPAT(FedIT):
-    """Algorithm 2: every round trains the global part alone, then the local part beside the frozen global. λ = α."""
+    """FedDPA-T: in each round train the global part, then the local one beside it, frozen; λ = α (Algorithm 2)."""
 
     name = "feddpa-t"
     paper = _PAPER
@@ -124,7 +124,7 @@ class FedDPAT(FedIT):
         return super().parts() | {PRIVATE: private(self.setting.tuner), HEAD: private(self.setting.head)}
 
     def phases(self) -> list[Phase]:
-        """Global (eq. 2), then local under `(1 − α)·global + α·local` (eq. 3); or local first, from round 2 on."""
+        """Train global (eq. 2), then local in `(1 − α)·global + α·local` (eq. 3); or local first, from round 2 on."""
         options = cast(FedDPATOptions, self.options)
         global_part = GLOBAL if options.sees == "trained" else received(GLOBAL)
         views: dict[str, Mix] = {"both": {global_part: 1 - options.alpha, PRIVATE: options.alpha}}

@@ -42,7 +42,7 @@ class FedDynOptions(SupervisedOptions):
 
 
 class FedDyn(FedAvg):
-    """Algorithm 1. A private head is trained on the plain loss."""
+    """FedDyn by its Algorithm 1; a private head is trained on the plain loss."""
 
     name = "feddyn"
     paper = "Acar et al. 2021, Federated Learning Based on Dynamic Regularization"

@@ -68,7 +68,7 @@ class FedFAME(Method):
         return {GLOBAL: shared(self.setting.tuner), HEAD: self.head(), PROJECTION: shared(self.projection)}
 
     def head(self) -> Part:
-        """Shared: it learns from labels at the coordinator only."""
+        """Return a shared head, because only the coordinator trains it on labels."""
         return shared(self.setting.head)
 
     @property
@@ -77,14 +77,14 @@ class FedFAME(Method):
         return (GLOBAL, PROJECTION)
 
     def phases(self) -> list[Phase]:
-        """Local training on texts alone."""
+        """One phase that trains on texts without labels."""
         views = {"own": {GLOBAL: 1}, "received": {received(GLOBAL): 1}, "previous": {previous(GLOBAL): 1}}
         train = Phase("train", trains=tuple(self.parts()), views=views, loss=self.loss, skips_first=True)
         return [replace(train, same_at_start={"received": "own"}) if self._options.guard else train]
 
     @mean_over_rows
     def loss(self, step: Step) -> Tensor:
-        """`L_con + L_distil` (eq. 4); no label is read."""
+        """Return `L_con + L_distil` (eq. 4), which reads no label."""
         q = self.projection(step.state[PROJECTION], step.views["own"])
         q_global = self.projection(step.received[PROJECTION], step.views["received"]).detach()
         q_previous = self.projection(step.previous(PROJECTION), step.views["previous"]).detach()
@@ -97,7 +97,7 @@ class FedFAME(Method):
         return contrastive + distilled
 
     def server_phases(self) -> list[Phase]:
-        """The coordinator trains the aggregated adapter and classifier on its labeled rows (eq. 5)."""
+        """One phase in which the coordinator trains adapter and classifier on its labeled rows (eq. 5)."""
         epochs = self._options.server_epochs
         return [
             Phase("server", trains=(GLOBAL, HEAD), views={"own": {GLOBAL: 1}}, loss=self.server_loss, epochs=epochs)
@@ -109,7 +109,7 @@ class FedFAME(Method):
         return step.cross_entropy("own")
 
     def prediction(self) -> PredictionMix:
-        """The global model: every silo's is the same."""
+        """Predict with the global model, which is the same in every silo."""
         return PredictionMix({GLOBAL: 1})
 
     @property

@@ -44,7 +44,7 @@ class FedIT(Method):
         return {GLOBAL: shared(self.setting.tuner), self.head_of_global: self.head()}
 
     def phases(self) -> list[Phase]:
-        """The shared part alone."""
+        """One phase that trains the shared part."""
         return [Phase("global", trains=(GLOBAL, self.head_of_global), views={"global": {GLOBAL: 1}}, loss=self.loss)]
 
     @mean_over_rows

@@ -34,7 +34,7 @@ class FedLoRA(FedIT):
         }
 
     def phases(self) -> list[Phase]:
-        """Federated rounds, then the local part in every silo, sampled or not."""
+        """A phase of every round, then a final phase for the local part in every silo, sampled or not."""
         local = Phase(
             "local",
             trains=(PRIVATE, HEAD),
@@ -52,5 +52,5 @@ class FedLoRA(FedIT):
         return step.cross_entropy("local")
 
     def prediction(self) -> PredictionMix:
-        """The fine-tuned model."""
+        """Predict with the silo's fine-tuned model."""
         return PredictionMix({PRIVATE: 1})

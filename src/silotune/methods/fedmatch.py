@@ -27,5 +27,5 @@ class FedMatch(OneModel):
         return {GLOBAL: shared(tuner), PRIVATE: private(tuner), HEAD: private(self.setting.head)}
 
     def phases(self) -> list[Phase]:
-        """Everything trains together."""
+        """One phase that trains all parts together."""
         return [Phase("train", trains=(GLOBAL, PRIVATE, HEAD), views={"full": self.mix}, loss=self.loss)]

@@ -41,7 +41,7 @@ class FedMCPOptions(MethodOptions):
 
 
 class FedMCP(Method):
-    """Algorithm 1 and eqs. 3-9. Only the global adapter is sent."""
+    """FedMCP by its Algorithm 1 and eqs. 3-9; only the global adapter is sent."""
 
     name = "fedmcp"
     paper = "Zhao et al. 2024, FedMCP: Parameter-Efficient Federated Learning with Model-Contrastive Personalization"
@@ -49,7 +49,7 @@ class FedMCP(Method):
     defaults = {"aggregation": "uniform"}  # Algorithm 1, line 6
 
     def parts(self) -> dict[str, Part]:
-        """Two adapters at the same target modules; two heads, one over each of the two models (section IV-B)."""
+        """Return two adapters at the same target modules, and a head for each of the two models (section IV-B)."""
         adapter, head = self.setting.tuner, self.setting.head
         return {
             GLOBAL: shared(adapter),
@@ -59,7 +59,7 @@ class FedMCP(Method):
         }
 
     def phases(self) -> list[Phase]:
-        """One phase: everything trains together (eq. 9). Views that the options switch off are not computed."""
+        """One phase that trains all parts together (eq. 9), without the views that the options switch off."""
         options = self._options
         views: dict[str, Mix] = {"full": FULL}
         if options.gamma > 0 or options.mu > 0:
@@ -73,7 +73,7 @@ class FedMCP(Method):
         return [Phase("train", trains=tuple(self.parts()), views=views, loss=loss)]
 
     def loss(self, step: Step) -> Tensor:
-        """`(1 − γ)·L_a + γ·L_b + μ·L_c` (eq. 8)."""
+        """Return `(1 − γ)·L_a + γ·L_b + μ·L_c` (eq. 8)."""
         options = self._options
         loss_a = step.cross_entropy("full", "head_full")  # eq. 3
         step.log(full=loss_a)
@@ -90,11 +90,11 @@ class FedMCP(Method):
 
     @mean_over_rows
     def loss_by_row(self, step: Step) -> Tensor:
-        """The same loss, where it is a mean over rows."""
+        """Return the same loss, marked as a mean over rows."""
         return self.loss(step)
 
     def _contrast(self, step: Step) -> Tensor:
-        """`Sim(X, Y) − Sim(X, Z)` (eq. 5): away from the private adapter, toward the averaged global one."""
+        """Return `Sim(X, Y) − Sim(X, Z)` (eq. 5): away from the private adapter, toward the averaged global one."""
         options = self._options
         alike = SIMILARITIES[options.similarity]
         own_private = "private" if options.private_view == "alone" else "full"
@@ -104,7 +104,7 @@ class FedMCP(Method):
         return to_private - to_received
 
     def prediction(self) -> PredictionMix:
-        """The full model and its head."""
+        """Predict with the full model and its head."""
         return PredictionMix(FULL, "head_full")
 
     @property

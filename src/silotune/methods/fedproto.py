@@ -38,7 +38,7 @@ class FedProtoOptions(SupervisedOptions):
 
 
 class FedProto(Local):
-    """Algorithm 1. Each silo keeps its model; all silos have one task, whose classes have prototypes."""
+    """FedProto by its Algorithm 1: silos of one task keep their models and share prototypes of its classes."""
 
     name = "fedproto"
     paper = "Tan et al. 2022, FedProto: Federated Prototype Learning across Heterogeneous Clients"

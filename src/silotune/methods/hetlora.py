@@ -31,7 +31,7 @@ class NormWeightedMeans(RankAggregation):
 
     @override
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
-        """All updates are kept until the last one is there."""
+        """Aggregate when the last update has arrived; all are kept until then."""
         all_updates, pairs = list(updates), factor_pairs(before)
         tensors = by_samples(without_factors(all_updates, pairs))
         for pair in pairs:
@@ -84,12 +84,12 @@ class HetLoRA(Supervised):
     adapter_name = GLOBAL
 
     def parts(self) -> dict[str, Part]:
-        """LoRA and head; with pruning also the silo's rank."""
+        """Return LoRA and head; with pruning also the silo's rank."""
         rank = {RANK: private(Scalar(float(self.setting.tuner.rank or 0)))}
         return super().parts() | (rank if cast(HetLoRAOptions, self.options).prune else {})
 
     def phases(self) -> list[Phase]:
-        """Training; with pruning, what was received is cut before, and what was trained is pruned after."""
+        """One training phase; with pruning also a cut of the received LoRA before, and a pruning step after."""
         phases = super().phases()
         if not cast(HetLoRAOptions, self.options).prune:
             return phases
@@ -122,7 +122,7 @@ class HetLoRA(Supervised):
 
 
 def rank_of(state: State) -> int:
-    """Return a silo's rank: what is left of its LoRA's."""
+    """Return a silo's rank after pruning."""
     rows = next(len(tensor) for name, tensor in state[GLOBAL].items() if name.endswith(END_A))
     return min(int(state[RANK]["value"]), rows)
 

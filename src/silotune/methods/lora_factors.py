@@ -40,7 +40,7 @@ class SplitLoRA(OneModel):
         return adapter | {HEAD: self.head()}
 
     def phases(self) -> list[Phase]:
-        """One phase, of all that is not fixed."""
+        """One phase that trains all parts that are not fixed."""
         trained = tuple(name for name, part in self.parts().items() if part.scope is not Scope.FIXED)
         return [Phase("train", trains=trained, views={"full": self.mix}, loss=self.loss)]
 

@@ -47,7 +47,7 @@ class ProductSVD(RankAggregation):
 
     @override
     def to_rank(self, shared: Tensors, rank: int) -> Tensors:
-        """By an SVD of B·A; where B is zero, the first rows of A as they were drawn."""
+        """Cut the factors to a rank by an SVD of B·A; while B is zero, take the first rows of A."""
         tensors = dict(shared)
         for pair in factor_pairs(shared):
             a, b = shared[pair.a], shared[pair.b]
@@ -60,7 +60,7 @@ class ProductSVD(RankAggregation):
 
     @override
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
-        """All updates are kept until the last one is there."""
+        """Aggregate when the last update has arrived; all are kept until then."""
         all_updates, pairs = list(updates), factor_pairs(before)
         tensors = by_samples(without_factors(all_updates, pairs))
         rows = sum(update.rows for update in all_updates)
@@ -119,7 +119,7 @@ class FedSVD(SplitLoRA):
 
 
 class DeltaLoRA(OneModel):
-    """One shared LoRA, trained on cross-entropy over weights with a delta, which only comes down.
+    """One shared LoRA over weights with a delta, trained on cross-entropy; silos receive the delta and never send it.
 
     Subclasses bring the aggregation that makes the delta, and may draw the LoRA anew after every round (`redrawn`).
     """
@@ -134,7 +134,7 @@ class DeltaLoRA(OneModel):
         return {GLOBAL: shared(tuner, self.redrawn), DELTA: shared(Delta(tuner)), HEAD: self.head()}
 
     def phases(self) -> list[Phase]:
-        """One phase, of LoRA and head."""
+        """One phase that trains LoRA and head."""
         return [Phase("train", trains=(GLOBAL, HEAD), views={"full": self.mix}, loss=self.loss)]
 
 
@@ -150,7 +150,7 @@ class MeansAndResidual(BroadcastAggregation):
 
     @override
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
-        """No update is kept."""
+        """Aggregate the updates one by one, without keeping any."""
         products = _MeanProducts(before)
         tensors = by_samples(products.watch(updates))
         for pair in factor_pairs(before):
@@ -169,7 +169,7 @@ class FedExLoRA(DeltaLoRA):
 
 
 class StackedProducts(RankAggregation):
-    """In the delta `mean(B_k·A_k)`: the silos' factors stacked, then merged; B becomes zero (Wang et al. 2024).
+    """Stacks the silos' factors, adds `mean(B_k·A_k)` to the delta, and sets B to zero (Wang et al. 2024).
 
     Means are by the silos' rows. The silos' ranks may differ.
     """
@@ -179,7 +179,7 @@ class StackedProducts(RankAggregation):
 
     @override
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
-        """No update is kept."""
+        """Aggregate the updates one by one, without keeping any."""
         products, pairs = _MeanProducts(before), factor_pairs(before)
         tensors = by_samples(without_factors(products.watch(updates), pairs))
         for pair in pairs:
@@ -216,7 +216,7 @@ class CorrectedMeans(BroadcastAggregation):
 
     @override
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
-        """All updates are kept until the last one is there."""
+        """Aggregate when the last update has arrived; all are kept until then."""
         all_updates = list(updates)
         tensors = by_samples(all_updates)
         rows = sum(update.rows for update in all_updates)

@@ -36,7 +36,7 @@ class MOON(FedAvg):
         return tuple(self.adapters)
 
     def phases(self) -> list[Phase]:
-        """One phase with two anchors."""
+        """One phase with two anchors, the received and the previous model."""
         anchors: dict[str, Mix] = {
             "received": {received(name): weight for name, weight in self.mix.items()},
             "previous": {previous(name): weight for name, weight in self.mix.items()},

@@ -37,7 +37,7 @@ class PFedMeOptions(MethodOptions):
 
 
 class PFedMe(Method):
-    """Algorithm 1. On each batch θ takes K steps on `f(θ) + (λ/2)·‖θ − w‖²`, then `w ← w − η·λ·(w − θ)`.
+    """pFedMe: on each batch θ takes K steps on `f(θ) + (λ/2)·‖θ − w‖²`, then `w ← w − η·λ·(w − θ)`.
 
     The coordinator's `w ← (1 − β)·w + β·mean` is `server.lr=β`.
     """
@@ -47,7 +47,7 @@ class PFedMe(Method):
     Options = PFedMeOptions
 
     def parts(self) -> dict[str, Part]:
-        """Adapter and head of w, and those of θ."""
+        """Return four parts: adapter and head of w, adapter and head of θ."""
         tuner, head = self.setting.tuner, self.setting.head
         return {
             GLOBAL: shared(tuner),
@@ -57,7 +57,7 @@ class PFedMe(Method):
         }
 
     def phases(self) -> list[Phase]:
-        """θ begins every round as w, as in the authors' code; w changes after each batch's K steps."""
+        """One phase: θ starts every round as w, as in the authors' code, and w changes after each batch's K steps."""
         follows = {GLOBAL: PRIVATE, HEAD_GLOBAL: HEAD}
         return [
             Phase(
@@ -87,5 +87,5 @@ class PFedMe(Method):
         return {name: w - rate * (w - state[own][name]) for name, w in state[common].items()}
 
     def prediction(self) -> PredictionMix:
-        """θ."""
+        """Predict with θ."""
         return PredictionMix({PRIVATE: 1})

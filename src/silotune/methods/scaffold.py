@@ -38,7 +38,7 @@ def own(part: str) -> str:
 
 
 class SCAFFOLD(FedAvg):
-    """Algorithm 1 with option II; `server.lr` is the global step size η_g. A private head has no control variate."""
+    """SCAFFOLD with option II; `server.lr` is the global step size η_g. A private head has no control variate."""
 
     name = "scaffold"
     paper = "Karimireddy et al. 2020, SCAFFOLD: Stochastic Controlled Averaging for Federated Learning"

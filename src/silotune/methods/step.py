@@ -119,7 +119,7 @@ class Step:
         return module.training_loss(tensors, self.views[view], self.batch, self.recipe)
 
     def without_rows(self, term: Tensor) -> Tensor:
-        """Mark a term of the loss that depends on no row, such as a proximal one; add what this returns to the loss.
+        """Mark a loss term that depends on no row, such as a proximal one; add the returned value to the loss.
 
         With noise on rows (`privacy.unit`) the loss is one row's, and such a term's gradient is added after the noise.
 

@@ -23,7 +23,7 @@ def check_method(method: Method) -> None:
 
 
 def _faults(method: Method, parts: dict[str, Part]) -> Iterator[str]:
-    """Yield what is wrong; what follows the first fault may rest on it."""
+    """Yield the faults of a method; later ones may follow from the first."""
     for name, part in parts.items():
         if {*name} & {*"/:+"}:
             yield f"part name {name!r} holds a slash, colon or plus sign"

@@ -1,4 +1,4 @@
-"""From token ids to logits under a mix of parts.
+"""Computes logits from token ids under a mix of parts.
 
 Each of `backbone`, `tuners`, `forward` and `heads` imports only those before it.
 """

@@ -1,1 +1,1 @@
-"""One run: building, engines, storage, summary, loading of finished runs."""
+"""Builds, executes, stores, summarizes and loads one run."""

@@ -74,7 +74,7 @@ class TokenMixer(BaseModel):
 
 
 class ModelFile(BaseModel):
-    """The fields of `model.json` in their order; docs/reference-files.md says what they mean."""
+    """The fields of `model.json`, in order; docs/reference-files.md explains them."""
 
     format: str = FORMAT
     version: int = VERSION

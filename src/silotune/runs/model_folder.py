@@ -191,7 +191,7 @@ def _describe(federation: Federation, name: str, state: State, summary: Mapping[
 
 
 def _notice(federation: Federation, state: State) -> str:
-    """Say what of a folder was never shared, because it may tell about single rows."""
+    """Name the files of a folder that were never shared, because they may reveal single rows."""
     parts = federation.context.parts
     private = [name for name in state if name in parts and parts[name].scope is Scope.PRIVATE and state[name]]
     vectors = state.get(INSTANCES, {}).get(VECTORS)

@@ -1,4 +1,4 @@
-"""Measure what a silo's finished model tells about its training rows, for one page: `silotune release`."""
+"""Measure how much a silo's finished model reveals about its training rows (`silotune release`)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Release:
 
     @classmethod
     def read(cls, path: Path) -> Release:
-        """Return what `write` wrote."""
+        """Read a file written by `write`."""
         tree = json.loads(path.read_text(encoding="utf-8"))
         canaries = None if tree["canaries"] is None else Audit(**tree["canaries"])
         repeated = None if tree["repeated"] is None else tuple(tree["repeated"])

@@ -172,7 +172,7 @@ def _may_differ(path: Path, federation: Federation) -> tuple[str, ...]:
 
 
 def _counts_rounds(federation: Federation) -> str:
-    """Say what in a run depends on the number of its rounds; nothing: ""."""
+    """Name the settings of a run that depend on its number of rounds; "" if there are none."""
     train = federation.config.train
     if any(phase.when == "end" for phase in federation.context.phases):
         return f"method={federation.config.method.name} trains its final phases in the last one"

@@ -44,7 +44,7 @@ def room_for_graphs(backbone: Backbone) -> int:
 
 
 def kept_of_a_token(train: TrainConfig, backbone: Backbone, method: Method) -> float:
-    """Measure the bytes that a graph keeps per token: what a second row of full length adds to a forward of one."""
+    """Measure the bytes that a graph keeps per token, by the difference of forward passes of one and two rows."""
     tuner = method.setting.tuner
     adapters = max((len(parts_in(mix)) for phase in method.phases() for mix in phase.views.values()), default=1)
     draws = torch.Generator().manual_seed(0)

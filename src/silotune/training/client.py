@@ -104,7 +104,7 @@ class SiloClient:
         ]
 
     def open_broadcast(self, broadcast: bytes, silo: str) -> tuple[State, int]:
-        """The shared parts and the round of a silo's broadcast; the same bytes object is read once for all silos."""
+        """Read the shared parts and the round of a silo's broadcast; the same object is read once for all silos."""
         if self._last is None or self._last[0] is not broadcast:
             self._last = (broadcast, *read_broadcast(broadcast, self.expected(silo)))
         return self._last[1:]

@@ -64,7 +64,7 @@ def _fitting(context: TrainingContext, silos: Iterable[Silo]) -> Cohort:
 
 
 def _of_a_row(context: TrainingContext, rows: TokenizedRows) -> int:
-    """The tokens of a row of full length: both answers of a preference pair, each with its decoder's tokens."""
+    """Return the tokens of a row of full length: for a preference pair both answers, each with its decoder's tokens."""
     sequences = len(rows.sequences([0]))
     return sequences * (context.train.max_length + context.virtual_tokens + rows.longest_decoder)
 

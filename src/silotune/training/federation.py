@@ -1,4 +1,4 @@
-"""All objects of a run in one place: configuration, context, silos, coordinator and privacy."""
+"""Hold the objects of a run: configuration, context, silos, coordinator and privacy."""
 
 from __future__ import annotations
 

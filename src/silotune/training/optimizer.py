@@ -20,7 +20,7 @@ _UNDECAYED = re.compile(r"bias|layer_?norm|rms_?norm|(^|[._])(norm|ln_)", re.IGN
 
 
 def _decays(name: str) -> bool:
-    """Whether weight decay acts on a tensor; its module's name and its own say so, not the task's or the part's."""
+    """Whether weight decay acts on a tensor, judged by the names of tensor and module, not of task or part."""
     return _UNDECAYED.search(".".join(name.rsplit("/", 1)[-1].split(".")[-2:])) is None
 
 
@@ -84,7 +84,7 @@ def pack(optimizer: torch.optim.Optimizer, phase: str, leaves: Mapping[str, Tens
 
 
 def restore(optimizer: torch.optim.Optimizer, phase: str, leaves: Mapping[str, Tensor], memory: Tensors) -> None:
-    """Set the state of a new optimizer to what `pack` returned; arguments as there, of the silo's next round."""
+    """Restore the state returned by `pack` into the new optimizer of the silo's next round."""
     for name, leaf in leaves.items():
         prefix = f"{KEPT}/{phase}/{name}/"
         entries = {key.removeprefix(prefix): value for key, value in memory.items() if key.startswith(prefix)}

@@ -106,5 +106,5 @@ class PhaseOptimizer:
         return self._optimizers[silo if self._scalers else 0]
 
     def _factor(self, silo: int) -> Tensor:
-        """A silo's present factor, shape (), on the device."""
+        """Return a silo's present factor of the learning rate, shape (), on the device."""
         return self._scalers[silo].scale(torch.ones_like(self._skipped[silo]))

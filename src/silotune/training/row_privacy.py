@@ -1,4 +1,4 @@
-"""Hold what DP-SGD in a silo is set to: its units, its bound, its noise, and the secret that its draws come from."""
+"""Hold the settings of DP-SGD in a silo: units, clipping bound, noise, and the secret of its random draws."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class RowPrivacy:
     run: str
 
     def covers(self, phase: Phase) -> bool:
-        """Return whether a phase's gradients are noised; nothing leaves a silo after the phases of the end."""
+        """Return whether a phase's gradients get noise; final phases get none, because nothing leaves after them."""
         return phase.when == "round" and phase.name in self.phases
 
     def deviation(self, silo: str) -> float:

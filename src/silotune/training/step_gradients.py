@@ -222,7 +222,7 @@ def _take_back(
 
 
 class _Draws:
-    """Where a step's random numbers come from, from its first one on."""
+    """The state of the random number generator at the start of a step."""
 
     def __init__(self, seed: int, members: Sequence[SiloStep]) -> None:
         streams = [Stream(seed, *member.drawn_for) for member in members]

@@ -1,4 +1,4 @@
-"""Find the phases that noise on rows has to cover: those that read rows and change what may leave a silo."""
+"""Find the phases that need noise on rows: they read rows and change parts that influence what leaves a silo."""
 
 from __future__ import annotations
 

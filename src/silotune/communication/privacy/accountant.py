@@ -126,7 +126,7 @@ class SampledCentralAccount(CentralAccount):
 
     @override
     def total(self, times: int) -> float:
-        """`times` counts all rounds."""
+        """Return the total cost; `times` counts all rounds."""
         plain = super().total(times)
         if times == 0 or self.sampled >= self.silos:
             return plain

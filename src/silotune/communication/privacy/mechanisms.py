@@ -32,12 +32,12 @@ class Clip:
 
 
 def laplace_scale(clip: float, epsilon: float) -> float:
-    """`2C / ε`: replacing all of a silo's rows moves a change of L1 norm C or less by 2C at most, in L1."""
+    """Return `2C / ε`: replacing all rows of a silo moves a change clipped to L1 norm C by at most 2C."""
     return 2 * clip / epsilon
 
 
 def laplace_tensor(uniform: Tensor, scale: float) -> Tensor:
-    """Uniform numbers in (0, 1) → Laplace numbers, by the inverse of the distribution function."""
+    """Turn uniform numbers in (0, 1) into Laplace numbers, by the inverse of the distribution function."""
     centered = uniform - 0.5
     return -scale * centered.sign() * torch.log1p(-2 * centered.abs())
 
@@ -61,7 +61,7 @@ class Laplace:
 
 
 def gaussian(uniform: Tensor, deviation: float) -> Tensor:
-    """Uniform numbers in (0, 1) → Gaussian numbers, by the inverse of the distribution function."""
+    """Turn uniform numbers in (0, 1) into Gaussian numbers, by the inverse of the distribution function."""
     normal: Tensor = torch.special.ndtri(uniform)
     return deviation * normal
 

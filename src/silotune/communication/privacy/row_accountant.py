@@ -1,4 +1,4 @@
-"""Compute what noise on rows costs, and how much noise a cost needs.
+"""Compute the privacy cost of noise on rows, and the noise for a given cost.
 
 A step of DP-SGD draws each unit with the same probability and adds Gaussian noise to the sum of the clipped gradients.
 Neighboring data differ in one unit, emptied at its place (dp-accounting's REPLACE_SPECIAL), which moves the sum by at
@@ -132,7 +132,7 @@ class RenyiFilter:
         return cls(epsilon, delta, tuple(1 + factor * math.log(MOST_ORDERS / delta) / epsilon for factor in _ORDERS))
 
     def costs(self, multiplier: float, rate: float, steps: int) -> list[float]:
-        """Return what so many steps cost at each order."""
+        """Return the Rényi cost of a number of steps at each order."""
         return [steps * renyi_cost(multiplier, rate, order) if steps else 0.0 for order in self.orders]
 
     def spent(self, costs: Sequence[float]) -> float:

@@ -192,7 +192,7 @@ def _by_channel(tensor: Tensor, shape: Shape) -> Tensor:
 
 
 def _from_channels(rows: Tensor, shape: Shape) -> Tensor:
-    """The inverse of `_by_channel`."""
+    """Undo `_by_channel`."""
     if len(shape) > 1 and shape[-1] < shape[0]:
         return rows.reshape(shape[-1], *shape[:-1]).movedim(0, -1).contiguous()
     return rows.reshape(shape)

@@ -64,7 +64,7 @@ class UplinkPipeline:
 
     @property
     def label(self) -> str:
-        """The steps' names as a field of messages, so that a change is never read as a part."""
+        """Return the steps' names, a field of messages that keeps a change from being read as a part."""
         return ",".join(self.names)
 
     def send(self, change: Tensors, memory: Tensors, silo: str, round_number: int) -> tuple[Tensors, Tensors]:
@@ -103,7 +103,7 @@ class UplinkPipeline:
         return written, kept
 
     def _codec_of(self, codec: Codec, name: str, silo: str, round_number: int) -> Codec:
-        """The codec of one tensor of a message; one that is seeded follows from the run's seed, never from a secret."""
+        """Return the codec of one tensor of a message; its draws follow from the run's seed, never from a secret."""
         if not isinstance(codec, SeededCodec):
             return codec
         return codec.seeded(derive(self.seed, "uplink codec", silo, round_number, name).to_bytes(8, "big"))
@@ -164,7 +164,7 @@ NO_UPLINK = UplinkPipeline(())
 
 
 def _require_layout(codec: Codec, name: str, entry: Tensors, shape: tuple[int, ...]) -> None:
-    """Refuse what a codec writes against its own layout, which the coordinator would refuse in every round."""
+    """Refuse a codec whose output contradicts its own layout, because the coordinator would refuse every round."""
     written = {suffix: (tuple(tensor.shape), tensor.dtype) for suffix, tensor in entry.items()}
     if written != (layout := dict(codec.layout(shape))):
         raise InputError(f"codec {type(codec).__name__}: encodes {name!r} as {written}; its layout is {layout}")

@@ -139,6 +139,6 @@ class RandomK(_Sparse):
         return found * (prod(shape) / max(self._count(shape), 1)) if self._options.unbiased else found
 
     def _positions(self, shape: Shape) -> Tensor:
-        """The positions in the flattened tensor, ascending: those of the smallest of as many uniform numbers."""
+        """Draw positions in the flattened tensor, ascending: those of the smallest of its uniform numbers."""
         order = self._stream.uniform("positions", "", (prod(shape),)).argsort(stable=True)
         return order[: self._count(shape)].sort().values

@@ -143,7 +143,7 @@ class RunStart:
 
 
 def run_job(job: Job, link: Link, record: Records, status: RunStatus, load: Load = BackboneRequirements.load) -> None:
-    """Greet the silos of one run, and train."""
+    """Run one job: handshakes with its silos, then training."""
     out, start = Path(job.out), RunStart.of(job, record, load)
     failures, admission = FailureLog(status.report), start.admission
     greeting, options = Frame("hello", start.request), start.config.federation
@@ -244,7 +244,7 @@ def _registry(config: Config, out: Path, names: list[str]) -> RunRegistry:
 
 
 def _promise_of_silos(privacy: PrivacyConfig) -> str:
-    """Say what noise on rows promises; only a silo knows how many units it has, and so how much noise it takes."""
+    """Log the guarantee of noise on rows; the amount of noise depends on the silo's number of units."""
     return (
         f"privacy: every silo adds noise on its rows for ε = {privacy.epsilon:g} at δ = {privacy.delta or DELTA:g} for "
         f"each {privacy.unit}, or more noise if its own budget asks for it; not for users of a silo's own model"

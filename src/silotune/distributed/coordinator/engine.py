@@ -78,7 +78,7 @@ class FlowerEngine(Engine):
 
     @override
     def rounds(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[Received]:
-        """Below its quorum a round is requested again, then the run stops."""
+        """Request rounds from the silos; repeat a round below its quorum, and finally stop the run."""
         self._new_states, self._deferred_scores = {}, {}
         yield from self._until_quorum("round", round_number, silos, broadcast)
 
@@ -96,7 +96,7 @@ class FlowerEngine(Engine):
 
     @override
     def validate(self, round_number: int) -> Scores:
-        """A silo that is absent or does not share its scores has none.
+        """Collect validation scores; a silo that is absent or does not share them has none.
 
         On central rows the score is the mean over all silos; there is none if a silo is absent.
         """
@@ -113,7 +113,7 @@ class FlowerEngine(Engine):
 
     @override
     def results(self) -> dict[str, dict[str, Any]]:
-        """Values that a silo does not share or did not send are None."""
+        """Collect the silos' results; values that a silo does not share or did not send are None."""
         round_number = self.history.best_round
         entries = self._scores(round_number, ["validation", "test"])
         empty: dict[str, Any] = {"validation": None, "test": None, "rows": None}

@@ -1,4 +1,4 @@
-"""Describes what a coordinator is to do, and makes a run folder ready for it."""
+"""Describes a coordinator's job, and prepares its run folder."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def run_plan(job: Job, link: Link, record: Records, status: RunStatus) -> None:
 
 
 def _approve(job: Job, link: Link, record: Records, status: RunStatus, load: _LastBackbone) -> None:
-    """Ask all silos for one approval of all runs; then build each run over what they said, before the first trains."""
+    """Ask all silos for one approval of all runs; then build every run from their answers, before the first trains."""
     starts: dict[str, RunStart] = {}
     for name in job.cells:
         with _named(name):
@@ -73,7 +73,7 @@ def _approve(job: Job, link: Link, record: Records, status: RunStatus, load: _La
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Begin what is refused inside with a run's name."""
+    """Prefix refusals raised inside the block with the run's name."""
     try:
         yield
     except InputError as error:

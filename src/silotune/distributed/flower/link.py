@@ -126,7 +126,7 @@ class FlowerLink(Link):
 
     @override
     def pull(self, message_ids: Collection[str]) -> Sequence[Arrival]:
-        """Every reply is pulled on its own, so that one that is never uploaded delays no other."""
+        """Pull each reply separately, so that a reply that is never uploaded delays no other."""
         for message_id in set(self._pulls) - set(message_ids):
             self._pulls.pop(message_id).abandon()
         for message_id in message_ids:

@@ -176,7 +176,7 @@ def _finished(out: Path, config: Config, data: list[SiloData]) -> dict[str, Any]
 
 
 def _silo_folder(out: Path, name: str) -> Path:
-    """Return the folder in which a silo on this machine keeps what it has of this run."""
+    """Return the folder of a silo on this machine for this run."""
     return out / "checkpoints" / "silos" / name / RunRegistry.open(out).run
 
 

@@ -1,1 +1,1 @@
-"""The messages between coordinator and silos, what both sides must have alike, and what the audit log says of them."""
+"""Defines the messages between coordinator and silos, the settings both must share, and audit entries."""

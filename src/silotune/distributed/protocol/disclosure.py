@@ -104,7 +104,7 @@ class SiloStatus:
 
     @classmethod
     def read(cls, fields: object) -> SiloStatus | None:
-        """Parse what a silo sent; values of another form are dropped. None if it sent no status."""
+        """Parse a silo's status and drop malformed values; None if it sent no status."""
         if not isinstance(fields, dict):
             return None
         fingerprint, epsilon, disk = (fields.get(name) for name in cls.__dataclass_fields__)

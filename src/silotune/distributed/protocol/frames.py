@@ -52,7 +52,7 @@ class ProtocolError(Exception):
 
 
 class HandshakeRefused(InputError):
-    """One side refuses the other, or what it asks for."""
+    """Raised when one side refuses the other or its request."""
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ class LocalWork:
         return Answer(Frame("scores", {"silo": silo.name, "scores": scores}), {}, name, int(number), asked)
 
     def _noise(self, prepared: Prepared, run: str) -> RowPlan | None:
-        """Set the noise on rows to what the ledger allows a run; returns it, None without noise."""
+        """Set the noise on rows that the ledger requires of a run, and return it; None without noise."""
         if prepared.noise is None or prepared.row_plan is None:
             return None
         plan = self._store.ledger.plan(run, prepared.digest, prepared.row_plan)
@@ -132,7 +132,7 @@ class LocalWork:
         return plan
 
     def _charge(self, prepared: Prepared, run: str, number: int, digest: str) -> Charge | None:
-        """Return what a round's answer costs, after a look at the budget; None without noise on rows.
+        """Return the privacy cost of a round's answer, after checking the budget; None without noise on rows.
 
         Args:
             prepared: what the run's configuration came to.
@@ -167,7 +167,7 @@ class LocalWork:
     def _evaluate(
         self, federation: Federation, silo: Silo, shared: State, number: int, splits: list[str], run: str
     ) -> dict[str, Any]:
-        """Score shared parts with the silo's present private ones; returns what may leave."""
+        """Score shared parts together with the silo's private ones, and return the scores that may leave."""
         federation.coordinator.adopt(shared)
         if splits == ["validation"]:
             entry: dict[str, Any] = {"validation": score_silos(federation, "validation")[silo.name]}

@@ -1,4 +1,4 @@
-"""A plan at a silo: several runs that a coordinator proposes as one list, with what they have in common and in all."""
+"""Describes a plan at a silo: several runs that a coordinator proposes together, for one approval."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def read_plan(cells: object) -> list[list[Any]]:
 
 
 def plan_configuration(runs: Sequence[PlannedRun]) -> dict[str, Any]:
-    """Return what an approval of a plan holds for: each run's id with its configuration, in order."""
+    """Return the configuration that an approval of a plan covers: each run's id and configuration, in order."""
     return {PLAN: [[run.run, approved_part(run.config)] for run in runs]}
 
 
 def describe_plan(runs: Sequence[PlannedRun]) -> list[str]:
-    """Return lines about a plan: the total of what leaves, what all runs have in common, and where each differs."""
+    """Return lines about a plan: the total that leaves, the settings all runs share, and the differences of each."""
     trees = [dict(flat(approved_part(run.config))) for run in runs]
     differing = [
         key for key in {**dict.fromkeys(k for t in trees for k in t)} if len({repr(t.get(key)) for t in trees}) > 1

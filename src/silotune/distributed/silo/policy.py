@@ -1,4 +1,4 @@
-"""Compares what a coordinator asks for with the caps of the operator's policy."""
+"""Compares a coordinator's requests with the caps of the operator's policy."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Policy:
             raise self.refused(f"{value:,} {what}", f"at most {limit:,}", key)
 
     def refused(self, what: str, allowed: str, key: str) -> PolicyRefused:
-        """Return the refusal of something, with what is allowed and the key that says so."""
+        """Return a refusal that names the request, the allowed value and the key of the cap."""
         return PolicyRefused(f"silo {self.silo!r}: {POLICY_REFUSES} {what}; {allowed} (policy.{key})")
 
 

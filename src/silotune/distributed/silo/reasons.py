@@ -21,7 +21,7 @@ _PHRASES: tuple[tuple[type[BaseException], str], ...] = (
 
 
 def phrase(error: BaseException, otherwise: str = "something else") -> str:
-    """Return the phrase for an error, or for what caused it; its own text may quote a row and stays here."""
+    """Return a fixed phrase for an error or its cause; the error's own text may quote a row and stays here."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in _FULL:

@@ -1,4 +1,4 @@
-"""A silo's ledger of noise on rows: what each unit's budget has paid over all runs, whatever a coordinator asks for.
+"""Keeps a silo's ledger of noise on rows: the share of each unit's budget that all runs have spent.
 
 A run reserves what its rounds will cost when the silo first takes part. Each answer with other content than before is
 charged in the transaction that records it, so that nothing leaves unpaid and a crash charges nothing twice. The budget
@@ -65,7 +65,7 @@ class RowLedger:
         self.budget = budget
 
     def plan(self, run: str, config: str, wanted: RowPlan, reserve: bool = False) -> RowPlan:
-        """Return a run's noise: the least that meets its own target and what is left of the budget.
+        """Return a run's noise: the least that meets the run's own target and the remaining budget.
 
         Args:
             run: the run's id.
@@ -107,7 +107,7 @@ class RowLedger:
                 self.close(charge.run)
 
     def close(self, run: str) -> None:
-        """Free what a run has reserved and not used."""
+        """Free the unused reservation of a run."""
         with self._records.transaction() as connection:
             connection.execute("UPDATE row_runs SET open = 0 WHERE run = ?", (run,))
 
@@ -129,7 +129,7 @@ class RowLedger:
         return replace(filter, orders=tuple(json.loads(known)))
 
     def _costs(self, filter: RenyiFilter, unit: str, more: Charge | None = None) -> list[float]:
-        """Return the costs at each order: of all answers, and of what open runs have reserved and not used.
+        """Return two costs at each order: of all answers, and of the unused reservations of open runs.
 
         Args:
             filter: of the unit's budget.

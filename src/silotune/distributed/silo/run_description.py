@@ -1,4 +1,4 @@
-"""A run in plain words, for the operator who approves it: what leaves, how protected, what changed since the last."""
+"""Describes a run to the operator who approves it: what leaves, how it is protected, what changed."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _noise(federation: Federation, settings: SiloSettings) -> str:
 
 
 def _noise_on_rows(config: Config, plan: RowPlan, settings: SiloSettings) -> str:
-    """Say what the run's own target and the rest of the budget come to."""
+    """Describe the noise that follows from the run's own target and the remaining budget."""
     privacy, budget = config.privacy, settings.privacy
     limit = "no limit" if budget is None else f"at most ε = {budget.epsilon:g} at δ = {budget.delta:g}"
     return (
@@ -131,7 +131,7 @@ def who_learns_what(config: Config, settings: SiloSettings) -> list[str]:
 
 
 def changes(run: WaitingRun, earlier: WaitingRun | None) -> Iterator[str]:
-    """Yield what a run changes against an earlier one, a line for each key."""
+    """Yield one line per key in which a run differs from an earlier one."""
     if earlier is None:
         yield "no run was approved before"
         return

@@ -305,7 +305,7 @@ class Session:
         return Frame(frame.kind, fields, blobs)
 
     def _status(self, run: str, prepared: Prepared, answer: Answer) -> SiloStatus:
-        """Return the silo's state of operation; of free space two digits, as files of predictions tell answers."""
+        """Return the silo's status; free space has two digits, because file sizes could reveal predictions."""
         folder, privacy, budget = Path(self.settings.folder), prepared.client.privacy, self.settings.budget
         spent = self.store.spent(run, None if privacy is None else Price.of(privacy))
         uses = spent.uses + (answer.price is not None)

@@ -1,4 +1,4 @@
-"""From a coordinator's configuration to this silo's own federation: checked, with its backbone and rows, and cached."""
+"""Builds this silo's federation from a coordinator's configuration: checked, with backbone and rows, and cached."""
 
 from __future__ import annotations
 

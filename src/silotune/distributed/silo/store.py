@@ -66,7 +66,7 @@ class Price:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer, and what is recorded with it.
+    """A silo's answer with its record for the audit log.
 
     Args:
         frame: the answer with all numbers, also those that the operator does not share.
@@ -178,7 +178,7 @@ class SiloStore:
         return str(found[0][0])
 
     def _state_file(self, run: str, name: str, digest: str) -> Path | None:
-        """Return a state's file if its content is the recorded one; finishes what a kill interrupted."""
+        """Return a state's file if its content matches the record; first complete an interrupted write."""
         for path in (self._path(run, name), self._path(run, name, ".new")):
             with suppress(OSError):
                 if hashlib.sha256(path.read_bytes()).hexdigest() == digest:

@@ -65,7 +65,7 @@ def compare(
     log_file: LogFile = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Several methods over several seeds: one table, `table.csv` and `report.html`.
+    """Compare methods over several seeds: one table, `table.csv` and `report.html`.
 
     With --list: every table and figure of the four papers, with the command that makes it.
     """

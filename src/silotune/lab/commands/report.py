@@ -44,7 +44,7 @@ def personalization(
     out: Annotated[Path, typer.Option(help="A new or empty folder for tables and figures.")],
     ddof: Annotated[int, typer.Option(min=0, max=1, help="Divisor n − ddof of the standard deviation over seeds.")] = 1,
 ) -> None:
-    """Tables and figures of FedDPA's personalization measures; the runs need evaluation.test_time=true."""
+    """Write tables and figures of FedDPA's personalization measures; the runs need evaluation.test_time=true."""
     from silotune.core.files import make_folder
     from silotune.lab.personalization import measure_tables, rounds_figure, silo_task_heatmap, unseen_table
     from silotune.lab.report.entries import read_entries
@@ -70,7 +70,7 @@ def release(
     silo: Annotated[str, typer.Option(help="The silo whose model is to be given away.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Measure what one silo's model tells about its training rows, before it is given away: one page."""
+    """Measure how much a silo's model reveals about its training rows, before its release; prints one page."""
     import json
 
     from silotune.runs.release import measure_release

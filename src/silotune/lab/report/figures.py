@@ -60,7 +60,7 @@ def _legend(results: Results) -> dict[int, str]:
 
 
 def _of_entries(results: Results, read: Callable[[str], Shown]) -> list[tuple[int, str, Shown]]:
-    """Return position, label and what `read` finds of a label; entries of which it finds nothing are left out."""
+    """Return position, label and the result of `read` for each label; labels without a result are left out."""
     found = ((position, label, read(label)) for position, label in _legend(results).items())
     return [row for row in found if len(row[2])]
 
@@ -260,7 +260,7 @@ def _similarities(table: pandas.DataFrame, low: float, high: float, axes: Axes) 
 
 
 def _sent(results: Results) -> FigureSpec:
-    """Draw what each silo sent in a whole run."""
+    """Draw the bytes that each silo sent in the whole run."""
     sent = _of_entries(results, results.sent_by_silo)
     silos = sorted({name for _, _, by_silo in sent for name in by_silo})
     many = len(silos) > _MOST_LINES

@@ -287,7 +287,7 @@ def _sent_parts(entry: ReportEntry) -> str:
 
 
 def privacy_statement(entry: ReportEntry) -> str:
-    """Say whether noise protects the updates, and what that does not cover."""
+    """Say whether noise protects the updates, and name the limits of the guarantee."""
     guarantees = [run.summary["privacy"] for run in entry.runs if run.summary.get("privacy")]
     if not guarantees:
         if not entry.first.summary["bytes_up"]:
@@ -305,7 +305,7 @@ def privacy_statement(entry: ReportEntry) -> str:
 
 
 def attack_statement(entry: ReportEntry, results: Results) -> str:
-    """Say whether an attack was simulated, with what success, and which aggregation defended."""
+    """Say whether an attack was simulated, its success rate, and the aggregation used as defense."""
     config = entry.first.config
     attack, aggregation = config.get("attack") or {}, config.get("aggregation") or {}
     name = str(aggregation.get("name", "samples") if isinstance(aggregation, dict) else aggregation)

@@ -185,7 +185,7 @@ def _what(entries: Sequence[ReportEntry]) -> str:
 
 
 def _drawn_by_seeds(results: Results) -> str:
-    """Say what differs between the seeds: training alone, where `data.seed` fixes the rows, or the rows as well."""
+    """Say whether seeds differ in training only (`data.seed` is set) or also in the rows of the splits."""
     fixed = {run.rows_are_fixed for run in results.runs}
     return "training on the same rows" if fixed == {True} else "rows and training" if fixed == {False} else "runs"
 

@@ -235,7 +235,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def families_with_prefix() -> list[str]:
-    """The model types whose attention takes a prefix."""
+    """Return the model types whose attention takes a prefix."""
     return sorted(name for name, architecture in ARCHITECTURES.items() if architecture.prefix is not None)
 
 

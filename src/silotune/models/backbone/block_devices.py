@@ -288,7 +288,7 @@ def require_accelerate() -> Any:
 
 
 def release(model: nn.Module) -> None:
-    """Remove what accelerate put on a model that was loaded onto several devices: `BlockDevices` moves activations."""
+    """Remove accelerate's hooks from a model loaded onto several devices, because `BlockDevices` moves activations."""
     hooks = require_accelerate().hooks
     for module in model.modules():
         if hasattr(module, "_hf_hook"):

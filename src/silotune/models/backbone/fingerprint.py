@@ -51,7 +51,7 @@ def stored_fingerprint(files: Sequence[Path]) -> str:
 
 
 def _stamp(path: Path) -> list[int]:
-    """A file's size, time of its content, and time of its last change, which a program cannot set back."""
+    """Return a file's size, modification time, and change time, which a program cannot set back."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 

@@ -217,7 +217,7 @@ class ReplicateMode(TorchFunctionMode):
         return any((rank, self._all) in shapes for rank, length in shapes if length == self._rows > 1)
 
     def _reshape_arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments of a reshape, with the rows of all replicas in place of the rows of one."""
+        """Return the arguments of a reshape, with the rows of all replicas in place of the rows of one."""
         tensor, *shape = args
         as_sequence = len(shape) == 1 and not isinstance(shape[0], int)
         sizes = list(shape[0]) if as_sequence else shape
@@ -232,7 +232,7 @@ class ReplicateMode(TorchFunctionMode):
         return {self._rows, self._all} <= lengths
 
     def _repeat(self, argument: Any) -> Any:
-        """The argument with every tensor of one replica in it repeated."""
+        """Return the argument with every tensor of one replica in it repeated."""
         if isinstance(argument, Tensor):
             return self._repeat_rows(argument) if argument.dim() > 1 and len(argument) == self._rows else argument
         if isinstance(argument, tuple | list):
@@ -242,7 +242,7 @@ class ReplicateMode(TorchFunctionMode):
         return argument
 
     def _repeat_rows(self, tensor: Tensor) -> Tensor:
-        """(rows, …) → (rows · replicas, …), repeated once per tensor."""
+        """Repeat (rows, …) to (rows · replicas, …), once per tensor."""
         if id(tensor) not in self._repeated:
             times = [self._all // self._rows, *([1] * (tensor.dim() - 1))]
             self._repeated[id(tensor)] = tensor, tensor.repeat(times)
@@ -250,7 +250,7 @@ class ReplicateMode(TorchFunctionMode):
 
 
 def _tensors(argument: Any) -> list[Tensor]:
-    """All tensors in nested sequences and mappings."""
+    """Yield all tensors in nested sequences and mappings."""
     if isinstance(argument, Tensor):
         return [argument]
     if isinstance(argument, Mapping):
@@ -264,7 +264,7 @@ _RATES = ("attention_dropout", "activation_dropout", "dropout")
 
 @contextlib.contextmanager
 def dropout_of(module: nn.Module, plan: ForwardPlan) -> Iterator[None]:
-    """Switch a module's dropout to what a plan wants while the context lasts, and restore it afterwards.
+    """Set a module's dropout to a plan's within the context, and restore it afterwards.
 
     Args:
         module: the whole model, or a block that runs again for the backward pass.

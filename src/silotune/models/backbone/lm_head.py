@@ -121,7 +121,7 @@ class _Projection(nn.Module):
         self._cast: tuple[ReferenceType[Tensor], tuple[int, torch.dtype], Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """States of shape (…, hidden) → logits of shape (…, words)."""
+        """Compute logits of shape (…, words) from states of shape (…, hidden)."""
         weight = self.weight if self.replacement is None else self.replacement
         bias = cast("Tensor | None", self.bias)
         if self.words is not None:

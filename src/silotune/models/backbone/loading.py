@@ -54,7 +54,7 @@ def silence_transformers() -> None:
 
 @contextmanager
 def transformers_messages_kept() -> Iterator[None]:
-    """Restore after the block what `silence_transformers` turns off in it."""
+    """Restore, after the block, the messages that `silence_transformers` turns off."""
     from transformers.utils import logging as transformers_logging
 
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()

@@ -23,7 +23,7 @@ DECODER = "decoder_attention_mask"
 
 @dataclass(frozen=True)
 class Padding:
-    """Where rows are padded.
+    """The padding of a batch's rows.
 
     Args:
         left: whether any row begins with padding.
@@ -65,7 +65,7 @@ _wrapped: set[str] = set()
 
 @contextlib.contextmanager
 def known_masks(hides: Mapping[int, bool], attention: str) -> Iterator[None]:
-    """Let transformers' masks be made from what is known while the context lasts.
+    """Within the context, build transformers' masks from the known padding instead of reading it from the device.
 
     Args:
         hides: see `Padding.by_length`.

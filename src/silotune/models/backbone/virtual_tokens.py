@@ -157,7 +157,7 @@ def prepare_inputs(
 
 
 def _prompt_inside_text(slot: Tensor, virtual: int, tokens: int) -> tuple[Tensor, Tensor]:
-    """The order of columns that moves prompt tokens from before the text to a slot inside it."""
+    """Return the order of columns that moves prompt tokens from before the text to a slot inside it."""
     text = torch.arange(tokens, device=slot.device)
     text_columns = text + virtual * (text >= slot.unsqueeze(1))
     prompt_columns = slot.unsqueeze(1) + torch.arange(virtual, device=slot.device)
@@ -194,7 +194,7 @@ def gather_columns(states: Tensor, columns: Tensor) -> Tensor:
 
 
 def mask_columns(tokens: Prompt | Prefix, rows: int, like: Tensor) -> Tensor:
-    """The virtual tokens' columns of the attention mask, shape (rows, virtual tokens), of the type of `like`."""
+    """Return the virtual tokens' columns of the attention mask, shape (rows, virtual tokens), of the type of `like`."""
     if tokens.present is None:
         return like.new_ones(rows, tokens.tokens)
     return tokens.present.to(like.dtype).unsqueeze(1).expand(-1, tokens.tokens)

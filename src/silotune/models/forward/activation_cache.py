@@ -61,7 +61,7 @@ class _ModuleOutput:
     unread: bool
 
     def with_states(self, states: Tensor) -> object:
-        """An output of the same form with these states."""
+        """Return an output of the same form with other states."""
         return (states, *([None] * (self.tuple_length - 1))) if self.tuple_length else states
 
 

@@ -90,7 +90,7 @@ class _Model(GenerationMixin):
     forward = __call__
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, *_: Any, **__: Any) -> dict[str, Any]:
-        """Pass on the newest token alone: a decoding keeps what came before."""
+        """Return inputs with only the newest token, because the decoding keeps the earlier ones."""
         return {"input_ids": input_ids[:, -1]}
 
     def get_experts_implementation(self) -> dict[str, str]:

@@ -282,7 +282,7 @@ def _acts_on_segments(
 
 
 def _by_tuner(mix: Sequence[MixEntry]) -> list[tuple[Tuner, list[WeightedTensors]]]:
-    """The parts that act, grouped by tuner in the order of first mention."""
+    """Group the acting parts by tuner, in the order of first mention."""
     groups: dict[int, tuple[Tuner, list[WeightedTensors]]] = {}
     for part in mix:
         if part.present:

@@ -110,7 +110,7 @@ class _Table:
 
 
 class ConstantViews:
-    """One silo's constant views, by view and set of rows, for one phase. Nothing is evicted.
+    """Caches one silo's constant views, by view and set of rows, for one phase; nothing is evicted.
 
     Args:
         names: the views to keep.

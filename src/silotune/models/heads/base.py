@@ -1,4 +1,4 @@
-"""Define what a head does: tokenize a task's rows, create its tensors, and compute logits and loss from a view.
+"""Define the interface of heads: tokenize a task's rows, create tensors, compute logits and loss from a view.
 
 Each task has its own head; one part may hold the heads of many tasks.
 """

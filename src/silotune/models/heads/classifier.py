@@ -32,7 +32,7 @@ class Classifier(Head):
     @classmethod
     @override
     def answers(cls, kind: TaskKind) -> bool:
-        """A regression's head has one output, with several labels each has its own."""
+        """Return whether the head answers a kind of task: every kind but generation."""
         return kind != "generation"
 
     @classmethod

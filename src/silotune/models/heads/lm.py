@@ -99,7 +99,7 @@ class LanguageModelHead(Head):
 
     @override
     def row_tokenizer(self, backbone: Backbone, max_length: int) -> TokenizeRows:
-        """`GenerationTokenizer` has the details."""
+        """Return a `GenerationTokenizer`."""
         encoder_decoder = bool(backbone.base.config.is_encoder_decoder)
         return GenerationTokenizer(
             backbone.tokenizer,
@@ -117,17 +117,17 @@ class LanguageModelHead(Head):
 
     @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """There are no tensors."""
+        """Return no tensors."""
         return {}
 
     @override
     def reading(self, backbone: Backbone, task: Task) -> HeadReading:
-        """Shape (rows, 2): the sum of a row's token losses, and its number of response tokens."""
+        """Read each row's sum of token losses and number of response tokens, shape (rows, 2)."""
         return self.smoothed_reading(backbone, task, 0.0)
 
     @override
     def smoothed_reading(self, backbone: Backbone, task: Task, smoothing: float) -> HeadReading:
-        """A token's probability is spread over the vocabulary."""
+        """Smooth labels by spreading a token's probability over the vocabulary."""
 
         def read(states: Tensor, inputs: Inputs, plan: ForwardPlan) -> Tensor:
             rows, targets = inputs[READ_ROWS], inputs[READ_TARGETS]
@@ -144,18 +144,18 @@ class LanguageModelHead(Head):
 
     @override
     def cross_entropy(self, tensors: Tensors, view: View, batch: Batch) -> Tensor:
-        """The mean over all response tokens of the batch, in all its micro-batches."""
+        """Return the mean loss over all response tokens of the batch, in all its micro-batches."""
         sums, counts = view[self.name].unbind(1)
         return sums.sum() / counts.sum()
 
     @override
     def training_loss(self, tensors: Tensors, view: View, batch: Batch, recipe: LossRecipe) -> Tensor:
-        """The view's reading is smoothed already."""
+        """Return the cross-entropy; the view's reading is already smoothed."""
         return self.cross_entropy(tensors, view, batch)
 
     @override
     def check_loss(self, recipe: LossRecipe) -> None:
-        """Tokens have no labels, and DPO's loss has its own."""
+        """Refuse losses of labels, because tokens have none."""
         if recipe.class_weights != "none":
             raise InputError(f"train.class_weights: head={self.name} has no labels; leave it out")
         if recipe.label_smoothing and type(self).cross_entropy is not LanguageModelHead.cross_entropy:
@@ -163,7 +163,7 @@ class LanguageModelHead(Head):
 
     @override
     def loss_units(self, batch: Batch) -> int | None:
-        """Response tokens."""
+        """Count response tokens."""
         if type(self).cross_entropy is not LanguageModelHead.cross_entropy:
             return None
         targets = batch.source.targets if batch.source else None
@@ -214,7 +214,7 @@ class PreferenceHead(LanguageModelHead):
 
     @override
     def loss_units(self, batch: Batch) -> int | None:
-        """A pair's loss depends on two rows."""
+        """Return None, because a preference pair's loss depends on two rows."""
         return None
 
     @override

@@ -106,7 +106,7 @@ class VerbalizerHead(Head):
 
     @override
     def check(self, backbone: Backbone, tasks: Iterable[Task]) -> None:
-        """Label words must be in the vocabulary."""
+        """Check that label words are in the vocabulary."""
         for task in tasks:
             self._label_words(backbone, task)
 
@@ -179,12 +179,12 @@ class VerbalizerHead(Head):
 
     @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """There are no tensors."""
+        """Return no tensors."""
         return {}
 
     @override
     def reading(self, backbone: Backbone, task: Task) -> HeadReading:
-        """Class logits, shape (rows, classes), from the states at the masks alone."""
+        """Read class logits, shape (rows, classes), from the states at the masks."""
         words, vocabulary = self._label_words(backbone, task), backbone.lm_head
         assert vocabulary is not None, "the backbone was loaded without a language-model head"
 

@@ -1,4 +1,4 @@
-"""Define what a tuner does: create a part's tensors, change the backbone's forward, merge and export parts."""
+"""Define the interface of tuners: create a part's tensors, change the forward pass, merge and export parts."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Tuner(ABC):
     def act_on_segments(
         self, backbone: Backbone, mix: Sequence[WeightedTensors], segments: Segments, plan: ForwardPlan
     ) -> bool:
-        """Batched variant of `act` for a cohort: rows of several silos concatenated, one segment per silo.
+        """Act as `act` does, for a cohort: rows of several silos are concatenated, one segment per silo.
 
         Args:
             backbone: the backbone of all silos.

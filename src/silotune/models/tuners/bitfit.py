@@ -75,7 +75,7 @@ class BitFit(Tuner):
 
     @override
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
-        """The merged offset of a module is the weighted sum of the parts' offsets."""
+        """Merge parts into the weighted sum of their offsets."""
         return MergedAdapter(weighted_sum(mix), self.options.model_dump(mode="json"))
 
     @override

@@ -66,7 +66,7 @@ class Bottleneck(Tuner):
 
     @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """`down` is drawn from N(0, 0.02²)."""
+        """Return initial tensors; `down` is drawn from N(0, 0.02²)."""
         tensors: Tensors = {}
         options = cast(BottleneckOptions, self.options)
         words = [word for site in options.sites for word in _PLACEMENTS.get(site, (site,))]
@@ -151,7 +151,7 @@ def _add_adapters(mix: Sequence[WeightedTensors], module: str) -> OutputChange:
 
 
 def _add_adapters_to_segments(mix: Sequence[WeightedTensors], module: str, segments: Segments) -> OutputChange:
-    """Variant of `_add_adapters` for tensors of shape (segments, …): two batched products for all segments."""
+    """Do `_add_adapters` for tensors of shape (segments, …), with two batched products for all segments."""
     numbers = scalar_weights(mix)
     assert numbers is not None, "segments have numbers for weights"
 

@@ -62,7 +62,7 @@ class Delta(Tuner):
 
     @override
     def weight_delta(self, adapter: MergedAdapter, module: str, layer: nn.Module) -> Tensors:
-        """`scale·Δ`."""
+        """Return `scale·Δ`."""
         return {"weight": self._lora.scale * adapter.tensors[f"{module}.{NAME}"].double()}
 
 

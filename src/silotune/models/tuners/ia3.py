@@ -77,7 +77,7 @@ class IA3(Tuner):
 
     @override
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
-        """`Σ weight·l + (1 - Σ weight)`, since a factor of 1 changes nothing."""
+        """Merge parts into `Σ weight·l + (1 - Σ weight)`, because a factor of 1 changes nothing."""
         rest = 1 - sum(part.weight for part in mix)
         tensors = {name: tensor + rest for name, tensor in weighted_sum(mix).items()}
         return MergedAdapter(tensors, self.options.model_dump(mode="json"))

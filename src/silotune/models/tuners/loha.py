@@ -48,7 +48,7 @@ class LoHa(Tuner):
 
     @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        """The last factor starts at zero, and so does the change."""
+        """Return initial tensors; the last factor is zero, and so is the change of the weight."""
         options, tensors = cast(LoHaOptions, self.options), {}
         for module in find_target_modules(backbone, options.sites, self.name):
             inputs, outputs = layer_widths(backbone.module(module))
@@ -82,7 +82,7 @@ class LoHa(Tuner):
 
     @override
     def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any] | None:
-        """Peft's LoHa has no GPT-2 layers."""
+        """Return peft's configuration; None over GPT-2's layers, which peft's LoHa lacks."""
         modules = self.target_modules(adapter.tensors)
         if any(is_transposed(backbone.module(module)) for module in modules):
             return None

@@ -163,7 +163,7 @@ class LoRA(Tuner):
         return acting
 
     def _principal(self, backbone: Backbone, module: str, like: Tensor) -> tuple[Tensor, Tensor]:
-        """PiSSA's A₀ and B₀ of a module, at this scale; dtype and device of `like`."""
+        """Return PiSSA's A₀ and B₀ of a module at this scale, with dtype and device of `like`."""
         if backbone.quantization != NONE:
             raise InputError(
                 "tuner.init=pissa: takes its start from weights that backbone.quantization="
@@ -231,7 +231,7 @@ class LoRA(Tuner):
 
     @override
     def weight_delta(self, adapter: MergedAdapter, module: str, layer: nn.Module) -> Tensors:
-        """`scale·B·A`."""
+        """Return `scale·B·A`."""
         a, b = (adapter.tensors[f"{module}.{name}"].double() for name in LoRA.module_tensors)
         options = LoRAOptions(
             **{key: adapter.options[key] for key in ("r", "alpha", "scaling") if key in adapter.options}

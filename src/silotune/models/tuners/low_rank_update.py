@@ -45,7 +45,7 @@ def _at_tokens(mix: Sequence[WeightedTensors], module: str, x: Tensor) -> list[W
 
 
 def _add_constant_update(down: Tensor, wide: Tensor) -> OutputChange:
-    """`add_update` without gradient: a plan is used for many forwards in generation, and its tensors are cast once."""
+    """Do `add_update` without gradient; its tensors are cast once for the many forward passes of generation."""
     cast_to: dict[tuple[torch.dtype, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def change(x: Tensor, y: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def _weighted(up: Sequence[Tensor], numbers: Sequence[float], factor: float) -> 
 def add_update_to_segments(
     mix: Sequence[WeightedTensors], module: str, factor: float, segments: Segments
 ) -> OutputChange:
-    """Variant of `add_update` for tensors of shape (segments, …): two batched products for all segments."""
+    """Do `add_update` for tensors of shape (segments, …), with two batched products for all segments."""
     numbers = scalar_weights(mix)
     assert numbers is not None, "segments have numbers for weights"
 

@@ -1,4 +1,4 @@
-"""Share what prompt tuning, P-tuning and prefix tuning have in common: initial vectors, and mixes of vectors.
+"""Share code of prompt tuning, P-tuning and prefix tuning: initial vectors, and mixes of vectors.
 
 A mix interpolates the vectors of equally many tokens: `Σ weight·vector`, usually with weights that sum to 1. Rows whose
 weights sum to 0 have no virtual tokens: their positions are masked out, because zero vectors would still get attention.

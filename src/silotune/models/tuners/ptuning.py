@@ -108,7 +108,7 @@ class PTuning(VirtualTokenTuner):
 
 
 def _lstm_shapes(inputs: int, h: int, layers: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a bidirectional LSTM's tensors, in the order of `torch.lstm`."""
+    """Return names and shapes of a bidirectional LSTM's tensors, in the order of `torch.lstm`."""
     shapes: dict[str, tuple[int, ...]] = {}
     for layer in range(layers):
         columns = inputs if layer == 0 else 2 * h

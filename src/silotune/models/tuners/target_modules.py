@@ -74,14 +74,14 @@ def is_transposed(module: nn.Module) -> bool:
 
 
 def linear_weight(module: nn.Module) -> Tensor:
-    """A linear layer's weight as (out, in), also where the layer stores it transposed."""
+    """Return a linear layer's weight as (out, in), even if the layer stores it transposed."""
     weight = cast(Tensor, module.weight)
     return weight.t() if is_transposed(module) else weight
 
 
 @torch.no_grad()
 def layer_weight(module: nn.Module) -> Tensor:
-    """A linear layer's weight as (out, in) in the numbers that its forward computes with, also where it is quantized.
+    """Return a linear layer's weight as (out, in) with the values that its forward uses, dequantized if necessary.
 
     Of a quantized layer it is computed anew at each call: what the layer answers to the unit vectors.
     """

@@ -83,7 +83,7 @@ class VeRA(Tuner):
         return acting
 
     def _matrices(self, backbone: Backbone, like: Tensor) -> tuple[Tensor, Tensor]:
-        """A (r, largest input) and B (largest output, r): Kaiming-uniform, drawn in peft's order; dtype of `like`."""
+        """Draw A (r, largest input) and B (largest output, r), Kaiming-uniform, as peft does; dtype of `like`."""
         modules = find_target_modules(backbone, self._options.sites, self.name)
         inputs, outputs = map(max, zip(*(layer_widths(backbone.module(module)) for module in modules), strict=True))
         key = (inputs, outputs, like.device, like.dtype)

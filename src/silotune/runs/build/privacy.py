@@ -1,4 +1,4 @@
-"""The privacy guarantee of a configured run: which noise it has, what that costs, and how many rounds it lasts for."""
+"""Computes the privacy guarantee of a configured run: its noise, its cost, and the rounds that the budget allows."""
 
 from __future__ import annotations
 

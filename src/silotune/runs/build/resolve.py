@@ -1,4 +1,4 @@
-"""Read a configuration, fill in all defaults, and decide what `auto` means on this machine."""
+"""Read a configuration, fill in all defaults, and resolve `auto` for this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Set up noise on rows (`privacy.unit`): how much every silo adds, and what cannot have it."""
+"""Set up noise on rows (`privacy.unit`): compute each silo's noise, and refuse settings that exclude it."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def check_tasks(
 
 
 def _check_without_classes(config: Config, method: Method, silo: str, task: Task) -> None:
-    """Refuse what needs rows of one label each: a silo's rows have numbers, or several labels."""
+    """Refuse settings that need one label per row if a silo's rows have numbers or several labels."""
     rows = f"silo {silo!r} holds {KINDS[task.kind]}"
     if method.needs_labeled_rows:
         raise InputError(
@@ -171,7 +171,7 @@ def _check_evaluation(config: Config, method: Method, tasks: Mapping[str, Task],
 
 
 def check_start(config: Config, method: Method) -> None:
-    """Refuse parts that the coordinator draws anew if what is drawn stands for a piece of the backbone's weights.
+    """Refuse parts that the coordinator redraws every round if their start is part of the backbone's weights (PiSSA).
 
     A `start` that silos of a smaller rank receive cut would be such a piece, too: what is cut off is in no product.
     """

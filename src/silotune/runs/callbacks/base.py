@@ -87,7 +87,7 @@ class Callback:
         """
 
     def on_progress(self, round: int, what: str, done: int, total: int) -> None:
-        """Called before every piece of work: `done` of the round's `total` silos are finished, `what` comes next."""
+        """Called before every piece of work, `what`, when `done` of the round's `total` silos are finished."""
 
     def on_silo(self, round: int, silo: str, values: Mapping[str, Any]) -> None:
         """Called when a silo's local round has ended.

@@ -100,7 +100,7 @@ class NotebookBar(Callback):
 
     @override
     def close(self) -> None:
-        """After an error or an interruption the bar stays where it is, and says so."""
+        """Close the bar; after an error or an interruption it stays visible and says so."""
         if not self._finished:
             self._show(self._share, "stopped")
 

@@ -315,7 +315,7 @@ class History:
     """Silo → the name of its last state in its own folder, if silos keep their own states."""
 
     def __post_init__(self) -> None:
-        """Check what a checkpoint says.
+        """Check the values of a checkpoint.
 
         Raises:
             TypeError: a value is of another kind than it begins with.

@@ -64,7 +64,7 @@ class InProcessEngine(Engine):
 
     @override
     def judge_finished(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Scores:
-        """Training makes new states, so that the present ones stay as they are."""
+        """Score the silos after their final phases, and then restore their present states."""
         kept = {name: silo.state for name, silo in self.federation.silos.items()}
         try:
             for replies in self._train("final", round_number, silos, broadcast):
@@ -116,7 +116,7 @@ class InProcessEngine(Engine):
 
     @override
     def results(self) -> dict[str, dict[str, Any]]:
-        """The best round's validation scores are known."""
+        """Return the results; the best round's validation scores are already known."""
         judged = score_test_time(self.federation) if self.federation.config.evaluation.test_time else None
         self.tested = judged.on_own_task if judged else measure_silos(self.federation, "test")
         entries = summary_entries(self.federation, self.tested, self.history.best_scores)
@@ -125,7 +125,7 @@ class InProcessEngine(Engine):
 
     @override
     def save_states(self, round_number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
-        """`_write` began each file when its silo replied."""
+        """Save the silos' states; `_write` began each file when its silo replied."""
         return {name: self._written.pop(name) for name in silos}
 
     def _write(self, round_number: int, replies: Replies) -> None:

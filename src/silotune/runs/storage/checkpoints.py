@@ -120,7 +120,7 @@ class Checkpoints:
             self._writer.finish()
 
     def _tensor_files(self) -> Iterator[str]:
-        """The tensor files there, as checkpoints name them."""
+        """Return the tensor files in the folder, as checkpoints name them."""
         for directory, _, names in os.walk(self.path):
             folder = Path(directory).relative_to(self.path)
             yield from ((folder / name).as_posix() for name in names if name.endswith(".safetensors"))
@@ -138,12 +138,12 @@ class Checkpoints:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint."""
+        """Return the newest checkpoint."""
         rounds = self._rounds()
         return self.load(max(rounds)) if rounds else None
 
     def _rounds(self) -> set[int]:
-        """The rounds that have a manifest."""
+        """Return the rounds that have a manifest."""
         found = (re.fullmatch(r"round-(\d+)\.json", path.name) for path in self.path.iterdir() if path.is_file())
         return {int(match[1]) for match in found if match}
 
@@ -151,7 +151,7 @@ class Checkpoints:
         return self.path / f"round-{number:04d}.json"
 
     def load(self, number: int) -> Checkpoint:
-        """A round's checkpoint."""
+        """Return a round's checkpoint."""
         path = self._manifest(number)
         try:
             checkpoint = Checkpoint(**read_json(path))
@@ -207,7 +207,7 @@ class StateMemory:
         self._bytes = 0
 
     def write(self, name: str, state: SiloState) -> StoredState:
-        """Write a state to a file of this name (without ending), and return what stands for it."""
+        """Write a state to a file of this name (without ending), and return its entry in the manifest."""
         return self.stored(self._checkpoints.write(name, state.flat()), state)
 
     def stored(self, file: str, state: SiloState) -> StoredState:
@@ -257,7 +257,7 @@ class AsyncWriter:
         self._waiting: deque[Future[None]] = deque()
 
     def write(self, path: Path, tensors: Tensors) -> None:
-        """Queue a file, whose tensors must not change any more; raises what went wrong with earlier ones."""
+        """Queue a file, whose tensors must not change anymore; raises errors of earlier files."""
         self._submit(write_tensors, path, tensors)
 
     def remove(self, paths: Sequence[Path]) -> None:

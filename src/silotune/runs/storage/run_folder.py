@@ -72,7 +72,7 @@ class RunFolder:
 
     @staticmethod
     def nothing_began(path: Path) -> bool:
-        """Return whether a folder is missing, empty, or what a run left that was refused or killed before it began."""
+        """Return whether a folder is missing, empty, or left by a run that ended before its first round."""
         return not path.is_file() and (not path.is_dir() or all(_begun(entry) for entry in path.iterdir()))
 
     @classmethod
@@ -179,7 +179,7 @@ def _begun(entry: Path) -> bool:
 
 
 def continued(config: Config, path: Path) -> Config:
-    """Return the configuration with which to go on with a run: what it does not say is as the run began.
+    """Return the configuration for resuming a run; keys that are not given are those the run started with.
 
     A run that is older than the key `evaluation.validation` validates by the metric, in whatever round it was
     interrupted. The number of threads and what `train.tokens_at_once=auto` came to stay, as bits depend on both.
