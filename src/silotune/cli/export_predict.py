@@ -117,7 +117,7 @@ def predict(
 ) -> None:
     """Answer texts with one silo's model of a finished run: one JSON line each, with label and probabilities.
 
-    A task of numbers gets a value instead, one of several labels those that are more likely than not.
+    For a regression task, a line has a value instead; for several labels, all labels with a probability above one half.
     A table's text columns are those that the silo trained on, unless --columns names others.
     Instructions (with an optional input after a tab) and conversations ({"messages": [{"role": …, "content": …}, …]})
     get a generated answer instead.

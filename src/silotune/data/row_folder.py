@@ -46,9 +46,9 @@ def read_rows(folder: Path, silo: str) -> SiloData:
 
 
 def _fields(row: Row) -> list[Any]:
-    """Return a row as JSON: texts; label, number or labels; answer. Conversations and pairs have two or three more.
+    """Return a row as a JSON list: texts; label, number or labels; answer; more fields for conversations and pairs.
 
-    Whose row it is stands at the end, as an object.
+    The unit of the row, if any, is an object at the end.
     """
     more: list[Any] = [[list(turn) for turn in row.turns], row.rejected] if row.turns or row.rejected else []
     more += [list(row.untrained)] if row.untrained else []

@@ -132,7 +132,7 @@ def check_cells(cells: Sequence[Cell], out: Path, workers: Workers) -> None:
 def run_elsewhere(
     cells: Sequence[Cell], out: Path, elsewhere: Elsewhere, begun: Callable[[], None], done: OnCellDone | None = None
 ) -> dict[str, Summary]:
-    """Have whole runs done elsewhere, all of them, finished ones, too: they are one plan there.
+    """Run all cells of a command elsewhere as one plan, which includes finished ones.
 
     Returns:
         The summary of every cell, by folder name.

@@ -59,7 +59,7 @@ FUSED_HEADS: Mix = {HEAD_PRIVATE: FUSED[PRIVATE], HEAD_GLOBAL: FUSED[GLOBAL]}
 
 
 class FDLoRA(Method):
-    """FDLoRA: silos train a global LoRA under Nesterov momentum, and fuse it with their own at the end (Algorithm 1)."""
+    """FDLoRA: silos train a global LoRA under Nesterov momentum, and fuse it with their own at the end."""
 
     name = "fdlora"
     paper = "Qi et al. 2024, FDLoRA: Personalized Federated Learning of Large Language Model via Dual LoRA Tuning"

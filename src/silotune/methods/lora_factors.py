@@ -81,7 +81,7 @@ class RoLoRA(SplitLoRA):
     b = Scope.SHARED
 
     def phases(self) -> list[Phase]:
-        """B first: it starts at zero, and A has no gradient as long as B is zero."""
+        """Train B in odd rounds and A in even ones, because A has no gradient while B is zero."""
         views = {"full": self.mix}
         return [
             Phase("B", trains=(B, HEAD), views=views, loss=self.loss, rounds=odd),

@@ -32,7 +32,7 @@ _LARGEST_PROTOCOL = 10**6
 
 @dataclass(frozen=True)
 class Identity:
-    """Everything that both sides must run alike.
+    """The versions and settings that must be equal on both sides.
 
     Args:
         version: silotune's version.

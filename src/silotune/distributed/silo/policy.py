@@ -80,7 +80,7 @@ class Policy:
         self._at_most("numbers in an update", count, limit, "numbers_per_round")
 
     def check_request(self, request: Request, before: tuple[int, int, int], backbone: int, rounds: int) -> None:
-        """Refuse a request of a round that the run does not have, and one too many over all runs.
+        """Refuse a request for a round that the run does not have, and requests beyond the caps.
 
         Args:
             request: the request.

@@ -52,7 +52,7 @@ CHANGED_ROWS = "its rows changed within this run"
 
 @dataclass(frozen=True)
 class _Hello:
-    """The last greeting that got a hello, with that hello, the run's id and its configuration."""
+    """The last accepted greeting, with its answer, the run's id and its configuration."""
 
     request: bytes
     reply: bytes
