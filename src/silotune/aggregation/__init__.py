@@ -1,4 +1,4 @@
-"""The coordinator combines a round's updates by an aggregation; those of one method stand in that method's file."""
+"""Registers the aggregations, which combine a round's updates; those of one method are in that method's file."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def register_aggregation(name: str, aggregation: Any = None) -> Any:
     """Register an aggregation in this process; with the name alone, return a decorator.
 
     Other processes of a run find it if an entry point of the group `silotune.aggregations` names it, or if their script
-    registers it, too.
+    also registers it.
 
     Args:
         name: the name that `aggregation=` chooses it by.

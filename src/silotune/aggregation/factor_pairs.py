@@ -50,7 +50,7 @@ def factor_pairs(names: Iterable[str]) -> list[Pair]:
 
 
 def factors_of(pair: Pair, update: Update, shared: Tensors) -> tuple[Tensor, Tensor]:
-    """Return a silo's B and A in float64; one that it did not send is as it received it."""
+    """Return a silo's B and A in float64; a factor that it did not send is the received one."""
     sent, before = update.tensors, update.before(shared)
     return sent.get(pair.b, before[pair.b]).double(), sent.get(pair.a, before[pair.a]).double()
 

@@ -1,7 +1,7 @@
 """Hold back updates whose norms are far above the others', and refuse infinite results.
 
 Updates wait to be judged, as the median of a round's norms is known when all have come. At most `MOST_WAITING` wait,
-and at most `WINDOW` bytes: in a larger round the first are judged by the median of those that have come so far, which
+and at most `WINDOW` bytes: in a larger round the first are judged by the median of the updates so far, which
 attackers can move only if they are half of them. So the memory of a round does not grow with the number of silos.
 """
 

@@ -44,7 +44,7 @@ def input_error(
         error: pydantic's error.
         model: the model that was validated.
         prefix: the key of the model itself.
-        silos: names of the entries of `silos`, which stand in keys in place of their numbers.
+        silos: names of the entries of `silos`, which replace their numbers in keys.
     """
     first = error.errors()[0]
     location = [str(word) for word in first["loc"] if not str(word).endswith("]")]

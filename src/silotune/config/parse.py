@@ -216,7 +216,7 @@ def _all_values(config: Config) -> Tree:
 
 
 def _source(source: str, base: object = None) -> tuple[Tree, Tree]:
-    """Return the keys of the preset and of the user's file; `base` stands for the preset that the source names."""
+    """Return the keys of the preset and of the user's file; `base` replaces the preset that the source names."""
     path = Path(source)
     other = None if base is None else str(base)
     if path.suffix in (".yaml", ".yml") or path.is_file():

@@ -29,7 +29,7 @@ def preset_tree(name: str, base: str | None = None) -> Tree:
 
     Args:
         name: the preset.
-        base: a preset that stands for the named one.
+        base: a preset that replaces the named one.
     """
     tree = parse_tree(preset_text(name), name)
     named = tree.pop("preset", None)

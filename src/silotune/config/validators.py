@@ -57,7 +57,7 @@ Names = Annotated[list[Name], BeforeValidator(listed), AfterValidator(distinct)]
 
 @dataclass(frozen=True)
 class PathKind:
-    """Marks text as a path, which `config.paths.absolute` resolves against the folder of the file that it stands in.
+    """Marks text as a path, which `config.paths.absolute` resolves against the folder of its file.
 
     Args:
         always: whether it is a path even where no such file exists; otherwise it may be another name.

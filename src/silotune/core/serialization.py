@@ -64,7 +64,7 @@ def read_block(content: bytes) -> tuple[dict[str, Tensor], Tensor | None]:
     Each tensor is then a part of one block.
 
     Returns:
-        The tensors, and the one that holds them all; None where they have several types, and are read one by one.
+        The tensors, and the one tensor that holds them all; None if they have several types and are read separately.
 
     Raises:
         SafetensorError: the content is not a safetensors file.

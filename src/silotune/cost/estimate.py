@@ -88,7 +88,7 @@ class Cost:
         assembled_percent: `trainable_parameters` of `full_parameters`, as some papers count.
         message_bytes: bytes of one silo's serialized update, in the kind of round where it is largest; `message_mib`
             in 2²⁰ bytes.
-        bytes_up: bytes of all silos' updates in one round; those that `tuner.ranks` names have the ranks there.
+        bytes_up: bytes of all silos' updates in one round, with the ranks of `tuner.ranks`.
         bytes_down: bytes of the broadcasts to all silos in one round, in the same way.
         flops_per_sample_train: one pass over a text through the phases of the kind of round that computes most; see
             `silotune.cost.flops`.

@@ -191,7 +191,7 @@ def optimal_cuts(
     Args:
         widths: tokens per row, ascending.
         call_cost: overhead of a micro-batch in tokens.
-        counts: number of rows that each width stands for; they stay together. Default: one each.
+        counts: number of rows of each width, which stay together. Default: one each.
         limit: the most tokens of a micro-batch; rows that stay together keep to it.
 
     Returns:

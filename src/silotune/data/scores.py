@@ -297,7 +297,7 @@ def _correlation(first: Counts, second: Counts, drawn: Counts) -> Counts:
 def _ranks(values: Counts, drawn: Counts) -> Counts:
     """Return the rank of every row in each resample, shape (resamples, rows); equal values share their mean rank.
 
-    A row that is drawn k times holds k places; rows that are not drawn have a rank that nothing reads.
+    A row that is drawn k times takes k places; the ranks of rows that are not drawn are meaningless.
     """
     unique, of_row = np.unique(values, return_inverse=True)
     order = np.argsort(of_row, kind="stable")

@@ -56,7 +56,7 @@ class TokenizedRows:
         options: whether every prompt lists the allowed answers.
         pairs: whether rows are preference pairs: a chosen answer, then a rejected one of the same prompt, and so on.
         poisoned: number of rows that an attacker added; they are trained on but excluded from all statistics.
-        units: per row, whose it is (`privacy.unit`); None: every row stands for itself.
+        units: per row, its unit (`privacy.unit`); None: every row is a unit.
     """
 
     task: Task

@@ -1,6 +1,6 @@
 """The coordinator's `/v1/enroll`, where an invited silo's token registers its public key, and how a silo asks there.
 
-It stands behind the proxy, in the process of `silotune federation up`. A GET tells protocol and version.
+It runs behind the proxy, in the process of `silotune federation up`. A GET returns protocol and version.
 """
 
 from __future__ import annotations

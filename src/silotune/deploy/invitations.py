@@ -25,7 +25,7 @@ _FORMAT = 1
 
 
 class InvitationRefused(InputError):
-    """The token is not one that may register a key now."""
+    """The token cannot register a key: it is unknown, used or expired."""
 
 
 @dataclass(frozen=True)

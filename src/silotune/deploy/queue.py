@@ -182,7 +182,7 @@ class RunQueue:
         return self.change(number, state=state, error=error, stop=False, ended=utc_now("milliseconds"))
 
     def next(self, resting: Collection[int]) -> QueuedRun | None:
-        """Return the run that is queued longest, or left Flower so long ago, but for those that are resting."""
+        """Return the run that has waited longest since it was queued or left Flower, except resting runs."""
         due = [run for run in self.runs() if run.state in ("queued", "waiting") and run.number not in resting]
         return min(due, key=lambda run: (run.ended if run.state == "waiting" else run.queued, run.number), default=None)
 

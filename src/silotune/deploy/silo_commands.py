@@ -136,7 +136,7 @@ def approve(run: RunName, config: SiloFile = None) -> None:
 
 @silo.command()
 def reject(run: RunName, config: SiloFile = None) -> None:
-    """Keep this silo out of a run; one that was approved gets no further answer."""
+    """Keep this silo out of a run; an approved run gets no further answers."""
     from silotune.distributed.silo.approvals import PLAN
     from silotune.distributed.silo.silo_config import read_silo_settings
     from silotune.distributed.silo.store import SiloStore

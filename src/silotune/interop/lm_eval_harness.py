@@ -56,7 +56,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before a text without context."""
+        """The token that precedes a text without context."""
         begin = self.tokenizer.bos_token_id
         return self.eot_token_id if begin is None else int(begin)
 

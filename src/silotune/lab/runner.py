@@ -258,7 +258,7 @@ def _run_in_processes(
 def _run_in_worker(
     kind: CellKind, config: Config, folder: Path, announce: Announce | None
 ) -> tuple[_Outcome, list[str]]:
-    """Run a cell; return its outcome, and the lines that were not announced here, as there is no `announce`."""
+    """Run a cell without `announce`; return its outcome, and the lines to announce."""
     untold: list[str] = []
     outcome = _WORKER_BACKBONES.run(kind, config, folder, (), announce or untold.append)
     return outcome, untold

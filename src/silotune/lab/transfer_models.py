@@ -162,7 +162,7 @@ def _test_rows(run: Run) -> tuple[TokenizedRows, ...]:
 
 
 def _group(models: Sequence[TransferModel]) -> Groups:
-    """Group models by method and tuner, and where a task and seed would occur twice by rate and skew, too."""
+    """Group models by method and tuner; also by rate and skew if a task and seed would occur twice."""
     short = [f"{model.config.method.name}, {model.config.tuner.name}" for model in models]
     keys = [(label, model.task.name, model.seed) for label, model in zip(short, models, strict=True)]
     ambiguous = {label for (label, *_), number in Counter(keys).items() if number > 1}

@@ -1,6 +1,6 @@
 """Methods whose coordinator reads silos' products `B_k·A_k`: FlexLoRA, FedSVD, FedEx-LoRA, FLoRA, LoRA-FAIR.
 
-Means of A and of B, each for itself, miss the mean of the products. Each aggregation stands before its method; any
+Separate means of A and of B miss the mean of the products. Each aggregation is defined before its method; any
 method that shares both factors may choose one by `aggregation=`.
 """
 
@@ -205,7 +205,7 @@ class CorrectedMeans(BroadcastAggregation):
     `ΔB = (mean(B_k·A_k) − B̄·Ā)·Āᵀ·(Ā·Āᵀ + λ·I)⁻¹`. Means are by the silos' rows.
 
     Args:
-        regularization: λ. At 0 the least ΔB of those that come nearest to the mean product.
+        regularization: λ. At 0 the smallest ΔB that gives the product nearest to the mean product.
     """
 
     name = "lora-fair"

@@ -204,7 +204,7 @@ class PersonalModel:
 
 
 def check_precision(precision: str | None) -> None:
-    """Refuse a precision that there is not; None stands for a run's own."""
+    """Refuse an unknown precision; None is the run's own."""
     names = get_args(PrecisionConfig.model_fields["name"].annotation)
     if precision is not None and precision not in names:
         raise unknown_name_error("precision", precision, names)

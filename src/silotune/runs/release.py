@@ -102,7 +102,7 @@ class Release:
 
     @property
     def sentence(self) -> str:
-        """What the numbers come to."""
+        """The result in one sentence."""
         if self.canaries is not None and self.canaries.lower > self.upper:
             return "These measurements contradict the account: do not give the model away, and report the fault."
         if math.isinf(self.upper):

@@ -83,7 +83,7 @@ class SiloClient:
         """Run one local round of silos that train together; each keeps its private parts and memory.
 
         Args:
-            silos: the silos that train; those that train together have one rank.
+            silos: the silos that train; all silos of a cohort have one rank.
             broadcast: the coordinator's message that opens the round for them.
             spent: what the silos have paid by their own records.
 

@@ -71,7 +71,7 @@ class Coordinator:
 
     Args:
         shared: the shared parts before round 1.
-        aggregation: how updates are combined; one that reads broadcasts is asked whether it fits the shared parts.
+        aggregation: how updates are combined; an aggregation that reads broadcasts first checks the shared parts.
         seed: the seed with which silos are sampled; with it go `fraction`, `count` and `groups` (`SiloSampling`).
         outlier: how many times the median norm of a round's changes one may have; None: any.
         max_norm: the largest norm of an update's change that is accepted; if None, any finite norm is.

@@ -22,7 +22,7 @@ class PhaseOptimizer:
     Gradients below 6·10⁻⁸ are zero in float16. There every silo has an optimizer and a factor of its own (dynamic loss
     scaling, Micikevicius et al. 2018): its loss is multiplied before the backward pass, its gradients are divided
     afterwards, and a step whose gradients are not finite is skipped and halves the factor. A silo's steps then do not
-    depend on its cohort; the factor begins anew in every phase, so that no state outlives it. Otherwise nothing is
+    depend on its cohort. The factor is reset in every phase, so that no state outlives it. With other types nothing is
     scaled, and one optimizer serves all silos, because optimizers update tensor by tensor; the silos' learning rates
     are their own, and so are the norms to which gradients are clipped.
 

@@ -40,7 +40,7 @@ class PrivateGradient:
     Args:
         gradient: "part/tensor" → the gradient, as the optimizer takes it.
         terms: mean over the drawn rows of the loss and its terms; without noise, so they stay in the silo.
-        rows: number of drawn rows; it stays in the silo, too.
+        rows: number of drawn rows, which also stays in the silo.
     """
 
     gradient: Tensors
@@ -221,7 +221,7 @@ class PrivateSteps:
 
 
 def clipped_sums(gradients: Sequence[Tensor], bound: float) -> list[Tensor]:
-    """Sum units' gradients, each scaled down to a norm of at most `bound`; one that is not finite counts as zero.
+    """Sum units' gradients, each scaled down to a norm of at most `bound`; infinite or NaN gradients count as zero.
 
     Args:
         gradients: per tensor, shape (units, …).

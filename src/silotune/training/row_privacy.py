@@ -68,7 +68,7 @@ class RowPrivacy:
         return self.plans[silo].multiplier * self.clip
 
     def planned(self, plans: Mapping[str, RowPlan], run: str = "") -> RowPrivacy:
-        """Return the same settings with these plans; draws of a run with a name depend on it, too."""
+        """Return the same settings with these plans; draws of a named run also depend on the name."""
         return replace(self, plans=plans, run=f"{self.run}{run}")
 
     def stream(self, silo: Silo, number: int, received: State, state: SiloState) -> NoiseStream:

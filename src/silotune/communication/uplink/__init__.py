@@ -91,7 +91,7 @@ def register_codec(name: str, codec: Any = None) -> Any:
     """Register a codec in this process; with the name alone, return a decorator of its class.
 
     Other processes of a run find it if an entry point of the group `silotune.codecs` names it, or if their script
-    registers it, too.
+    also registers it.
 
     Args:
         name: the name that `uplink=` chooses it by.

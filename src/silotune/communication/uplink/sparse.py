@@ -33,7 +33,7 @@ class TopKOptions(BaseModel):
 class RandomKOptions(TopKOptions):
     """`fraction`: the share of a tensor's numbers that is sent, rounded up. `values`: how they are written.
 
-    `unbiased`: divide what is sent by that share, so that it is right on average; nothing is kept for later then.
+    `unbiased`: divide the sent numbers by that share, so that they are unbiased; then no error is kept.
     """
 
     unbiased: bool = False

@@ -202,7 +202,7 @@ class SiloDispatcher:
             waiting[name] = now + RETRY_DELAY
 
     def _push(self, silo: str, node: int, data: bytes) -> bool:
-        """Record and send a request; an empty name stands for a greeting. Return whether it could be sent."""
+        """Record and send a request (an empty name: a greeting), and return whether it could be sent."""
         frame = decode(data)
         asked = request_of(frame)
         self.record({"direction": "sent", "node": str(node), **asked, **describe_frame(data, frame)})

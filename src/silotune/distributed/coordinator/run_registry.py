@@ -109,7 +109,7 @@ class AdmissionPolicy:
         self._record.append({"kind": "joined", "run": self.registry.run, "silo": hello.silo})
 
     def expect(self, shapes: Shapes) -> None:
-        """Compare the shapes of shared parts, too: of admitted silos now, of others at their hello."""
+        """Also compare the shapes of shared parts: of admitted silos now, of the others when they answer."""
         self._shapes = shapes
         for name, identity in sorted(self._identities.items()):
             check_identity(name, self.identity_for(name), identity)

@@ -132,7 +132,7 @@ class RunStatus:
         self.write(at_once=True)
 
     def sent(self, silo: str, data: bytes) -> None:
-        """Note a message to a silo; the empty name stands for a node that was only greeted."""
+        """Note a message to a silo; the empty name is a node that was only greeted."""
         self.messages_down += 1
         self.bytes_down += len(data)
         if silo:

@@ -211,7 +211,7 @@ def bounded(grid: Grid, largest: int, abandoned: Event) -> Grid:
     """Return a grid for the pull of one reply, over the same connection.
 
     Args:
-        grid: Flower's; one that is not connected over HTTP is returned as it is, as it holds its messages already.
+        grid: Flower's; a grid that is not connected over HTTP is returned unchanged, because it holds its messages.
         largest: bytes of the reply's pieces together.
         abandoned: set when nobody waits for the reply any more; ends the pull with its next piece.
     """

@@ -1,4 +1,4 @@
-"""Starts all processes of a run on this machine, forked from one that has imported their libraries, and ends them.
+"""Starts and ends all processes of a run on this machine, forked from a process that has imported their libraries.
 
 A run on one machine starts a dozen processes, and Flower one more per message; each would spend seconds importing
 Flower and torch. `ProcessGroup` starts this file as a process of its own, the server, which forks the others into its
@@ -129,7 +129,7 @@ class ProcessGroup:
             self.check()
 
     def check(self, but: str = "") -> None:
-        """Check that every process runs, but one that may have ended."""
+        """Check that every process runs, except one that may have ended."""
         for name, code in self.ended().items():
             if name == but:
                 continue

@@ -230,7 +230,7 @@ def _run_parties(
 
 
 def _wait(processes: ProcessGroup, condition: Callable[[], bool], failure: str, ending: str = "") -> None:
-    """Wait for a condition, while all processes run but one that is about to end."""
+    """Wait for a condition while all processes run, except one that is about to end."""
     until = time.monotonic() + STARTUP_TIMEOUT
     while not condition():
         processes.check(ending)

@@ -1,4 +1,4 @@
-"""The operator's decisions on runs: one that was not seen before waits until it is approved.
+"""Stores the operator's decisions on runs; a new run waits until it is approved.
 
 A decision belongs to a run's id and to the digest of its resolved configuration: the same name with another
 configuration is another run, and waits anew. A plan is a list of runs with one digest; a decision on it is one on each
@@ -74,7 +74,7 @@ class Approvals:
         self._records = Records(folder, _TABLE)
 
     def require(self, silo: str, run: str, configuration: Mapping[str, Any], describe: Callable[[], list[str]]) -> None:
-        """Require that the operator approved a run; record one that was not seen before.
+        """Require that the operator approved a run; record a new one.
 
         Args:
             silo: the silo's name, for messages.

@@ -54,7 +54,7 @@ class LocalWork:
         """Run a local round or the final phases.
 
         Args:
-            prepared: what the run's configuration came to.
+            prepared: the silo's federation, built from the run's configuration.
             request: of kind `round` or `final`.
             changed: a note for the coordinator where the rows changed within the run; else empty.
         """
@@ -135,7 +135,7 @@ class LocalWork:
         """Return the privacy cost of a round's answer, after checking the budget; None without noise on rows.
 
         Args:
-            prepared: what the run's configuration came to.
+            prepared: the silo's federation, built from the run's configuration.
             run: the run's id.
             number: the round.
             digest: of the request and of the state that it starts from.
@@ -186,7 +186,7 @@ class LocalWork:
         return filter_scores(entry, self.settings.share)
 
     def _silo(self, prepared: Prepared, run: str, base: str) -> Silo:
-        """Return the silo at one of its states; the empty name stands for the state before its first round."""
+        """Return the silo in one of its states; the empty name is the state before its first round."""
         silo = prepared.federation.silos[self.settings.name]
         silo.state = None
         if base:

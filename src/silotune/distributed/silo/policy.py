@@ -163,5 +163,5 @@ def backbone_parameters(backbone: Backbone) -> int:
 
 
 def _most(amount: int | str | None, backbone: int) -> int | None:
-    """Return a limit as a count of numbers, where it is given as a share of the backbone's, too."""
+    """Return a limit as a count of numbers; it may be given as a share of the backbone's parameters."""
     return int(float(amount.rstrip("%")) / 100 * backbone) if isinstance(amount, str) else amount

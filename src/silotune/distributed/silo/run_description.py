@@ -25,7 +25,7 @@ def describe(config: Config, federation: Federation, settings: SiloSettings, row
 
     Args:
         config: the run's, as it was sent.
-        federation: of this silo alone: what the configuration came to.
+        federation: this silo's own, built from the configuration.
         settings: the operator's.
         rows: the noise on rows that the ledger allows; None without.
     """

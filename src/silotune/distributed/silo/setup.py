@@ -56,7 +56,7 @@ class DoesNotFit(InputError):
 
     Args:
         config: the run's, as it was sent.
-        reason: why, as the coordinator is told once the run is approved.
+        reason: the reason that the coordinator gets once the run is approved.
     """
 
     def __init__(self, config: Config, reason: SilotuneError) -> None:

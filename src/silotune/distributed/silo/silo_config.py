@@ -177,7 +177,7 @@ class SiloSettings(Section):
             `policy`: what the policy allows is approved. With `config`, the agreed configuration is approved.
         config: the file of the configuration that the parties agreed on; any other is refused.
         changed_rows: whether a run goes on whose rows are others than at its first request: `refuse` or `accept`. The
-            coordinator is told in both cases, without counts.
+            coordinator learns of it in both cases, without counts.
         socket: the path of the worker's socket.
         socket_group: whether the socket's group may connect, so that the SuperNode can run as a user who cannot read
             the rows.

@@ -60,7 +60,7 @@ class _Worker:
 
     Args:
         settings: the operator's.
-        requests: those that wait for the main thread.
+        requests: the requests that wait for the main thread.
         busy: what the main thread does; empty while it waits.
         session: once it is ready.
         metrics: once the session is ready.

@@ -285,7 +285,7 @@ def heatmap(
 ) -> AxesImage:
     """Draw a matrix with names of rows and columns; `style` goes to `imshow`.
 
-    With `text`, every value stands in its cell, white on dark cells; a dash where there is none.
+    With `text`, every cell shows its value, white on dark cells; a dash if it has none.
     """
     import numpy as np
 

@@ -122,7 +122,7 @@ def _content(results: Results, specs: Sequence[FigureSpec], title: str) -> dict[
 
 
 def _is_wide(spec: FigureSpec) -> bool:
-    """Whether a figure takes the page's whole width; the others stand in columns."""
+    """Whether a figure takes the page's whole width; the others are arranged in columns."""
     return len(spec.panels) + len(spec.further) > 2
 
 

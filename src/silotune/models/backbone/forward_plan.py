@@ -144,7 +144,7 @@ class ForwardPlan:
 
 
 def split_replicas(tensor: Tensor, rows: int, replicas: int) -> Sequence[Tensor]:
-    """Split a tensor into its replicas; a tensor of one replica stands for each of them.
+    """Split a tensor into its replicas; a tensor of one replica is used for each.
 
     Args:
         tensor: shape (rows, …) or (rows · replicas, …).

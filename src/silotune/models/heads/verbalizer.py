@@ -43,7 +43,7 @@ class LabelWords:
     Args:
         ids: the tokens of all words, concatenated, shape (tokens,).
         of_word: shape (words, tokens), 1 / (number of the word's tokens) at its tokens: a word's score is their mean.
-        of_class: shape (classes, words), 1 where the word stands for the class, else 0.
+        of_class: shape (classes, words), 1 if the word belongs to the class, else 0.
     """
 
     ids: Tensor

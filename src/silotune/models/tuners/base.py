@@ -168,7 +168,7 @@ class Tuner(ABC):
 
     @property
     def starts_in_weights(self) -> bool:
-        """Whether a part's first tensors stand for a piece of the backbone's weights, which is subtracted (PiSSA)."""
+        """Whether a part starts as a component of the backbone's weights, which is subtracted (PiSSA)."""
         return False
 
     def rate_factor(self, name: str) -> float:

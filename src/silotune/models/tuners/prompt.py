@@ -33,7 +33,7 @@ class PromptOptions(TunerOptions):
 class PromptTuning(VirtualTokenTuner):
     """One tensor, named and shaped as in peft: `prompt_embeddings` (tokens, width of the word embeddings).
 
-    In an encoder–decoder the prompt stands before the encoder's text. `prompt_base` describes mixes.
+    In an encoder–decoder the prompt is before the encoder's text. `prompt_base` describes mixes.
     """
 
     name = "prompt"

@@ -173,7 +173,7 @@ def _check_evaluation(config: Config, method: Method, tasks: Mapping[str, Task],
 def check_start(config: Config, method: Method) -> None:
     """Refuse parts that the coordinator redraws every round if their start is part of the backbone's weights (PiSSA).
 
-    A `start` that silos of a smaller rank receive cut would be such a piece, too: what is cut off is in no product.
+    A `start` that is cut for silos of a smaller rank is refused too: no product contains the removed ranks.
     """
     for part in method.parts().values():
         tuner = tuner_of(part.module)

@@ -30,7 +30,7 @@ class RoundEnd:
             judged.
         seconds: of the run so far, in this process and in those before it.
         events: the round's other events: `silo`, `server`, `final`, `refused` and so on, as in `events.jsonl`.
-        replayed: the round ended before this process began, and is told again after a resume.
+        replayed: the round ended before this process started, and is repeated to callbacks after a resume.
     """
 
     round: int
@@ -47,7 +47,7 @@ class RoundEnd:
 
     @property
     def product_error(self) -> float | None:
-        """The error of averaging LoRA's A and B (docs/federated-lora.md); None in a round that has none."""
+        """The error of averaging LoRA's A and B (docs/federated-lora.md); None in rounds without it."""
         found = [event["product_error"] for event in self.events if event.get("event") == "aggregation"]
         return float(found[-1]) if found else None
 
@@ -75,7 +75,7 @@ class Callback:
 
     Calls come in this order: `on_start`; for each round `on_progress` and `on_silo` any number of times, then
     `on_round`; `on_end` if the run is finished; `close` in any case. After a resume, silos and rounds that ended before
-    are told again first. A round is told when the next piece of work begins.
+    are repeated first. `on_round` is called when the next piece of work begins.
     """
 
     def on_start(self, folder: Path, config: Mapping[str, Any]) -> None:
@@ -126,7 +126,7 @@ class EventFeed:
     Args:
         folder: the run folder, which may not exist yet.
         rounds: how many rounds the run has.
-        callbacks: who is told, in this order; without callbacks the log is not read.
+        callbacks: the callbacks, in the order of their calls; without any the log is not read.
         progress: is called with progress alone, before the callbacks.
     """
 

@@ -223,7 +223,7 @@ class Engine(ABC):
     ) -> Iterator[Update]:
         """Yield the round's updates as they arrive; refused ones are named in the events and left out.
 
-        The silos that answered are added to `answered`, those whose update was refused to `refused`, too.
+        Silos that answered are added to `answered`; those with refused updates also to `refused`.
         """
         coordinator, history = self.federation.coordinator, self.history
         for received in self.rounds(round_number, chosen, broadcast):

@@ -182,7 +182,7 @@ def continued(config: Config, path: Path) -> Config:
     """Return the configuration for resuming a run; keys that are not given are those the run started with.
 
     A run that is older than the key `evaluation.validation` validates by the metric, in whatever round it was
-    interrupted. The number of threads and the value chosen for `train.tokens_at_once=auto` stay, as bits depend on both.
+    interrupted. Bits depend on `threads` and on the value of `train.tokens_at_once=auto`, so both stay as they were.
     """
     file = path / "config.yaml"
     tree = load_yaml(file.read_text(encoding="utf-8")) if file.is_file() else None
