@@ -108,7 +108,7 @@ class OutlierFilter:
         return self._layouts[names]
 
     def _norm(self, blocks: list[Tensor], before: list[Tensor]) -> float:
-        """Return the L2 norm of an update's change: as `change_norm`, but for the order of the sum, and faster."""
+        """Return the L2 norm of an update's change; it sums in another order than `change_norm`, and faster."""
         changes = (new.double() - old for new, old in zip(blocks, before, strict=True))
         return math.sqrt(math.fsum(float(torch.dot(change, change)) for change in changes))
 

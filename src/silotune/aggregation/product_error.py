@@ -21,7 +21,7 @@ MOST_BYTES = 256 * 2**20
 class ProductError:
     """Measures `‖mean(B_k·A_k) − B̄·Ā‖ / ‖mean(B_k·A_k)‖` of a round (Frobenius norm over all target modules).
 
-    B̄·Ā is the product that the aggregate has, with what it adds to a delta. Averaging A and B apart makes the error;
+    B̄·Ā is the aggregate's product, plus its addition to a delta. Averaging A and B separately causes the error;
     where all silos have the same A, or the same B, it is 0 up to rounding.
 
     Args:

@@ -158,7 +158,7 @@ def validated(tree: Tree) -> Config:
 def load_resolved(path: Path) -> Config:
     """Return the configuration that `dump` wrote into a run folder; its layers were merged when the run began.
 
-    Sections that say what the schema's defaults say are left to the schema, which does not check its defaults anew.
+    Sections that equal the schema's defaults are left to the schema, which does not check its defaults again.
     """
     chosen = {}
     for key, value in load_tree(path).items():

@@ -26,12 +26,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class Registry(Mapping[str, T]):
-    """Objects of one kind by name; each name once.
+    """Maps unique names to the objects of one kind: built-in ones and plug-ins.
 
     Args:
         kind: the kind in the singular, as error lines name it; the entry-point group is `silotune.<kind>s`.
-        reserved: names that plug-ins cannot take, because built-in objects have them that are loaded later, or made
-            without this registry. They are listed first and known without an import.
+        reserved: names that plug-ins cannot take: those of built-in objects that are loaded later, or made without
+            this registry. They are listed first and known without an import.
         aliases: other spelling → name.
         home: the module that provides the built-in objects; a look-up of a name that is not reserved imports it.
     """

@@ -283,7 +283,7 @@ def _begun(settings: CoordinatorSettings, run: QueuedRun, wait: bool) -> None:
 def _run_plan(
     coordinator: Path, out: Path, tell: Callable[[str], None], cells: Mapping[str, Config], begun: Callable[[], None]
 ) -> None:
-    """Run a plan, or go on waiting for its end; names the silos whose operators it waits for."""
+    """Run a plan, or continue waiting for its end; names the silos whose operators have not approved it."""
     from silotune.deploy import queue
     from silotune.distributed.protocol.frames import WAITS_FOR_APPROVAL
 

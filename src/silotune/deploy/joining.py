@@ -165,7 +165,7 @@ def replace_key(invitation: Invitation, folder: Path) -> Path:
 
 
 def config_of_one(tree: dict[str, Any]) -> Config:
-    """Return a configuration in which one silo trains by itself.
+    """Return a configuration in which one silo trains alone.
 
     Args:
         tree: its keys, beside the method.

@@ -1,4 +1,4 @@
-"""The coordinator's queue of runs: one after another enters Flower, and goes on there after a crash.
+"""Keeps the coordinator's queue of runs: they enter Flower one after another, and continue there after a crash.
 
 Flower starts whatever it is given at once, so the queue is ours; a run is in Flower while its state is `running`. There
 its coordinator asks all silos for their approval before it begins. A run that waits for one makes room for the others:
@@ -195,7 +195,7 @@ class Scheduler:
     """Runs one queued run at a time; `up` calls `tick` twice a second.
 
     A run whose coordinator is gone before its end (after a crash, or a restart of the SuperLink or of `up` itself) is
-    submitted again, and goes on from its last checkpoint.
+    submitted again, and continues from its last checkpoint.
 
     Args:
         settings: the coordinator's.

@@ -48,7 +48,7 @@ def with_attack(federation: Federation, silos: Mapping[str, dict[str, Any]]) -> 
 def overall(silos: Mapping[str, Mapping[str, Any]], malicious: Sequence[str]) -> dict[str, Any] | None:
     """Return `attack` of `summary.json`: means over the measured silos, and over the honest ones among them.
 
-    With private parts, a malicious silo's own model learns the backdoor by itself; `honest` measures its effect on
+    With private parts, a malicious silo's own model learns the backdoor directly; `honest` measures its effect on
     others.
 
     Returns:

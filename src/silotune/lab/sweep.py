@@ -105,7 +105,7 @@ def sweep(
         seeds: seeds of every trial; if empty, those of the source.
         out: the folder of the trials; must be new or empty unless `resume`.
         trials: trials per method, proposed by optuna's TPE; None: all combinations.
-        resume: go on; no finished trial is repeated.
+        resume: continue an interrupted sweep; finished trials are not repeated.
         workers: processes, or `Workers` on a Ray cluster. All combinations run in parallel; with a sampler only the
             seeds of one trial do, because a proposal depends on the scores before it.
         progress: whether to show progress, as for `run`.

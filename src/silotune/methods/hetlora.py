@@ -71,8 +71,8 @@ class HetLoRAOptions(SupervisedOptions):
 class HetLoRA(Supervised):
     """FedAvg of one LoRA by `NormWeightedMeans`.
 
-    With `prune=γ` a silo's rank r, a number that it keeps, falls to γ·r when its last ranks, from γ·r on, are smaller
-    after training than they came. Rows of A and columns of B above r are zero.
+    With `prune=γ` a silo's private rank r falls to γ·r when the norms of its last ranks, from γ·r on, are smaller
+    after training than when received. Rows of A and columns of B above r are zero.
     """
 
     name = "hetlora"

@@ -60,7 +60,7 @@ class FFALoRA(SplitLoRA):
 class FedSALoRA(SplitLoRA):
     """A is averaged, B stays in its silo, and both are trained.
 
-    A learns what silos have in common, B what is a silo's own.
+    FedSA-LoRA shares A, which learns common features, and keeps B private in each silo.
     """
 
     name = "fedsa-lora"

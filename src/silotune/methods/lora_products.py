@@ -84,7 +84,7 @@ class FlexLoRA(Supervised):
 
 
 class FactorSVD(BroadcastAggregation):
-    """The mean of B, then both factors anew from `mean(B)·A = U·Σ·Vᵀ`: B becomes `U·Σ`, A the orthonormal `Vᵀ`.
+    """Averages B, then computes new factors from `mean(B)·A = U·Σ·Vᵀ`: B becomes `U·Σ`, A the orthonormal `Vᵀ`.
 
     Lee et al. 2025. Silos train B alone; the product stays the same, up to rounding.
     """
@@ -121,7 +121,7 @@ class FedSVD(SplitLoRA):
 class DeltaLoRA(OneModel):
     """One shared LoRA over weights with a delta, trained on cross-entropy; silos receive the delta and never send it.
 
-    Subclasses bring the aggregation that makes the delta, and may draw the LoRA anew after every round (`redrawn`).
+    Subclasses bring the aggregation that computes the delta, and may redraw the LoRA after every round (`redrawn`).
     """
 
     tuners = ("lora",)
@@ -189,7 +189,7 @@ class StackedProducts(RankAggregation):
 
 
 class FLoRA(DeltaLoRA):
-    """The delta holds the products of all rounds, which `StackedProducts` adds up; LoRA begins anew in every round."""
+    """The delta holds the products of all rounds, which `StackedProducts` adds up; every round starts a new LoRA."""
 
     name = "flora"
     paper = "Wang et al. 2024, FLoRA: Federated Fine-Tuning LLMs with Heterogeneous Low-Rank Adaptations"

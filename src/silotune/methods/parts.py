@@ -51,7 +51,7 @@ class Part:
         scope: shared, private or fixed.
         start: another part whose initial values this one copies, e.g. a local adapter that begins as the global one.
         alike: whether a private part begins equal in all silos (a head: in all silos of one task).
-        redrawn: whether the coordinator draws a shared part anew after every round that it has updates of; the
+        redrawn: whether the coordinator redraws a shared part after every round with updates; the
             aggregation has then put elsewhere what silos learned.
         aggregation: computes a shared part from the round's updates, whatever `aggregation=` says; its result is
             adopted without a step of the server optimizer. None: the part is aggregated as `aggregation=` says.

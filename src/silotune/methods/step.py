@@ -93,7 +93,7 @@ class Step:
         modules: the method's parts by name.
         terms: terms of the loss for the log, filled by `log`.
         recipe: label smoothing and class weights of training.
-        apart: collects what `without_rows` is given; None: it is added to the loss.
+        apart: collects the terms passed to `without_rows`; None: they are added to the loss.
     """
 
     batch: Batch

@@ -44,7 +44,7 @@ SHARED_FOLDER = "shared"
 
 
 def write_models(run: Path, federation: Federation, summary: Mapping[str, Any]) -> None:
-    """Write a run's folder `models` anew, from the federation's present state; one silo's state at a time.
+    """Rewrite a run's folder `models` from the federation's present state, one silo's state at a time.
 
     A silo of a federation over machines may call it as well, for its own folder.
 

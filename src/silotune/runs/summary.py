@@ -80,7 +80,7 @@ def summarize(engine: Engine) -> dict[str, Any]:
 
 
 def head_section(federation: Federation) -> HeadConfig:
-    """Return the section `head` as it took effect: conversations choose the chat template by themselves."""
+    """Return the section `head` as it took effect: conversations use the chat template by default."""
     head, config = federation.method.setting.head, federation.config.head
     if config.template is None and isinstance(head, LanguageModelHead) and head.chat:
         return config.model_copy(update={"template": CHAT})

@@ -82,7 +82,7 @@ class Coordinator:
         sent: returns the names of the parts that silos send in a round; None: all of them in every round.
         by_rows: whether the aggregation weighs silos by their rows, for `product_error`.
         ranks: silo → its LoRA rank, for silos of another one than the shared parts have.
-        redrawn: returns the shared parts that are drawn anew before a round, as they are then; None: no part is.
+        redrawn: returns the shared parts that are redrawn before a round, with their new values; None: no part is.
         own: part → its own aggregation, of which the aggregate is adopted; `aggregation` combines the other parts.
         silos: the number of all silos, for these aggregations.
     """
@@ -238,7 +238,7 @@ class Coordinator:
         Args:
             updates: a sequence in any order; or an iterator in silo-name order, of which a mean keeps no update.
             number: the round's number, needed with central noise, which is added even without updates, and for parts
-                that are drawn anew; None: none is.
+                that are redrawn; None: none is.
             refuse: called with a silo whose update is held back, and the reason. With central noise none is, as every
                 change is clipped, and the guarantee counts all.
             chosen: how many silos the round has; of many, no update is kept for `product_error`. 0: not known.

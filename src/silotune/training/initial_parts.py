@@ -1,4 +1,4 @@
-"""Make parts before round 1, or anew before a round, from the seed and at a silo's rank."""
+"""Make initial parts before round 1, or redrawn ones before a round, from the seed and at a silo's rank."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class InitialParts:
         return fixed
 
     def redrawn(self, number: int) -> State:
-        """Return the parts that the coordinator draws anew before a round (`Part.redrawn`)."""
+        """Return the parts that the coordinator redraws before a round (`Part.redrawn`)."""
         draws = {
             name: generator(self._seed, "redraw", name, number) for name, part in self._parts.items() if part.redrawn
         }

@@ -22,7 +22,7 @@ def phase_batches(
         silo: whose training rows.
         phase: sets the number of epochs.
         number: the round's number.
-        alone: cut each batch into micro-batches of its own. Otherwise `joining` cuts them with those of other silos,
+        alone: cut each batch into its own micro-batches. In a cohort, `joining` cuts them with those of other silos,
             unless a tuner draws random numbers: a row's draws depend on its micro-batch.
     """
     train = context.train

@@ -36,7 +36,7 @@ class PredictionContext:
         max_length: tokens at which a text is cut.
         rows_scored: rows of one batch.
         rows_written: prompts that are answered together.
-        cache: keeps activations below the adapters; None: they are computed anew.
+        cache: keeps activations below the adapters; None: they are recomputed.
     """
 
     def __init__(

@@ -186,7 +186,7 @@ class PrivateSteps:
         return cut_jointly(batches, backbone.pad_id, backbone.call_cost)
 
     def _rows_at_once(self) -> int:
-        """Return the most rows of one graph: one, where a tuner cannot tell rows apart."""
+        """Return the most rows of one graph: one if a tuner cannot separate rows."""
         context = self._context
         if not all(can_share_forward(context.backbone, tuner) for tuner in context.tuners):
             return 1

@@ -84,7 +84,7 @@ class Silo:
 
     @property
     def rows(self) -> int:
-        """The number of its own training rows, or of whose they are: its weight in sample-weighted aggregation."""
+        """The number of its own training rows, or of their units: its weight in sample-weighted aggregation."""
         units = (rows.clean_count if rows.units is None else len({*rows.units}) for rows in self.train.values())
         return sum(units) + self.empty_units
 

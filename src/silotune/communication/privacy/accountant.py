@@ -112,7 +112,7 @@ class CentralAccount(GaussianAccount):
 
 
 class SampledCentralAccount(CentralAccount):
-    """Gaussian noise on the mean over `sampled` of `silos` silos, drawn anew each round without replacement.
+    """Gaussian noise on the mean over `sampled` of `silos` silos, sampled each round without replacement.
 
     The smaller of `CentralAccount` over all rounds and of the library's bound for sampling (Wang, Balle and
     Kasiviswanathan 2019, Theorem 27). The latter requires that the sampled silos stay secret: they must be drawn from

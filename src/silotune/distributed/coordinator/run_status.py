@@ -91,7 +91,7 @@ class RunStatus:
 
     @classmethod
     def begin(cls, folder: Path, state: Literal["submitted", "working"] = "working") -> RunStatus:
-        """Write the status of a coordinator that is to begin, or begins; counts of an interrupted run go on.
+        """Write the status of a coordinator that starts or will start; counts of an interrupted run continue.
 
         Args:
             folder: the run's `federation` folder.

@@ -1,8 +1,8 @@
 """Stores the operator's decisions on runs; a new run waits until it is approved.
 
 A decision belongs to a run's id and to the digest of its resolved configuration: the same name with another
-configuration is another run, and waits anew. A plan is a list of runs with one digest; a decision on it is one on each
-of its runs, and on nothing else.
+configuration is another run, and waits for its own approval. A plan is a list of runs with one digest; a decision on it
+covers each of its runs, and nothing else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The operator's file `silo.yaml`: rows, backbone, which numbers may leave, who may learn what, privacy budget.
 
 Nothing that a coordinator sends can change it. Caps bound amounts: numbers that leave, rows and steps behind an update,
-time, memory, disk, requests and rounds. What an update tells about single rows is bounded by `policy: private` alone.
+time, memory, disk, requests and rounds. Only `policy: private` bounds what an update reveals about single rows.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class SiloSettings(Section):
         delta: the δ of that budget (default 1e-5); a run's own δ is used if it is smaller.
         privacy: the budget of noise on rows; with `policy: private`, needed. A run at another unit is refused.
         canaries: the most rows of random words that a run may add for an audit (`audit.canaries`).
-        rank: the largest LoRA rank that this silo trains and sends; a run whose `tuner.r` is larger goes on here with
+        rank: the largest LoRA rank that this silo trains and sends; a run with a larger `tuner.r` continues here with
             this rank, if its aggregation combines several ranks.
         threads: the number of torch's threads on this machine.
         device: where this machine's backbone runs: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
@@ -176,8 +176,8 @@ class SiloSettings(Section):
         approval: `ask`: a run that this silo has not seen waits until its operator approves it (`silotune silo`);
             `policy`: what the policy allows is approved. With `config`, the agreed configuration is approved.
         config: the file of the configuration that the parties agreed on; any other is refused.
-        changed_rows: whether a run goes on whose rows are others than at its first request: `refuse` or `accept`. The
-            coordinator learns of it in both cases, without counts.
+        changed_rows: `refuse` or `accept` a run whose rows changed since its first request. The coordinator learns of
+            the change in both cases, without counts.
         socket: the path of the worker's socket.
         socket_group: whether the socket's group may connect, so that the SuperNode can run as a user who cannot read
             the rows.

@@ -201,7 +201,7 @@ class SiloStore:
         return path
 
     def require_room(self, more: int) -> None:
-        """Refuse to go on where so many bytes more would be beyond the policy's cap."""
+        """Refuse to write more bytes than the policy's cap allows."""
         if self._policy is not None:
             runs = [path for path in self.folder.glob("*") if RUN_ID.fullmatch(path.name)]
             self._policy.check_disk(sum(map(_used, [*runs, self.folder / FILE])), more)

@@ -200,7 +200,7 @@ def _losses(results: Results) -> FigureSpec:
 
 
 def product_error_figure(results: Results) -> FigureSpec:
-    """Draw the error of averaging LoRA's A and B apart, over rounds."""
+    """Draw the error of averaging LoRA's A and B separately, over rounds."""
     curves = _curves(results, "product_error")
 
     def draw(axes: Axes) -> list[Mark]:

@@ -169,7 +169,7 @@ class Results:
         return max(lowest, widest[0]), min(highest, widest[1])
 
     def clear_winners(self, column: str) -> list[bool]:
-        """Say for each entry whether its interval is better than, and apart from, those of all others on its data."""
+        """Return for each entry whether its interval is better than, and disjoint from, all others on its data."""
         intervals = [self.interval(entry, column) for entry in self.entries]
         lower, winners = self.lower(column), []
         for entry, interval in zip(self.entries, intervals, strict=True):

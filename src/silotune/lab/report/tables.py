@@ -62,7 +62,7 @@ class TableCell:
     """A cell of a table; the page adds its note in small letters.
 
     The rank is 1 for the best of the rows on the same data, 2 for the second, 0 otherwise. A score is clear if its
-    interval lies apart from those of the other rows.
+    interval overlaps none of the other rows.
     """
 
     text: str

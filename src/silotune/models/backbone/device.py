@@ -111,7 +111,7 @@ def keep_freed_memory() -> bool:
 
 
 def release_freed_memory() -> None:
-    """Return freed memory to the operating system after something large that does not come again (glibc)."""
+    """Return freed memory to the operating system (glibc), after a large allocation that is not repeated."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)

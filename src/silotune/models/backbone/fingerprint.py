@@ -33,7 +33,7 @@ def stored_fingerprint(files: Sequence[Path]) -> str:
     """Return the sha256 over names, types, shapes and bytes of all tensors in safetensors files.
 
     It does not depend on how the tensors are divided among files. It is computed once and kept, with sizes and times of
-    the files, in their folder or, where that belongs to others, in a cache folder of the user.
+    the files, in their folder, or in a cache folder of the user if that is not writable or part of an installation.
     """
     stamps = {path.name: _stamp(path) for path in files}
     places = _places(files[0].parent)

@@ -130,7 +130,7 @@ class MixEntry:
 
     @property
     def by_row(self) -> bool:
-        """Whether each row has a weight of its own; a learned weight of shape () is the same for all."""
+        """Whether each row has its own weight; a learned weight of shape () is the same for all."""
         return isinstance(self.weight, Tensor) and self.weight.dim() > 0
 
 

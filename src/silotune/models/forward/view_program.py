@@ -196,7 +196,7 @@ class ViewProgram:
 
 
 class _Computes(Exception):
-    """Making a plan needs an operation on tensors."""
+    """Raised if making a plan needs an operation on tensors."""
 
 
 class _NothingIsComputed(TorchFunctionMode):

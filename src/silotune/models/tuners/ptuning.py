@@ -96,7 +96,7 @@ class PTuning(VirtualTokenTuner):
 
     @override
     def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:
-        """Describe a plain prompt: the encoder is applied already, and peft needs it only to go on training."""
+        """Describe a plain prompt: the encoder is already applied, and peft needs it only for further training."""
         vectors = adapter.tensors[PROMPT_TENSOR]
         width = vectors.shape[1]
         encoder = {"token_dim": width, "encoder_reparameterization_type": "MLP", "encoder_hidden_size": width}

@@ -83,7 +83,7 @@ def linear_weight(module: nn.Module) -> Tensor:
 def layer_weight(module: nn.Module) -> Tensor:
     """Return a linear layer's weight as (out, in) with the values that its forward uses, dequantized if necessary.
 
-    Of a quantized layer it is computed anew at each call: what the layer answers to the unit vectors.
+    For a quantized layer it is computed at each call, from the layer's outputs for the unit vectors.
     """
     if not is_quantized(module):
         return linear_weight(module)

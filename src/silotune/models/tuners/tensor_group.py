@@ -1,4 +1,4 @@
-"""Make one kind of a tuner's tensors, e.g. LoRA's A, a part of its own with a scope of its own."""
+"""Make one group of a tuner's tensors, such as LoRA's A, a separate part with its own scope."""
 
 from __future__ import annotations
 

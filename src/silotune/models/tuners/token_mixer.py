@@ -21,7 +21,7 @@ class TokenMixer:
     """Matrices G of shape (parts, in), one for each target module of a tuner; at zero all parts weigh alike.
 
     Args:
-        tuner: whose parts are mixed; it must be one that `weighs_tokens`.
+        tuner: the tuner of the mixed parts; it must support weights per token (`weighs_tokens`).
         parts: how many adapters a mix has.
     """
 

@@ -1,4 +1,4 @@
-"""Callbacks follow a run while it goes on: its silos, rounds and end, from the event log, whatever the engine.
+"""Callbacks follow a run through its event log: its silos, rounds and end, whatever the engine.
 
 - `base`: `Callback`, which users subclass, `RoundEnd`, and `EventFeed`, which reads new events and calls callbacks
 - `display`: a line a round, or a bar in a notebook

@@ -210,7 +210,7 @@ class EventFeed:
             callback.on_round(ended)
 
     def _new_events(self) -> Iterator[dict[str, Any]]:
-        """Yield the events of complete lines that were not read yet; all of them if the log was written anew."""
+        """Yield the events of complete lines that were not read yet; all of them if the log was rewritten."""
         path = self._folder / EVENTS
         if not path.is_file():
             return

@@ -139,7 +139,7 @@ class TimeLeft:
     def after(self, number: int) -> str:
         """Return the time left after this round has ended, as text; empty after the last round.
 
-        Also empty after a round before the first that was seen: a federation tells a round after the next has begun.
+        Also empty before the first round that was seen, because a federation reports a round after the next began.
         """
         if not self._first or not self._first <= number < self._rounds:
             return ""

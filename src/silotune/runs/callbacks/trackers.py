@@ -47,7 +47,7 @@ class Tracker(Callback, ABC):
 
 
 class CsvLog(Tracker):
-    """Writes `rounds.csv` into the run folder: a line for each number of each round, written anew after a resume."""
+    """Writes `rounds.csv` into the run folder: a line for each number of each round, rewritten after a resume."""
 
     _file: IO[str] | None = None
 
@@ -70,7 +70,7 @@ class CsvLog(Tracker):
 
 
 class TensorBoard(Tracker):
-    """Writes event files into the run folder's `tensorboard/`, anew after a resume.
+    """Writes event files into the run folder's `tensorboard/`, and rewrites them after a resume.
 
     The time axis counts the run's own seconds from the creation of its folder.
     """
@@ -101,7 +101,7 @@ class TensorBoard(Tracker):
 
 
 class _Remote(Tracker):
-    """A tracker that keeps runs under ids of its own; id and last round are noted in a file of the run folder."""
+    """A tracker with its own run ids; id and last round are noted in a file of the run folder."""
 
     _note: str
     _id: str = ""

@@ -131,7 +131,7 @@ class Checkpoints:
             self._writer.close()
 
     def forget(self) -> None:
-        """Remove all. Manifests go first: a run that is killed meanwhile begins anew."""
+        """Remove all checkpoints, manifests first, so that a run killed meanwhile starts from the beginning."""
         self.close()
         for number in self._rounds():
             self._manifest(number).unlink()
