@@ -44,6 +44,9 @@ def coordinator(tmp_path):
 def test_an_invitation_is_read_through_a_byte_order_mark(coordinator, tmp_path):
     path = tmp_path / "north.invite"
     made = invite(read_coordinator_settings(coordinator), "north", path)
+    path.write_bytes(path.read_text().encode("utf-16"))
+    assert Invitation.read(path) == made
+    path.write_text(path.read_bytes().decode("utf-16"))
     assert Invitation.read(mark(path)) == made
 
 

@@ -7,6 +7,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+from base64 import b64encode
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 
@@ -15,10 +19,11 @@ import pytest
 from silotune.core.locking import folder_lock, is_locked
 from silotune.core.workers import Workers, worker_pool
 from silotune.deploy.doctor import check_proxy
-from silotune.deploy.enrollment import enroll
+from silotune.deploy.enrollment import PATH, ask, enroll, serve_enrollment
 from silotune.deploy.files import require_root
 from silotune.deploy.initialize import init
 from silotune.deploy.invitations import Invitation
+from silotune.deploy.settings import read_coordinator_settings
 from silotune.distributed.flower.commands import flower_environment, free_ports
 from silotune.distributed.local.run_local import run_local
 from silotune.distributed.silo.worker import serve
@@ -49,35 +54,80 @@ def test_flowers_processes_reach_this_machine_without_a_proxy(without_proxy, tmp
     assert made["http_proxy"] == "http://127.0.0.1:9"
 
 
-@pytest.fixture
-def unreachable(tmp_path):
-    """An invitation of a coordinator that does not run."""
-    init(tmp_path / "co", "localhost")
+class Proxy(BaseHTTPRequestHandler):
+    """An HTTP proxy that lets `me` with the password `secret` through, to one port whatever host is named."""
+
+    asked: list[str]
+    port: int
+
+    def do_CONNECT(self):
+        self.asked.append(self.path)
+        if self.headers["Proxy-Authorization"] != f"Basic {b64encode(b'me:secret').decode()}":
+            self.send_error(407)
+            return
+        self.send_response(200)
+        self.end_headers()
+        with socket.create_connection(("127.0.0.1", self.port)) as there:
+            threading.Thread(target=self.pump, args=(there, self.connection), daemon=True).start()
+            self.pump(self.connection, there)
+
+    def pump(self, source, sink):
+        with suppress(OSError):
+            while data := source.recv(65536):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def log_message(self, *_args):
+        pass
+
+
+@contextmanager
+def proxy_to(port, asked):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("_Proxy", (Proxy,), {"asked": asked, "port": port}))
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def enrolling(folder, host):
+    """A coordinator that answers `/v1/enroll`; its port and authority."""
+    init(folder, host)
     (port,) = free_ports(1)
-    ca = (tmp_path / "co" / "tls" / "ca.pem").read_text()
-    return Invitation("north", f"localhost:{port}", "token", "", "", ca), tmp_path / "co" / "tls" / "ca.pem"
+    settings = read_coordinator_settings(folder / "coordinator.yaml")
+    server = serve_enrollment(settings.model_copy(update={"enrollment_port": port, "folder": str(folder)}), print)
+    return server, port, folder / "tls" / "ca.pem"
 
 
-@pytest.mark.parametrize(
-    ("variables", "said"),
-    [
-        ({"https_proxy": "http://me:secret@proxy.example:3128"}, "the proxy proxy.example:3128 is set (https_proxy)"),
-        ({"HTTPS_PROXY": "proxy.example:3128"}, "the proxy proxy.example:3128 is set"),
-        ({"https_proxy": "http://proxy.example:3128", "no_proxy": "localhost"}, ""),
-        ({"http_proxy": "http://proxy.example:3128"}, ""),
-    ],
-)
-def test_join_and_doctor_name_the_proxy_that_they_do_not_use(without_proxy, unreachable, variables, said):
-    invitation, ca = unreachable
-    for name, value in variables.items():
-        without_proxy.setenv(name, value)
-    with pytest.raises(SilotuneError, match="does not answer") as error:
-        enroll(invitation, b"key")
-    (connection, *_) = check_proxy(invitation.superlink, ca)
-    for text in (str(error.value), connection.detail):
-        assert said in text
-        assert ("proxy" in text) == bool(said)
-        assert "secret" not in text
+def test_a_silo_reaches_its_coordinator_through_a_proxy_with_a_password(without_proxy, tmp_path):
+    asked, name = [], "coordinator.example:443"
+    (server, port, ca), (other, foreign, _) = (enrolling(tmp_path / at, "coordinator.example") for at in ("co", "corp"))
+    with server, other, proxy_to(port, asked) as proxy, proxy_to(foreign, asked) as inspecting:
+        without_proxy.setenv("HTTPS_PROXY", f"http://me:secret@{proxy}")
+        assert ask(name, ca, "GET", PATH)[0] == 200
+        assert asked == [name]
+        assert ask(f"localhost:{port}", ca, "GET", PATH)[0] == 200
+        assert asked == [name], "this machine is reached without it"
+
+        without_proxy.setenv("HTTPS_PROXY", f"http://me:wrong@{proxy}")
+        invitation = Invitation("north", name, "token", "", "", ca.read_text())
+        with pytest.raises(SilotuneError, match=f"does not answer through the proxy {proxy} .*407") as refused:
+            enroll(invitation, b"key")
+        (connection, *_) = check_proxy(name, ca)
+        assert f"through the proxy {proxy}" in connection.detail
+        assert "wrong" not in f"{refused.value}{connection.detail}"
+
+        without_proxy.setenv("HTTPS_PROXY", f"http://me:secret@{inspecting}")
+        with pytest.raises(InputError, match=rf"CN=silotune federation of .* issued it: {inspecting} inspects TLS\?"):
+            ask(name, ca, "GET", PATH)
+
+        without_proxy.setenv("no_proxy", "coordinator.example")
+        asked.clear()
+        with pytest.raises(SilotuneError, match=r"does not answer \("):
+            ask(name, ca, "GET", PATH)
+        assert asked == []
+        server.shutdown()
+        other.shutdown()
 
 
 # -- folders for temporary files, and scripts --------------------------------------------------------------------------
@@ -161,6 +211,7 @@ for name in ("fcntl", "grp", "pwd", "resource"):
     sys.modules[name] = None
 import silotune.deploy.joining, silotune.deploy.doctor, silotune.deploy.processes, silotune.distributed.silo.session
 import silotune.distributed.silo.worker, silotune.distributed.flower.client_app, silotune.distributed.local.run_local
+import silotune.distributed.flower.supernode, silotune.deploy.silo_commands, silotune.deploy.node_link
 from silotune.core.clock import current_user
 from silotune.core.locking import folder_lock, is_locked
 from silotune.distributed.silo.policy import memory_mib

@@ -67,6 +67,8 @@ def test_other_encodings_are_named(place: Path) -> None:
         north(place, encoding="rot13")
     (place / "north.csv").write_bytes("\ufeff".encode() + plain.encode())
     assert north(place, encoding="UTF8").splits.train
+    (place / "north.csv").write_bytes(plain.encode("utf-16"))
+    assert north(place).splits == silo.splits
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])

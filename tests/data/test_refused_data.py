@@ -49,7 +49,7 @@ SINGLE: dict[str, tuple[str, str | bytes, list[str]]] = {
     "blank-label": ("north.csv", with_line(5, "fine,  "), ["north.csv", "row 5", "'opinion'", "label"]),
     "one-class": ("north.csv", GOOD.replace(",bad", ",good"), ["'north'", "one class", "'good'", "2"]),
     "not-utf8": ("north.csv", GOOD.encode() + b"caf\xe9,good\n", ["north.csv", "line 22", "UTF-8"]),
-    "utf16": ("north.csv", GOOD.encode("utf-16"), ["north.csv", "line 1", "UTF-8"]),
+    "utf16": ("north.csv", GOOD.encode("utf-16-le"), ["north.csv"]),
     "nul": ("north.csv", with_line(7, "a\0b,good"), ["north.csv", "row 7", "'review'", "NUL"]),
     "too-few-rows": ("north.csv", "review,opinion\na,good\nb,bad\n", ["'north'", "2 rows", "0.6:0.2:0.2"]),
     "unknown-format": ("north.txt", GOOD, ["north.txt", "'.txt'", ".csv", ".jsonl", ".parquet"]),

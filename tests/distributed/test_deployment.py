@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +20,7 @@ import yaml
 
 from silotune.deploy import nodes, processes
 from silotune.deploy.enrollment import ask
+from silotune.deploy.node_link import NodeLink
 from silotune.deploy.settings import (
     CoordinatorSettings,
     NodeSettings,
@@ -25,6 +29,7 @@ from silotune.deploy.settings import (
     read_silo_or_node_settings,
 )
 from silotune.distributed.flower import commands as flwr_commands
+from silotune.distributed.metrics import link_measures
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import InputError, SilotuneError
 
@@ -120,6 +125,58 @@ def test_a_child_that_ends_ends_its_command_and_its_siblings(tmp_path):
         ):
             running.check()
     assert worker.returncode == -signal.SIGTERM
+
+
+def test_a_node_that_gives_up_ends_with_a_code_of_its_own(tmp_path, monkeypatch):
+    """Flower's main thread is over after an error of TLS, and its other threads keep the process alive."""
+    (tmp_path / "flwr" / "supernode").mkdir(parents=True)
+    for package in ("flwr", "flwr/supernode"):
+        (tmp_path / package / "__init__.py").touch()
+    (tmp_path / "flwr" / "supernode" / "cli.py").write_text(
+        "import threading, time\n"
+        "def flower_supernode():\n"
+        "    threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "    raise RuntimeError('certificate verify failed')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    with processes._processes(tmp_path / "node") as running:
+        running.start("supernode", [sys.executable, "-m", "silotune.distributed.flower.supernode"])
+        running._running["supernode"].wait(30)
+        with pytest.raises(processes.LinkLost, match="lost its link for good") as lost:
+            running.check()
+    assert lost.value.exit_code == 75
+
+
+def test_a_nodes_status_tells_its_link_and_fails_while_it_is_down(silotune, tmp_path):
+    file = written(tmp_path, NODE)
+    link = NodeLink(read_silo_or_node_settings(file))
+    assert silotune("federation", "status", file, "--check").code == 1  # it does not run
+    with processes._processes(tmp_path / "node"):
+        link.keep("", {"coordinator": 11.9, "authority": 1800})
+        up = silotune("federation", "status", file, "--check")
+        assert (up.code, up.err) == (0, "")
+        assert "certificates: coordinator's 11 days left, authority's 1800 days left" in up.out
+        for _ in range(2):
+            link.keep("certificate has expired")
+        down = silotune("federation", "status", file, "--check")
+        assert down.code == 1
+        assert "(certificate has expired)" in down.out
+        told = json.loads(silotune("federation", "status", file, "--json").out)["link"]
+        assert (told["losses"], told["days"]) == (1, {"coordinator": 11, "authority": 1800})
+        values = {metric.name: metric.samples[0].value for metric in link_measures(tmp_path / "node")}
+    assert values == {"silotune_link_up": 0, "silotune_link_losses": 1, "silotune_certificate_days_left": 11}
+
+
+def test_logs_may_be_json(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("SILOTUNE_LOG", "json")
+    with processes._processes(tmp_path) as running:
+        running.start("supernode", ["printf", '\033[92mINFO\033[0m: one\n\n{"time": "", "text": "two"}\n'])
+        running._running["supernode"].wait(30)
+        until = time.monotonic() + 30
+        lines = []
+        while len(lines) < 2 and time.monotonic() < until:
+            lines += capfd.readouterr().out.splitlines()
+    assert [json.loads(line)["text"] for line in lines] == ["supernode: INFO: one", "two"]
 
 
 def test_lines_of_a_process_in_the_foreground_have_times(silotune, tmp_path, monkeypatch):
@@ -275,7 +332,7 @@ def test_a_nodes_file_starts_no_worker(tmp_path, monkeypatch, tree, started):
         yield Children()
 
     monkeypatch.setattr(processes, "_processes", running)
-    monkeypatch.setattr(processes, "ask", lambda *_: (200, {}))
+    monkeypatch.setattr(NodeLink, "try_now", lambda _: None)
     path = written(tmp_path, tree)
     with pytest.raises(SilotuneError, match="enough"):
         processes.join(path, read_silo_or_node_settings(path), lambda _: None)

@@ -56,6 +56,21 @@ def test_a_silo_shares_only_what_it_agreed_to(tiny_config, tmp_path):
             assert said_in(frame.blobs["message"])["rows"] == 1
 
 
+def test_row_counts_leave_without_counts_of_tokens(tiny_config, tmp_path):
+    config, out = tiny_config("fedmcp", "rounds=1", "train.steps=2"), tmp_path / "run"
+    configs = local_configs(config, out, share=["rows"])
+    link = DirectLink(answering(configs))
+    coordinate(job(config, out, configs), link)
+    answers = [frame for _, data in link.came if (frame := decode(data)).kind == "answer"]
+    for frame in answers:
+        assert frame.fields.keys() == {"silo", "round", "state", "metrics", "note"}
+        assert frame.fields["metrics"].keys() <= {"rows", "steps", "skipped_steps"}
+        assert frame.blobs.keys() == {"message"}
+        assert said_in(frame.blobs["message"]).keys() == {"round", "silo", "rows"}
+    assert len(answers) == 3
+    assert not any(b"token" in data for _, data in link.came if decode(data).kind != "hello")
+
+
 def test_silos_are_named_with_commas_as_other_names_are():
     assert FederationConfig(silos="north, south").silos == ["north", "south"]
     with pytest.raises(ValueError, match="'north' appears twice"):

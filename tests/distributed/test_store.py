@@ -42,6 +42,9 @@ def endless(folder):
 
 def test_killed_at_any_moment_all_of_an_answer_is_there_or_nothing(tmp_path):
     forked, last = multiprocessing.get_context("fork"), -1.0
+    store = SiloStore(tmp_path)
+    store.spent(RUN)  # makes the tables, which takes a slow disk longer than a kill waits
+    store.records.close()
     for _ in range(8):
         process = forked.Process(target=endless, args=(tmp_path,))
         process.start()

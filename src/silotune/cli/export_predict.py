@@ -16,6 +16,7 @@ import typer
 from silotune.cli.app import RESULTS, app
 from silotune.cli.completion import complete_run
 from silotune.cli.console import say
+from silotune.core.files import decode_text
 from silotune.errors import InputError, require_unused
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def _lines(texts: list[str], file: Path | None) -> Iterator[Iterable[str]]:
 
 def _decoded(content: bytes, where: str) -> str:
     try:
-        return content.decode("utf-8-sig")
+        return decode_text(content)
     except UnicodeDecodeError as error:
         raise InputError(f"{where}: not UTF-8 (byte {error.start})") from error
 

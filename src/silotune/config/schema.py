@@ -31,7 +31,8 @@ class Config(Section):
     start: ConfigPath | None = Field(
         None,
         min_length=1,
-        description="initial LoRA of all adapters: a folder in peft's format, or a file of `silotune import`.",
+        description="folder of a finished run, whose parts this run begins with; or initial LoRA of all adapters: a "
+        "folder in peft's format, or a file of `silotune import`.",
     )
     method: Choice = Field(
         Choice(name="fedmcp"),

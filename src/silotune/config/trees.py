@@ -10,6 +10,7 @@ import yaml
 
 from silotune.config.schema import Config
 from silotune.config.section import Choice, Section, has_effect
+from silotune.core.files import decode_text
 from silotune.core.yaml_text import load_yaml
 from silotune.errors import InputError
 
@@ -31,7 +32,7 @@ def load_tree(path: Path) -> Tree:
     if not path.is_file():
         raise InputError(f"config file {path}: no such file")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = decode_text(path.read_bytes())
     except UnicodeDecodeError as error:
         raise InputError(f"config {path}: not UTF-8 (byte {error.start})") from error
     except OSError as error:

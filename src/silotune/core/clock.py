@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import sys
 from datetime import UTC, datetime
@@ -14,14 +15,20 @@ def utc_now(timespec: str = "seconds") -> str:
     return datetime.now(UTC).isoformat(timespec=timespec)
 
 
+def logs_json() -> bool:
+    """Return whether long-running processes write JSON objects instead of lines (`SILOTUNE_LOG=json`)."""
+    return os.environ.get("SILOTUNE_LOG") == "json"
+
+
 def log_line(text: str, file: TextIO | None = None) -> None:
-    """Write a line of a long-running process, with the time before it.
+    """Write a line of a long-running process, with the time before it; with `SILOTUNE_LOG=json` as a JSON object.
 
     Args:
         text: the line.
         file: where it goes; by default standard error.
     """
-    print(f"{utc_now()} {text}", file=sys.stderr if file is None else file, flush=True)
+    line = json.dumps({"time": utc_now(), "text": text}) if logs_json() else f"{utc_now()} {text}"
+    print(line, file=sys.stderr if file is None else file, flush=True)
 
 
 def current_user() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import json
 import os
@@ -37,6 +38,16 @@ def read_bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def decode_text(content: bytes, encoding: str = "utf-8") -> str:
+    """Decode text without its byte-order mark; where that is UTF-16's (of Windows' editors), as UTF-16.
+
+    Raises:
+        UnicodeDecodeError: the content is not text of the encoding.
+    """
+    marked = content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    return content.decode("utf-16" if marked else encoding).removeprefix("\ufeff")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object as `read_bytes` reads files.
 
@@ -45,7 +56,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ValueError: the content is no JSON object in UTF-8, or is nested too deeply.
     """
     try:
-        content = json.loads(read_bytes(path).decode("utf-8-sig"))  # Windows' editors begin with a byte-order mark
+        content = json.loads(decode_text(read_bytes(path)))
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not isinstance(content, dict):

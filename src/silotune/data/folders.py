@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config.validators import NAME_RULE, is_name
+from silotune.core.files import decode_text
 from silotune.data.generation_rows import find_format, generation_rows
 from silotune.data.readers import Record, read_records, with_groups, with_units
 from silotune.data.rows import LabeledSet, Row, Splits
@@ -103,7 +104,7 @@ def _labeled_task(name: str, path: Path) -> Task:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
+        return json.loads(decode_text(path.read_bytes()))
     except ValueError as error:
         raise InputError(f"data file {path}: not JSON ({error})") from error
 

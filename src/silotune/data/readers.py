@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config.tables import source_name
+from silotune.core.files import decode_text
 from silotune.data.rows import Row, text_fault
 from silotune.errors import InputError
 
@@ -75,7 +76,7 @@ def read_records(path: Path, encoding: str = "utf-8") -> list[Record]:
 def _text(path: Path, compression: str, encoding: str) -> str:
     data = _decompressed(path, COMPRESSIONS[compression]) if compression else path.read_bytes()
     try:
-        return data.decode(encoding).removeprefix("\ufeff")
+        return decode_text(data, encoding)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         name, hint = (

@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from unicodedata import is_normalized
 
 from silotune.data.chat_template import ChatTemplate
 from silotune.data.metrics import metric_title
@@ -45,7 +46,7 @@ def describe_rows(silo: SiloData) -> dict[str, Any]:
         equal whatever their case and white space.
     """
     splits: dict[str, list[Row]] = {name: getattr(silo.splits, name) for name in SPLITS}
-    keys = {name: [_key(row) for row in rows] for name, rows in splits.items()}
+    keys = {name: [text_key(row) for row in rows] for name, rows in splits.items()}
     seen, regression = {*keys["train"]}, silo.task.kind == "regression"
     return {
         "label_rows": {name: _label_counts(silo, rows) for name, rows in splits.items()},
@@ -99,9 +100,16 @@ def row_warnings(silo: SiloData, described: Mapping[str, Any]) -> list[str]:
         described: from `describe_rows`.
     """
     name, counts = f"silo {silo.name!r}", silo.splits.counts()
-    remarks = Counter(remark for split in SPLITS for row in getattr(silo.splits, split) for remark in row.remarks)
+    rows: list[Row] = [row for split in SPLITS for row in getattr(silo.splits, split)]
+    remarks = Counter(remark for row in rows for remark in row.remarks)
     warnings = [f"{name}: {number} rows: {remark}" for remark, number in remarks.items()]
     warnings += [f"{name}: labels that look like one: {_quoted(group)}" for group in described["alike"]]
+    composed = sum(not all(is_normalized("NFC", text) for text in _texts(row)) for row in rows)
+    if composed:
+        warnings.append(
+            f"{name}: {composed} rows have characters that are not composed (é as e and an accent): to many tokenizers "
+            "they are others than the composed ones; write all texts in Unicode's form NFC"
+        )
     train_labels = described["label_rows"]["train"]
     if len(train_labels) >= _MANY_LABELS and counts["train"] < _FEW_ROWS_PER_LABEL * len(train_labels):
         warnings.append(
@@ -115,10 +123,10 @@ def row_warnings(silo: SiloData, described: Mapping[str, Any]) -> list[str]:
             "scale them to about 0 to 1, or to 0 to 5 as STS-B's"
         )
     for split in SPLITS[1:]:
-        shared, rows = described["shared"][split], counts[split]
-        if rows and shared > _LEAK * rows:
+        shared, held_out = described["shared"][split], counts[split]
+        if held_out and shared > _LEAK * held_out:
             warnings.append(
-                f"{name}: {shared} of {rows} {split} rows ({100 * shared / rows:.0f} %) are also training rows"
+                f"{name}: {shared} of {held_out} {split} rows ({100 * shared / held_out:.0f} %) are also training rows"
             )
         there = [label for label, number in described["label_rows"][split].items() if number]
         new = [label for label in there if not train_labels.get(label)]
@@ -181,7 +189,7 @@ def warnings_of(
     warnings = silos_warnings(silos) + [text for silo in silos for text in further(silo)]
     warnings += [text for silo in silos for text in row_warnings(silo, describe_rows(silo))]
     rest = len(warnings) - MOST_WARNINGS
-    more = f"{rest} more about the rows; `silotune data` prints all"
+    more = f"{rest} more about the rows; `silotune data … --show 1` prints all"
     return [*warnings[:MOST_WARNINGS], more] if rest > 0 else warnings
 
 
@@ -217,7 +225,8 @@ def _unlike_labels(silos: Sequence[SiloData]) -> list[str]:
     return warnings
 
 
-def _key(row: Row) -> tuple[str, ...]:
+def text_key(row: Row) -> tuple[str, ...]:
+    """Return the texts of a row, whatever their case and white space."""
     return tuple(" ".join(text.split()).casefold() for text in _texts(row))
 
 

@@ -133,6 +133,11 @@ def fingerprint(pem: bytes) -> str:
     return read_certificate(pem).fingerprint(SHA256()).hex(":").upper()
 
 
+def issuer_of(der: bytes) -> str:
+    """Return the name of who issued a certificate (DER)."""
+    return x509.load_der_x509_certificate(der).issuer.rfc4514_string()
+
+
 def days_left(pem: bytes) -> float:
     """Return the days until the first certificate expires; negative after that."""
     return (read_certificate(pem).not_valid_after_utc - _now()).total_seconds() / 86400

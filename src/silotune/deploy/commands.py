@@ -136,14 +136,17 @@ def renew(
     ] = False,
     key: Annotated[Path | None, typer.Option(help="The authority's key (default: ca.key beside ca.pem).")] = None,
 ) -> None:
-    """Make a new server certificate from the same authority; then restart coordinator and proxy."""
+    """Make a new server certificate from the same authority; an installed proxy reads it at once."""
     from silotune.deploy import initialize
+    from silotune.deploy.files import reload_proxy
 
     days = initialize.renew(_settings(coordinator), authority, key)
     if authority:
         say(f"new authority, {days:.0f} days; invite every silo with --replace, then run `renew` without --authority")
     else:
-        say(f"new certificate, {days:.0f} days; restart coordinator and proxy")
+        say(f"new certificate, {days:.0f} days; `federation up` takes it when no run is active")
+        if not reload_proxy():
+            say("to do: let nginx read it (nginx -s reload)")
 
 
 @federation.command()
@@ -224,12 +227,16 @@ def resume(
 def status(
     file: Annotated[Path, typer.Argument(help="The coordinator's or a silo's file (YAML).", metavar="YAML")],
     as_json: JsonOption = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with code 1 if it does not run or its link is down.")
+    ] = False,
 ) -> None:
-    """Show the state of a coordinator and its silos, or whether a silo's processes run."""
+    """Show the state of a coordinator and its silos, or of a silo's processes and its link."""
     from silotune.core.locking import is_locked
-    from silotune.deploy.printing import print_status
+    from silotune.deploy.printing import days_text, print_status
     from silotune.deploy.settings import CoordinatorSettings, read_party
     from silotune.deploy.status import federation_status
+    from silotune.distributed.metrics import read_link
     from silotune.distributed.silo.worker import ping
 
     party = read_party(file)
@@ -239,13 +246,23 @@ def status(
             typer.echo(json.dumps(state, indent=1))
         else:
             print_status(state)
-        return
-    running, answer = is_locked(Path(party.folder)), ping(party.socket_path)
-    if as_json:
-        typer.echo(json.dumps({"silo": party.name, "running": running, "worker": answer}, indent=1))
+        healthy = state["coordinator"]["running"] and not state["coordinator"]["superlink"]
     else:
-        say(f"silo {party.name!r}: {'running' if running else 'not running'}")
-        say(f"worker: {'no answer' if answer is None else answer.get('busy') or 'ready'}")
+        folder = Path(party.folder)
+        running, answer, link = is_locked(folder), ping(party.socket_path), read_link(folder)
+        if as_json:
+            fields = {"silo": party.name, "running": running, "worker": answer, "link": link and vars(link)}
+            typer.echo(json.dumps(fields, indent=1))
+        else:
+            say(f"silo {party.name!r}: {'running' if running else 'not running'}")
+            say(f"worker: {'no answer' if answer is None else answer.get('busy') or 'ready'}")
+            if link is not None:
+                told = f"down since {link.since} ({link.reason})" if link.reason else f"up since {link.since}"
+                say(f"link: {told}")
+                say(f"certificates: {days_text(link.days)}")
+        healthy = running and (link is None or not link.reason)
+    if check and not healthy:
+        raise typer.Exit(1)
 
 
 @federation.command()

@@ -5,19 +5,23 @@ It runs behind the proxy, in the process of `silotune federation up`. A GET retu
 
 from __future__ import annotations
 
-import http.client
+import ipaddress
 import json
 import ssl
 import threading
+import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import httpx
+
 from silotune.config.validators import is_name
-from silotune.deploy.certificates import check_public_key
+from silotune.deploy.certificates import check_public_key, issuer_of
 from silotune.deploy.invitations import Invitation, InvitationRefused, claim, unclaim
 from silotune.deploy.nodes import has_key, register_node, registered_nodes, unregister_node
 from silotune.deploy.settings import CoordinatorSettings
@@ -33,13 +37,19 @@ LARGEST_BODY = 4096
 SLOWEST = 10.0
 """Seconds that a connection may wait for its next bytes."""
 
+LARGEST_ANSWER = 65536
+"""Bytes of an answer that are read."""
+
+_FOREIGN = (18, 19, 20, 21)
+"""OpenSSL's codes of certificates that an unknown authority, or none, has signed."""
+
 PATIENCE = 300.0
 """Seconds for the coordinator's answer: registering a key takes Flower some ten."""
 
 _VERSIONS = {"protocol": PROTOCOL, "version": __version__}
 
 
-def serve_enrollment(settings: CoordinatorSettings, say: Callable[[str], None]) -> ThreadingHTTPServer | None:
+def serve_enrollment(settings: CoordinatorSettings, say: Callable[[str], None]) -> Server | None:
     """Serve `PATH` on `enrollment_port` from a thread, if the coordinator's file has one.
 
     Args:
@@ -55,19 +65,24 @@ def serve_enrollment(settings: CoordinatorSettings, say: Callable[[str], None]) 
         raise InputError(f"certificate {settings.certificate} and its key: cannot be used ({error})") from error
     handler = type("_Enrollment", (_Handler,), {"settings": settings, "say": staticmethod(say)})
     try:
-        server = _Server((settings.host, settings.enrollment_port), handler)
+        server = Server((settings.host, settings.enrollment_port), handler)
     except OSError as error:
         raise InputError(
             f"enrollment_port {settings.enrollment_port}: cannot be used ({error.strerror}); does `silotune federation "
             "up` run already?"
         ) from error
+    server.context = context
     # the handshake is made by the connection's own thread, so that no client holds up the others
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     return server
 
 
-class _Server(ThreadingHTTPServer):
+class Server(ThreadingHTTPServer):
+    """The server of `PATH`, with its certificate's context."""
+
+    context: ssl.SSLContext
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: broken connections are the client's."""
 
@@ -163,13 +178,26 @@ def enroll(invitation: Invitation, public: bytes) -> None:
         )
 
 
-def _proxy_not_used(host: str) -> str:
-    """Return a sentence about the proxy that this machine's settings name for a host, without its password."""
-    proxy = urllib.request.getproxies().get("https")
-    if proxy is None or urllib.request.proxy_bypass(host):
+def _proxy_to(host: str) -> str:
+    """Return the proxy through which this machine's settings reach a host, without its password; empty if none."""
+    if _on_this_machine(host) or urllib.request.proxy_bypass(host):
         return ""
-    shown = proxy.rpartition("@")[2].rpartition("//")[2]
-    return f"; the proxy {shown} is set (https_proxy) and not used: let this machine reach the coordinator directly"
+    return urllib.request.getproxies().get("https", "").rpartition("@")[2].rpartition("//")[2]
+
+
+def _on_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _issuer(client: httpx.Client, url: str) -> str:
+    """Return who issued the certificate that is presented at an address; empty if nobody says."""
+    with suppress(httpx.HTTPError), client.stream("GET", url) as reply:
+        presented = reply.extensions["network_stream"].get_extra_info("ssl_object").getpeercert(True)
+        return issuer_of(presented)
+    return ""
 
 
 def ask(
@@ -180,7 +208,9 @@ def ask(
     fields: dict[str, Any] | None = None,
     seconds: float = PATIENCE,
 ) -> tuple[int, dict[str, Any]]:
-    """Ask the coordinator's proxy over TLS; return HTTP's status, and the answer's fields with its `date`.
+    """Ask the coordinator's nginx over TLS, through the proxy that this machine's settings name, as Flower's node does.
+
+    Connections to this machine go through no proxy.
 
     Args:
         address: HOST:PORT.
@@ -189,31 +219,55 @@ def ask(
         path: of the request.
         fields: sent as JSON.
         seconds: the longest wait.
+
+    Returns:
+        HTTP's status, and the answer's fields with its `date`, and the `days` for which the certificate is valid.
     """
-    host, _, port = address.rpartition(":")
+    host = address.rpartition(":")[0]
+    proxy, trust = _proxy_to(host), not _on_this_machine(host)
     try:
         pem = authority.read_text(encoding="ascii") if isinstance(authority, Path) else authority
         context = ssl.create_default_context(cadata=pem)
     except (OSError, ValueError) as error:
         raise InputError(f"the authority's certificate: cannot be used ({error})") from error
-    connection = http.client.HTTPSConnection(host.strip("[]"), int(port), timeout=seconds, context=context)
+    url, content = f"https://{address}{path}", b""
     try:
-        body = None if fields is None else json.dumps(fields)
-        connection.request(method, path, body, {"Content-Type": "application/json"})
-        reply = connection.getresponse()
-        content = reply.read(65536)
-    except ssl.SSLCertVerificationError as error:
+        with (
+            httpx.Client(verify=context, timeout=seconds, trust_env=trust) as client,
+            client.stream(method, url, json=fields) as reply,
+        ):
+            certificate = reply.extensions["network_stream"].get_extra_info("ssl_object").getpeercert()
+            for chunk in reply.iter_raw():
+                content += chunk
+                if len(content) > LARGEST_ANSWER:
+                    break
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:
+        way = f" through the proxy {proxy}" if proxy else ""
+        cause = _tls_error(error)
+        if cause is None:
+            raise SilotuneError(f"coordinator {address}: does not answer{way} ({error})") from error
+        if not isinstance(cause, ssl.SSLCertVerificationError):
+            raise InputError(f"coordinator {address}: TLS failed{way} ({cause.reason}); is the name right?") from error
+        reason = cause.verify_message
+        if cause.verify_code in _FOREIGN:
+            with httpx.Client(verify=False, timeout=seconds, trust_env=trust) as client:
+                issuer = _issuer(client, f"https://{address}/health")
+            reason += f"; {issuer} issued it: {proxy or 'somebody on the way'} inspects TLS?" if issuer else ""
         raise InputError(
-            f"coordinator {address}: its certificate is not one that the authority vouches for ({error.verify_message})"
+            f"coordinator {address}: its certificate{way} is not one that the authority vouches for ({reason})"
         ) from error
-    except ssl.SSLError as error:
-        raise InputError(f"coordinator {address}: TLS failed ({error.reason}); is the name right?") from error
-    except (OSError, http.client.HTTPException) as error:
-        raise SilotuneError(f"coordinator {address}: does not answer ({error}){_proxy_not_used(host)}") from error
-    finally:
-        connection.close()
     try:
         parsed = json.loads(content)
     except (ValueError, RecursionError):
         parsed = None
-    return reply.status, {"date": reply.getheader("date")} | (parsed if isinstance(parsed, dict) else {})
+    days = (ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) / 86400
+    return reply.status_code, {"date": reply.headers.get("date"), "days": days} | (
+        parsed if isinstance(parsed, dict) else {}
+    )
+
+
+def _tls_error(error: BaseException | None) -> ssl.SSLError | None:
+    """Return the error of TLS that another one came from."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error

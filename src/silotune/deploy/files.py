@@ -92,6 +92,15 @@ def install(folder: Path) -> bool:
     return True
 
 
+def reload_proxy() -> bool:
+    """Let an installed nginx read its files again; returns whether systemd has done so."""
+    unit = "silotune-proxy.service"
+    installed = (UNITS / unit).exists() and Path("/run/systemd/system").is_dir()
+    if installed:
+        _run("systemctl", "try-reload-or-restart", unit)
+    return installed
+
+
 def _run(*words: str) -> None:
     try:
         subprocess.run(words, check=True, capture_output=True, text=True, timeout=120)

@@ -42,6 +42,8 @@ def print_status(state: Mapping[str, Any]) -> None:
             if reason not in run["error"]:
                 say(f"  {name}: {reason}")
     say(f"disk free: {_size(coordinator['disk_free_bytes'])}")
+    if coordinator["certificate_days"]:
+        say(f"certificates: {days_text(coordinator['certificate_days'])}")
     if not state["silos"]:
         return
     table = Table()
@@ -61,6 +63,11 @@ def print_status(state: Mapping[str, Any]) -> None:
         )
         table.add_row(*map(escape, cells))
     console.print(table)
+
+
+def days_text(days: Mapping[str, float]) -> str:
+    """Return the days left of certificates in words."""
+    return ", ".join(f"{name}'s {left:.0f} days left" for name, left in days.items())
 
 
 def _busy(state: Mapping[str, Any] | None) -> str:

@@ -6,22 +6,29 @@ Whoever starts these commands (the systemd units, compose) starts them again, ke
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from threading import Thread
+from typing import IO, Any
 
 from silotune.cli.termination import ended_by_sigterm
+from silotune.core.clock import log_line, logs_json
 from silotune.core.locking import folder_lock, is_locked
 from silotune.core.surroundings import require_posix
-from silotune.deploy.enrollment import ask, serve_enrollment
+from silotune.deploy.enrollment import serve_enrollment
+from silotune.deploy.node_link import NodeLink
 from silotune.deploy.nodes import record_decision
 from silotune.deploy.queue import CHECK_INTERVAL, Scheduler
 from silotune.deploy.settings import CoordinatorSettings, NodeSettings
 from silotune.deploy.status import FederationMetrics
 from silotune.distributed.coordinator.run_status import STARTUP_TIMEOUT
+from silotune.distributed.flower import supernode
 from silotune.distributed.flower.commands import (
     flower_environment,
     listens,
@@ -29,14 +36,22 @@ from silotune.distributed.flower.commands import (
     superlink_command,
     supernode_command,
 )
-from silotune.distributed.metrics import serve_metrics
+from silotune.distributed.metrics import link_measures, serve_metrics
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import InputError, SilotuneError
 
 GRACE = 20.0
 """Seconds for a process to end by itself."""
 
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+
 _HINTS = {"supernode": "; code 2004 above: its key is not admitted, or its last node was killed a moment ago"}
+
+
+class LinkLost(SilotuneError):
+    """The node gave up its link to the coordinator, most often after an error of TLS; it has to be started again."""
+
+    exit_code = supernode.LINK_LOST
 
 
 def up(settings: CoordinatorSettings, say: Callable[[str], None]) -> None:
@@ -57,22 +72,37 @@ def up(settings: CoordinatorSettings, say: Callable[[str], None]) -> None:
     with _processes(folder) as processes:
         if listens(settings.port):
             raise InputError(f"port {settings.port}: is in use; end what listens there, or set another port")
-        serve_enrollment(settings, say)
+        enrollment = serve_enrollment(settings, say)
         serve_metrics(settings.metrics_port, FederationMetrics(settings).measures)
         processes.start("superlink", superlink_command(settings.host, settings.port, options))
-        until = time.monotonic() + STARTUP_TIMEOUT
-        while not listens(settings.port):
-            processes.check()
-            if time.monotonic() > until:
-                raise SilotuneError(f"the SuperLink does not listen after {STARTUP_TIMEOUT:g} s")
-            time.sleep(0.1)
+        _await_superlink(settings, processes)
         record_decision(settings.folder, "up")
         say(f"SuperLink on {settings.address}")
-        scheduler = Scheduler(settings, say)
+        scheduler, certificate = Scheduler(settings, say), _certificate(settings)
         while True:
             scheduler.tick()
             processes.check()
+            if (renewed := _certificate(settings)) != certificate and scheduler.idle:
+                certificate = renewed
+                if enrollment is not None:
+                    enrollment.context.load_cert_chain(str(settings.certificate), settings.key)
+                processes.restart("superlink")
+                _await_superlink(settings, processes)
+                say("the certificate was renewed; the SuperLink has the new one")
             time.sleep(CHECK_INTERVAL)
+
+
+def _certificate(settings: CoordinatorSettings) -> bytes:
+    return b"" if settings.certificate is None else Path(settings.certificate).read_bytes()
+
+
+def _await_superlink(settings: CoordinatorSettings, processes: _Processes) -> None:
+    until = time.monotonic() + STARTUP_TIMEOUT
+    while not listens(settings.port):
+        processes.check()
+        if time.monotonic() > until:
+            raise SilotuneError(f"the SuperLink does not listen after {STARTUP_TIMEOUT:g} s")
+        time.sleep(0.1)
 
 
 def join(path: Path, settings: SiloSettings | NodeSettings, say: Callable[[str], None]) -> None:
@@ -86,19 +116,27 @@ def join(path: Path, settings: SiloSettings | NodeSettings, say: Callable[[str],
     require_posix("silotune federation join")
     require_flower()
     assert settings.superlink is not None, "the file was checked"
-    options = ["--insecure"]
+    options, link = ["--insecure"], NodeLink(settings)
     if not settings.insecure:
-        ask(settings.superlink, Path(str(settings.root_certificates)), "GET", "/health")  # Flower would not say why
+        link.try_now()  # Flower would not say why
         options = ["--root-certificates", str(settings.root_certificates)]
         options += ["--auth-supernode-private-key", str(settings.private_key)]
     with _processes(Path(settings.folder)) as processes:
         if isinstance(settings, SiloSettings):
             processes.start("worker", [sys.executable, "-m", "silotune", "worker", str(path.resolve())])
+        else:
+            serve_metrics(settings.metrics_port, partial(link_measures, Path(settings.folder)))
         words = supernode_command(settings.superlink, settings.port, settings.name, settings.socket_path, options)
-        processes.start("supernode", words)
+        processes.start("supernode", [sys.executable, "-m", supernode.__name__, *words[1:]])
         say(f"silo {settings.name!r} joins {settings.superlink}")
         while True:
-            processes.check()
+            try:
+                processes.check()
+            except LinkLost as lost:
+                link.keep(str(lost))
+                raise
+            if not settings.insecure:
+                link.look()
             time.sleep(CHECK_INTERVAL)
 
 
@@ -108,27 +146,52 @@ class _Processes:
     def __init__(self, folder: Path) -> None:
         self._environment = flower_environment(folder / "flwr")
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._words: dict[str, list[str]] = {}
 
     def start(self, name: str, words: list[str]) -> None:
         """Start another process."""
-        self._running[name] = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=self._environment)
+        output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if logs_json() else {}
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=self._environment, **output)
+        self._running[name], self._words[name] = process, words
+        if process.stdout is not None:
+            Thread(target=_log_as_json, args=(name, process.stdout), daemon=True).start()
 
     def check(self) -> None:
         """Check that all of them run."""
         for name, process in self._running.items():
+            if process.poll() == supernode.LINK_LOST:
+                raise LinkLost(f"{name}: lost its link for good (see above); start it again")
             if process.poll() is not None:
                 raise SilotuneError(f"{name}: ended with code {process.returncode}{_HINTS.get(name, '')}")
 
+    def restart(self, name: str) -> None:
+        """End one, and start it again."""
+        self._end([self._running[name]])
+        self.start(name, self._words[name])
+
     def end(self) -> None:
         """End all of them."""
-        for process in self._running.values():
+        self._end(self._running.values())
+
+    def _end(self, processes: Collection[subprocess.Popen[bytes]]) -> None:
+        for process in processes:
             process.terminate()
-        for process in self._running.values():
+        for process in processes:
             try:
                 process.wait(GRACE)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _log_as_json(name: str, output: IO[bytes]) -> None:
+    """Log a process's lines, without their colors; those of silotune's own are JSON already."""
+    for line in output:
+        text = _COLORS.sub("", line.decode(errors="replace")).strip()
+        if text.startswith("{"):
+            print(text, flush=True)
+        elif text:
+            log_line(f"{name}: {text}", sys.stdout)
 
 
 @contextmanager

@@ -241,6 +241,11 @@ class Scheduler:
         elif self._clock() >= self._not_before and following is not None:
             self._begin(following)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no run is active."""
+        return all(run.state != "running" for run in self._queue.runs())
+
     def _begin(self, run: QueuedRun) -> None:
         """Submit a run; if the SuperLink does not take it, try again later."""
         if not run.folder.is_dir():

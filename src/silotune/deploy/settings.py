@@ -15,6 +15,7 @@ from silotune.config.paths import resolve
 from silotune.config.section import Section
 from silotune.config.trees import parse_tree
 from silotune.config.validators import Name, is_address
+from silotune.core.files import decode_text
 from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings
 from silotune.errors import InputError
 
@@ -99,6 +100,7 @@ class NodeSettings(Section):
         folder: the folder for logs.
         socket: path of the worker's socket.
         superlink: as in `SiloSettings`; so are `root_certificates`, `private_key`, `insecure` and `port`.
+        metrics_port: a port on 127.0.0.1 where `federation join` serves the link's metrics; None serves none.
     """
 
     name: Name
@@ -109,6 +111,7 @@ class NodeSettings(Section):
     private_key: str | None = Field(None, min_length=1)
     insecure: bool = False
     port: int = Field(9094, ge=1, le=65535)
+    metrics_port: int | None = Field(None, ge=1, le=65535)
 
     @property
     def socket_path(self) -> Path:
@@ -170,7 +173,7 @@ def _check_connection(path: Path, config: SiloSettings | NodeSettings) -> None:
 def _read(path: Path, kind: str, paths: tuple[str, ...]) -> dict[str, Any]:
     """Read a YAML file and resolve the paths under these keys."""
     try:
-        tree = parse_tree(path.read_text(encoding="utf-8-sig"), str(path))
+        tree = parse_tree(decode_text(path.read_bytes()), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{kind} config {path}: cannot be read ({error})".lstrip()) from error
     base = path.resolve().parent

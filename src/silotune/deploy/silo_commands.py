@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -154,6 +155,43 @@ def audit(config: SiloFile = None, as_json: JsonOption = False) -> None:
     from silotune.distributed.silo.silo_config import read_silo_settings
 
     print_audit(Path(read_silo_settings(usual_file(config)).folder), as_json)
+
+
+@silo.command()
+def rows(
+    withdrawn: Annotated[
+        Path | None, typer.Option(help="Rows that later runs leave out: a file with the text columns.")
+    ] = None,
+    config: SiloFile = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List which runs used this silo's rows; with --withdrawn, leave rows out of later runs, and name their models."""
+    from silotune.data.row_checks import SPLITS
+    from silotune.distributed.silo import row_records
+    from silotune.distributed.silo.silo_config import read_silo_settings
+    from silotune.distributed.silo.store import SiloStore
+    from silotune.errors import InputError
+
+    settings = read_silo_settings(usual_file(config))
+    records, marks = SiloStore(Path(settings.folder)).records, None
+    if withdrawn is not None:
+        if settings.data is None:
+            raise InputError("--withdrawn: needs data in the silo's file; a folder of prepared rows is made anew")
+        marks = row_records.marks_of(records.folder, row_records.read_withdrawn(withdrawn, settings.data))
+        row_records.withdraw(records, marks)
+    found = row_records.uses(records, settings.name, marks)
+    if as_json:
+        typer.echo(json.dumps({"withdrawn": None if marks is None else len({*marks}), "runs": found}, indent=1))
+        return
+    if marks is not None:
+        say(f"{len({*marks})} rows are left out of all runs that begin from now on")
+    for run in found:
+        counts = ", ".join(f"{run[split]} {split}" for split in (*SPLITS, row_records.BEFORE) if run[split])
+        say(f"run {run['run']}: {counts}; model: {run['model'] or 'no longer here'}")
+    if not found:
+        say("no run used these rows" if marks else "no run used rows yet")
+    elif marks:
+        say(row_records.NOT_UNDONE)
 
 
 def _decide(run: str, config: Path | None, state: State) -> WaitingRun:

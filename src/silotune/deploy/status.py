@@ -7,17 +7,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silotune.core.clock import utc_now
 from silotune.core.locking import is_locked
+from silotune.deploy.certificates import days_left
 from silotune.deploy.nodes import node_statuses, registered_nodes
 from silotune.deploy.queue import STATES, QueuedRun, RunQueue
 from silotune.deploy.settings import CoordinatorSettings
 from silotune.distributed.coordinator.run_status import RunStatus, SiloEntry, read_status
-from silotune.distributed.metrics import Labeled, measure
+from silotune.distributed.metrics import Labeled, certificate_measure, measure
 from silotune.errors import SilotuneError
 from silotune.runs.storage.readers import events
 from silotune.version import __version__
@@ -77,12 +79,22 @@ def federation_status(settings: CoordinatorSettings, nodes: Nodes = node_statuse
             ],
             "failed": [_failed(run) for run in runs if run.state == "failed"],
             "disk_free_bytes": shutil.disk_usage(folder).free,
+            "certificate_days": _days(settings),
         },
         "silos": [
             {"silo": name, "online": online.get(name) == "online" if known else None, **_silo(name, active, statuses)}
             for name in sorted(names)
         ],
     }
+
+
+def _days(settings: CoordinatorSettings) -> dict[str, int]:
+    """Return the days left of the coordinator's certificate and its authority's, of those that can be read."""
+    found = {}
+    for name, path in (("coordinator", settings.certificate), ("authority", settings.ca)):
+        with suppress(OSError, SilotuneError):
+            found[name] = int(days_left(Path(path or "").read_bytes()))
+    return found
 
 
 def _run(run: QueuedRun, status: RunStatus) -> dict[str, Any]:
@@ -161,6 +173,7 @@ class FederationMetrics:
         yield measure("queue_length", "Runs that wait.", len(coordinator["queue"]))
         free = coordinator["disk_free_bytes"]
         yield measure("disk_free_bytes", "Free space where the coordinator's folder is.", free)
+        yield certificate_measure(coordinator["certificate_days"])
         waiting = {silo for run in coordinator["waiting"] for silo in run["silos"]}
         yield from _silo_measures(status["silos"], waiting)
         begun = [run for run in runs if run.state == "running"] or [run for run in runs if run.began]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from silotune.core.files import read_json
 from silotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -12,6 +15,50 @@ if TYPE_CHECKING:
 
 Labeled = Sequence[tuple[tuple[str, ...], float | None]]
 """Pairs of label values and a value."""
+
+
+LINK_FILE = "link.json"
+"""In a node's folder: its link to the coordinator."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A node's link to the coordinator.
+
+    Args:
+        since: when it went up or down (UTC).
+        reason: why it is down; empty while it is up.
+        losses: how often it went down.
+        days: the days left of the certificates of `coordinator` and `authority`.
+    """
+
+    since: str
+    reason: str
+    losses: int
+    days: dict[str, int]
+
+
+def read_link(folder: Path) -> Link | None:
+    """Return a node's link; None if none was tried in this folder."""
+    try:
+        return Link(**read_json(folder / LINK_FILE))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def link_measures(folder: Path) -> Iterator[Metric]:
+    """Yield the metrics of a node's link."""
+    link = read_link(folder)
+    if link is not None:
+        yield measure("link_up", "Whether the coordinator can be reached.", float(not link.reason))
+        yield measure("link_losses", "How often the link went down.", link.losses, kind="counter")
+        yield certificate_measure(link.days)
+
+
+def certificate_measure(days: Mapping[str, float]) -> Metric:
+    """Return the metric of certificates' days left."""
+    values = [((name,), float(left)) for name, left in days.items()]
+    return measure("certificate_days_left", "Days until a certificate expires.", values, ["certificate"])
 
 
 def measure(

@@ -60,8 +60,8 @@ from silotune.lab.search_space import (
 from silotune.methods import METHODS
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
-from silotune.runs.build.model import keep_start
 from silotune.runs.build.resolve import keys_of, make_method, read_config
+from silotune.runs.build.start import keep_start
 from silotune.runs.build.validation import check_labels
 from silotune.runs.callbacks import Callback
 from silotune.runs.callbacks.base import EventFeed

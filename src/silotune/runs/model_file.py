@@ -25,6 +25,9 @@ from silotune.runs.storage.readers import read_summary
 
 MODELS = "models"
 
+SHARED_FOLDER = "shared"
+"""In `models`: the parts that all silos have in common."""
+
 MODEL_FILE, OWN_FILE, SHARED_FILE = "model.json", "model.safetensors", "shared.safetensors"
 
 FORMAT, VERSION = "silotune-model", 1

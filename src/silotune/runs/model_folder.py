@@ -31,6 +31,7 @@ from silotune.runs.model_file import (
     OWN_FILE,
     SHARED_ALONE,
     SHARED_FILE,
+    SHARED_FOLDER,
     ModelFile,
     PartFields,
     TokenMixer,
@@ -39,8 +40,6 @@ from silotune.runs.model_file import (
 from silotune.runs.summary import head_section
 from silotune.training.federation import Federation
 from silotune.training.silo import Silo
-
-SHARED_FOLDER = "shared"
 
 
 def write_models(run: Path, federation: Federation, summary: Mapping[str, Any]) -> None:

@@ -96,8 +96,8 @@ def _configuration(path: Path, summary: dict[str, Any], precision: str | None, d
     check_precision(precision)
     if precision is not None:
         changes["precision"] = config.precision.model_copy(update={"name": precision})
-    if config.start is not None:  # the run's own copy: the configured file may be gone
-        changes["start"] = str(path / FILE)
+    if config.start is not None:  # the run's own copy, or its own models: what is configured may be gone
+        changes["start"] = str(path / FILE if (path / FILE).exists() else path)
     return use_this_machine(config.model_copy(update=changes))
 
 

@@ -20,8 +20,9 @@ from silotune.evaluation.baselines import baselines
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import transformers_messages_kept
 from silotune.runs.build.builder import build, run_warnings
-from silotune.runs.build.model import BackboneRequirements, keep_start
+from silotune.runs.build.model import BackboneRequirements
 from silotune.runs.build.resolve import read_config
+from silotune.runs.build.start import keep_start
 from silotune.runs.callbacks import Callback
 from silotune.runs.callbacks.base import EventFeed
 from silotune.runs.callbacks.display import default_display, warn_on_stderr

@@ -28,7 +28,7 @@ from silotune.models.forward.view_program import ViewProgram
 from silotune.models.heads import Head, LossRecipe
 from silotune.models.heads.base import head_readings
 from silotune.models.tuners import tuner_of
-from silotune.training.initial_parts import InitialParts
+from silotune.training.initial_parts import InitialParts, TrainedParts
 from silotune.training.prediction import PredictionContext
 from silotune.training.row_privacy import RowPrivacy, units_of
 from silotune.training.silo import Silo, SiloState
@@ -43,7 +43,7 @@ class TrainingContext(PredictionContext):
         method: declares parts, phases and prediction.
         train: optimizer, steps and batch size.
         seed: the run's seed, from which all draws are derived.
-        start: initial tensors of every adapter; None: they are drawn.
+        start: initial tensors of every adapter, or the parts of a finished run; None: all are drawn.
         tokens_at_once: the most tokens of a step's graph; None: `train.tokens_at_once`, where it is a number.
         rounds: rounds of the run, which a schedule of the learning rate may span.
     """
@@ -54,7 +54,7 @@ class TrainingContext(PredictionContext):
         method: Method,
         train: TrainConfig,
         seed: int,
-        start: Tensors | None = None,
+        start: Tensors | TrainedParts | None = None,
         cache: ActivationCache | None = None,
         tokens_at_once: int | None = None,
         rows_scored: int = 64,

@@ -2,18 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from silotune.core import tensors as part_tools
 from silotune.core.randomness import generator
 from silotune.core.tensors import State, Tensors
 from silotune.data.tasks import Task
+from silotune.errors import InputError
 from silotune.methods.base import Method
 from silotune.methods.parts import Part, Scope
 from silotune.methods.validation import check_shared, check_tuners
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners import TensorGroup, Tuner, tuner_of
 from silotune.training.silo import Silo
+
+
+@dataclass(frozen=True)
+class TrainedParts:
+    """The parts of a finished run, with which another one goes on.
+
+    Args:
+        source: the run's folder, for messages.
+        read: returns a silo's private parts, or with None the shared ones; None for a silo that the run did not have.
+    """
+
+    source: str
+    read: Callable[[str | None], State | None]
+
+    def instead_of(self, drawn: State, parts: Mapping[str, Part], silo: str | None = None) -> State:
+        """Return the trained tensors of parts, in the order of those that were drawn; parts drawn anew stay drawn.
+
+        Args:
+            drawn: the parts as a run without `start` has them.
+            parts: of the method.
+            silo: whose private parts they are; None: they are shared.
+        """
+        kept = self.read(silo)
+        return (
+            drawn
+            if kept is None
+            else {
+                name: tensors if parts[name].redrawn else self._fitting(name, tensors, kept.get(name, {}))
+                for name, tensors in drawn.items()
+            }
+        )
+
+    def _fitting(self, part: str, drawn: Tensors, kept: Tensors) -> Tensors:
+        for name in dict.fromkeys([*drawn, *kept]):
+            shapes = [tuple(tensors[name].shape) if name in tensors else "missing" for tensors in (kept, drawn)]
+            if shapes[0] != shapes[1]:
+                raise InputError(
+                    f"start: {self.source} has {name!r} of part {part!r} as {shapes[0]}, this run as {shapes[1]}; "
+                    "allowed: a run of the same method, tuner, head and labels"
+                )
+        return {name: kept[name].to(tensor.dtype) for name, tensor in drawn.items()}
 
 
 class InitialParts:
@@ -24,11 +67,16 @@ class InitialParts:
         method: with the parts' modules.
         parts: of the method, by name.
         seed: the run's.
-        start: initial tensors of every adapter; None: they are drawn.
+        start: initial tensors of every adapter, or the parts of a finished run; None: all are drawn.
     """
 
     def __init__(
-        self, backbone: Backbone, method: Method, parts: Mapping[str, Part], seed: int, start: Tensors | None
+        self,
+        backbone: Backbone,
+        method: Method,
+        parts: Mapping[str, Part],
+        seed: int,
+        start: Tensors | TrainedParts | None,
     ) -> None:
         self._backbone = backbone
         self._method = method
@@ -41,7 +89,7 @@ class InitialParts:
     def shared(self, silos: Iterable[Silo]) -> State:
         """Return the shared parts before round 1, equal in all silos."""
         tasks = {rows.task.name: rows.task for silo in silos for rows in silo.train.values()}
-        shared = self._all(Scope.SHARED, tasks.values())
+        shared = self._trained(self._all(Scope.SHARED, tasks.values()))
         check_shared(self._method, shared)
         return shared
 
@@ -49,7 +97,7 @@ class InitialParts:
         """Return a silo's private parts before its first participation, at its rank."""
         private = self._all(Scope.PRIVATE, tasks, silo)
         check_tuners(self._method, private)
-        return self.at_rank(private, silo)
+        return self._trained(self.at_rank(private, silo), silo)
 
     def fixed(self) -> State:
         """Return the fixed parts, at the tuner's rank."""
@@ -69,13 +117,17 @@ class InitialParts:
         rank = self.ranks.get(silo)
         return state if rank is None else at_rank(state, self._parts, rank)
 
+    def _trained(self, drawn: State, silo: str | None = None) -> State:
+        start = self.start
+        return start.instead_of(drawn, self._parts, silo) if isinstance(start, TrainedParts) else drawn
+
     def _all(self, scope: Scope, tasks: Iterable[Task], silo: str = "") -> State:
         tasks = list(tasks)
         return {name: self._one(name, part, tasks, silo) for name, part in self._parts.items() if part.scope is scope}
 
     def _one(self, name: str, part: Part, tasks: Iterable[Task], silo: str) -> Tensors:
         start: Tensors = {}
-        if self.start is not None and isinstance(part.module, Tuner | TensorGroup):
+        if isinstance(self.start, Mapping) and isinstance(part.module, Tuner | TensorGroup):
             start = part.module.select(self.start)
         if start:
             return part_tools.copy(start)

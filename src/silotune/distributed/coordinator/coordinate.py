@@ -37,7 +37,7 @@ from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.coordinator import build_coordinator
-from silotune.runs.build.model import BackboneRequirements, build_model, keep_start
+from silotune.runs.build.model import BackboneRequirements, build_model
 from silotune.runs.build.ranks import check_ranks, with_ranks
 from silotune.runs.build.resolve import (
     make_method,
@@ -46,6 +46,7 @@ from silotune.runs.build.resolve import (
     use_this_machine,
 )
 from silotune.runs.build.silos import server_silo
+from silotune.runs.build.start import keep_start
 from silotune.runs.build.validation import check_labels, check_tasks
 from silotune.runs.engines.base import Progress
 from silotune.runs.model_folder import gather_models, write_models, write_shared_model
@@ -121,7 +122,7 @@ class RunStart:
         config, names = _checked(job)
         method = make_method(config)
         backbone = load(BackboneRequirements.of(config, method))
-        text = wire_config(config, names)
+        text = wire_config(_with_named_start(config), names)
         admission = AdmissionPolicy(Identity.of(backbone), _registry(config, Path(job.out), names), record)
         admission.registry.write(Path(job.out))  # a start that nobody approved in time goes on under the same id
         request = {"run": admission.registry.run, "config": text, "identity": admission.identity.fields()}
@@ -229,6 +230,13 @@ def _checked(job: Job) -> tuple[Config, list[str]]:
     if not names:
         raise InputError("federation.silos: name the silos that take part")
     return config, names
+
+
+def _with_named_start(config: Config) -> Config:
+    """Return the configuration with the id by which silos know the run that it starts from, if it is a federation's."""
+    if config.start is None or not (Path(config.start) / FEDERATION_FOLDER / "run.json").exists():
+        return config
+    return config.model_copy(update={"start": f"run-{RunRegistry.open(Path(config.start)).run}"})
 
 
 def _registry(config: Config, out: Path, names: list[str]) -> RunRegistry:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ _SPLIT_KEYS = ("merge", "ratio", "seed", "rows_per_silo", "train_rows", "validat
 
 _PER_PARTY = {"backbone", "start", "precision", "federation", "description"}
 """Keys that differ between parties, or that the handshake compares in another form."""
+
+
+RUN_START = re.compile(r"run-([0-9a-f]{16})")
+"""What silos receive as `start`, where the run goes on from a run of this federation: that one's id."""
 
 
 def check_federated(config: Config) -> None:

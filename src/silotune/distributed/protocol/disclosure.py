@@ -10,8 +10,11 @@ from typing import Any
 from silotune.data.metrics import metric_range
 from silotune.methods.step import EVENT_KEYS
 
-COUNTS = ("rows", "steps", "skipped_steps", "real_tokens", "padded_tokens")
+COUNTS = ("rows", "steps", "skipped_steps")
 """Training metrics that follow from a silo's row count; shared only where `rows` is."""
+
+TOKENS = ("real_tokens", "padded_tokens")
+"""Training metrics that tell how long rows are, which nobody asked for: they never leave a silo."""
 
 _SCORES = ("validation", "test")
 
@@ -37,7 +40,7 @@ def filter_metrics(metrics: Mapping[str, Any], share: Collection[str]) -> dict[s
         The metrics whose kind is shared; unknown names count as losses.
     """
     kinds = {"seconds": "seconds", **dict.fromkeys(COUNTS, "rows")}
-    return {name: value for name, value in metrics.items() if kinds.get(name, "loss") in share}
+    return {name: value for name, value in metrics.items() if name not in TOKENS and kinds.get(name, "loss") in share}
 
 
 def filter_scores(scores: Mapping[str, Any], share: Collection[str]) -> dict[str, Any]:

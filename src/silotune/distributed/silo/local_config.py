@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from silotune.aggregation import BY_ROWS
@@ -11,10 +12,12 @@ from silotune.config.coordinator import AggregationConfig
 from silotune.config.data import PartitionConfig
 from silotune.config.train import SamplingConfig
 from silotune.config.uplink import PrivacyConfig
+from silotune.distributed.protocol.agreement import RUN_START
 from silotune.distributed.protocol.frames import HandshakeRefused
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.methods import METHODS, Method
 from silotune.models.backbone.quantization import NONE
+from silotune.runs.model_file import MODELS
 
 
 def check_settings(settings: SiloSettings, config: Config) -> None:
@@ -33,7 +36,7 @@ def check_settings(settings: SiloSettings, config: Config) -> None:
     _check_unit(settings, config.privacy.unit)
     if config.audit.canaries > settings.canaries:
         raise HandshakeRefused(f"{who}: adds at most {settings.canaries} canaries to its rows (audit.canaries)")
-    if config.start is not None and settings.start is None:
+    if config.start is not None and settings.start is None and run_before(config) is None:
         raise HandshakeRefused(f"{who}: the run starts from a LoRA; its silo config needs start")
 
 
@@ -91,7 +94,7 @@ def local_config(settings: SiloSettings, config: Config, split_seed: int | None)
     anything = METHODS.find(config.method.name).aggregations is None
     update: dict[str, Any] = {
         "backbone": _backbone(settings, config),
-        "start": None if config.start is None else settings.start,
+        "start": own_start(settings, config),
         "threads": settings.threads,
         "device": settings.device,
         "sampling": SamplingConfig(),
@@ -111,6 +114,24 @@ def _privacy(settings: SiloSettings, config: Config) -> PrivacyConfig:
     if config.privacy.unit is not None:
         return config.privacy.model_copy(update={"secret": None})
     return PrivacyConfig(secret=settings.secret, epsilon=_budget(settings, config), delta=_delta(settings, config))
+
+
+def run_before(config: Config) -> str | None:
+    """Return the id of the federation's run with whose parts one begins, as a coordinator sends it; else None."""
+    found = None if config.start is None else RUN_START.fullmatch(config.start)
+    return None if found is None else found[1]
+
+
+def own_start(settings: SiloSettings, config: Config) -> str | None:
+    """Return what this silo begins with: its own model of the run before, or the operator's file.
+
+    None where the run starts anew, or a run before had no such silo.
+    """
+    run = run_before(config)
+    if run is None:
+        return None if config.start is None else settings.start
+    folders = [Path(settings.folder) / run, *([] if settings.start is None else [Path(settings.start)])]
+    return next((str(folder) for folder in folders if (folder / MODELS).is_dir()), None)
 
 
 def _budget(settings: SiloSettings, config: Config) -> float | None:

@@ -88,7 +88,8 @@ class LocalWork:
             (reply,) = client.rounds([silo], broadcast, spent)
         self._check_update(prepared, reply)
         assert silo.state is not None, "a silo that trained has a state"
-        note, metrics = "; ".join(filter(None, (changed, reply.note))), reply.metrics
+        untrained = "" if base else prepared.untrained
+        note, metrics = "; ".join(filter(None, (changed, untrained, reply.note))), reply.metrics
         if prepared.noise is not None:  # they follow from rows, and have no noise
             note, metrics = "", {}
         fields |= {"state": name, "metrics": metrics, "note": note}
@@ -157,7 +158,8 @@ class LocalWork:
 
     def _count(self, prepared: Prepared, request: Request) -> None:
         """Record a request that the caps allow, before it is worked on."""
-        self._store.count(request, prepared.row_use, prepared.parameters, prepared.config.rounds)
+        marks, before = prepared.marks, prepared.before
+        self._store.count(request, prepared.row_use, prepared.parameters, prepared.config.rounds, marks, before)
 
     def _digest(self, asked: dict[str, str], run: str, base: str) -> str:
         """Return the digest by which a request is counted: with another content of its state it is another request."""

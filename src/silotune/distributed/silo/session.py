@@ -19,7 +19,7 @@ from silotune.communication.messages import with_rows
 from silotune.config import Config
 from silotune.core.clock import log_line
 from silotune.core.determinism import key_named
-from silotune.core.files import free_bytes
+from silotune.core.files import decode_text, free_bytes
 from silotune.distributed.protocol.agreement import parse_wire_config, wire_config
 from silotune.distributed.protocol.disclosure import SiloStatus, filter_metrics, filter_scores
 from silotune.distributed.protocol.frames import (
@@ -42,7 +42,7 @@ from silotune.distributed.silo.run_description import describe, describe_unfit
 from silotune.distributed.silo.secret import derived_from_secret
 from silotune.distributed.silo.setup import UNDISCLOSED_ROWS, DoesNotFit, Prepared, SiloSetup
 from silotune.distributed.silo.silo_config import SiloSettings
-from silotune.distributed.silo.store import Answer, Price, SiloStore
+from silotune.distributed.silo.store import Answer, Price
 from silotune.errors import InputError, SilotuneError
 from silotune.runs.build.resolve import read_config
 from silotune.version import __version__
@@ -70,7 +70,7 @@ class Session:
     def __init__(self, settings: SiloSettings) -> None:
         self.settings = settings
         self._setup = SiloSetup(settings)
-        self.store = SiloStore(Path(settings.folder), self._setup.policy, settings.privacy)
+        self.store = self._setup.store
         self._approvals = Approvals(Path(settings.folder))
         self._work = LocalWork(settings, self._setup.policy, self.store)
         self._quiet = False
@@ -80,11 +80,12 @@ class Session:
         self._last_hello: _Hello | None = None
         self._last_plan: tuple[object, list[PlannedRun]] | None = None
         """The last plan that was checked, as it was sent, and what its runs came to."""
+        self._run = ""
 
     def warm(self) -> None:
         """Load backbone and rows for the agreed configuration, before the first request."""
         if self.settings.config is not None:
-            text = Path(self.settings.config).read_text(encoding="utf-8-sig")
+            text = decode_text(Path(self.settings.config).read_bytes())
             try:
                 parse_wire_config(text)
             except InputError:  # not in the form of `wire_config`: rows are read again with the first request
@@ -191,6 +192,9 @@ class Session:
             WaitsForApproval: the operator has not decided, and alone learns whether the run fits the rows.
             SilotuneError: the run cannot take place here.
         """
+        if self._run not in ("", run):
+            self._setup.prepared = None  # the rows may be others by now, or some withdrawn
+        self._run = run
         try:
             prepared = self._setup.prepare(text, coordinators)
             self._quiet = prepared.noise is not None
@@ -212,7 +216,7 @@ class Session:
             noise = None if plan is None else ledger.plan(run, prepared.digest, plan)
         except InputError as error:
             return describe_unfit(prepared.config, str(error))
-        return describe(prepared.config, prepared.federation, self.settings, noise)
+        return [*describe(prepared.config, prepared.federation, self.settings, noise), *prepared.remarks]
 
     def _require_approval(self, run: str, config: Config, described: Callable[[], list[str]]) -> None:
         check_run_id(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,11 +23,13 @@ from silotune.data.rows import SiloData, Splits
 from silotune.distributed.protocol.agreement import check_agreed, check_federated, parse_wire_config
 from silotune.distributed.protocol.frames import HandshakeRefused
 from silotune.distributed.protocol.handshake import Identity, check_identity, text_digest
-from silotune.distributed.silo.local_config import check_sent, check_settings, local_config
+from silotune.distributed.silo.local_config import check_sent, check_settings, local_config, run_before
 from silotune.distributed.silo.policy import Policy, WorkGuard, backbone_parameters
 from silotune.distributed.silo.reasons import phrase
+from silotune.distributed.silo.row_records import Marks, remarks, without_withdrawn
 from silotune.distributed.silo.secret import derived_from_secret
 from silotune.distributed.silo.silo_config import SiloSettings
+from silotune.distributed.silo.store import SiloStore
 from silotune.errors import InputError, SilotuneError
 from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
@@ -89,6 +92,10 @@ class Prepared:
         private_shapes: shapes of the parts that stay here.
         bounded_rank: the rank of the adapters, where the operator bounds it below the run's; else None.
         noise: on rows, as the run's own target asks for; None without.
+        marks: digests of the rows (`row_records.py`).
+        before: the id of the run with whose parts this one begins; empty if there is none.
+        untrained: a note where this silo has no model of that run; else empty.
+        remarks: lines about the rows for the operator.
     """
 
     text: str
@@ -101,6 +108,10 @@ class Prepared:
     private_shapes: Mapping[str, tuple[int, ...]]
     bounded_rank: int | None
     noise: RowPrivacy | None
+    marks: Marks
+    before: str
+    untrained: str
+    remarks: list[str]
 
     @property
     def row_plan(self) -> RowPlan | None:
@@ -132,6 +143,7 @@ class SiloSetup:
         """For the configuration that was sent last."""
         self._backbone: tuple[BackboneRequirements, Backbone] | None = None
         self.policy = Policy(settings.name, settings.policy)
+        self.store = SiloStore(Path(settings.folder), self.policy, settings.privacy)
         self.guard = WorkGuard(self.policy)
         self._agreed = None if settings.config is None else read_config(settings.config)
 
@@ -178,7 +190,7 @@ class SiloSetup:
             check_identity(self.settings.name, coordinator_identity, Identity.of(backbone))
         sent = parse_wire_config(text)
         try:
-            data = self._rows(config)
+            data, marks, left_out = without_withdrawn(self.store.records, self._rows(config))
             federation, private = self._assemble(config, method, backbone, data)
         except HandshakeRefused:
             raise
@@ -194,6 +206,13 @@ class SiloSetup:
         if self.settings.policy.row_order == "secret":
             recipe = sent.model_dump_json(exclude={"description", "federation"})
             federation.context.draw_seed = self._secret_seed(recipe)
+        before = run_before(sent) or ""
+        untrained = ""
+        if before and config.start is None:
+            untrained = f"has no model of run {before}: its private parts begin untrained"
+        lines = [*remarks(self.store.records, marks, left_out, before), *filter(None, [untrained])]
+        if left_out:
+            log_line(f"silotune worker {name!r}: {lines[0]}")
         identity = replace(Identity.of(backbone), shapes=federation.coordinator.expected.shapes)
         return Prepared(
             text,
@@ -206,6 +225,10 @@ class SiloSetup:
             {part: tuple(tensor.shape) for part, tensor in flatten(private).items()},
             bounded,
             federation.context.row_privacy,
+            marks,
+            before,
+            untrained,
+            lines,
         )
 
     def _assemble(self, config: Config, method: Method, backbone: Backbone, data: SiloData) -> tuple[Federation, State]:
@@ -269,9 +292,11 @@ def planned_parts(context: TrainingContext, silo: Silo) -> tuple[State, State]:
     """Return a run's shared and private parts as tensors without data, to judge them before they are allocated."""
     tasks = [rows.task for rows in silo.train.values()]
     try:
+        initial = copy(context.initial)
+        initial.start = None  # trained parts have the shapes of drawn ones
         with FakeTensorMode(allow_non_fake_inputs=True):
-            private = context.initial.private(silo.name, tasks)
-            return context.initial.at_rank(context.initial.shared([silo]), silo.name), private
+            private = initial.private(silo.name, tasks)
+            return initial.at_rank(initial.shared([silo]), silo.name), private
     except RuntimeError as error:  # what fake tensors cannot do: read a number, hand data to NumPy
         names = ", ".join(sorted({part.module.name for part in context.parts.values()}))
         raise InputError(

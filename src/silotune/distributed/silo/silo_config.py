@@ -21,6 +21,7 @@ from silotune.config.paths import absolute, resolve
 from silotune.config.section import Section
 from silotune.config.trees import parse_tree
 from silotune.config.validators import Device, Name
+from silotune.core.files import decode_text
 from silotune.errors import InputError, unknown_name_error
 
 DisclosedNumbers = Literal["validation", "test", "rows", "loss", "seconds", "status", "reasons"]
@@ -152,8 +153,8 @@ class SiloSettings(Section):
         folder: the folder for the silo's states and replies; readable by its operator only.
         data: the silo's rows, with the keys of an entry of `silos` (path, text, label, task, labels, kind, metric).
         rows: a folder of prepared rows, instead of `data`.
-        share: the numbers that may leave: `validation` and `test` scores, `rows` (row counts, and the counts of steps
-            and tokens, which follow from them), `loss`, `seconds`, `status` (whether the rows changed, the ε that is
+        share: the numbers that may leave: `validation` and `test` scores, `rows` (row counts, and the counts of steps,
+            which follow from them), `loss`, `seconds`, `status` (whether the rows changed, the ε that is
             left, free space on disk), and `reasons` (why something failed here, in one of a few phrases). If the list
             lacks `rows`, only aggregations that do not weigh silos are accepted. `send` is about shared parts.
         send: names of the parts that may leave (`silotune parts METHOD`); a run that shares others is refused.
@@ -268,7 +269,7 @@ def read_silo_settings(path: str | Path) -> SiloSettings:
     """Read a silo's settings; paths are relative to the file."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = decode_text(path.read_bytes())
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"silo config {path}: cannot be read ({error})") from error
     tree = parse_tree(text, str(path))

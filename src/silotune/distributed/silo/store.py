@@ -28,9 +28,10 @@ from silotune.core.records import FILE, Records
 from silotune.core.serialization import read_tensors, tensor_bytes
 from silotune.core.tensors import Tensors
 from silotune.distributed.protocol.frames import RUN_ID, Frame, check_run_id, decode
-from silotune.distributed.silo import row_ledger
+from silotune.distributed.silo import row_ledger, row_records
 from silotune.distributed.silo.policy import Policy, Request
 from silotune.distributed.silo.row_ledger import Charge, RowLedger
+from silotune.distributed.silo.row_records import Marks, note_use
 from silotune.distributed.silo.silo_config import RowBudget
 from silotune.errors import InputError
 from silotune.training.client import PrivacySpent
@@ -48,6 +49,8 @@ CREATE TABLE IF NOT EXISTS answers (run TEXT, name TEXT, round INTEGER, asked TE
 CREATE TABLE IF NOT EXISTS released (run TEXT, mechanism TEXT, epsilon REAL, delta REAL);
 CREATE TABLE IF NOT EXISTS row_use (run TEXT, configuration TEXT, rows TEXT);
 """
+
+_NO_MARKS: Marks = {}
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class SiloStore:
 
     def __init__(self, folder: Path, policy: Policy | None = None, budget: RowBudget | None = None) -> None:
         self.folder = folder
-        self.records = Records(folder, TABLES + row_ledger.TABLES)
+        self.records = Records(folder, TABLES + row_ledger.TABLES + row_records.TABLES)
         self.ledger = RowLedger(self.records, budget)
         self._policy = policy
 
@@ -208,7 +211,15 @@ class SiloStore:
 
     # -- counts over all runs ------------------------------------------------------------------------------------------
 
-    def count(self, request: Request, row_use: tuple[str, str], backbone: int, rounds: int) -> None:
+    def count(
+        self,
+        request: Request,
+        row_use: tuple[str, str],
+        backbone: int,
+        rounds: int,
+        marks: Marks = _NO_MARKS,
+        before: str = "",
+    ) -> None:
         """Record a request before it is worked on, with the rows that it uses: a crash spends it and hides none.
 
         Args:
@@ -216,6 +227,8 @@ class SiloStore:
             row_use: digests of the configuration and of the rows.
             backbone: parameters of the backbone, for caps that are a share of it.
             rounds: rounds of the run.
+            marks: digests of the rows.
+            before: the run with whose model this one begins, if there is one.
         """
         with self.records.transaction() as connection:
             known = "SELECT 1 FROM requests WHERE run = ? AND kind = ? AND round = ? AND digest = ?"
@@ -225,6 +238,7 @@ class SiloStore:
                 connection.execute("INSERT INTO requests VALUES (?, ?, ?, ?, ?)", astuple(request))
             if self.rows_used(request.run, row_use[0])[-1:] != [row_use[1]]:
                 connection.execute("INSERT INTO row_use VALUES (?, ?, ?)", (request.run, *row_use))
+                note_use(self.records, request.run, marks, before)
 
     def require_total(self, runs: Collection[str], numbers: int, requests: int, backbone: int) -> None:
         """Refuse runs that together, with all others before them, would exceed the caps on amounts.

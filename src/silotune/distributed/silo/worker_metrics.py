@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from silotune.core.files import free_bytes
-from silotune.distributed.metrics import measure
+from silotune.distributed.metrics import link_measures, measure
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.policy import POLICY_REFUSES
 from silotune.distributed.silo.silo_config import SiloSettings
@@ -64,6 +64,7 @@ class WorkerMetrics:
         description = "Epsilon of all noised replies, plainly added up: what composition counts is less."
         yield measure("worker_epsilon_sum", description, self._store.spent("").epsilon)
         yield measure("worker_epsilon_budget", "Epsilon of all runs together.", self._settings.budget)
+        yield from link_measures(Path(self._settings.folder))  # where `federation join` runs worker and node
 
 
 def _outcome(reply: Frame) -> str:

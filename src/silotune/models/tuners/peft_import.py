@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from silotune.core.files import decode_text
 from silotune.core.serialization import read_tensors
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
@@ -46,7 +47,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read a LoRA's `adapter_config.json` and check that it is a plain LoRA of one rank."""
     path = folder / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8-sig"))
+        config = json.loads(decode_text(path.read_bytes()))
     except OSError as error:
         raise InputError(f"{folder}: no LoRA in peft's layout there ({CONFIG}: {error.strerror})") from error
     except (ValueError, RecursionError) as error:

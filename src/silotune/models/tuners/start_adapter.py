@@ -23,7 +23,7 @@ FILE = "start.safetensors"
 
 _METADATA = "silotune-start"
 
-START_ALLOWED = "allowed: a folder in peft's layout, or a file that `silotune import` wrote"
+START_ALLOWED = "allowed: a folder in peft's layout, a file that `silotune import` wrote, or a finished run"
 
 
 @dataclass(frozen=True)

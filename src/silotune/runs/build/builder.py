@@ -9,6 +9,7 @@ from silotune.data.loading import load_absent, load_silos
 from silotune.data.row_checks import token_warnings, warnings_of
 from silotune.data.rows import SiloData
 from silotune.data.server_rows import draw_labeled_rows
+from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import BackboneRequirements, build_model
@@ -20,6 +21,7 @@ from silotune.runs.build.validation import check_labels, check_tasks
 from silotune.training.cohort import choose_cohort
 from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
+from silotune.training.initial_parts import TrainedParts
 from silotune.training.phase_batches import check_rows
 
 
@@ -95,6 +97,10 @@ def run_warnings(config: Config, silos: Sequence[SiloData], context: TrainingCon
         return token_warnings(silo, context.backbone.tokenizer, tokenize)
 
     lines = warnings_of(silos, config.partition.name != "none", further)
+    start = None if context is None else context.initial.start
+    if context is not None and isinstance(start, TrainedParts) and names_with(context.parts, Scope.PRIVATE):
+        new = [silo.name for silo in silos if start.read(silo.name) is None]
+        lines += [f"silo {name!r}: not in start={start.source}; its private parts begin untrained" for name in new]
     pooled = config.head.name in ("linear", "mlp")
     if config.backbone.name == "default" and pooled and config.head.pooling != "mean":
         lines.append("head.pooling=first: the default backbone was trained with mean pooling (head.pooling=mean)")

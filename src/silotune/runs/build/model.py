@@ -1,4 +1,4 @@
-"""Load a run's backbone and put the method on it, with the LoRA that the key `start` names."""
+"""Load a run's backbone and put the method on it, with the parts that the key `start` names."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from silotune.config import BackboneConfig, Config
-from silotune.core.files import write_bytes
-from silotune.core.tensors import Tensors, digest
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.methods import Method
@@ -19,8 +17,8 @@ from silotune.models.backbone.loading import load_backbone
 from silotune.models.backbone.quantization import NONE, resolve_quantization
 from silotune.models.backbone.stored_model import ModelClass
 from silotune.models.forward.activation_cache import ActivationCache
-from silotune.models.tuners import TUNERS, Tuner
-from silotune.models.tuners.start_adapter import FILE, START_ALLOWED, unpack
+from silotune.models.tuners import TUNERS
+from silotune.runs.build.start import read_start
 from silotune.runs.build.validation import check_backbone, check_kept_optimizers, check_lengths, check_start
 from silotune.training.at_once import rows_scored, rows_written, tokens_at_once
 from silotune.training.context import TrainingContext
@@ -118,9 +116,9 @@ def run_backbone(
 
 def make_context(config: Config, method: Method, tasks: Iterable[Task], backbone: Backbone) -> TrainingContext:
     """Put a method on its backbone; arguments as for `build_model`."""
-    tuner, head = method.setting.tuner, method.setting.head
-    head.check(backbone, {task.name: task for task in tasks}.values())
-    start = None if config.start is None else read_start(config.start, backbone, tuner)
+    tuner, head, tasks = method.setting.tuner, method.setting.head, {task.name: task for task in tasks}.values()
+    head.check(backbone, tasks)
+    start = read_start(config, method, tasks, backbone)
     cache = None if config.cache.name == "none" else ActivationCache.for_tuner(backbone, tuner, config.cache.mib)
     return TrainingContext(
         backbone,
@@ -134,31 +132,3 @@ def make_context(config: Config, method: Method, tasks: Iterable[Task], backbone
         rows_written=rows_written(config, backbone, head),
         rounds=config.rounds,
     )
-
-
-def read_start(source: str, backbone: Backbone, tuner: Tuner) -> Tensors:
-    """Read the tensors with which the adapters of a run start.
-
-    Args:
-        source: a folder in peft's layout, or a file that `silotune import` wrote.
-        backbone: the run's.
-        tuner: the run's; a LoRA of the same rank, scale and modules.
-    """
-    if not Path(source).exists():
-        raise InputError(f"start: {source} cannot be read (No such file or directory); {START_ALLOWED}")
-    if not tuner.implements("read_initial"):
-        allowed = ", ".join(f"tuner={name}" for name, kind in TUNERS.items() if kind.implements("read_initial"))
-        raise InputError(f"start: {source} is a LoRA, the run's tuner is {tuner.name}; allowed: {allowed}")
-    return tuner.read_initial(source, backbone)
-
-
-def keep_start(run: Path, context: TrainingContext) -> None:
-    """Copy the initial adapter into the run folder, or on resume check that it is still the same."""
-    if context.initial.start is None:
-        return
-    path = run / FILE
-    if path.exists():
-        if digest(unpack(path).tensors) != digest(context.initial.start):
-            raise InputError(f"--resume: {run} began from another LoRA than 'start' names now")
-        return
-    write_bytes(path, context.method.setting.tuner.pack_initial(context.initial.start))

@@ -1,0 +1,139 @@
+"""Which rows trained which run of a silo, and which were withdrawn, as keyed digests in the silo's own records.
+
+A digest is of a row's texts, whatever their case and white space, under the silo's secret: without that nobody can try
+a text against it. Withdrawn rows are left out of later runs; models that were trained before keep what they learned.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from silotune.config.data import SiloConfig
+from silotune.core.clock import utc_now
+from silotune.core.records import Records
+from silotune.data.generation_rows import find_format, generation_rows
+from silotune.data.readers import read_records, read_text, require_columns
+from silotune.data.row_checks import SPLITS, text_key
+from silotune.data.rows import Row, SiloData, Splits
+from silotune.distributed.silo.secret import derived_from_secret
+from silotune.errors import InputError
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS used (run TEXT, row BLOB, split TEXT, PRIMARY KEY (run, row)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS withdrawn (row BLOB PRIMARY KEY, since TEXT) WITHOUT ROWID;
+"""
+
+BEFORE = "before"
+"""Stands for a split: the row trained a run with whose model this one began."""
+
+_TRAINED = f"split IN ('train', '{BEFORE}')"
+
+Marks = Mapping[bytes, str]
+"""Digest of a row → the split in which it is; a row of several is in the first."""
+
+NOT_UNDONE = (
+    "not undone: models trained before keep what they learned of these rows, here, at the coordinator and at the other "
+    "silos, and so does a run that starts from one; only a run from the beginning is without them"
+)
+
+
+def marks_of(folder: Path, rows: Sequence[Row]) -> list[bytes]:
+    """Return the digests of rows.
+
+    Args:
+        folder: the silo's, with its secret.
+        rows: the rows.
+    """
+    key = derived_from_secret(folder, "rows")
+    return [hmac.digest(key, json.dumps(list(filter(None, text_key(row)))).encode(), "sha256")[:16] for row in rows]
+
+
+def without_withdrawn(records: Records, data: SiloData) -> tuple[SiloData, dict[bytes, str], int]:
+    """Leave out a silo's withdrawn rows; returns the others, their digests, and how many were left out."""
+    withdrawn = {row for (row,) in records.rows("SELECT row FROM withdrawn")}
+    marks: dict[bytes, str] = {}
+    kept: dict[str, list[Row]] = {}
+    for split in SPLITS:
+        rows: list[Row] = getattr(data.splits, split)
+        of_split = marks_of(records.folder, rows)
+        kept[split] = [row for row, mark in zip(rows, of_split, strict=True) if mark not in withdrawn]
+        marks = {mark: split for mark in of_split if mark not in withdrawn} | marks
+    left_out = sum(data.splits.counts().values()) - sum(map(len, kept.values()))
+    if left_out and not kept["train"]:
+        raise InputError(f"silo {data.name!r}: all its training rows are withdrawn")
+    return replace(data, splits=Splits(**kept)), marks, left_out
+
+
+def note_use(records: Records, run: str, marks: Marks, before: str) -> None:
+    """Record the rows of a run, before it works on them.
+
+    Args:
+        records: the silo's.
+        run: the run's id.
+        marks: of its rows.
+        before: the id of the run with whose model this one begins; empty if there is none.
+    """
+    with records.transaction() as connection:
+        connection.executemany("INSERT OR IGNORE INTO used VALUES (?, ?, ?)", [(run, *mark) for mark in marks.items()])
+        connection.execute(
+            f"INSERT OR IGNORE INTO used SELECT ?, row, '{BEFORE}' FROM used WHERE run = ? AND {_TRAINED}",
+            (run, before),
+        )
+
+
+def remarks(records: Records, marks: Marks, left_out: int, before: str) -> list[str]:
+    """Return lines for the operator about the rows of a run that is to be approved; arguments as for `note_use`."""
+    lines = [f"left out as withdrawn: {left_out} rows"] if left_out else []
+    trained = {row for (row,) in records.rows(f"SELECT row FROM used WHERE run = ? AND {_TRAINED}", before)}
+    again = sum(mark in trained and split != "train" for mark, split in marks.items())
+    if again:
+        lines.append(f"scores: {again} validation and test rows trained run {before}, with whose model this one begins")
+    withdrawn = sum(row in trained for (row,) in records.rows("SELECT row FROM withdrawn"))
+    if withdrawn:
+        lines.append(
+            f"withdrawn, and not undone: {withdrawn} rows trained run {before}, with whose model this one begins"
+        )
+    return lines
+
+
+def withdraw(records: Records, marks: Sequence[bytes]) -> None:
+    """Leave rows out of all runs that begin from now on."""
+    with records.transaction() as connection:
+        values = [(mark, utc_now()) for mark in marks]
+        connection.executemany("INSERT OR IGNORE INTO withdrawn VALUES (?, ?)", values)
+        records.append({"kind": "withdrawn", "rows": len({*marks})})
+
+
+def uses(records: Records, silo: str, marks: Sequence[bytes] | None = None) -> list[dict[str, Any]]:
+    """Return each run with the rows of each split that it used, and its model's folder if that is there still.
+
+    Args:
+        records: the silo's.
+        silo: its name.
+        marks: of the rows that count; None: all.
+    """
+    chosen, runs = None if marks is None else {*marks}, dict[str, dict[str, Any]]()
+    for run, row, split in records.rows("SELECT run, row, split FROM used ORDER BY run"):
+        if chosen is None or row in chosen:
+            model = records.folder / run / "models" / silo
+            empty = {"run": run, **dict.fromkeys((*SPLITS, BEFORE), 0), "model": str(model) if model.is_dir() else None}
+            runs.setdefault(run, empty)[split] += 1
+    return list(runs.values())
+
+
+def read_withdrawn(path: Path, silo: SiloConfig) -> list[Row]:
+    """Read a file of withdrawn rows: the columns of the silo's own rows; labels may be missing."""
+    records = read_records(path, silo.encoding)
+    format = None if {*silo.columns} & records[0].keys() else find_format(records[0])
+    if format is not None:
+        return generation_rows(path, records, format)
+    require_columns(path, records[0], silo.columns)
+    return [
+        Row(tuple(read_text(path, number, record, column) for column in silo.columns if record.get(column) != ""), 0)
+        for number, record in enumerate(records, start=1)
+    ]

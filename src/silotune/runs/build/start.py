@@ -1,0 +1,144 @@
+"""What a run begins with, as the key `start` names it: an imported LoRA, or the parts of a finished run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from functools import partial
+from pathlib import Path
+
+from silotune.config import Config, load_resolved
+from silotune.config.head import HeadConfig
+from silotune.core.files import read_bytes, write_bytes, write_text
+from silotune.core.serialization import read_tensors
+from silotune.core.tensors import State, Tensors, digest, unflatten
+from silotune.data.tasks import Task
+from silotune.errors import InputError
+from silotune.methods import Method
+from silotune.methods.parts import Scope, names_with
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.tuners import TUNERS
+from silotune.models.tuners.start_adapter import FILE, START_ALLOWED, unpack
+from silotune.runs.build.resolve import make_method
+from silotune.runs.model_file import (
+    MODEL_FILE,
+    MODELS,
+    OWN_FILE,
+    SHARED_FILE,
+    SHARED_FOLDER,
+    TunerFields,
+    damage_named,
+    read_model_file,
+)
+from silotune.runs.storage.readers import read_summary, read_versions
+from silotune.training.context import TrainingContext
+from silotune.training.initial_parts import TrainedParts
+
+_MAY_CHANGE = {"dropout", "lr_ratio"}
+"""Options of tuners that are about training alone."""
+
+_DIGEST = "start.sha256"
+
+
+def read_start(
+    config: Config, method: Method, tasks: Collection[Task], backbone: Backbone
+) -> Tensors | TrainedParts | None:
+    """Read what the key `start` names; None without it.
+
+    Args:
+        config: the run's configuration.
+        method: the configured method.
+        tasks: the run's.
+        backbone: the run's.
+    """
+    if config.start is None:
+        return None
+    source, tuner = Path(config.start), method.setting.tuner
+    if not source.exists():
+        raise InputError(f"start: {source} cannot be read (No such file or directory); {START_ALLOWED}")
+    if (source / MODELS).is_dir():
+        _check_run(source, config, method, tasks, backbone)
+        return TrainedParts(str(source), partial(_read_parts, source, method.centralized))
+    if not tuner.implements("read_initial"):
+        allowed = ", ".join(f"tuner={name}" for name, kind in TUNERS.items() if kind.implements("read_initial"))
+        raise InputError(f"start: {source} is a LoRA, the run's tuner is {tuner.name}; allowed: {allowed}")
+    return tuner.read_initial(config.start, backbone)
+
+
+def keep_start(run: Path, context: TrainingContext) -> None:
+    """Note in the run folder what the run began with, or on resume check that it is still the same.
+
+    Of an imported LoRA there is a copy; a finished run's parts stay where they lie, and their sha256 is kept.
+    """
+    start = context.initial.start
+    if isinstance(start, TrainedParts):
+        path, found = run / _DIGEST, _digest_of(Path(start.source))
+        if path.exists() and path.read_text(encoding="utf-8") != found:
+            raise InputError(f"--resume: {run} began from other models than {start.source} holds now")
+        write_text(path, found)
+    elif start is not None:
+        path = run / FILE
+        if not path.exists():
+            write_bytes(path, context.method.setting.tuner.pack_initial(start))
+        elif digest(unpack(path).tensors) != digest(start):
+            raise InputError(f"--resume: {run} began from another LoRA than 'start' names now")
+
+
+def _check_run(source: Path, config: Config, method: Method, tasks: Collection[Task], backbone: Backbone) -> None:
+    """Refuse a finished run whose tensors would mean something else in this one."""
+    models = sorted((source / MODELS).glob(f"*/{MODEL_FILE}"))
+    with damage_named(source):
+        if models:
+            files = [read_model_file(path)[1] for path in models]
+            weights, seed, tuner = files[0].backbone_sha256, files[0].seed, files[0].tuner
+            head = HeadConfig.model_validate(files[0].head)
+            known = {file.task["name"]: file.task for file in files}
+        else:  # a coordinator's folder, whose silos keep their models
+            before = load_resolved(source / "config.yaml")
+            weights, seed, head = read_versions(source)["backbone"], before.seed, before.head
+            tuner = TunerFields.of(make_method(before).setting.tuner)
+            known = {task["name"]: task for task in read_summary(source)["tasks"].values()}
+        labels = {name: list(task["labels"]) for name, task in known.items()}
+    if weights != backbone.fingerprint:
+        raise InputError(f"start: {source} has another backbone than {config.backbone.name!r} is now (weights differ)")
+    own, was = TunerFields.of(method.setting.tuner).options, tuner.options
+    pairs: list[tuple[str, object, object]] = [
+        ("tuner", tuner.name, config.tuner.name),
+        ("head", head.name, config.head.name),
+    ]
+    pairs += [(f"head.{key}", getattr(head, key), getattr(config.head, key)) for key in ("name", "pooling")]
+    pairs += [(f"tuner.{name}", was.get(name), own.get(name)) for name in sorted({*was, *own} - _MAY_CHANGE)]
+    if names_with(method.parts(), Scope.FIXED):  # they are drawn from it
+        pairs.append(("seed", seed, config.seed))
+    for key, old, new in pairs:
+        if old != new:
+            raise InputError(f"start: {source} was trained with {key}={old}, this run has {new}; give the same")
+    for task in tasks:
+        if labels.get(task.name, list(task.labels)) != list(task.labels):
+            there, here = (", ".join(names) or "none" for names in (labels[task.name], task.labels))
+            raise InputError(f"start: the labels of {task.name!r} are {here}; {source} was trained with {there}")
+
+
+def _read_parts(source: Path, centralized: bool, silo: str | None) -> State | None:
+    """Return the trained private parts of a silo, or with None the shared ones; see `TrainedParts.read`."""
+    if not (source / MODELS).is_dir():
+        raise InputError(f"start: {source / MODELS} is gone; silos that did not train yet begin with it")
+    folder = source / MODELS / (SHARED_FOLDER if silo is None else silo)
+    if centralized and silo is not None:  # all silos have the parts of the one that trains
+        folder = next((source / MODELS).glob(f"*/{MODEL_FILE}")).parent
+    if silo is not None and not folder.is_dir():
+        return None
+    path = folder / (SHARED_FILE if silo is None else OWN_FILE)
+    if not path.exists():
+        return {}
+    with damage_named(path):
+        return unflatten(read_tensors(read_bytes(path)))
+
+
+def _digest_of(source: Path) -> str:
+    """Return the sha256 of all tensors that lie in a finished run's models."""
+    found = hashlib.sha256()
+    for path in sorted((source / MODELS).rglob("*.safetensors")):
+        with path.open("rb") as file:
+            found.update(f"{path.relative_to(source)} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return found.hexdigest()

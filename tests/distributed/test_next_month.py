@@ -1,0 +1,108 @@
+"""A federation goes on from its last run; a silo leaves withdrawn rows out, and knows what they trained."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import yaml
+
+from silotune.core.records import check_audit
+from silotune.core.serialization import read_tensors
+from silotune.core.tensors import digest
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.silo.session import Session
+from silotune.distributed.silo.silo_config import REHEARSAL, read_silo_settings
+from silotune.runs.run import run
+from silotune.runs.storage.readers import read_summary
+from tests.support.command_line import Silotune
+from tests.support.method_cases import logged
+from tests.support.session_rig import DirectLink, job, local_configs
+
+SHORT = ("rounds=1", "train.steps=2")
+
+
+def one_run(config, configs, out: Path) -> dict:
+    """Run a federation whose silos have folders of their own; returns its summary."""
+    answers = {number: Session(own).answer for number, own in enumerate(configs.values())}
+    coordinate(job(config, out, configs, local=False), DirectLink(answers))
+    return read_summary(out)
+
+
+def test_two_runs_end_as_they_do_in_one_process(tiny_config, tmp_path: Path) -> None:
+    first, second = tiny_config("fedmcp", *SHORT), tiny_config("fedmcp", *SHORT, f"start={tmp_path / 'one'}")
+    configs = {
+        name: own.model_copy(update={"folder": str(tmp_path / "silos" / name)})
+        for name, own in local_configs(first, tmp_path).items()
+    }
+    one_run(first, configs, tmp_path / "one")
+    federated = one_run(second, configs, tmp_path / "two")
+    run(first, out=tmp_path / "here", progress=False)
+    here = run(tiny_config("fedmcp", *SHORT, f"start={tmp_path / 'here'}"), out=tmp_path / "then", progress=False)
+    assert federated["shared_sha256"] == here.summary["shared_sha256"]
+    for name, own in configs.items():
+        folders = sorted(Path(own.folder).glob(f"*/models/{name}"), key=lambda path: path.stat().st_mtime)
+        kept = [
+            read_tensors((path / "model.safetensors").read_bytes())
+            for path in (folders[-1], tmp_path / "then" / "models" / name)
+        ]
+        assert digest(kept[0]) == digest(kept[1])
+
+    third = tiny_config("fedmcp", *SHORT, f"start={tmp_path / 'two'}")
+    configs["alpha"] = configs["alpha"].model_copy(update={"folder": str(tmp_path / "new")})
+    one_run(third, configs, tmp_path / "three")
+    notes = {
+        event["silo"] for event in logged(tmp_path / "three", "silo") if "begin untrained" in event.get("note", "")
+    }
+    assert notes == {"alpha"}
+
+
+def test_withdrawn_rows(tiny_config, backbone_folder, tmp_path: Path, silotune: Silotune) -> None:
+    rows = [
+        (f"the garden number {number} was {'good' if number % 2 else 'bad'}", str(number % 2)) for number in range(40)
+    ]
+
+    def write(path: Path, rows, header=("text", "label")) -> Path:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([header, *rows])
+        return path
+
+    tree = {
+        "name": "north",
+        "folder": "state",
+        "data": {"path": str(write(tmp_path / "rows.csv", rows)), "task": "mood"},
+        "share": ["rows"],
+        "backbone": str(backbone_folder("bert")),
+        "policy": dict(REHEARSAL),
+        "socket": "/tmp/unused.sock",
+    }
+    own = tmp_path / "silo.yaml"
+    own.write_text(yaml.safe_dump(tree | {"approval": "policy"}), encoding="utf-8")
+    answer = Session(read_silo_settings(own)).answer
+
+    def federate(out: Path, *words: str) -> dict:
+        config = tiny_config("fedmcp", *SHORT, *words)
+        coordinate(job(config, out, ["north"], local=False), DirectLink({0: answer}))
+        return read_summary(out)
+
+    federate(tmp_path / "one")
+    trained = json.loads(silotune("silo", "rows", "--config", own, "--json").out)["runs"]
+    (first,) = trained
+    assert (first["train"], first["validation"], first["test"], first["before"]) == (24, 8, 8, 0)
+
+    gone = write(tmp_path / "gone.csv", [[rows[number][0].upper() + " "] for number in range(20)], ("text",))
+    told = silotune("silo", "rows", "--config", own, "--withdrawn", gone)
+    assert (told.code, told.err) == (0, "")
+    assert told.out.startswith("20 rows are left out of all runs that begin from now on\n")
+    assert first["run"] in told.out
+    assert str(tmp_path / "state" / first["run"] / "models" / "north") in told.out
+    assert "not undone: models trained before keep what they learned" in told.out.replace("\n", " ")
+
+    counts = federate(tmp_path / "two", f"start={tmp_path / 'one'}")["silos"]["north"]["rows"]
+    assert sum(counts.values()) == 20
+    after = json.loads(silotune("silo", "rows", "--config", own, "--withdrawn", gone, "--json").out)["runs"]
+    second = next(run for run in after if run["run"] != first["run"])
+    assert second["train"] == second["validation"] == second["test"] == 0 < second["before"] <= 20
+    assert all(rows[0][0].encode() not in path.read_bytes() for path in (tmp_path / "state").glob("records.db*"))
+    assert check_audit(tmp_path / "state")[1] == []
