@@ -115,7 +115,7 @@ def _repeat_ctrl_c(unraisable: UnraisableHookArgs) -> None:
 
 
 def _ignore_ctrl_c() -> None:
-    """Let the process end in peace when Ctrl-C is pressed twice."""
+    """Ignore further Ctrl-C while the process ends."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

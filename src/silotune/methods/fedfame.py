@@ -46,7 +46,7 @@ class FedFAMEOptions(MethodOptions):
 
 
 class FedFAME(Method):
-    """Algorithm 1 with appendix A.1. All parts are shared, the head too, whatever the setting's head scope.
+    """FedFAME by its Algorithm 1 and appendix A.1; all parts are shared, also the head, whatever its scope.
 
     A silo's model starts every participation as the received one: in the first step eq. 3 and the positive pair of
     eq. 2 have no gradient, exactly (`Phase.same_at_start`), because Adam would turn rounding into whole steps. In a

@@ -37,9 +37,9 @@ class Prediction:
 
     Args:
         label: its label; empty for a number or several labels.
-        probabilities: of every label, in all 1, or with several labels each its own; empty for a number.
+        probabilities: label → probability; they sum to 1, except for several labels. Empty for a number.
         value: the number of a regression.
-        labels: those whose probability is above ½, where a row has several.
+        labels: the labels with a probability above ½, for a task with several labels.
     """
 
     label: str
