@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from silotune.core.locking import folder_lock
 from silotune.distributed.coordinator import dispatcher
 from silotune.distributed.silo.silo_config import SiloSettings
 from tests.support.malicious import CAPS, Malicious
 from tests.support.processes import begin, processes
-from tests.support.queued_federation import QueuedFederation
 from tests.support.session_rig import local_configs
 
 
@@ -79,15 +77,3 @@ def attack(tiny_config, tmp_path):
         return Malicious(SiloSettings(**fields), config, run, changes or {})
 
     return begin
-
-
-@pytest.fixture
-def federation(tiny_config, tmp_path, monkeypatch):
-    """A coordinator that is up, with silos whose operators are asked."""
-    monkeypatch.setattr(dispatcher, "APPROVAL_INTERVAL", 0.2)
-    monkeypatch.setattr(dispatcher, "POLL_INTERVAL", 0.02)
-    made = QueuedFederation(tiny_config("fedmcp", "rounds=1", "train.steps=6", "tuner.r=1"), tmp_path)
-    with folder_lock(Path(made.settings.folder)):  # `up` runs
-        yield made
-        for flower_id in made.flower:
-            made._stop(flower_id)

@@ -9,44 +9,71 @@ from pathlib import Path
 import pytest
 import yaml
 
-from silotune.config import dump
+from silotune.config import Config, dump
+from silotune.core.locking import folder_lock
+from silotune.deploy.queue import RunQueue, Scheduler
+from silotune.deploy.settings import CoordinatorSettings
+from silotune.distributed.coordinator import dispatcher
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.coordinator.job import Job
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.approvals import Approvals
 from silotune.lab import compare
 from silotune.lab.report.entries import read_entries
 from tests.support.malicious import ALLOWED
+from tests.support.session_rig import DirectLink, answering, local_configs
 
 PLAN = "f" * 16
 
 
+class Federation:
+    """A coordinator that is up, over silos whose operators are asked; threads play the SuperLink."""
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self.folder, self.file, self.run = folder / "coordinator", folder / "coordinator.yaml", folder / "run.yaml"
+        self.file.write_text(yaml.safe_dump({"folder": str(self.folder), "insecure": True}))
+        policy = {"preset": "trusting", "row_order": "seed"}
+        self.locals = local_configs(config, folder / "silos", policy=policy, approval="ask")
+        self.run.write_text(dump(config))
+        self.answers, self.queue, self.threads = answering(self.locals), RunQueue(self.folder), []
+        self.scheduler = Scheduler(CoordinatorSettings(folder=str(self.folder), insecure=True), print, self._submit)
+
+    def _submit(self, path: Path) -> str:
+        thread = threading.Thread(target=coordinate, args=(Job.read(path), DirectLink(self.answers)))
+        self.threads.append(thread)
+        thread.start()
+        return "1"
+
+    def work(self, done: threading.Event) -> None:
+        """Let `up` work, and operators approve whatever waits."""
+        while not done.wait(0.3):
+            self.scheduler.tick()
+            for local in self.locals.values():
+                decisions = Approvals(Path(local.folder))
+                for waiting in decisions.all():
+                    if waiting.state == "pending":
+                        decisions.decide(waiting.name, "approved")
+
+
 @pytest.fixture
-def up(federation, tmp_path):
-    """`federation` with its file, while `up` works and alpha's operator approves what waits."""
-    file = tmp_path / "coordinator.yaml"
-    file.write_text(yaml.safe_dump({"folder": str(tmp_path / "coordinator"), "insecure": True}))
-    done = threading.Event()
-
-    def work() -> None:
-        while not done.is_set():
-            for run in federation.queue.runs():
-                federation.decide("approved", Path(run.out))
-            federation.now += 5
-            federation.scheduler.tick()
-            done.wait(0.3)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    yield federation, file
-    done.set()
-    thread.join()
+def federation(tiny_config, tmp_path, monkeypatch):
+    monkeypatch.setattr(dispatcher, "APPROVAL_INTERVAL", 0.2)
+    monkeypatch.setattr(dispatcher, "POLL_INTERVAL", 0.02)
+    words = ("rounds=1", "train.steps=6", "tuner.r=1", "data.seed=1", "federation.silos=[alpha,beta,gamma]")
+    made, done = Federation(tiny_config("fedmcp", *words), tmp_path), threading.Event()
+    thread = threading.Thread(target=made.work, args=(done,))
+    with folder_lock(made.folder):  # as `up` holds it
+        thread.start()
+        yield made
+        done.set()
+        for begun in (thread, *made.threads):
+            begun.join()
 
 
-def test_a_comparison_and_a_grid_over_a_federation_have_the_tables_of_one_process(up, tmp_path, silotune, monkeypatch):
+def test_a_comparison_and_a_grid_have_the_tables_of_one_process(federation, tmp_path, silotune, monkeypatch):
     monkeypatch.setattr(compare, "write_report", lambda results, path: path)  # its figures take seconds
-    federation, file = up
-    settings = tmp_path / "run.yaml"
-    settings.write_text(dump(federation.config))
-    words = ("compare", settings, "methods=fedmcp,fedavg", "data.seed=1", "threads=1")
+    file, settings = federation.file, federation.run
+    words = ("compare", settings, "methods=fedmcp,fedavg", "threads=1")
     over = silotune(*words, "--out", tmp_path / "over", "--federation", file)
     assert over.code == 0, over.err
     here = silotune(*words, "--out", tmp_path / "here")
@@ -67,7 +94,7 @@ def test_a_comparison_and_a_grid_over_a_federation_have_the_tables_of_one_proces
     again = silotune(*words, "--out", tmp_path / "over", "--federation", file, "--resume")
     assert (again.code, federation.queue.run(1).submissions) == (0, 1), again.err  # nothing is run twice
 
-    words = ("sweep", settings, "train.lr=1e-3,1e-2", "data.seed=1", "threads=1")
+    words = ("sweep", settings, "train.lr=1e-3,1e-2", "threads=1")
     for out, more in (("swept", ("--federation", file)), ("swept-here", ())):
         swept = silotune(*words, "--out", tmp_path / out, *more)
         assert swept.code == 0, swept.err
@@ -80,9 +107,7 @@ def test_a_comparison_and_a_grid_over_a_federation_have_the_tables_of_one_proces
 
 
 def test_what_nobody_knows_beforehand_or_cannot_run_is_refused_before_anything_is_asked(federation, tmp_path, silotune):
-    file, settings = tmp_path / "coordinator.yaml", tmp_path / "run.yaml"
-    file.write_text(yaml.safe_dump({"folder": str(tmp_path / "coordinator"), "insecure": True}))
-    settings.write_text(dump(federation.config))
+    file, settings = federation.file, federation.run
     for words, said in (
         (("sweep", settings, "train.lr=1e-4..1e-2:log", "--trials", 3), "nobody knows a sampler's trials beforehand"),
         (("compare", settings, "methods=fedavg,centralized"), "method=centralised: trains in one place"),

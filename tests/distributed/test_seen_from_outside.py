@@ -14,6 +14,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from silotune.deploy import status as observed
+from silotune.deploy.printing import print_status
 from silotune.deploy.queue import RunQueue
 from silotune.deploy.settings import CoordinatorSettings
 from silotune.deploy.status import FederationMetrics
@@ -108,6 +109,25 @@ def test_what_is_known_is_told_and_the_rest_is_none(running):
     assert (south["online"], south["busy"]) == (False, {"state": "waits for approval", "run": 1})
     assert {south[name] for name in STATUS} == {None}
     assert unseen == dict.fromkeys(unseen) | {"silo": EVIL, "online": False}
+
+
+def test_who_has_not_approved_and_why_a_run_failed_is_named(running, tmp_path, capsys):
+    queue = RunQueue(Path(running.folder))
+    queue.add(tmp_path / "three", "fedavg", 1, ("north", "south"))
+    queue.end(3, "failed", "below its quorum")
+    (tmp_path / "three" / "federation").mkdir(parents=True)
+    board = RunStatus.begin(tmp_path / "three" / "federation")
+    board.received("north", Frame("failed", {"silo": "north", "reason": "OSError: no space is left on the disk"}), 9)
+    board.received("south", Frame("answer", {"silo": "south"}), 9)
+    board.end(InputError("below its quorum"))
+    queue.change(1, state="waiting")  # it made room for run 2
+    state = observed.federation_status(running, nodes)
+    ((run, silos),) = ((each["run"], each["silos"]) for each in state["coordinator"]["waiting"])
+    assert (run, silos.keys(), silos["south"][:2]) == (1, {"south"}, "20")
+    print_status(state)
+    said = capsys.readouterr().out
+    assert "run 1 waits for approval: south since " in said
+    assert "below its quorum\n  north: OSError: no space is left on the disk\n" in said
 
 
 def test_nothing_is_invented_where_nothing_runs(running, monkeypatch):

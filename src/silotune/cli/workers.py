@@ -47,12 +47,9 @@ FederationOption = Annotated[
     ),
 ]
 
-RunPlan = Callable[["Path", "Path", Callable[[str], None], "Mapping[str, Config]", Callable[[], None]], None]
-"""Runs a plan over a federation to its end, given the coordinator's file, the folder of the runs, what prints a line,
-folder → configuration, and what is called once the plan is taken."""
-
-plan_runners: list[RunPlan] = []
-"""`silotune.deploy` adds its own with its commands."""
+plan_runners: list[Callable[[Path, Path, Callable[[str], None], Mapping[str, Config], Callable[[], None]], None]] = []
+"""Has what runs a plan over a federation (`silotune.deploy` adds it): given the coordinator's file, the folder of the
+runs, what prints a line, folder → configuration, and what is called once the plan is taken."""
 
 
 def elsewhere_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 
 from silotune.communication.privacy.budget import DELTA
 from silotune.config import Config, dump
-from silotune.config.coordinator import FederationConfig
 from silotune.config.uplink import PrivacyConfig
 from silotune.core.clock import current_user, log_line
 from silotune.core.determinism import set_numerics
@@ -59,30 +58,22 @@ PREDECESSOR_TIMEOUT = 30.0
 """Seconds to wait for an earlier coordinator in the folder to end."""
 
 
-Work = Callable[[Job, Link, Records, RunStatus], None]
-"""What a coordinator does between its start and its end."""
-
-
-def coordinate(job: Job, link: Link, work: Work | None = None) -> None:
-    """Run a job to its end and record how it goes and ends in `federation/status.json`.
-
-    Args:
-        job: the job.
-        link: to the silos.
-        work: does it; None: `run_job`.
-    """
+def coordinate(job: Job, link: Link) -> None:
+    """Run a job to its end and record how it goes and ends in `federation/status.json`."""
     status_folder = Path(job.out) / FEDERATION_FOLDER
     # `flower-local` holds the run folder's lock itself; a coordinator that this one replaces may be about to end
     with nullcontext() if job.local else folder_lock(Path(job.out)), folder_lock(status_folder, PREDECESSOR_TIMEOUT):
-        _coordinate(job, link, status_folder, work or run_job)
+        _coordinate(job, link, status_folder)
 
 
-def _coordinate(job: Job, link: Link, status_folder: Path, work: Work) -> None:
+def _coordinate(job: Job, link: Link, status_folder: Path) -> None:
+    from silotune.distributed.coordinator.plan import run_plan  # it imports this module
+
     status = RunStatus.begin(status_folder)
     record = Records(status_folder)
     record.append({"kind": "started", "user": current_user(), "process": os.getpid()})
     try:
-        work(job, link, record, status)
+        (run_plan if job.cells else run_job)(job, link, record, status)
     except Exception as error:  # not KeyboardInterrupt: a run that is interrupted has no outcome
         status.end(error, resumable=isinstance(error, ConnectionLost))
         record.append({"kind": "ended", "reason": f"{type(error).__name__}: {error}"[:500]})
@@ -96,17 +87,7 @@ Load = Callable[[BackboneRequirements], Backbone]
 
 @dataclass
 class RunStart:
-    """A run whose silos are not there yet.
-
-    Args:
-        job: what is to be done.
-        config: the run's, on this machine.
-        names: the silos', in order.
-        method: the method.
-        backbone: the backbone.
-        admission: lets its silos in.
-        request: fields of every request: the run's id, the configuration and the coordinator's identity.
-    """
+    """A run whose silos, by their `names` in order, are not there yet; `request` has the fields of every request."""
 
     job: Job
     config: Config
@@ -147,10 +128,8 @@ def run_job(job: Job, link: Link, record: Records, status: RunStatus, load: Load
     """Run one job: handshakes with its silos, then training."""
     out, start = Path(job.out), RunStart.of(job, record, load)
     failures, admission = FailureLog(status.report), start.admission
-    greeting, options = Frame("hello", start.request), start.config.federation
-    dispatcher = greet(
-        link, greeting, start.names, admission, options, failures, status, record, {**admission.registry.silos}
-    )
+    known, greeting = admission.registry.silos, Frame("hello", start.request)
+    dispatcher = greet(start, link, greeting, admission, failures, status, record, known)
     federation = start.federation()
     link.largest_reply += federation.coordinator.uplink.expected(federation.coordinator.expected).bytes
     folder = _run_folder(out, federation)
@@ -191,19 +170,20 @@ class FailureLog:
 
 
 def greet(
+    start: RunStart,
     link: Link,
     greeting: Frame,
-    names: Sequence[str],
     admit: Callable[[Frame], None],
-    options: FederationConfig,
     failures: FailureLog,
     status: RunStatus,
     record: Records,
     known: Collection[str] = (),
 ) -> SiloDispatcher:
     """Wait until all silos are admitted; for silos of an earlier start of the run, only `federation.away` seconds."""
-    data, patience = greeting.encode(), options.patience
-    dispatcher = SiloDispatcher(link, names, data, admit, failures, patience, status=status, record=record.append)
+    names, options, data = start.names, start.config.federation, greeting.encode()
+    dispatcher = SiloDispatcher(
+        link, names, data, admit, failures, options.patience, status=status, record=record.append
+    )
     status.report(0, "waiting for silos to join", 0, len(names))
     absent = dispatcher.wait_for_all(options.join, known, options.away)
     missing = [name for name in absent if name not in known]

@@ -80,20 +80,15 @@ def prepare(config: Config, out: Path, resume: bool) -> Path:
     return status_folder / "job.json"
 
 
-def prepare_plan(cells: Mapping[str, Config], out: Path) -> Path:
+def prepare_plan(cells: Mapping[str, Config], out: Path) -> None:
     """Prepare a folder for several runs that silos approve as one; nothing is written if one cannot be federated.
 
     Args:
         cells: name of each run, and of its folder in `out` → its configuration.
         out: the folder, new or of the same plan.
-
-    Returns:
-        Path of the job file.
     """
-    silos = {name: sorted(_federated(config).federation.silos) for name, config in cells.items()}
-    other = next((name for name in silos if silos[name] != silos[next(iter(silos))]), None)
-    if other is not None:
-        raise InputError(f"{other}: federation.silos: all runs of a plan have the same silos")
+    if len({(*sorted(_federated(config).federation.silos),) for config in cells.values()}) > 1:
+        raise InputError("federation.silos: must be the same in all runs of a plan")
     status_folder = out / FEDERATION_FOLDER
     file = status_folder / "job.json"
     if file.exists() and Job.read(file).cells != tuple(cells):
@@ -104,7 +99,6 @@ def prepare_plan(cells: Mapping[str, Config], out: Path) -> Path:
         RunRegistry.open(out).write(out)
         RunStatus.begin(status_folder, "submitted")
         Job("", str(out), cells=tuple(cells)).write(file)
-    return file
 
 
 def _federated(config: Config) -> Config:

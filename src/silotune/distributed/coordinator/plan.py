@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from pathlib import Path
 
 from silotune.core.locking import folder_lock
 from silotune.core.records import Records
-from silotune.distributed.coordinator.coordinate import FailureLog, RunStart, greet, run_job
+from silotune.distributed.coordinator.coordinate import FailureLog, Load, RunStart, greet, run_job
 from silotune.distributed.coordinator.job import Job
 from silotune.distributed.coordinator.run_registry import RunRegistry
 from silotune.distributed.coordinator.run_status import RunStatus
@@ -16,7 +17,6 @@ from silotune.distributed.flower.link import ConnectionLost, Link
 from silotune.distributed.protocol.frames import Frame
 from silotune.distributed.protocol.handshake import Hello
 from silotune.errors import InputError, SilotuneError
-from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.model import BackboneRequirements
 
 
@@ -26,8 +26,8 @@ def run_plan(job: Job, link: Link, record: Records, status: RunStatus) -> None:
     Raises:
         SilotuneError: some runs failed; the others are finished.
     """
-    backbones = _LastBackbone()
-    _approve(job, link, record, status, backbones)
+    load = lru_cache(maxsize=1)(partial(BackboneRequirements.load, on_use=True))  # most runs need the same
+    _approve(job, link, record, status, load)
     failed: dict[str, str] = {}
     for name in job.cells:
         cell = job.cell(name)
@@ -35,7 +35,7 @@ def run_plan(job: Job, link: Link, record: Records, status: RunStatus) -> None:
             continue
         try:
             with folder_lock(Path(cell.out)):
-                run_job(cell, link, record, status, backbones)
+                run_job(cell, link, record, status, load)
         except ConnectionLost:
             raise
         except SilotuneError as error:
@@ -45,27 +45,25 @@ def run_plan(job: Job, link: Link, record: Records, status: RunStatus) -> None:
         raise SilotuneError(f"{len(failed)} of {len(job.cells)} runs failed, the others are finished: {reasons}")
 
 
-def _approve(job: Job, link: Link, record: Records, status: RunStatus, load: _LastBackbone) -> None:
+def _approve(job: Job, link: Link, record: Records, status: RunStatus, load: Load) -> None:
     """Ask all silos for one approval of all runs; then build every run from their answers, before the first trains."""
     starts: dict[str, RunStart] = {}
     for name in job.cells:
         with _named(name):
             starts[name] = RunStart.of(job.cell(name), record, load)
-    first = next(iter(starts.values()))
-    plan = RunRegistry.open(Path(job.out)).run
-    cells = [{"name": name, **start.request} for name, start in starts.items()]
+    first, cells = starts[job.cells[0]], [{"name": name, **start.request} for name, start in starts.items()]
 
     def admit(frame: Frame) -> None:
         hellos = frame.fields.get("hellos")
-        if frame.kind != "planned" or not isinstance(hellos, list) or len(hellos) != len(starts):
+        kinds = [type(said) for said in hellos] if isinstance(hellos, list) else []
+        if frame.kind != "planned" or kinds != [dict] * len(starts):
             Hello.read(Frame("refused", frame.fields))  # raises the silo's own reason
-        for (name, start), fields in zip(starts.items(), frame.fields["hellos"], strict=True):
-            said = fields if isinstance(fields, dict) else {}
+        for (name, start), said in zip(starts.items(), hellos or [], strict=True):
             with _named(name):
-                start.admission(Frame("hello", said | {"silo": frame.fields.get("silo")}))
+                start.admission(Frame("hello", {**said, "silo": frame.fields.get("silo")}))
 
-    greeting = Frame("plan", {"run": plan, "cells": cells})
-    greet(link, greeting, first.names, admit, first.config.federation, FailureLog(status.report), status, record)
+    greeting = Frame("plan", {"run": RunRegistry.open(Path(job.out)).run, "cells": cells})
+    greet(first, link, greeting, admit, FailureLog(status.report), status, record)
     for name, start in starts.items():
         with _named(name):
             start.federation()
@@ -78,16 +76,3 @@ def _named(name: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise type(error)(f"{name}: {error}") from error
-
-
-class _LastBackbone:
-    """Loads backbones, and keeps the last for a run that needs the same."""
-
-    def __init__(self) -> None:
-        self._last: tuple[BackboneRequirements, Backbone] | None = None
-
-    def __call__(self, needs: BackboneRequirements) -> Backbone:
-        if self._last is None or self._last[0] != needs:
-            self._last = None
-            self._last = needs, needs.load(on_use=True)
-        return self._last[1]

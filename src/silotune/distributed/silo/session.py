@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,7 @@ from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.store import Answer, Price
 from silotune.errors import InputError, SilotuneError
 from silotune.runs.build.resolve import read_config
+from silotune.training.row_privacy import RowPlan
 from silotune.version import __version__
 
 CHANGED_ROWS = "its rows changed within this run"
@@ -204,11 +206,15 @@ class Session:
             raise error.reason from error
         self._require_approval(run, prepared.config, lambda: self._described(run, prepared))
         if prepared.row_plan is not None:
-            try:
-                self.store.ledger.plan(run, prepared.digest, prepared.row_plan, reserve=True)
-            except InputError as error:  # rows do not decide it, but how many there are
-                raise HandshakeRefused(f"silo {self.settings.name!r}: {error}") from error
+            self._reserve(run, prepared.digest, prepared.row_plan)
         return prepared
+
+    def _reserve(self, run: str, digest: str, plan: RowPlan) -> None:
+        """Set the ε of a run aside."""
+        try:
+            self.store.ledger.plan(run, digest, plan, reserve=True)
+        except InputError as error:  # rows do not decide it, but how many there are
+            raise HandshakeRefused(f"silo {self.settings.name!r}: {error}") from error
 
     def _described(self, run: str, prepared: Prepared) -> list[str]:
         plan, ledger = prepared.row_plan, self.store.ledger
@@ -241,10 +247,12 @@ class Session:
         if self._asks_operator:
             configuration = plan_configuration(runs)
             self._approvals.require(self.settings.name, str(plan), configuration, partial(describe_plan, runs))
-        for run in runs:
-            if run.unfit is not None:
-                raise type(run.unfit)(f"{run.name}: {run.unfit}")
-        self._reserve(runs)
+        with self.store.records.transaction():  # the ε of all is set aside, or of none
+            for run in runs:
+                if run.unfit is not None:
+                    raise type(run.unfit)(f"{run.name}: {run.unfit}")
+                if run.noise is not None:
+                    self._reserve(run.run, *run.noise)
         return Frame("planned", {"silo": self.settings.name, "hellos": [run.hello for run in runs]})
 
     def _planned_run(self, name: str, run: str, text: str, identity: object) -> PlannedRun:
@@ -252,21 +260,14 @@ class Session:
         try:
             prepared = self._setup.prepare(str(text), self._read_identity(identity))
         except DoesNotFit as error:
-            return PlannedRun.that_does_not_fit(str(name), run, error)
+            unfit = describe_unfit(error.config, str(error.reason))
+            return PlannedRun(str(name), run, error.config, unfit, unfit=error.reason)
         except SilotuneError as error:
             raise type(error)(f"{name!s:.80}: {error}") from error
-        description = self._described(run, prepared)
-        return PlannedRun.of(str(name), run, prepared, description, self._hello(prepared).fields)
-
-    def _reserve(self, runs: Sequence[PlannedRun]) -> None:
-        """Set the ε of all runs of a plan aside, or of none, where rows have noise."""
-        try:
-            with self.store.records.transaction():
-                for run in runs:
-                    if run.noise is not None:
-                        self.store.ledger.plan(run.run, *run.noise, reserve=True)
-        except InputError as error:
-            raise HandshakeRefused(f"silo {self.settings.name!r}: {error}") from error
+        config, plan, parameters = prepared.config, prepared.row_plan, prepared.parameters
+        numbers = config.rounds * sum(map(math.prod, prepared.federation.coordinator.expected.shapes.values()))
+        hello, noise = self._hello(prepared).fields, None if plan is None else (prepared.digest, plan)
+        return PlannedRun(str(name), run, config, self._described(run, prepared), numbers, parameters, hello, noise)
 
     @property
     def _asks_operator(self) -> bool:

@@ -241,14 +241,7 @@ class SiloStore:
                 note_use(self.records, request.run, marks, before)
 
     def require_total(self, runs: Collection[str], numbers: int, requests: int, backbone: int) -> None:
-        """Refuse runs that together, with all others before them, would exceed the caps on amounts.
-
-        Args:
-            runs: their ids.
-            numbers: how many leave in them.
-            requests: how often they ask.
-            backbone: parameters of the backbone, for caps that are a share of it.
-        """
+        """Refuse runs whose numbers and requests would, with those of all other runs, exceed the caps."""
         if self._policy is not None:
             query = "SELECT run, COUNT(*), COALESCE(SUM(numbers), 0) FROM requests GROUP BY run"
             others = [row for row in self.records.rows(query) if row[0] not in runs]
