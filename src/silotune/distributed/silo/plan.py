@@ -8,7 +8,7 @@ from typing import Any
 
 from silotune.config import Config
 from silotune.config.trees import flat
-from silotune.distributed.protocol.frames import ProtocolError, check_run_id, require_fields
+from silotune.distributed.protocol.frames import ProtocolError, check_run_id, printable, require_fields
 from silotune.distributed.silo.approvals import PLAN, approved_part
 from silotune.distributed.silo.run_description import shown
 from silotune.errors import SilotuneError
@@ -52,7 +52,7 @@ def read_plan(cells: object) -> list[list[Any]]:
     runs = [require_fields(cell, "name", "run", "config", "identity") for cell in cells]
     for run in runs:
         check_run_id(run[1] if isinstance(run[1], str) else "")
-    return runs
+    return [[printable(str(name), 80), *others] for name, *others in runs]
 
 
 def plan_configuration(runs: Sequence[PlannedRun]) -> dict[str, Any]:

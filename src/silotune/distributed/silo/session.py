@@ -261,13 +261,13 @@ class Session:
             prepared = self._setup.prepare(str(text), self._read_identity(identity))
         except DoesNotFit as error:
             unfit = describe_unfit(error.config, str(error.reason))
-            return PlannedRun(str(name), run, error.config, unfit, unfit=error.reason)
+            return PlannedRun(name, run, error.config, unfit, unfit=error.reason)
         except SilotuneError as error:
-            raise type(error)(f"{name!s:.80}: {error}") from error
+            raise type(error)(f"{name}: {error}") from error
         config, plan, parameters = prepared.config, prepared.row_plan, prepared.parameters
         numbers = config.rounds * sum(map(math.prod, prepared.federation.coordinator.expected.shapes.values()))
         hello, noise = self._hello(prepared).fields, None if plan is None else (prepared.digest, plan)
-        return PlannedRun(str(name), run, config, self._described(run, prepared), numbers, parameters, hello, noise)
+        return PlannedRun(name, run, config, self._described(run, prepared), numbers, parameters, hello, noise)
 
     @property
     def _asks_operator(self) -> bool:
