@@ -16,6 +16,7 @@ from silotune.deploy.settings import CoordinatorSettings
 from silotune.distributed.coordinator import dispatcher
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.job import Job
+from silotune.distributed.coordinator.plan import run_plan
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.approvals import Approvals
 from silotune.lab import compare
@@ -39,7 +40,7 @@ class Federation:
         self.scheduler = Scheduler(CoordinatorSettings(folder=str(self.folder), insecure=True), print, self._submit)
 
     def _submit(self, path: Path) -> str:
-        thread = threading.Thread(target=coordinate, args=(Job.read(path), DirectLink(self.answers)))
+        thread = threading.Thread(target=coordinate, args=(Job.read(path), DirectLink(self.answers), run_plan))
         self.threads.append(thread)
         thread.start()
         return "1"

@@ -58,22 +58,23 @@ PREDECESSOR_TIMEOUT = 30.0
 """Seconds to wait for an earlier coordinator in the folder to end."""
 
 
-def coordinate(job: Job, link: Link) -> None:
+Work = Callable[[Job, Link, Records, RunStatus], None]
+
+
+def coordinate(job: Job, link: Link, work: Work | None = None) -> None:
     """Run a job to its end and record how it goes and ends in `federation/status.json`."""
     status_folder = Path(job.out) / FEDERATION_FOLDER
     # `flower-local` holds the run folder's lock itself; a coordinator that this one replaces may be about to end
     with nullcontext() if job.local else folder_lock(Path(job.out)), folder_lock(status_folder, PREDECESSOR_TIMEOUT):
-        _coordinate(job, link, status_folder)
+        _coordinate(job, link, status_folder, work or run_job)
 
 
-def _coordinate(job: Job, link: Link, status_folder: Path) -> None:
-    from silotune.distributed.coordinator.plan import run_plan  # it imports this module
-
+def _coordinate(job: Job, link: Link, status_folder: Path, work: Work) -> None:
     status = RunStatus.begin(status_folder)
     record = Records(status_folder)
     record.append({"kind": "started", "user": current_user(), "process": os.getpid()})
     try:
-        (run_plan if job.cells else run_job)(job, link, record, status)
+        work(job, link, record, status)
     except Exception as error:  # not KeyboardInterrupt: a run that is interrupted has no outcome
         status.end(error, resumable=isinstance(error, ConnectionLost))
         record.append({"kind": "ended", "reason": f"{type(error).__name__}: {error}"[:500]})

@@ -13,6 +13,8 @@ def main(grid: Grid, context: Context) -> None:
     """Run one job."""
     from silotune.distributed.coordinator.coordinate import coordinate
     from silotune.distributed.coordinator.job import Job
+    from silotune.distributed.coordinator.plan import run_plan
     from silotune.distributed.flower.link import FlowerLink
 
-    coordinate(Job.read(str(context.run_config["job"])), FlowerLink(grid))
+    job = Job.read(str(context.run_config["job"]))
+    coordinate(job, FlowerLink(grid), run_plan if job.cells else None)
