@@ -24,7 +24,7 @@ def answer(number, value=0.0):
     """An answer of a round, whose state holds a number."""
     state = {"x": torch.full((50_000,), value)}
     name = f"{number:04d}"
-    return Answer(Frame("answer", {"value": value}), {}, name, number, {"round": name}, state, PRICE, {name})
+    return Answer(Frame("answer", {"value": value}), {}, name, number, {"round": name}, state, PRICE, keep={name})
 
 
 def kept(store, number):
@@ -42,9 +42,6 @@ def endless(folder):
 
 def test_killed_at_any_moment_all_of_an_answer_is_there_or_nothing(tmp_path):
     forked, last = multiprocessing.get_context("fork"), -1.0
-    store = SiloStore(tmp_path)
-    store.spent(RUN)  # makes the tables, which takes a slow disk longer than a kill waits
-    store.records.close()
     for _ in range(8):
         process = forked.Process(target=endless, args=(tmp_path,))
         process.start()
