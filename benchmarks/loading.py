@@ -25,7 +25,8 @@ import torch
 from silotune.core.workers import worker_pool
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import load_backbone
-from silotune.models.backbone.stored_model import default_backbone, weight_files
+from silotune.models.backbone.packages import default_backbone
+from silotune.models.backbone.stored_model import weight_files
 from silotune.runs.engines import multi_process
 
 MIB = 2**20

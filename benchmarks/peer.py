@@ -61,7 +61,7 @@ def same_rows(data: str | None, number: int, at_most: int, rounds: int) -> Itera
         rounds: of the run.
     """
     from silotune.data.loading import load_silos
-    from silotune.models.backbone.stored_model import default_backbone
+    from silotune.models.backbone.packages import default_backbone
     from silotune.runs.build.resolve import read_config
 
     words = [] if data is None else [f"data.path={data}", "data.tasks=[]", "data.merge=false"]

@@ -25,7 +25,7 @@ from benchmarks.alternating import alternate, ratio
 from silotune.cost.estimate import estimate
 from silotune.data.batching import epoch_batches
 from silotune.data.tokenized import TokenizedRows
-from silotune.models.backbone.stored_model import default_backbone
+from silotune.models.backbone.packages import default_backbone
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.training.federation import Federation

@@ -115,6 +115,36 @@ TESTS: dict[str, tuple[list[str], list[str], list[str]]] = {
 What a coordinator learns of rows is measured by `python -m benchmarks leakage`.
 """
 
+LEARNS: dict[str, tuple[list[str], list[str]]] = {
+    "the coordinator": (
+        ["tests/distributed/test_security_messages.py::test_what_a_silo_hands_to_flower"],
+        [
+            "tests/distributed/test_row_ledger.py::test_a_federation_in_which_only_noised_parts_leave",
+            "tests/distributed/test_row_ledger.py::test_reasons_that_follow_from_rows_stay",
+            "tests/properties/test_row_privacy.py::test_what_leaves_depends_on_rows_through_noised_gradients_alone",
+        ],
+    ),
+    "other silos": (
+        ["tests/distributed/test_what_silos_learn.py::test_two_of_three_silos_subtract_their_updates_from_the_mean"],
+        ["tests/properties/test_row_privacy.py::test_what_leaves_depends_on_rows_through_noised_gradients_alone"],
+    ),
+    "users of a silo's own model": (
+        ["tests/evaluation/test_release.py::test_without_noise_or_canaries_the_page_says_so"],
+        ["tests/distributed/test_row_ledger.py::test_a_silo_measures_its_model_where_it_let_canaries_in"],
+    ),
+    "an eavesdropper": (
+        ["tests/distributed/test_namespaces.py::test_three_silos_with_minilm"],
+        ["tests/distributed/test_namespaces.py::test_three_silos_with_minilm"],
+    ),
+}
+"""Who → the tests of what they learn without noise on rows, and with it: the table in docs/uplink-and-privacy.md."""
+
+
+def test_who_learns_what_has_its_tests() -> None:
+    page = (ROOT / "docs" / "uplink-and-privacy.md").read_text(encoding="utf-8")
+    table = page.split("| who | without noise", 1)[1].split("\n\n", 1)[0]
+    assert re.findall(r"^\| ([a-z][^|]*?) \|", table, re.MULTILINE) == [*LEARNS]
+
 
 def test_every_party_of_the_page_has_its_tests() -> None:
     page = (ROOT / "docs" / "threats.md").read_text(encoding="utf-8")
@@ -124,7 +154,7 @@ def test_every_party_of_the_page_has_its_tests() -> None:
 
 
 def test_every_test_exists() -> None:
-    for cells in TESTS.values():
+    for cells in [*TESTS.values(), *LEARNS.values()]:
         for named in cells:
             assert named
             for test in named:

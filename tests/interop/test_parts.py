@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from silotune.errors import InputError
 from silotune.interop.export import export
 from silotune.interop.model_card import DEFAULT_BASE
-from silotune.models.backbone.stored_model import default_backbone
+from silotune.models.backbone.packages import default_backbone
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.model_folder import write_models
 from silotune.runs.personal_model import PersonalModel

@@ -22,7 +22,8 @@ class BackboneConfig(ShortSection):
 
     name: BackboneName = Field(
         "default",
-        description="`default` (offline MiniLM), a hub id or a local folder; for `silotune cost` also a shape.",
+        description="`default` (MiniLM), `smollm2` and `mpnet` come as packages, without a hub; else a hub id, a local "
+        "folder, or a GGUF file; for `silotune cost` also a shape.",
     )
     revision: str | None = Field(
         None, min_length=1, description="branch, tag or commit of a hub id; None: the hub's main branch."

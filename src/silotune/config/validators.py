@@ -70,8 +70,8 @@ class PathKind:
 
 ConfigPath = Annotated[str, PathKind()]
 
-BackboneName = Annotated[str, PathKind(always=False, names=("default",))]
-"""A folder if there is one of this name, else an id of the hub."""
+BackboneName = Annotated[str, PathKind(always=False, names=("default", "smollm2", "mpnet"))]
+"""A model that comes as a package, a folder or file if there is one of this name, else an id of the hub."""
 
 GROUP_OF_KEYS = "keys of a configuration"
 

@@ -23,7 +23,7 @@ from silotune.core.tensors import Tensors
 from silotune.errors import InputError, unknown_name_error
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import silence_transformers
-from silotune.models.backbone.stored_model import default_backbone
+from silotune.models.backbone.packages import model_source
 from silotune.models.forward.views import View
 from silotune.models.heads import Head
 
@@ -116,7 +116,7 @@ def read_shape_config(name: str) -> Any:
     """Read transformers' configuration of a `backbone` value; see `load_shape`."""
     from transformers import AutoConfig
 
-    path = Path(default_backbone() if name == "default" else name)
+    path = Path(name if name.startswith(PREFIX) else model_source(name))
     if name.startswith(PREFIX):
         if name not in shape_names():
             raise unknown_name_error("backbone", name, shape_names())

@@ -12,7 +12,8 @@ from silotune.core.tensors import Tensors, flatten
 from silotune.errors import InputError
 from silotune.methods.parts import HEAD, Scope
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.stored_model import default_backbone, hub_options
+from silotune.models.backbone.packages import model_source
+from silotune.models.backbone.stored_model import hub_options
 from silotune.models.tuners import Tuner
 from silotune.models.tuners.base import MergedAdapter
 from silotune.models.tuners.target_modules import is_transposed
@@ -119,7 +120,7 @@ def load_plain(backbone: BackboneConfig, base_class: str, float32: bool = True) 
     """
     import transformers
 
-    source = default_backbone() if backbone.name == "default" else backbone.name
+    source = model_source(backbone.name)
     try:
         model, report = getattr(transformers, base_class).from_pretrained(
             source,

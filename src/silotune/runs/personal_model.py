@@ -21,7 +21,9 @@ from silotune.evaluation.predict import answers, logits
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.device import resolve_device, resolve_precision
 from silotune.models.backbone.loading import load_backbone
+from silotune.models.forward.generation import generate
 from silotune.models.forward.mixing import resolve_weights
+from silotune.models.heads.lm import LanguageModelHead, prompt_rows
 from silotune.models.tuners import Tuner
 from silotune.models.tuners.token_weight import TokenWeight
 from silotune.runs.model_file import MODEL_FILE, damage_named, model_folder, read_model_file, read_state
@@ -160,6 +162,13 @@ class PersonalModel:
         if self.task.kind != "generation":
             raise InputError(f"write: task {self.task.name!r} is one of {self.task.kind}; use predict")
         return answers(self.context, self.state, self._encoded(instructions))
+
+    def untouched(self, instructions: Sequence[Text]) -> list[str]:
+        """Answer as `write`, by the backbone alone, without any trained part."""
+        head = self.context.head
+        assert isinstance(head, LanguageModelHead), "a generation task has a language-model head"
+        rows = prompt_rows(self._encoded(instructions))
+        return generate(self.context.backbone, rows, [], head.generation, self.context.rows_written)
 
     def explain(self, texts: Sequence[Text]) -> list[Explanation]:
         """Return the weights of the model's parts for each text."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from silotune.cli.console import LogFile, Quiet, Verbose, console, say
 from silotune.errors import OR_RESUME, InputError, require_unused, unknown_name_error
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from silotune.config import Config
     from silotune.runs.run_result import Run
 
@@ -38,7 +42,8 @@ def demo(
         str, typer.Option(help="classify: six tasks with labels; chat: three with answers, for a language model.")
     ] = CLASSIFY,
     model: Annotated[
-        str | None, typer.Option(help="The causal language model of --task chat: a folder, or a hub id.")
+        str | None,
+        typer.Option(help="The causal language model of --task chat: smollm2 (the default), a folder, or a hub id."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the run folders and the report go.")] = Path("runs/demo"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted demo.")] = False,
@@ -77,8 +82,25 @@ def demo(
     page = write_report(results, out / "report.html", "The demo")
     say(f"run folders: {', '.join(str(finished.folder) for finished in runs)}")
     if task == CHAT:
+        console.print(_answers(configs[0], runs))
         say(f"ask a silo's model: silotune predict {runs[1].folder} --silo polite --text 'Bring the menu.'")
     say(f"scores per round and silo, and what was sent: {page}")
+
+
+def _answers(config: Config, runs: Sequence[Run]) -> Table:
+    """Return one test instruction of each silo, answered by the untouched model and by the silo's of each run."""
+    from rich.table import Table
+
+    from silotune.data.loading import load_silos
+    from silotune.runs.personal_model import PersonalModel
+
+    table = Table("silo", "instruction", "untouched", *(made.folder.name for made in runs), show_lines=True)
+    for data in load_silos(config):
+        models = [PersonalModel.open(made.folder / "models" / data.name, made.federation.backbone) for made in runs]
+        instruction = data.splits.test[0].texts[0]
+        answers = [models[0].untouched([instruction])[0], *(model.write([instruction])[0] for model in models)]
+        table.add_row(*map(escape, [data.name, instruction, *answers]))
+    return table
 
 
 def demo_config(task: str, method: str, model: str | None = None) -> Config:
@@ -87,11 +109,9 @@ def demo_config(task: str, method: str, model: str | None = None) -> Config:
         raise unknown_name_error("--task", task, _PRESETS)
     if task == CLASSIFY and model is not None:
         raise InputError("--model: of --task chat; the other task trains over the backbone that comes with silotune")
-    if task == CHAT and model is None:
-        raise InputError("--task chat: needs --model, a folder or hub id of a causal language model")
     from silotune.runs.build.resolve import read_config
 
-    words = _CLASSIFY_WORDS if task == CLASSIFY else (f"backbone={model}",)
+    words = _CLASSIFY_WORDS if task == CLASSIFY else (f"backbone={model or 'smollm2'}",)
     return read_config(_PRESETS[task], [f"method={method}", *words])
 
 

