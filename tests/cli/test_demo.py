@@ -18,7 +18,6 @@ __all__ = ["command"]
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--task", "chat"), "--task chat: needs --model, a folder or hub id of a causal language model"),
         (("--model", "gpt2"), "--model: of --task chat"),
         (("--task", "caht"), "unknown --task 'caht' (did you mean 'chat'?)"),
         (("--task", "chat", "--model", "nowhere/at-all"), "cannot load 'nowhere/at-all'"),

@@ -112,7 +112,7 @@ def test_refusals_do_not_fill_the_disk(attack):
     assert attacker.reason("round", 9)
     with attacker.session.store.records.transaction() as connection:
         connection.execute("CREATE TABLE filled (bytes BLOB)")
-        connection.execute("INSERT INTO filled VALUES (zeroblob(1000000))")
+        connection.execute("INSERT INTO filled VALUES (zeroblob(960000))")
     replies = 1
     while replies < 99 and (reply := _reply(attacker)):
         replies += bool(reply)

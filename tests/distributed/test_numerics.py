@@ -71,7 +71,9 @@ def test_a_row_longer_than_the_bound_of_tokens_is_refused_by_the_silo_too(tiny_c
 def test_so_does_the_coordinator(tiny_config, tmp_path, at_loading):
     config = on_this_machine(tiny_config("fedavg"))
     with pytest.raises(InputError, match="seen"):
-        coordinator._run(job(config, tmp_path, ["alpha"]), DirectLink({}), Records(tmp_path), RunStatus())
+        coordinator.run_job(
+            job(config, tmp_path, ["alpha"]), DirectLink({}), Records(tmp_path), RunStatus(), BackboneRequirements.load
+        )
     assert at_loading == [(2, ":4096:8")]
 
 

@@ -52,7 +52,7 @@ def charge(asked: str, number: int, plan: RowPlan = PLAN, run: str = "a") -> Cha
 
 
 def test_reservations_and_charges(tmp_path):
-    store = SiloStore(tmp_path, budget=BUDGET)
+    store = SiloStore(tmp_path, budget=RowBudget(epsilon=6.0))
     ledger, filter = store.ledger, store.ledger._filter("row")
     assert ledger.spent("row") == 0
     plan = ledger.plan("a", "config", PLAN, reserve=True)
@@ -151,6 +151,52 @@ def test_the_same_request_has_the_same_bytes_and_another_broadcast_other_noise(p
     one, two = (unpack(frame.blobs["message"], expected, UPDATE_FIELDS)[0] for frame in (first, other))
     moved = max(float((one[name] - two[name]).abs().max()) for name in one)
     assert moved > 1e-3, "the noise of two broadcasts cancels"
+
+
+def test_another_run_over_the_same_tensors_pays_again(private):
+    """Its draws are others, so the mean of many such answers would lose its noise."""
+    attacker = private()
+    store = attacker.session.store
+    first = attacker.ask("round")
+    spent = store.ledger.spent("row")
+    attacker.run = "1" * 16
+    second = attacker.ask("round")
+    assert (first.kind, second.kind) == ("answer", "answer")
+    assert first.blobs["message"] != second.blobs["message"]
+    assert len(charges(store.folder)) == 2
+    assert store.ledger.spent("row") > spent
+
+
+def test_a_state_of_another_configuration_is_no_base(private):
+    """It may have been trained without noise, and what reads it would carry that out."""
+    attacker = private()
+    attacker.configure(train__lr=0.5)
+    assert attacker.ask("round").kind == "answer"
+    attacker.configure()
+    assert attacker.ask("round", 2, base="0001").kind == "failed"
+    assert len(charges(attacker.session.store.folder)) == 1
+
+
+def test_the_same_draws_with_another_update_do_not_leave(private, monkeypatch):
+    attacker = private()
+    assert attacker.ask("round").kind == "answer"
+    attacker.session.store.records.rows("DELETE FROM answers")
+    monkeypatch.setattr("silotune.training.private_steps.gaussian", lambda uniform, _: 0 * uniform)
+    assert attacker.ask("round").kind == "failed"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("train__tokens_at_once", 9, "whether a row fits would follow from rows"),
+        ("privacy__clip", 1e-30, "privacy.clip"),
+        ("backbone", {"name": "bert", "quantization": "int8"}, "int8 rounds rows together"),
+    ],
+)
+def test_settings_that_would_tell_of_rows(key, value, reason, private):
+    attacker = private()
+    attacker.configure(**{key: value})
+    assert reason in attacker.reason("hello")
 
 
 def test_a_crash_before_an_answer_leaves_draws_again_the_same(private, monkeypatch):

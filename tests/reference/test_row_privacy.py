@@ -19,7 +19,7 @@ from silotune.methods.step import LocalTraining, Step, local_training
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.training.federation import Federation
-from silotune.training.private_steps import PrivateSteps
+from silotune.training.private_steps import PrivateSteps, clipped_sums
 from silotune.training.row_privacy import RowPlan, RowPrivacy, units_of
 from silotune.training.silo import Silo
 from tests.support.language_models import folder_of
@@ -129,3 +129,13 @@ def test_a_causal_model(tuner: str, head: str, tmp_path: Path) -> None:
     pooling = () if head == "lm" else ("head.pooling=mean",)
     config = read_config(str(tmp_path / "own.yaml"), [*words, *pooling, "train.batch_size=12", "train.max_length=96"])
     check(federation(config, "AutoModelForCausalLM" if head == "lm" else "AutoModel", folder))
+
+
+def test_small_gradients_are_clipped_too() -> None:
+    """In float32 the squares of such numbers are 0."""
+    given = [torch.full((3, 4), 1e-24), torch.full((3, 2), -1e-24)]
+    found = clipped_sums(given, 1e-25)
+    norm = torch.cat(found).double().norm() / 3
+    assert float(norm) == pytest.approx(1e-25, rel=1e-5)
+    spoiled = [torch.tensor([[1.0, 0.0], [float("nan"), 0.0], [float("inf"), 1.0]])]
+    assert clipped_sums(spoiled, 10.0)[0].tolist() == [1.0, 0.0]

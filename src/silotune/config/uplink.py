@@ -130,7 +130,9 @@ class PrivacyConfig(Section):
         "it.",
     )
     delta: float | None = Field(None, gt=0, lt=1, description="δ of the whole run; 1e-5 if unset.")
-    clip: float = Field(1.0, gt=0, description="with `unit`, the largest L2 norm of a unit's gradient in a step.")
+    clip: float = Field(
+        1.0, ge=1e-6, le=1e6, description="with `unit`, the largest L2 norm of a unit's gradient in a step."
+    )
     rows_per_unit: int = Field(
         4, ge=1, description="with a column as `unit`, the most rows of a unit in a step; its gradient is their mean."
     )

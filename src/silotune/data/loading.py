@@ -49,7 +49,7 @@ def _load(config: Config) -> tuple[list[SiloData], list[SiloData]]:
     if partition.name != "none":
         return _partition(sets, config, seed), []
     rule = _split_rule(config)
-    silos = [_split_silo(name, labeled_set, rule, seed) for name, labeled_set in sets.items()]
+    silos = [_split_silo(name, labeled_set, rule, seed, noised) for name, labeled_set in sets.items()]
     excluded = {silo.name: silo for silo in silos if silo.name in absent}
     present = [part for silo in silos if silo.name not in absent for part in _divide_train(silo, data.parts)]
     return present, [excluded[name] for name in absent]
@@ -99,9 +99,9 @@ def _partition(sets: dict[str, LabeledSet], config: Config, seed: int) -> list[S
     ]
 
 
-def _split_silo(name: str, labeled_set: LabeledSet, rule: SplitRule, seed: int) -> SiloData:
+def _split_silo(name: str, labeled_set: LabeledSet, rule: SplitRule, seed: int, noised: bool = False) -> SiloData:
     rule = replace(rule, merge=rule.merge or labeled_set.unsplit)
-    return check_silo(SiloData(name, labeled_set.task, split(labeled_set.splits, rule, seed, name)))
+    return check_silo(SiloData(name, labeled_set.task, split(labeled_set.splits, rule, seed, name)), noised)
 
 
 def _split_rule(config: Config) -> SplitRule:

@@ -85,13 +85,18 @@ class SiloData:
     splits: Splits
 
 
-def check_silo(data: SiloData) -> SiloData:
-    """Check that a silo's data can be learned from, and return it."""
+def check_silo(data: SiloData, noised: bool = False) -> SiloData:
+    """Check that a silo's data can be learned from, and return it.
+
+    Args:
+        data: the silo's rows.
+        noised: whether rows have noise; a refusal must then not follow from their labels.
+    """
     rows = data.splits
     if not rows.train:
         raise InputError(f"silo {data.name!r}: no training rows")
     known = {row.known for row in rows.train}
-    if len(known) < 2 and data.task.labeled:
+    if len(known) < 2 and data.task.labeled and not noised:
         only, task = rows.train[0], data.task
         what = {"regression": "number", "multilabel": "set of labels"}.get(task.kind, "class")
         raise InputError(

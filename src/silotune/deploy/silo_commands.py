@@ -132,20 +132,24 @@ def show(run: RunName, config: SiloFile = None) -> None:
 @silo.command()
 def approve(run: RunName, config: SiloFile = None) -> None:
     """Let this silo take part in a run; it begins when the coordinator asks next."""
-    _decide(run, config, "approved")
+    _reserve(_decide(run, config, "approved"), config, again=True)
 
 
 @silo.command()
 def reject(run: RunName, config: SiloFile = None) -> None:
     """Keep this silo out of a run; an approved run gets no further answers."""
+    _reserve(_decide(run, config, "rejected"), config, again=False)
+
+
+def _reserve(decided: WaitingRun, config: Path | None, again: bool) -> None:
+    """Set aside what a decided run, or each run of a plan, has reserved for noise on rows, or free it."""
     from silotune.distributed.silo.approvals import PLAN
     from silotune.distributed.silo.silo_config import read_silo_settings
     from silotune.distributed.silo.store import SiloStore
 
-    decided = _decide(run, config, "rejected")
     ledger = SiloStore(Path(read_silo_settings(usual_file(config)).folder)).ledger
     for name in (decided.run, *(run for run, _ in decided.configuration.get(PLAN, ()))):
-        ledger.close(name)
+        ledger.close(name, again)
 
 
 @silo.command()

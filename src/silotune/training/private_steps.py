@@ -227,7 +227,10 @@ def clipped_sums(gradients: Sequence[Tensor], bound: float) -> list[Tensor]:
         gradients: per tensor, shape (units, …).
         bound: of the L2 norm over all tensors.
     """
-    norms = torch.stack([each.reshape(len(each), -1).square().sum(1) for each in gradients]).sum(0).sqrt()
+    flat = [each.reshape(len(each), -1) for each in gradients]
+    largest = torch.stack([each.abs().amax(1) for each in flat]).amax(0)  # squares of small numbers would be 0
+    scale = torch.where(largest > 0, largest, 1.0)
+    norms = scale * torch.stack([(each / scale[:, None]).square().sum(1) for each in flat]).sum(0).sqrt()
     finite = norms.isfinite()
     factors = torch.where(finite, (bound / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0), 0.0)
     return [

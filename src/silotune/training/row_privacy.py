@@ -71,12 +71,12 @@ class RowPrivacy:
         """Return the same settings with these plans; draws of a named run also depend on the name."""
         return replace(self, plans=plans, run=f"{self.run}{run}")
 
-    def stream(self, silo: Silo, number: int, received: State, state: SiloState) -> NoiseStream:
-        """Return the stream of random numbers that a silo draws from in a round.
+    def draws(self, silo: Silo, number: int, received: State, state: SiloState) -> str:
+        """Return a digest of all that a silo's answer in a round depends on: equal ones have equal draws.
 
         Answers to two different broadcasts must not carry the same noise, or subtracting them would cancel it. So the
-        stream's key depends on all that the answer depends on: the tensors as received, the silo's own, its rows, the
-        round and the configuration. The same round asked for again with the same tensors has the same draws.
+        digest covers the tensors as received, the silo's own, its rows, the plan, the round, the configuration and the
+        run. A ledger charges an answer by the same digest, so that fresh draws are never free.
 
         Args:
             silo: whose round; its name and rows.
@@ -87,8 +87,12 @@ class RowPrivacy:
         plan = repr(self.plans.get(silo.name))  # one draw under two strengths of noise would reveal it
         inputs = digest(flatten(received)), digest(state.flat()), _rows_digest(silo)
         words = (self.run, silo.name, plan, str(number), *inputs)
+        return hashlib.sha256("\x1f".join(words).encode()).hexdigest()
+
+    def stream(self, silo: Silo, number: int, received: State, state: SiloState) -> NoiseStream:
+        """Return the stream of random numbers that a silo draws from in a round; arguments as of `draws`."""
         key = self.secret if self.secret is not None else f"row privacy {self.seed}".encode()
-        return NoiseStream(hmac.digest(key, "\x1f".join(words).encode(), "sha256"))
+        return NoiseStream(hmac.digest(key, self.draws(silo, number, received, state).encode(), "sha256"))
 
 
 def units_of(silo: Silo) -> list[list[Place]]:

@@ -117,7 +117,7 @@ def test_a_head_of_master_weights_is_cast_once_for_all_tokens(tmp_path, monkeypa
     [
         ("AutoModel", "backbone=default (all-MiniLM-L6-v2)"),
         ("AutoModelForMaskedLM", "backbone=FOLDER with a small masked language model"),
-        ("AutoModelForCausalLM", "backbone=FOLDER with a small causal language model"),
+        ("AutoModelForCausalLM", "backbone=smollm2, or backbone=FOLDER with another causal language model"),
     ],
 )
 def test_without_the_hub_the_error_names_a_stand_in(model_class, stand_in):

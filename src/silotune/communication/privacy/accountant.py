@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from functools import lru_cache
+from logging import ERROR, getLogger
 from typing import Any
 
 from typing_extensions import override
@@ -27,6 +28,7 @@ def import_dp_accounting() -> Any:
         raise InputError(
             "privacy: its accountant needs the package dp-accounting; install it with pip install 'silotune[privacy]'"
         ) from error
+    getLogger("absl").setLevel(ERROR)  # it names each order that it leaves out
     return dp_accounting
 
 

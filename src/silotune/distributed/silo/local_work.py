@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from silotune.communication.messages import message_numbers, read_broadcast
@@ -74,19 +75,21 @@ class LocalWork:
         self._store.require_room(4 * leaving + sum(tensor.nbytes for tensor in state.values()))
         digest = self._digest(asked, run, str(base))
         fields: dict[str, Any] = {"silo": silo.name, "round": int(number)}
-        if judge:  # of the previous round, whose shared parts the broadcast holds
+        if judge and prepared.noise is None:  # of the previous round, whose shared parts the broadcast holds
             self._count(prepared, Request(run, "score", int(number), digest))
-            scores = self._evaluate(prepared.federation, silo, shared, int(number), ["validation"], run)
-            fields["scores"] = {} if prepared.noise is not None else scores
+            fields["scores"] = self._evaluate(prepared.federation, silo, shared, int(number), ["validation"], run)
         self._count(prepared, Request(run, request.kind, int(number), digest, leaving))
         price = None if client.privacy is None else Price.of(client.privacy)
-        charge = None if final else self._charge(prepared, str(run), int(number), digest)
+        charge = None if final else self._charge(prepared, str(run), int(number), silo, shared)
         if final:
             (reply,) = client.finals([silo], broadcast)
         else:
             spent = PrivacySpent() if price is None else self._store.spent(run, price)
             (reply,) = client.rounds([silo], broadcast, spent)
         self._check_update(prepared, reply)
+        if charge is not None:
+            charge = replace(charge, message=hashlib.sha256(reply.message).hexdigest())
+            self._store.ledger.require(charge)
         assert silo.state is not None, "a silo that trained has a state"
         untrained = "" if base else prepared.untrained
         note, metrics = "; ".join(filter(None, (changed, untrained, reply.note))), reply.metrics
@@ -132,19 +135,20 @@ class LocalWork:
         prepared.federation.context.row_privacy = prepared.noise.planned({self.settings.name: plan}, run)
         return plan
 
-    def _charge(self, prepared: Prepared, run: str, number: int, digest: str) -> Charge | None:
-        """Return the privacy cost of a round's answer, after checking the budget; None without noise on rows.
+    def _charge(self, prepared: Prepared, run: str, number: int, silo: Silo, shared: State) -> Charge | None:
+        """Return what a round's answer costs, after a look at the budget; None without noise on rows.
 
         Args:
-            prepared: the silo's federation, built from the run's configuration.
+            prepared: what the run's configuration came to.
             run: the run's id.
             number: the round.
-            digest: of the request and of the state that it starts from.
+            silo: at the state that the request starts from.
+            shared: the shared parts as received.
         """
-        plan = self._noise(prepared, run)
-        if plan is None:
+        plan, context = self._noise(prepared, run), prepared.federation.context
+        if plan is None or context.row_privacy is None:
             return None
-        asked = hashlib.sha256(f"{digest}{prepared.rows}{plan}".encode()).hexdigest()
+        asked = context.row_privacy.draws(silo, number, shared, context.state_of(silo))
         charge = Charge(asked, run, prepared.digest, plan, number)
         self._store.ledger.require(charge)
         return charge
@@ -191,6 +195,8 @@ class LocalWork:
         """Return the silo in one of its states; the empty name is the state before its first round."""
         silo = prepared.federation.silos[self.settings.name]
         silo.state = None
+        if base and prepared.noise is not None and not self._store.is_of(run, base, prepared.row_use[0]):
+            raise InputError(f"state {base[:40]!r}: is of another configuration, which may have had no noise on rows")
         if base:
             kept = SiloState.from_flat(self._store.read_state(run, base))
             if {name: tuple(t.shape) for name, t in flatten(kept.private).items()} != prepared.private_shapes:
@@ -202,7 +208,8 @@ class LocalWork:
 def _asked(prepared: Prepared, request: Frame, **more: str) -> dict[str, str]:
     """Return the fields in which two requests must agree to get the same answer."""
     broadcast = hashlib.sha256(request.blobs["broadcast"]).hexdigest()
-    return {"kind": request.kind, "broadcast": broadcast, "config": prepared.digest, **more}
+    same = {"broadcast": broadcast, "config": prepared.digest, "recipe": prepared.row_use[0]}
+    return {"kind": request.kind, **same, **more}
 
 
 def _of_round(broadcast: tuple[State, int], asked: int) -> State:

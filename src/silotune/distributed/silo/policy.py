@@ -14,6 +14,7 @@ from silotune.distributed.silo.silo_config import PolicyConfig
 from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
 from silotune.training.federation import Federation
+from silotune.training.row_privacy import units_of
 
 POLICY_REFUSES = "its policy refuses"
 """Words in every refusal by a cap."""
@@ -23,6 +24,10 @@ MIB = 2**20
 
 class PolicyRefused(HandshakeRefused):
     """A cap of the operator's policy excludes a run or a request."""
+
+
+class WorkRefused(PolicyRefused):
+    """A cap on time, memory or disk that work reached; where rows have noise, only the silo's log says so."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Policy:
     def check_work(self, federation: Federation) -> None:
         """Refuse updates of too few rows or steps; these refusals tell something of the silo's rows."""
         context, (silo,) = federation.context, federation.silos.values()
-        rows = sum(len(rows) for rows in silo.train.values())
+        rows = sum(map(len, silo.train.values())) if context.row_privacy is None else len(units_of(silo))
         if rows < self.limits.train_rows:
             raise self.refused("a training split of so few rows", f"at least {self.limits.train_rows}", "train_rows")
         for phases in context.kinds_of_rounds():
@@ -107,9 +112,8 @@ class Policy:
         """Refuse to write more bytes than `policy.disk_mib` leaves."""
         limit = self.limits.disk_mib
         if limit is not None and used + more > limit * MIB:
-            raise self.refused(
-                "more files of runs", f"at most {limit:,} MiB; remove finished runs' folders", "disk_mib"
-            )
+            more_files, allowed = "more files of runs", f"at most {limit:,} MiB; remove finished runs' folders"
+            raise WorkRefused(str(self.refused(more_files, allowed, "disk_mib")))
 
     def _at_most(self, what: str, value: float, limit: float | None, key: str) -> None:
         if limit is not None and value > limit:
@@ -140,9 +144,10 @@ class WorkGuard:
         """Check clock and memory."""
         limits, refused = self.policy.limits, self.policy.refused
         if time.monotonic() > self._until:
-            raise refused("a request of so many seconds", f"at most {limits.seconds:g}", "seconds")
+            raise WorkRefused(str(refused("a request of so many seconds", f"at most {limits.seconds:g}", "seconds")))
         if limits.memory_mib is not None and memory_mib() > limits.memory_mib:
-            raise refused("a request of so much memory", f"at most {limits.memory_mib:,} MiB", "memory_mib")
+            allowed = f"at most {limits.memory_mib:,} MiB"
+            raise WorkRefused(str(refused("a request of so much memory", allowed, "memory_mib")))
 
 
 def memory_mib() -> float:

@@ -23,7 +23,7 @@ CREATE TABLE IF NOT EXISTS row_orders (unit TEXT PRIMARY KEY, orders TEXT);
 CREATE TABLE IF NOT EXISTS row_runs (run TEXT, config TEXT, unit TEXT, multiplier REAL, rate REAL, steps INTEGER,
     open INTEGER, PRIMARY KEY (run, config));
 CREATE TABLE IF NOT EXISTS row_charges (asked TEXT PRIMARY KEY, run TEXT, config TEXT, unit TEXT, multiplier REAL,
-    rate REAL, steps INTEGER);
+    rate REAL, steps INTEGER, message TEXT);
 """
 
 
@@ -32,11 +32,12 @@ class Charge:
     """What an answer costs.
 
     Args:
-        asked: digest of all that the answer depends on; equal ones have equal draws, and count once.
+        asked: `RowPrivacy.draws`; equal ones have equal draws, and count once.
         run: the run's id.
         config: digest of its configuration.
         plan: the noise.
         number: the round.
+        message: sha256 of the answer's update, once it is there.
     """
 
     asked: str
@@ -44,12 +45,13 @@ class Charge:
     config: str
     plan: RowPlan
     number: int
+    message: str = ""
 
     @property
     def values(self) -> tuple[object, ...]:
         """A row of the table `row_charges`."""
-        plan = self.plan
-        return self.asked, self.run, self.config, plan.unit, plan.multiplier, plan.rate, plan.in_round(self.number)
+        plan, steps = self.plan, self.plan.in_round(self.number)
+        return self.asked, self.run, self.config, plan.unit, plan.multiplier, plan.rate, steps, self.message
 
 
 class RowLedger:
@@ -92,9 +94,13 @@ class RowLedger:
         return plan
 
     def require(self, charge: Charge) -> None:
-        """Refuse work whose answer the budget could not pay."""
+        """Refuse an answer that the budget does not pay, and another answer with the draws of an earlier one."""
+        for (message,) in self._records.rows("SELECT message FROM row_charges WHERE asked = ?", charge.asked):
+            if charge.message and message != charge.message:
+                raise InputError("the same draws gave another update than before; the difference would have no noise")
+            return
         filter = self._filter(charge.plan.unit)
-        if filter is None or self._records.rows("SELECT 1 FROM row_charges WHERE asked = ?", charge.asked):
+        if filter is None:
             return
         if not filter.allows(self._costs(filter, charge.plan.unit, charge)):
             raise InputError(f"the budget for each {charge.plan.unit} is spent")
@@ -102,14 +108,15 @@ class RowLedger:
     def charge(self, charge: Charge) -> None:
         """Record a charge, within the transaction of its answer; after its last round a run reserves nothing more."""
         with self._records.transaction() as connection:
-            connection.execute("INSERT OR IGNORE INTO row_charges VALUES (?, ?, ?, ?, ?, ?, ?)", charge.values)
+            self.require(charge)
+            connection.execute("INSERT OR IGNORE INTO row_charges VALUES (?, ?, ?, ?, ?, ?, ?, ?)", charge.values)
             if charge.number == len(charge.plan.steps) - 1:
                 self.close(charge.run)
 
-    def close(self, run: str) -> None:
-        """Free the unused reservation of a run."""
+    def close(self, run: str, again: bool = False) -> None:
+        """Free the unused reservation of a run; `again` sets it aside once more."""
         with self._records.transaction() as connection:
-            connection.execute("UPDATE row_runs SET open = 0 WHERE run = ?", (run,))
+            connection.execute("UPDATE row_runs SET open = ? WHERE run = ?", (int(again), run))
 
     def spent(self, unit: str) -> float | None:
         """Return the ε that answers and open reservations have cost each unit; None without a budget for it."""

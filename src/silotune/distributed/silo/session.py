@@ -38,6 +38,7 @@ from silotune.distributed.protocol.handshake import Identity, check_identity, ch
 from silotune.distributed.silo.approvals import Approvals, WaitsForApproval, approved_part
 from silotune.distributed.silo.local_work import LocalWork
 from silotune.distributed.silo.plan import PlannedRun, describe_plan, plan_configuration, read_plan
+from silotune.distributed.silo.policy import WorkRefused
 from silotune.distributed.silo.reasons import phrase
 from silotune.distributed.silo.run_description import describe, describe_unfit
 from silotune.distributed.silo.secret import derived_from_secret
@@ -115,6 +116,8 @@ class Session:
                 answer = self._answer(request)
         except WaitsForApproval as error:
             answer = self._reason("waiting", str(error))
+        except WorkRefused as error:
+            answer = self._failed(str(error)) if self._quiet else self._reason("refused", str(error))
         except HandshakeRefused as error:
             answer = self._reason("refused", str(error))
         except ProtocolError as error:
@@ -123,6 +126,7 @@ class Session:
             answer = self._failed(self._without_paths(str(error)))
         except Exception as error:  # its text may quote rows
             traceback.print_exc()
+            self._quiet |= self.settings.policy.preset == "private"
             told = f": {phrase(error)}" if "reasons" in self.settings.share else ""
             answer = self._failed(f"{type(error).__name__}{told} (see the worker's log)")
         frame = self._disclosed(answer.frame)
@@ -320,7 +324,9 @@ class Session:
         key = derived_from_secret(folder, "status")  # without it nobody can try rows against the fingerprint
         free = free_bytes(folder)
         return SiloStatus(
-            rows_fingerprint=hmac.new(key, prepared.rows.encode(), hashlib.sha256).hexdigest()[:32],
+            rows_fingerprint=None
+            if prepared.noise is not None  # equal ones would tell equal rows
+            else hmac.new(key, prepared.rows.encode(), hashlib.sha256).hexdigest()[:32],
             epsilon_left=None if budget is None else max(0.0, budget - epsilon),
             disk_free_bytes=None if free is None else int(float(f"{free:.1e}")),
         )

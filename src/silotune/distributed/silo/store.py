@@ -180,6 +180,12 @@ class SiloStore:
             raise InputError(f"state {name!r} of this silo: missing or damaged (no record of it)")
         return str(found[0][0])
 
+    def is_of(self, run: str, name: str, recipe: str) -> bool:
+        """Return whether a state is one after a round of this configuration, whatever its section `federation`."""
+        found = self.records.rows("SELECT asked FROM answers WHERE run = ? AND name = ?", run, name)
+        asked = json.loads(found[0][0]) if found else {}
+        return asked.get("kind") == "round" and asked.get("recipe") == recipe
+
     def _state_file(self, run: str, name: str, digest: str) -> Path | None:
         """Return a state's file if its content matches the record; first complete an interrupted write."""
         for path in (self._path(run, name), self._path(run, name, ".new")):

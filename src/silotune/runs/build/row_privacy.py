@@ -52,7 +52,7 @@ def make_row_privacy(
     for name, silo in silos.items():
         taken = [0]
         for number in range(1, config.rounds + 1):
-            trained = [phase for phase in context.phases if settled.covers(phase) and phase.runs_in(number)]
+            trained = [p for p in context.phases if settled.covers(p) and (p.runs_in(number) or p.also_first)]
             steps = sum(context.steps(silo, phase) for phase in trained) if name in choose(number) else 0
             taken.append(taken[-1] + steps)
         rate = context.rate_of_units(silo)

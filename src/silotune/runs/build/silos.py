@@ -58,6 +58,8 @@ def build_silos(
         train = [*item.splits.train, *added, *canaries.trained]
         train = without_labels(train) if context.method.unlabeled else train
         units = None if config.privacy.unit_column is None else [row.unit for row in train]
+        if units is not None and "" in units:
+            raise InputError(f"silo {item.name!r}: privacy.unit={config.privacy.unit}: a row does not say whose it is")
         rows = replace(_tokenized(tokenize, item, "training", train), poisoned=len(added), units=units)
         malicious = backdoor is not None and item.name in backdoor.malicious
         scale = config.attack.scale if malicious else 1.0
