@@ -69,7 +69,7 @@ def keep(table: object, key: str) -> str:
 
 
 def kept_rows(path: str) -> dict[str, Rows]:
-    """Return the rows by split that a path names; changes to them reach no one else."""
+    """Return a copy of the rows of a table given in Python, by split."""
     splits = _kept.get(path.removeprefix(MEMORY_PREFIX))
     if splits is None:
         raise InputError(

@@ -215,7 +215,7 @@ def roc_areas(drawn: Counts, positive: Counts, score: Counts) -> Counts:
 
 
 def ratio(numerator: Counts, denominator: Counts) -> Counts:
-    """Divide; 0 where the denominator is 0."""
+    """Return the quotient of each pair of entries, or 0 where the denominator is 0."""
     zeros = np.zeros_like(numerator, dtype=float)
     quotient: Counts = np.divide(numerator, denominator, out=zeros, where=denominator > 0)
     return quotient

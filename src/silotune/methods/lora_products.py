@@ -72,7 +72,7 @@ class ProductSVD(RankAggregation):
 
 
 class FlexLoRA(Supervised):
-    """FedAvg of one LoRA by `ProductSVD`; ranks may differ."""
+    """Trains one LoRA in all silos and averages the products `B·A` by `ProductSVD`; each silo may have its own rank."""
 
     name = "flexlora"
     paper = "Bai et al. 2024, Federated Fine-tuning of LLMs under Heterogeneous Tasks and Client Resources"

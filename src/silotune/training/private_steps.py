@@ -49,14 +49,14 @@ class PrivateGradient:
 
 
 class PrivateSteps:
-    """The noised gradients of a silo's steps in one phase.
+    """Computes the clipped and noised gradient of each step that a silo takes in one phase.
 
     Args:
-        context: what the rounds read; its `row_privacy` is set.
-        silo: whose rows.
+        context: the run's training context; its `row_privacy` must not be None.
+        silo: the silo whose rows are drawn.
         phase: the phase.
-        stream: the numbers of this round's draws.
-        training: what `Method.train` shows in the silo's loss.
+        stream: the random numbers of this round: for drawing units and for the noise.
+        training: the round as a method's loss sees it, as `Method.train`.
     """
 
     def __init__(

@@ -81,7 +81,7 @@ class Privacy:
         )
 
     def lines(self) -> list[str]:
-        """Return the lines that are printed before the run starts."""
+        """Return the lines about the privacy budget that a run prints before it starts."""
         often = f"a silo takes part in up to {self.uses} of {self.rounds} rounds"
         if isinstance(self.account, SampledCentralAccount):
             often = f"over {self.rounds} rounds; a secret draws who takes part"

@@ -100,11 +100,11 @@ class TopK(_Sparse):
 
 
 class RandomK(_Sparse):
-    """`⌈fraction·n⌉` numbers at random positions, other ones for each tensor, silo and round (Konečný et al. 2016).
+    """Sends `⌈fraction·n⌉` of a tensor's n numbers, at random positions (Konečný et al. 2016).
 
-    Only the numbers are sent: both sides draw the positions from the run's seed, whatever the numbers are. What is left
-    out stays in the silo's memory with `uplink.feedback`; with `unbiased` it is made up for by the scale
-    n / ⌈fraction·n⌉ instead.
+    The positions are drawn anew for each tensor, silo and round. They are not sent: both sides draw them from the run's
+    seed, independently of the numbers. With `uplink.feedback` the silo keeps what it left out and adds it to its next
+    change. With `unbiased` it keeps nothing, and the received numbers are multiplied by n / ⌈fraction·n⌉ instead.
 
     Args:
         options: share, values and scale.

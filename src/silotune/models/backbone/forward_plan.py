@@ -102,7 +102,7 @@ class StopForward(Exception):
 
 @dataclass
 class ForwardPlan:
-    """The changes of one forward: of modules' inputs and outputs, virtual tokens, replaced weights, dropout.
+    """Lists what one forward pass of the backbone changes: inputs, outputs, weights, virtual tokens and dropout.
 
     Args:
         outputs: module's name → changes of its output, applied in order.

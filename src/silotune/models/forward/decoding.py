@@ -66,7 +66,7 @@ def beam_search(decoding: Decoding, ends: Set[int], beams: int, max_new_tokens: 
 
 
 class _Model(GenerationMixin):
-    """Shows a decoding to `generate` as a model that scores the next token of every beam."""
+    """Wraps a `Decoding` as a transformers model, so that `generate` can run beam search on it."""
 
     main_input_name = "input_ids"
 
