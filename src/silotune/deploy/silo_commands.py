@@ -38,7 +38,7 @@ def join(
     text: Annotated[list[str] | None, typer.Option(help="The text column; twice for a pair.")] = None,
     label: Annotated[str, typer.Option(help="The label column.")] = "label",
     task: Annotated[str | None, typer.Option(help="The name that silos with the same labels share.")] = None,
-    policy: Annotated[str | None, typer.Option(help="trusting or private: what the coordinator may learn.")] = None,
+    policy: Annotated[str, typer.Option(help="private, or trusting: what the coordinator may learn.")] = "private",
     approval: Annotated[str, typer.Option(help="ask or policy.")] = "ask",
     share: Annotated[str, typer.Option(help="Numbers that may leave, with commas.")] = "validation,test,rows",
     backbone: Annotated[str, typer.Option(help="default, or a folder.")] = "default",
@@ -58,7 +58,7 @@ def join(
     """Make this silo's key and settings from an invitation, and register the key."""
     from silotune.deploy import joining
     from silotune.deploy.invitations import Invitation
-    from silotune.distributed.silo.silo_config import PRESETS, choices
+    from silotune.distributed.silo.silo_config import PRESETS
     from silotune.errors import InputError
 
     found = Invitation.read(invitation)
@@ -68,8 +68,8 @@ def join(
         return
     if data is None:
         raise InputError("--data: name the file or folder of rows")
-    if policy is None:
-        raise InputError(f"--policy: {choices()}")
+    if policy == "private" and epsilon is None:
+        epsilon = 8.0
     folder = to or (Path("/etc/silotune") if install else Path(found.silo))
     shared = tuple(word.strip() for word in share.split(",") if word.strip())
     answers = joining.Answers(
@@ -78,7 +78,8 @@ def join(
     say(f"coordinator {found.superlink}, fingerprint {found.fingerprint}")
     made = joining.join(found, folder, answers, install, register)
     say(f"silo {found.silo!r}: {made.rows} rows; settings: {made.settings}")
-    say(f"policy {policy}: {PRESETS[policy]}")
+    budget = f" (ε = {epsilon:g} for each {unit})" if policy == "private" else ""
+    say(f"policy {policy}: {PRESETS[policy]}{budget}")
     if not register:
         say(f"to do: give the coordinator {made.settings.with_name('silo.key.pub')}, for `federation admit`")
     if not install:
