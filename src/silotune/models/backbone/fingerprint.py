@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,8 +32,16 @@ _SETTLED_NS = 2 * 10**9
 def stored_fingerprint(files: Sequence[Path]) -> str:
     """Return the sha256 over names, types, shapes and bytes of all tensors in safetensors files.
 
-    It does not depend on how the tensors are divided among files. It is computed once and kept, with sizes and times of
-    the files, in their folder, or in a cache folder of the user if that is not writable or part of an installation.
+    It does not depend on how the tensors are divided among files; see `kept_digest`.
+    """
+    return kept_digest(files, _digest)
+
+
+def kept_digest(files: Sequence[Path], compute: Callable[[Sequence[Path]], str]) -> str:
+    """Return a digest of files of one folder, computed once.
+
+    It is kept, with sizes and times of the files, in their folder, or in a cache folder of the user if that is not
+    writable or part of an installation.
     """
     stamps = {path.name: _stamp(path) for path in files}
     places = _places(files[0].parent)
@@ -41,7 +49,7 @@ def stored_fingerprint(files: Sequence[Path]) -> str:
         kept = _read(place)
         if kept.get("form") == _FORM and kept.get("files") == stamps and isinstance(kept.get("sha256"), str):
             return str(kept["sha256"])
-    digest, now = _digest(files), time.time_ns()
+    digest, now = compute(files), time.time_ns()
     if places and max(stamp for _, *times in stamps.values() for stamp in times) < now - _SETTLED_NS:
         text = json.dumps({"form": _FORM, "files": stamps, "sha256": digest}, indent=1) + "\n"
         with contextlib.suppress(OSError):  # a full disk costs the next start some seconds

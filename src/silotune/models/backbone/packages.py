@@ -20,7 +20,7 @@ from typing import Any
 
 from silotune.core.clock import log_line
 from silotune.errors import InputError
-from silotune.models.backbone.fingerprint import cache_root, stored_fingerprint
+from silotune.models.backbone.fingerprint import cache_root, kept_digest, stored_fingerprint
 
 DEFAULT_FINGERPRINT = "046aa9125c3fc21fbe09ec5b9d7795d825642a88672cbbe71fbb8eb891ebb4a0"
 """`stored_fingerprint` of all-MiniLM-L6-v2."""
@@ -49,7 +49,7 @@ def model_source(name: str) -> str:
     if name in PACKAGED:
         return PACKAGED[name]()
     file = gguf_file(Path(name))
-    return name if file is None else _from_gguf(file, _sha256(file))
+    return name if file is None else _from_gguf(file, kept_digest([file], lambda _: _sha256(file)))
 
 
 def gguf_file(path: Path) -> Path | None:
