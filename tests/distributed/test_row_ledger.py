@@ -167,6 +167,16 @@ def test_another_run_over_the_same_tensors_pays_again(private):
     assert store.ledger.spent("row") > spent
 
 
+def test_a_run_that_goes_on_with_fewer_silos_reserves_nothing_more(private):
+    attacker = private()
+    ledger = attacker.session.store.ledger
+    assert attacker.ask("round").kind == "answer"
+    spent = ledger.spent("row")
+    attacker.configure(federation__silos=["alpha", "beta"])
+    assert attacker.ask("round", 2, base="0001").kind == "answer"
+    assert ledger.spent("row") == pytest.approx(spent)
+
+
 def test_a_state_of_another_configuration_is_no_base(private):
     """It may have been trained without noise, and what reads it would carry that out."""
     attacker = private()

@@ -75,3 +75,10 @@ def test_a_filters_least_noise_uses_the_budget_up(epsilon: float) -> None:
     assert exact < least < 1.6 * exact
     half = filter.costs(least, RATE, STEPS)
     assert filter.least_multiplier(half, RATE, STEPS) is None or filter.least_multiplier(half, RATE, STEPS) > 3 * least
+
+
+def test_units_that_are_hardly_ever_drawn_need_no_noise_to_speak_of() -> None:
+    """δ alone covers them, however little noise there is."""
+    found = noise_multiplier(4.0, 1e-2, 1e-3, 1)
+    assert 0 < found < 0.1
+    assert row_epsilon(found, 1e-2, 1e-3, 1) <= 4.0

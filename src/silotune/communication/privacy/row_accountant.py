@@ -53,6 +53,8 @@ def noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> f
         raise InputError(f"privacy.epsilon: ε = {epsilon:g} is too little for {steps} steps")
     little = enough / 2
     while row_epsilon(little, delta, rate, steps) <= epsilon:
+        if little < _LITTLE:  # δ alone may cover units that are hardly ever drawn
+            return little
         enough, little = little, little / 2
     bracket = dp.ExplicitBracketInterval(little, enough)
     return float(
@@ -170,7 +172,8 @@ class RenyiFilter:
         return high
 
 
-_LARGEST_MULTIPLIER = 2.0**12
+_LITTLE, _LARGEST_MULTIPLIER = 0.1, 2.0**12
+"""Less noise is not looked for, and more is too much."""
 
 _CLOSE = 1e-3
 """Relative distance to the least noise at which the search ends."""

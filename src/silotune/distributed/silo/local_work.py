@@ -131,7 +131,7 @@ class LocalWork:
         """Set the noise on rows that the ledger requires of a run, and return it; None without noise."""
         if prepared.noise is None or prepared.row_plan is None:
             return None
-        plan = self._store.ledger.plan(run, prepared.digest, prepared.row_plan)
+        plan = self._store.ledger.plan(run, prepared.recipe, prepared.row_plan)
         prepared.federation.context.row_privacy = prepared.noise.planned({self.settings.name: plan}, run)
         return plan
 
@@ -149,7 +149,7 @@ class LocalWork:
         if plan is None or context.row_privacy is None:
             return None
         asked = context.row_privacy.draws(silo, number, shared, context.state_of(silo))
-        charge = Charge(asked, run, prepared.digest, plan, number)
+        charge = Charge(asked, run, prepared.recipe, plan, number)
         self._store.ledger.require(charge)
         return charge
 
@@ -195,7 +195,7 @@ class LocalWork:
         """Return the silo in one of its states; the empty name is the state before its first round."""
         silo = prepared.federation.silos[self.settings.name]
         silo.state = None
-        if base and prepared.noise is not None and not self._store.is_of(run, base, prepared.row_use[0]):
+        if base and prepared.noise is not None and not self._store.is_of(run, base, prepared.recipe):
             raise InputError(f"state {base[:40]!r}: is of another configuration, which may have had no noise on rows")
         if base:
             kept = SiloState.from_flat(self._store.read_state(run, base))
@@ -208,7 +208,7 @@ class LocalWork:
 def _asked(prepared: Prepared, request: Frame, **more: str) -> dict[str, str]:
     """Return the fields in which two requests must agree to get the same answer."""
     broadcast = hashlib.sha256(request.blobs["broadcast"]).hexdigest()
-    same = {"broadcast": broadcast, "config": prepared.digest, "recipe": prepared.row_use[0]}
+    same = {"broadcast": broadcast, "config": prepared.digest, "recipe": prepared.recipe}
     return {"kind": request.kind, **same, **more}
 
 

@@ -30,7 +30,7 @@ class PlannedRun:
         numbers: how many leave in it.
         parameters: of its backbone.
         hello: fields of this silo's answer to its greeting.
-        noise: digest of the configuration, and the noise on rows that meets its own target, if it has some.
+        noise: `Prepared.recipe`, and the noise on rows that meets its own target, if it has some.
         unfit: why it cannot take place here, for the coordinator once the plan is approved.
     """
 

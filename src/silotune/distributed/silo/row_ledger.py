@@ -34,7 +34,7 @@ class Charge:
     Args:
         asked: `RowPrivacy.draws`; equal ones have equal draws, and count once.
         run: the run's id.
-        config: digest of its configuration.
+        config: digest of its configuration (`Prepared.recipe`).
         plan: the noise.
         number: the round.
         message: sha256 of the answer's update, once it is there.

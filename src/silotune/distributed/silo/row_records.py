@@ -49,7 +49,7 @@ def marks_of(folder: Path, rows: Sequence[Row]) -> list[bytes]:
         folder: the silo's, with its secret.
         rows: the rows.
     """
-    key = derived_from_secret(folder, "rows")
+    key = derived_from_secret(folder, "marks of rows")  # a key of its own: noise is drawn from another
     return [hmac.digest(key, json.dumps(list(filter(None, text_key(row)))).encode(), "sha256")[:16] for row in rows]
 
 

@@ -210,20 +210,20 @@ class Session:
             raise error.reason from error
         self._require_approval(run, prepared.config, lambda: self._described(run, prepared))
         if prepared.row_plan is not None:
-            self._reserve(run, prepared.digest, prepared.row_plan)
+            self._reserve(run, prepared.recipe, prepared.row_plan)
         return prepared
 
-    def _reserve(self, run: str, digest: str, plan: RowPlan) -> None:
+    def _reserve(self, run: str, recipe: str, plan: RowPlan) -> None:
         """Set the ε of a run aside."""
         try:
-            self.store.ledger.plan(run, digest, plan, reserve=True)
+            self.store.ledger.plan(run, recipe, plan, reserve=True)
         except InputError as error:  # rows do not decide it, but how many there are
             raise HandshakeRefused(f"silo {self.settings.name!r}: {error}") from error
 
     def _described(self, run: str, prepared: Prepared) -> list[str]:
         plan, ledger = prepared.row_plan, self.store.ledger
         try:
-            noise = None if plan is None else ledger.plan(run, prepared.digest, plan)
+            noise = None if plan is None else ledger.plan(run, prepared.recipe, plan)
         except InputError as error:
             return describe_unfit(prepared.config, str(error))
         return [*describe(prepared.config, prepared.federation, self.settings, noise), *prepared.remarks]
@@ -270,7 +270,7 @@ class Session:
             raise type(error)(f"{name}: {error}") from error
         config, plan, parameters = prepared.config, prepared.row_plan, prepared.parameters
         numbers = config.rounds * sum(map(math.prod, prepared.federation.coordinator.expected.shapes.values()))
-        hello, noise = self._hello(prepared).fields, None if plan is None else (prepared.digest, plan)
+        hello, noise = self._hello(prepared).fields, None if plan is None else (prepared.recipe, plan)
         return PlannedRun(name, run, config, self._described(run, prepared), numbers, parameters, hello, noise)
 
     @property

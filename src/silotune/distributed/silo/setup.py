@@ -124,10 +124,14 @@ class Prepared:
         return text_digest(self.text)
 
     @cached_property
+    def recipe(self) -> str:
+        """The sha256 of the configuration without its section `federation`, which may change within a run."""
+        return text_digest(json.dumps(self.config.model_dump(mode="json", exclude={"federation"}), sort_keys=True))
+
+    @property
     def row_use(self) -> tuple[str, str]:
-        """Digests of the configuration, whatever its section `federation`, and of the rows."""
-        tree = self.config.model_dump(mode="json", exclude={"federation"})
-        return text_digest(json.dumps(tree, sort_keys=True)), self.rows
+        """`recipe`, and the digest of the rows."""
+        return self.recipe, self.rows
 
 
 class SiloSetup:

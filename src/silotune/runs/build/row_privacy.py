@@ -48,13 +48,14 @@ def make_row_privacy(
         hashlib.sha256(f"{dump(config)}{context.backbone.fingerprint}".encode()).hexdigest(),
     )
     context.row_privacy = settled
-    plans = {}
+    plans, numbers = {}, range(1, config.rounds + 1)
+    noised = [phase for phase in context.phases if settled.covers(phase)]
+    chosen = [{*choose(number)} for number in numbers]
     for name, silo in silos.items():
-        taken = [0]
-        for number in range(1, config.rounds + 1):
-            trained = [p for p in context.phases if settled.covers(p) and (p.runs_in(number) or p.also_first)]
-            steps = sum(context.steps(silo, phase) for phase in trained) if name in choose(number) else 0
-            taken.append(taken[-1] + steps)
+        steps, taken = [(phase, context.steps(silo, phase)) for phase in noised], [0]
+        for number, silos_of_round in zip(numbers, chosen, strict=True):
+            own = (count for phase, count in steps if phase.runs_in(number) or phase.also_first)
+            taken.append(taken[-1] + (sum(own) if name in silos_of_round else 0))
         rate = context.rate_of_units(silo)
         multiplier = noise_multiplier(privacy.epsilon, delta, rate, taken[-1])
         plans[name] = RowPlan(privacy.unit, rate, tuple(taken), multiplier)
