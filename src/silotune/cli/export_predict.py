@@ -45,13 +45,16 @@ def export_command(
     ],
     to: Annotated[Path, typer.Option(help="A new or empty folder.")],
     base: Annotated[str | None, typer.Option(help="The base model's name in the export; the run's by default.")] = None,
+    program: Annotated[
+        str | None, typer.Option("--for", help="llama.cpp or ollama: a LoRA as a GGUF file. Default: peft and others.")
+    ] = None,
 ) -> None:
     """Write a silo's adapter in the Hugging Face PEFT layout, or its model with adapters folded into the weights."""
     from silotune.interop.export import export
     from silotune.runs.personal_model import load_model
 
     require_unused(to, "--to")
-    exported = export(load_model(run, silo, precision="fp32", device="cpu"), part, to, base)
+    exported = export(load_model(run, silo, precision="fp32", device="cpu"), part, to, base, program)
     say(f"wrote {to}: {exported['part']} of silo {silo}, round {exported['best_round']}; README.md says how to load it")
     if exported["private"]:
         say(f"it holds parts that never left the silo while training: {', '.join(exported['private'])}")

@@ -1,4 +1,4 @@
-"""Write a silo's adapters or whole model for other libraries: peft, transformers, or `standalone.py`."""
+"""Write a silo's adapters or whole model for other programs: peft, transformers, `standalone.py`, llama.cpp, Ollama."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from silotune.config import BackboneConfig
 from silotune.config.head import HeadConfig
 from silotune.core.tensors import Tensors
-from silotune.errors import InputError, require_unused
+from silotune.errors import InputError, require_unused, unknown_name_error
+from silotune.interop import gguf_adapter
 from silotune.interop.adapters import Layout, can_fold, fold_in, load_plain, native_layout, peft_layout
 from silotune.interop.model_card import DEFAULT_BASE, card
 from silotune.interop.selection import ExportSelection, select
@@ -23,8 +24,13 @@ from silotune.models.backbone.backbone import WEIGHT_TYPES
 from silotune.models.backbone.quantization import NONE, QUANTIZATIONS
 from silotune.runs.personal_model import PersonalModel
 
+PROGRAMS = ("llama.cpp", "ollama")
+"""Values of `--for`."""
 
-def export(model: PersonalModel, part: str, to: str | Path, base: str | None = None) -> dict[str, Any]:
+
+def export(
+    model: PersonalModel, part: str, to: str | Path, base: str | None = None, program: str | None = None
+) -> dict[str, Any]:
     """Write one export folder.
 
     Args:
@@ -32,24 +38,34 @@ def export(model: PersonalModel, part: str, to: str | Path, base: str | None = N
         part: `global`, `private`, `mixed` or `merged`.
         to: a new or empty folder.
         base: the base model's name in the export; the run's by default.
+        program: one of `PROGRAMS`, which read a LoRA from a GGUF file; None: peft or the others.
 
     Returns:
         The content of `export.json`.
     """
     target = Path(to)
     require_unused(target, "--to")
+    if program not in (None, *PROGRAMS):
+        raise unknown_name_error("program in --for", str(program), PROGRAMS)
     selection = select(model, part)
+    if program is not None:
+        gguf_adapter.check_family(selection)
     backbone = model.context.backbone
     base_class = _base_class(model)
     configured = BackboneConfig.model_validate(model.about["backbone"])
     name = base or (DEFAULT_BASE if configured.name == "default" else configured.name)
-    layout = None if part == "merged" else _layout(selection, name, base_class)
-    about = _about(selection, name, base_class, "weights" if layout is None else layout.name)
+    layout = None if part == "merged" or program is not None else _layout(selection, name, base_class)
+    kind = "gguf" if program is not None else "weights" if layout is None else layout.name
+    about = _about(selection, name, base_class, kind)
     head = _head(selection)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         temporary.mkdir(parents=True)
-        if layout is None:
+        if program is not None:
+            gguf_adapter.write_gguf(temporary / gguf_adapter.FILE, selection)
+            if program == "ollama":
+                (temporary / "Modelfile").write_text(f"FROM {name}\nADAPTER ./{gguf_adapter.FILE}\n", encoding="utf-8")
+        elif layout is None:
             plain = load_plain(configured, base_class, float32=backbone.quantization == NONE)
             for tuner, adapter in ((model.tuner, selection.adapter), *selection.others):
                 fold_in(plain, tuner, adapter)
@@ -63,8 +79,9 @@ def export(model: PersonalModel, part: str, to: str | Path, base: str | None = N
             _tensors(temporary / "head.safetensors", selection.head_tensors)
         _json(temporary / "export.json", about)
         (temporary / "README.md").write_text(card(about, head), encoding="utf-8")
-        script = resources.files("silotune.interop") / "standalone.py"
-        (temporary / "standalone.py").write_text(script.read_text(encoding="utf-8"), encoding="utf-8")
+        if program is None:
+            script = resources.files("silotune.interop") / "standalone.py"
+            (temporary / "standalone.py").write_text(script.read_text(encoding="utf-8"), encoding="utf-8")
         for file in temporary.glob("*.safetensors"):  # the library lets the owner alone read them
             shutil.copymode(temporary / "export.json", file)
         if target.exists():
@@ -119,7 +136,7 @@ def _about(selection: ExportSelection, base: str, base_class: str, layout: str) 
         "segments": "token_type_ids" in backbone.tokenizer.model_input_names,
         **{key: about[key] for key in (*copied, "best_round", "seed", "precision")},
         "trained_over": backbone.quantization,
-        "quantization": _quantization(model) if layout != "weights" else None,
+        "quantization": _quantization(model) if layout not in ("weights", "gguf") else None,
         "privacy": about["privacy"],
     }
 

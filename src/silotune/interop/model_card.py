@@ -44,6 +44,17 @@ model = {base_class}.from_pretrained({base}{more})
 attach(model, "FOLDER")
 ```
 """,
+    "gguf": """\
+Over the base model's GGUF file, whose chat template writes the prompts:
+
+```bash
+llama-cli -m BASE.gguf --lora FOLDER/adapter.gguf
+ollama create NAME -f FOLDER/Modelfile
+```
+
+The second is for exports with `--for ollama`; the `Modelfile` begins with `FROM {base}`: Ollama's name of the base
+model, or its GGUF file.
+""",
     "weights": """\
 ```python
 from transformers import {base_class}
@@ -174,7 +185,7 @@ def _notes(about: dict[str, Any]) -> list[str]:
             f"* The base model was quantized in training ({about['trained_over']}; `quantization` in `export.json` is "
             "the configuration). Over the base model as it is stored the adapter gives slightly other values."
         )
-    elif about["trained_over"] != "none":
+    elif about["trained_over"] != "none" and about["layout"] == "weights":
         notes.append(
             f"* The base model was quantized in training ({about['trained_over']}); here the adapter is folded into "
             "the weights as they are stored, so that values differ slightly from the run's."
