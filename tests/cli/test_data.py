@@ -107,7 +107,7 @@ def test_the_first_token_of_the_default_backbone_is_warned_of(place: Path) -> No
     }
     assert [pair for pair, warned in said.items() if warned] == [("default", "first")]
     at_the_mask = read_config("", ["method=fedprompt", "silos=[{name: a, path: .}]"])
-    assert (at_the_mask.head.name, at_the_mask.head.pooling) == ("verbalizer", "first")
+    assert (at_the_mask.head.name, at_the_mask.head.pooling) == ("verbalizer", "auto")
     assert run_warnings(at_the_mask, ()) == []
 
 

@@ -11,6 +11,7 @@ import yaml
 from silotune import InputError, read_config
 from silotune.config import BackboneConfig, Config, dump, load_config
 from silotune.config.paths import read_tree
+from silotune.config.trees import parse_word
 from silotune.lab.comparison import read_comparison
 from silotune.methods.local import Local
 from tests.support.tiny import METHODS
@@ -69,6 +70,25 @@ class TestKeys:
         assert (found.train.lr, found.data.tasks, found.data.merge) == (1e-4, ["sentiment", "inference"], False)
         assert found.train.steps is None
 
+    @pytest.mark.parametrize(
+        ("word", "template"),
+        [
+            ("### Question: {instruction} ### Answer:", "### Question: {instruction} ### Answer:"),
+            ("Q: {instruction}\nA: ", "Q: {instruction}\nA: "),
+            ("{instruction}", "{instruction}"),
+            ('"{text} is {mask}."', "{text} is {mask}."),
+            ("{text} is {mask}.", "{text} is {mask}."),
+            ("{sst2: '{text} is {mask}.'}", {"sst2": "{text} is {mask}."}),
+            ("", None),
+        ],
+    )
+    def test_a_template_is_text_as_it_stands(self, word: str, template: object) -> None:
+        assert parse_word(f"head.template={word}") == ("head.template", template)
+
+    def test_a_number_sign_begins_no_comment(self) -> None:
+        assert parse_word("description=run # 3") == ("description", "run # 3")
+        assert parse_word("data.tasks=[a, b]  # both") == ("data.tasks", ["a", "b"])
+
     def test_lists_of_words_may_be_bare(self) -> None:
         found = read_config("demo", ["data.tasks=sentiment,inference", "tuner=lora", "tuner.sites=query,key"])
         assert found.data.tasks == ["sentiment", "inference"]
@@ -86,7 +106,7 @@ class TestLayers:
 
     def test_the_preset_over_the_schema(self) -> None:
         assert config().head.pooling == "mean"
-        assert Config.model_fields["head"].default.pooling == "first"
+        assert Config.model_fields["head"].default.pooling == "auto"
 
     def test_the_method_over_the_preset(self) -> None:
         assert config().tuner.name == "bottleneck"

@@ -94,6 +94,26 @@ def test_a_merged_language_model_keeps_its_head(runs, tmp_path):
             close([model.eval()(torch.tensor([ids])).logits[0]], [run.federation.backbone.lm_head(states)])
 
 
+def test_a_merged_model_has_the_type_of_its_base(runs, tmp_path):
+    folder = shutil.copytree(runs.model("bert"), tmp_path / "bf16")
+    save_file(
+        {k: v.bfloat16() for k, v in load_file(folder / "model.safetensors").items()}, folder / "model.safetensors"
+    )
+    run = runs.run("bert", "lora", f"backbone={folder}")
+    export(run.model("beta"), "merged", tmp_path / "out")
+    assert {tensor.dtype for tensor in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_the_loader_of_a_causal_classifier(runs, tmp_path):
+    """It reads the last token."""
+    run = runs.run("llama", "lora", "head.pooling=auto")
+    assert run.federation.config.head.pooling == "last"
+    export(run.model("beta"), "mixed", tmp_path / "out")
+    actual = carried_along(tmp_path / "out").load(tmp_path / "out").predict(PAIRS)
+    for one, other in zip(actual, run.model("beta").predict(PAIRS), strict=True):
+        assert one["probabilities"] == pytest.approx(other.probabilities, abs=1e-5)
+
+
 def test_a_backbone_is_not_unpickled(runs, tmp_path):
     """Safetensors files alone are read, also where there are none."""
     folder = shutil.copytree(runs.model("bert"), tmp_path / "pickled")

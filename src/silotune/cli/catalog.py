@@ -31,7 +31,7 @@ tuner:
 head:
   name: mlp               # mlp or linear; verbalizer and lm read the backbone's own vocabulary
   scope: private          # private: each silo keeps its head; shared: all silos hold one task
-  pooling: mean           # mean, by which MiniLM was trained, or first (the [CLS] token), the default
+  pooling: auto           # as the model was trained: mean (MiniLM), last (causal models), first (the [CLS] token)
 
 train:                    # one silo's training in one round
   lr: 1e-3

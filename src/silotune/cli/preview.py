@@ -8,6 +8,7 @@ from silotune.cli.console import say
 from silotune.core.determinism import numerics
 from silotune.data.rows import SiloData
 from silotune.runs.build.builder import build, run_warnings
+from silotune.runs.build.resolve import chosen_defaults
 from silotune.runs.summary import parameters
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ def preview_run(config: Config) -> None:
     """Build a run's federation, and say what would be trained on which rows and what would be sent."""
     rows: list[SiloData] = []
     federation = built(config, None, rows)
+    for line in chosen_defaults(config, federation.config):
+        say(line)
     for line in run_warnings(config, rows, federation.context):
         say(f"warning: {line}")
     for silo in rows[:_MOST_SILOS]:

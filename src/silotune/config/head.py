@@ -10,6 +10,9 @@ from silotune.config.registries import HEADS
 from silotune.config.section import ExtensibleSection, Section, one_of
 from silotune.config.validators import RowsAtOnce, quoted
 
+PLAIN = "plain"
+"""The value of `head.template` for the usual template of instructions."""
+
 
 class HeadConfig(ExtensibleSection):
     """The head, which makes a task's logits or answers of the backbone's states."""
@@ -35,11 +38,15 @@ class HeadConfig(ExtensibleSection):
         "`lm` generates answers; `dpo` too, and trains on preference pairs.",
     )
     scope: Literal["private", "shared"] = Field("private", description="one head for all silos, or one per silo.")
-    pooling: Literal["first", "mean"] = Field("first", description="the state that `mlp` and `linear` read.")
+    pooling: Literal["auto", "first", "mean", "last"] = Field(
+        "auto",
+        description="the state that `mlp` and `linear` read: the first token's, the last one's, or the mean. `auto` is "
+        "`last` in a causal model, else what the model was trained with, else `first`.",
+    )
     template: str | dict[str, str] | None = Field(
         None,
-        description="template of `verbalizer` or `lm`: one for all tasks, or task → template. `chat` (`lm`) is the "
-        "tokenizer's own, and the default for conversations.",
+        description="template of `verbalizer` or `lm`: one for all tasks, or task → template. Of `lm`, `chat` is the "
+        "tokenizer's own, the default where it has one, and `plain` is “### Instruction: … ### Response:”.",
     )
     words: dict[str, list[str]] | None = Field(None, description="label → its words (`verbalizer`).")
     multi_token: Literal["refuse", "average"] = Field(
@@ -87,6 +94,11 @@ class HeadConfig(ExtensibleSection):
     def writes(self) -> bool:
         """Whether the head writes answers."""
         return self.name in self.owners["max_new_tokens"]
+
+    @property
+    def pools(self) -> bool:
+        """Whether the head may read a pooled state."""
+        return self.name not in self.owners["template"]
 
     @property
     def chat_keys(self) -> list[str]:

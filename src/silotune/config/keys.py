@@ -72,7 +72,7 @@ class HeadKeys(TypedDict, total=False):
 
     name: str
     scope: Literal["private", "shared"]
-    pooling: Literal["first", "mean"]
+    pooling: Literal["auto", "first", "mean", "last"]
     template: str | Mapping[str, str] | None
     words: Mapping[str, str | Sequence[str]] | None
     multi_token: Literal["refuse", "average"]

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from silotune.config.data import DATA_SOURCES
+from silotune.config.head import PLAIN
 from silotune.config.input_errors import input_error, shown
 from silotune.config.paths import absolute, read_tree, resolve
 from silotune.config.presets import preset_tree
@@ -211,6 +212,8 @@ def _all_values(config: Config) -> Tree:
         choice: Choice = getattr(config, section)
         options = registry.find(choice.name).Options.model_validate(choice.options)
         tree[section] |= options.model_dump(mode="json")
+    if config.head.writes:  # what no template meant before it followed from the model
+        tree["head"]["template"] = config.head.template or PLAIN
     silos = {silo["name"]: silo for silo in tree["silos"]}
     return tree | {"silos": {"(order)": ", ".join(silos)} | silos}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -25,6 +26,13 @@ SECTIONS: dict[str, type[Section] | type[Choice]] = {
 
 NAMED = tuple(name for name, section in SECTIONS.items() if "name" in section.model_fields)
 """The sections for which `x=name` is short for `x.name=name`."""
+
+
+_COMMENT = re.compile(r"(^|\s)#")
+"""Where YAML would take the rest of a line as a comment."""
+
+_YAML = ("'", '"', "[", "{")
+"""How a value begins in which YAML itself tells text from comments."""
 
 
 def load_tree(path: Path) -> Tree:
@@ -57,14 +65,24 @@ def parse_tree(text: str, source: str) -> Tree:
 
 
 def parse_word(text: str) -> tuple[str, Any]:
-    """Split a `key=value` word of a command line; the value is parsed as YAML."""
+    """Split a `key=value` word of a command line; the value is parsed as YAML, but a template is text as it stands."""
     key, equals, value = text.partition("=")
-    if not equals or not key.strip():
+    key = key.strip()
+    if not equals or not key:
         raise InputError(f"expected key=value, got {text!r}")
+    if _COMMENT.search(value) and value.lstrip()[:1] not in _YAML:
+        return key, value
     try:
-        return key.strip(), load_yaml(value)
+        parsed = load_yaml(value)
     except (yaml.YAMLError, ValueError):
-        return key.strip(), value
+        return key, value
+    return key, value if key == "head.template" and not _is_template(value, parsed) else parsed
+
+
+def _is_template(value: str, parsed: Any) -> bool:
+    """Return whether YAML's reading of a template is meant: quoted text, nothing, or templates by task."""
+    by_task = isinstance(parsed, dict) and all(isinstance(text, str) for text in parsed.values())
+    return by_task or parsed is None or value.lstrip()[:1] in ("'", '"')
 
 
 def nested(pairs: Iterable[tuple[Any, Any]]) -> Tree:

@@ -21,7 +21,10 @@ from silotune.interop.adapters import Layout, can_fold, fold_in, load_plain, nat
 from silotune.interop.model_card import DEFAULT_BASE, card
 from silotune.interop.selection import ExportSelection, select
 from silotune.models.backbone.backbone import WEIGHT_TYPES
+from silotune.models.backbone.loading import stored_types
+from silotune.models.backbone.packages import model_source
 from silotune.models.backbone.quantization import NONE, QUANTIZATIONS
+from silotune.models.backbone.stored_model import weight_files
 from silotune.runs.personal_model import PersonalModel
 
 PROGRAMS = ("llama.cpp", "ollama")
@@ -69,6 +72,8 @@ def export(
             plain = load_plain(configured, base_class, float32=backbone.quantization == NONE)
             for tuner, adapter in ((model.tuner, selection.adapter), *selection.others):
                 fold_in(plain, tuner, adapter)
+            if backbone.quantization == NONE:
+                plain.to(_stored_type(configured))
             plain.save_pretrained(temporary)
         else:
             _json(temporary / layout.config_file, layout.config)
@@ -92,6 +97,12 @@ def export(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return about
+
+
+def _stored_type(backbone: BackboneConfig) -> torch.dtype:
+    """Return the type of the base model's weights as its files have them; float32 where they have several."""
+    types = stored_types(weight_files(model_source(backbone.name), backbone))
+    return types.pop() or torch.float32 if len(types) == 1 else torch.float32
 
 
 def _base_class(model: PersonalModel) -> str:

@@ -225,6 +225,8 @@ class Model:
         if self.head["pooling"] == "mean":
             weights = mask.unsqueeze(-1).to(states.dtype)
             pooled = (states * weights).sum(1) / weights.sum(1)
+        elif self.head["pooling"] == "last":
+            pooled = states[torch.arange(len(states)), mask.sum(1) - 1]
         else:
             pooled = states[:, 0]
         t = self.head_tensors

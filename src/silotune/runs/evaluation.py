@@ -66,7 +66,7 @@ def evaluate(
     if predictions is not None:
         if measured.logits is None and measured.written is None:
             raise InputError(f"--predictions: silo {silo!r} is judged by {model.task.metric}, which writes no answers")
-        write_predictions(Path(predictions), [(silo, measured, tokenized)])
+        write_predictions(Path(predictions), [(silo, measured, tokenized)], context.backbone.tokenizer)
     details = score_details(measured, tokenized, Bootstrap(resamples, int(model.about["seed"]), silo, "file"))
     file = str(path).removeprefix(MEMORY_PREFIX)
     return Evaluation({"silo": silo, "file": file, "level": LEVEL, **(details or {})})

@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 
 from silotune.aggregation import issues_by_silo, uniform
 from silotune.config import Config, load_resolved
+from silotune.config.head import PLAIN
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.core.files import read_bytes
 from silotune.core.serialization import read_tensors
@@ -89,6 +90,8 @@ def _configuration(path: Path, summary: dict[str, Any], precision: str | None, d
     config = load_resolved(path / "config.yaml")
     if summary.get("template") == CHAT:  # chosen by the silos' rows
         config = with_template(config, CHAT)
+    elif config.head.writes and config.head.template is None:  # of a run before the model's own was the default
+        config = with_template(config, PLAIN)
     changes: dict[str, Any] = {"device": device}
     if config.backbone.device_map is not None:
         device_map = "auto" if device == "auto" else None

@@ -21,7 +21,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import transformers_messages_kept
 from silotune.runs.build.builder import build, run_warnings
 from silotune.runs.build.model import BackboneRequirements
-from silotune.runs.build.resolve import read_config
+from silotune.runs.build.resolve import chosen_defaults, read_config
 from silotune.runs.build.start import keep_start
 from silotune.runs.callbacks import Callback
 from silotune.runs.callbacks.base import EventFeed
@@ -68,7 +68,8 @@ def run(
         progress: True: shows a bar in a notebook, lines on stderr elsewhere; None: the bar only; False: nothing; or
             what is called before every piece of work with (round, description, silos done, silos).
         backbone: one already loaded, to run several configurations over it; or the configuration's key.
-        announce: called with each line about the run's privacy guarantee, before the first round.
+        announce: called before the first round, with a line for each key of the head that followed from the model, and
+            those of the privacy guarantee.
         warn: called with each warning: about the rows and the head before the first round, about refused updates after
             the last. None: where progress is shown, they are printed on stderr.
         workers: number of processes that train silos, or `Workers` on a Ray cluster; the bits do not depend on it.
@@ -127,6 +128,7 @@ def _run(
     federation = build(config, backbone, load=partial(BackboneRequirements.load, on_use=not workers.here), look=look)
     if federation.privacy is not None:
         federation.privacy.require_a_round()
+    defaults = chosen_defaults(config, federation.config)
     config = federation.config
     with working_in(path, dump(config), federation.backbone, resume, _may_differ(path, federation)) as folder:
         keep_start(path, federation.context)
@@ -134,8 +136,8 @@ def _run(
         if not workers.here:
             kind = MultiProcessEngine if workers.cluster is None else RayEngine
             engine = kind(federation, folder, progress, workers)
-        if announce is not None and federation.privacy is not None:
-            for line in federation.privacy.lines():
+        if announce is not None:
+            for line in [*defaults, *(federation.privacy.lines() if federation.privacy is not None else ())]:
                 announce(line)
         engine.run()
         if warn is not None and (refusals := refusal_warning(events(path))):

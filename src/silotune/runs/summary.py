@@ -73,7 +73,7 @@ def summarize(engine: Engine) -> dict[str, Any]:
         "average": central["test"] if central else mean_test(silos),
         "averages": averages(silos),
         **average_sampled(silos, central is not None and all_share_one_model(federation.context)),
-        **({"template": CHAT} if head_section(federation) is not federation.config.head else {}),
+        **({"template": CHAT} if head_section(federation).template == CHAT else {}),
         **({"attack": attack} if attack else {}),
         **({"privacy": federation.privacy.summary()} if federation.privacy else {}),
     }
@@ -82,7 +82,7 @@ def summarize(engine: Engine) -> dict[str, Any]:
 def head_section(federation: Federation) -> HeadConfig:
     """Return the section `head` as it took effect: conversations use the chat template by default."""
     head, config = federation.method.setting.head, federation.config.head
-    if config.template is None and isinstance(head, LanguageModelHead) and head.chat:
+    if config.template != CHAT and isinstance(head, LanguageModelHead) and head.chat:
         return config.model_copy(update={"template": CHAT})
     return config
 

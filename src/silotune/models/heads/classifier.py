@@ -11,7 +11,9 @@ from typing_extensions import override
 
 from silotune.core.tensors import Tensors
 from silotune.data.tasks import Task, TaskKind
+from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.traits import is_causal
 from silotune.models.forward.views import View
 from silotune.models.heads.base import Head, Pooling
 from silotune.models.initializers import draw_linear
@@ -20,8 +22,16 @@ if TYPE_CHECKING:
     from silotune.config.head import HeadConfig
 
 
+POOLED: dict[str, str] = {
+    "first": "the text's first token",
+    "mean": "the mean over the text's tokens",
+    "last": "the text's last token",
+}
+"""Pooling → what it reads, in words."""
+
+
 class Classifier(Head):
-    """Classifies by trained layers over one state per row: the first token's, or the mean over all tokens."""
+    """Classifies by trained layers over one state per row: a token's, or the mean over all tokens."""
 
     formula: ClassVar[str]
     """Logits from x, in the words of `head.json`."""
@@ -38,11 +48,20 @@ class Classifier(Head):
     @classmethod
     @override
     def make(cls, config: HeadConfig) -> Self:
-        return cls(config.pooling)
+        return cls("first" if config.pooling == "auto" else config.pooling)  # older model.json leave `first` out
+
+    @override
+    def check(self, backbone: Backbone, tasks: Iterable[Task]) -> None:
+        """Refuse the first token of a causal model, which has seen nothing of the text."""
+        if self.pooling == "first" and is_causal(backbone.base.config):
+            raise InputError(
+                f"head.pooling=first: the first token of {backbone.name!r} has seen no other, as the model is causal; "
+                "allowed: last, mean"
+            )
 
     @override
     def description(self, config: HeadConfig, task: Task) -> dict[str, Any]:
-        x = "mean over the text's tokens" if self.pooling == "mean" else "the text's first token"
+        x = POOLED[self.pooling].removeprefix("the " if self.pooling == "mean" else "")
         return {
             "pooling": self.pooling,
             "computes": f"logits = {self.formula}, where x is the last layer's state: {x}, virtual tokens left out",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
+from silotune.config.head import PLAIN
 from silotune.core.tensors import Tensors
 from silotune.data.batching import Batch
 from silotune.data.chat_template import ChatTemplate
@@ -75,7 +76,7 @@ class LanguageModelHead(Head):
     def make(cls, config: HeadConfig) -> Self:
         if isinstance(config.template, Mapping):
             raise InputError("head.template: head=lm takes one template for all tasks")
-        template = config.template or INSTRUCTION
+        template = INSTRUCTION if config.template in (None, PLAIN) else config.template
         if config.template not in (None, CHAT) and config.chat_keys:
             raise InputError(f"head.{config.chat_keys[0]}: of head.template=chat; leave it out")
         return cls(

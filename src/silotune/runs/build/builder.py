@@ -44,7 +44,7 @@ def build(
         load: loads the backbone if none is given.
         look: called with the silos' rows and the model once all is built; the federation keeps them as token ids only.
     """
-    config = use_this_machine(config)
+    config = use_this_machine(config, backbone)
     absent = load_absent(config) if data is None else []
     rows = load_silos(config) if data is None else data
     method = make_method(with_chat_template(config, rows))

@@ -19,7 +19,13 @@ from silotune.models.backbone.stored_model import ModelClass
 from silotune.models.forward.activation_cache import ActivationCache
 from silotune.models.tuners import TUNERS
 from silotune.runs.build.start import read_start
-from silotune.runs.build.validation import check_backbone, check_kept_optimizers, check_lengths, check_start
+from silotune.runs.build.validation import (
+    check_backbone,
+    check_kept_optimizers,
+    check_lengths,
+    check_representation,
+    check_start,
+)
 from silotune.training.at_once import rows_scored, rows_written, tokens_at_once
 from silotune.training.context import TrainingContext
 
@@ -96,6 +102,7 @@ def build_model(
     context = make_context(config, method, tasks, backbone)
     check_method(method)
     check_start(config, method)
+    check_representation(method, backbone)
     check_kept_optimizers(config, method)
     method.setting.head.check_loss(context.recipe)
     return context

@@ -9,7 +9,7 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from silotune.config import Choice, Config, input_error, load_config
-from silotune.config.head import HeadConfig
+from silotune.config.head import PLAIN
 from silotune.config.keys import Keys
 from silotune.config.trees import merged
 from silotune.data.rows import SiloData
@@ -17,9 +17,12 @@ from silotune.data.templates import CHAT
 from silotune.errors import InputError
 from silotune.methods import METHODS, Method, Setting
 from silotune.methods.parts import Scope
+from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.device import resolve_device, resolve_precision
 from silotune.models.backbone.quantization import resolve_quantization
+from silotune.models.backbone.traits import has_chat_template, pooling_of
 from silotune.models.heads import HEADS
+from silotune.models.heads.classifier import POOLED
 from silotune.models.tuners import TUNERS
 from silotune.runs.build.ranks import with_silo_ranks
 
@@ -74,14 +77,55 @@ def keys_of(source: str | Config) -> str | dict[str, object]:
     return given | {"method": source.method.model_dump()}
 
 
-def on_this_machine(config: Config) -> Config:
-    """Return the configuration with precision, quantization and threads resolved for this machine."""
+def on_this_machine(config: Config, backbone: Backbone | None = None) -> Config:
+    """Return the configuration with what is `auto` resolved, for this machine and for the model.
+
+    Args:
+        config: the run's configuration.
+        backbone: the model, if it is loaded.
+    """
+    config = with_model_defaults(config, backbone)
     threads = config.threads or torch.get_num_threads()
     device = resolve_device(config.device)
     precision = config.precision.model_copy(update={"name": resolve_precision(config.precision.name, device)})
     quantization = resolve_quantization(config.backbone.quantization, device)
-    backbone = config.backbone.model_copy(update={"quantization": quantization})
-    return config.model_copy(update={"backbone": backbone, "precision": precision, "threads": threads})
+    section = config.backbone.model_copy(update={"quantization": quantization})
+    return config.model_copy(update={"backbone": section, "precision": precision, "threads": threads})
+
+
+def with_model_defaults(config: Config, backbone: Backbone | None = None) -> Config:
+    """Return the configuration with the pooling and the template that suit the model, where none is given.
+
+    A model that cannot be read has the usual ones: an error that says why comes when it is loaded.
+    """
+    head, chosen = config.head, {}
+    try:
+        if head.pools and head.pooling == "auto":
+            chosen["pooling"] = "first"
+            chosen["pooling"] = pooling_of(config.backbone, backbone)
+        if head.writes and head.template is None:
+            chosen["template"] = PLAIN
+            chosen["template"] = CHAT if has_chat_template(config.backbone, backbone) else PLAIN
+    except (InputError, OSError, ValueError):
+        pass
+    return config.model_copy(update={"head": head.model_copy(update=chosen)}) if chosen else config
+
+
+def chosen_defaults(given: Config, config: Config) -> list[str]:
+    """Return a line for each key of the head that followed from the model, for people.
+
+    Args:
+        given: the run's configuration as it was given.
+        config: the resolved one.
+    """
+    lines = []
+    if given.head.template is None and config.head.template is not None:
+        plain = "“### Instruction: … ### Response:”, as the tokenizer has no chat template"
+        words = "the model's own chat template" if config.head.template == CHAT else plain
+        lines.append(f"prompts: {words} (head.template={config.head.template})")
+    if given.head.pooling == "auto" != config.head.pooling:
+        lines.append(f"classified by: {POOLED[config.head.pooling]} (head.pooling={config.head.pooling})")
+    return lines
 
 
 def with_threads_for(config: Config, processes: int) -> Config:
@@ -96,17 +140,17 @@ def with_threads_for(config: Config, processes: int) -> Config:
     return config.model_copy(update={"threads": max(1, torch.get_num_threads() // processes)})
 
 
-def use_this_machine(config: Config) -> Config:
+def use_this_machine(config: Config, backbone: Backbone | None = None) -> Config:
     """Set the configured number of threads in this process; return the configuration as `on_this_machine`."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    return on_this_machine(config)
+    return on_this_machine(config, backbone)
 
 
 def with_chat_template(config: Config, data: Iterable[SiloData]) -> Config:
-    """Return the configuration with the chat template as template, if none is given and rows are conversations."""
+    """Return the configuration with the chat template as template, if rows are conversations and no text is given."""
     head = config.head
-    if head.template is not None or head.name not in HeadConfig.owners["chat_kwargs"]:
+    if not head.writes or head.template not in (None, PLAIN):
         return config
     if any(row.turns for silo in data for row in silo.splits.train):
         return with_template(config, CHAT)

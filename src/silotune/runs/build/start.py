@@ -106,7 +106,8 @@ def _check_run(source: Path, config: Config, method: Method, tasks: Collection[T
         ("tuner", tuner.name, config.tuner.name),
         ("head", head.name, config.head.name),
     ]
-    pairs += [(f"head.{key}", getattr(head, key), getattr(config.head, key)) for key in ("name", "pooling")]
+    if config.head.pools:
+        pairs.append(("head.pooling", "first" if head.pooling == "auto" else head.pooling, method.setting.head.pooling))
     pairs += [(f"tuner.{name}", was.get(name), own.get(name)) for name in sorted({*was, *own} - _MAY_CHANGE)]
     if names_with(method.parts(), Scope.FIXED):  # they are drawn from it
         pairs.append(("seed", seed, config.seed))

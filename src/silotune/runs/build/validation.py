@@ -14,6 +14,7 @@ from silotune.errors import InputError, unknown_name_error
 from silotune.methods import Method
 from silotune.methods.parts import Scope, Table, names_with
 from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.traits import is_causal
 from silotune.models.heads import HEADS, Head, LanguageModelHead, LossRecipe
 from silotune.models.tuners import TUNERS, Tuner, tuner_of
 
@@ -187,6 +188,12 @@ def check_start(config: Config, method: Method) -> None:
                 f"start: method {method.name} adds up whole products, and silos of a smaller rank would receive a part "
                 "of the start's; allowed: without tuner.ranks"
             )
+
+
+def check_representation(method: Method, backbone: Backbone) -> None:
+    """Refuse to compare texts by the first token of a causal model, which has seen no other."""
+    if getattr(method.options, "representation", None) == "first" and is_causal(backbone.base.config):
+        raise InputError("method.representation=first: the backbone's first token has seen no other; allowed: mean")
 
 
 def check_kept_optimizers(config: Config, method: Method) -> None:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from silotune.config import Config, differences
+from silotune.config.head import PLAIN
 from silotune.core.clock import utc_now
 from silotune.core.files import make_folder, write_text
 from silotune.core.locking import LOCK_FILE, folder_lock
@@ -190,6 +191,12 @@ def continued(config: Config, path: Path) -> Config:
         return config
     if config.threads is None and isinstance(tree.get("threads"), int):
         config = config.model_copy(update={"threads": tree["threads"]})
+    head = tree.get("head") or {}
+    if config.head.pooling == "auto" and head.get("pooling"):
+        config = config.model_copy(update={"head": config.head.model_copy(update={"pooling": head["pooling"]})})
+    if config.head.writes and config.head.template is None and "template" in head:
+        template = head["template"] or PLAIN
+        config = config.model_copy(update={"head": config.head.model_copy(update={"template": template})})
     chosen = (tree.get("train") or {}).get("tokens_at_once")
     if config.train.tokens_at_once == "auto" and isinstance(chosen, int):
         config = config.model_copy(update={"train": config.train.model_copy(update={"tokens_at_once": chosen})})

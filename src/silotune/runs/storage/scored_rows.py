@@ -18,6 +18,7 @@ from silotune.evaluation.bootstrap import LEVEL, Bootstrap
 from silotune.evaluation.federation_scores import all_share_one_model
 from silotune.evaluation.predict import Measured
 from silotune.evaluation.score_details import score_details
+from silotune.models.heads.lm import prompt_rows
 from silotune.training.federation import Federation
 
 SCORES_FILE = "scores.json"
@@ -58,16 +59,17 @@ def write_test_scores(folder: Path, federation: Federation, tested: Mapping[str,
     if config.evaluation.predictions:
         rows = [(None if one else name, tested[name], test_rows[name]) for name in names]
         with_predictions = [row for row in rows if row[1].logits is not None or row[1].written is not None]
-        write_predictions(folder / PREDICTIONS_FILE, with_predictions)
+        write_predictions(folder / PREDICTIONS_FILE, with_predictions, federation.context.backbone.tokenizer)
     return dict(json.loads(text))
 
 
-def write_predictions(path: Path, predicted: list[tuple[str | None, Measured, TokenizedRows]]) -> None:
-    """Write one line per test row: silo, task, row (its place in the split), label, predicted, probabilities.
+def write_predictions(path: Path, predicted: list[tuple[str | None, Measured, TokenizedRows]], tokenizer: Any) -> None:
+    """Write one line per test row: silo, task, row (its place in the split), prompt, label, predicted, probabilities.
 
-    For generation, `label` is the reference answer and `predicted` the written one; for a regression they are numbers
-    as text, and of several labels JSON lists. `probabilities` are in the order of the task's labels. `silo` is null
-    where one model and one set of rows serve all. Nothing is written if no row has a prediction.
+    For generation, `label` is the reference answer, `predicted` the written one, and `prompt` what the model read; for
+    a regression they are numbers as text, and of several labels JSON lists. `probabilities` are in the order of the
+    task's labels. `silo` is null where one model and one set of rows serve all. Nothing is written if no row has a
+    prediction.
     """
     import pyarrow
 
@@ -78,12 +80,13 @@ def write_predictions(path: Path, predicted: list[tuple[str | None, Measured, To
             "silo": pyarrow.string(),
             "task": pyarrow.string(),
             "row": pyarrow.int32(),
+            "prompt": pyarrow.string(),
             "label": pyarrow.string(),
             "predicted": pyarrow.string(),
             "probabilities": pyarrow.list_(pyarrow.float32()),
         }
     )
-    _write_tables(path, [pyarrow.table(_columns(*one), schema) for one in predicted])
+    _write_tables(path, [pyarrow.table(_columns(*one, tokenizer), schema) for one in predicted])
 
 
 def read_test_scores(folder: Path) -> dict[str, Any] | None:
@@ -136,10 +139,11 @@ def _label_lists(task: Task, marks: Tensor) -> list[str]:
     ]
 
 
-def _columns(silo: str | None, measured: Measured, rows: TokenizedRows) -> dict[str, Any]:
+def _columns(silo: str | None, measured: Measured, rows: TokenizedRows, tokenizer: Any) -> dict[str, Any]:
     """Return the columns of one silo's rows."""
     task, number = rows.task, rows.examples
     probabilities: list[list[float] | None] = [None] * number
+    prompts: list[str | None] = [None] * number
     if measured.logits is not None and task.kind == "regression":
         label, predicted = _numbers(rows.labels), _numbers(measured.logits[:, 0])
     elif measured.logits is not None and task.kind == "multilabel":
@@ -151,10 +155,12 @@ def _columns(silo: str | None, measured: Measured, rows: TokenizedRows) -> dict[
         probabilities = torch.softmax(measured.logits.double(), -1).tolist()
     else:
         label, predicted = list(rows.answers or []), list(measured.written or [])
+        prompts = tokenizer.batch_decode(prompt_rows(rows).ids)
     return {
         "silo": [silo] * number,
         "task": [task.name] * number,
         "row": list(range(number)),
+        "prompt": prompts,
         "label": label,
         "predicted": predicted,
         "probabilities": probabilities,

@@ -1,0 +1,126 @@
+"""Keys of the head that follow from the model: how texts are pooled, and which template asks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from silotune.config.backbone import BackboneConfig
+from silotune.errors import InputError
+from silotune.models.backbone.traits import has_chat_template, pooling_of
+from silotune.runs.build.builder import build
+from silotune.runs.build.resolve import read_config
+from silotune.runs.run import run
+from silotune.runs.run_result import load_run
+from tests.support.chats import chat_model
+from tests.support.language_models import folder_of
+from tests.support.tiny import save_backbone, tiny_overrides
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    parent = tmp_path_factory.mktemp("language-models")
+    return lambda family: chat_model(parent) if family == "chat" else folder_of(family, parent)
+
+
+@pytest.mark.parametrize(
+    ("family", "noted", "pooling"),
+    [
+        ("bert", None, "first"),
+        ("bert", {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "mean"),
+        ("bert", {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, "first"),
+        ("t5", None, "first"),
+        ("gpt2", None, "last"),
+        ("llama", None, "last"),
+    ],
+)
+def test_pooling_is_the_models(family, noted, pooling, folders, tmp_path):
+    folder = save_backbone(family, tmp_path / family) if family == "bert" else folders(family)
+    if noted:
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps(noted))
+    assert pooling_of(BackboneConfig(name=str(folder)), None) == pooling
+
+
+def test_the_default_backbone_is_read_by_the_mean():
+    assert pooling_of(BackboneConfig(name="default"), None) == "mean"
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["method=fedavg", "head.pooling=first"], "head.pooling=first: the first token of .* has seen no other"),
+        (["method=moon", "method.representation=first"], "method.representation=first"),
+    ],
+)
+def test_the_first_token_of_a_causal_model_is_refused(words, refusal, folders, data_folder):
+    given = tiny_overrides(words[0].removeprefix("method="), folders("llama"), data_folder)
+    with pytest.raises(InputError, match=refusal):
+        build(read_config("demo", [*given, *words]))
+
+
+def test_a_causal_classifier_tells_texts_apart(folders, data_folder, tmp_path):
+    words = ["head.pooling=auto", "rounds=1", "train.steps=1", "data.tasks=[alpha]"]
+    finished = run("demo", *tiny_overrides("local", folders("llama"), data_folder), *words, out=tmp_path / "run")
+    assert finished.federation.config.head.pooling == "last"
+    name = next(iter(finished.federation.tasks))
+    texts = ["the garden was warm", "the garden was grim", "the soup"]
+    found = load_run(finished.folder).model(name).predict(texts)
+    assert len({tuple(one.probabilities.values()) for one in found}) == 3
+
+
+@pytest.fixture
+def federation(tmp_path, monkeypatch):
+    rows = [{"instruction": f"say {n}", "output": "warm"} for n in range(12)]
+    (tmp_path / "say.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = {
+        "method": "fedit",
+        "tuner": {"name": "lora", "r": 2},
+        "head": {"name": "lm", "max_new_tokens": 4},
+        "precision": "fp32",
+        "rounds": 1,
+        "train": {"steps": 1, "batch_size": 4, "max_length": 60},
+        "silos": [{"name": name, "path": "say.jsonl"} for name in ("east", "west")],
+    }
+    (tmp_path / "say.yaml").write_text(yaml.safe_dump(keys))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("family", "template"), [("chat", "chat"), ("llama", "plain")])
+def test_a_model_is_asked_by_its_own_template(family, template, folders, federation, silotune):
+    """It is named before the first round, and is in the run's folder."""
+    folder = folders(family)
+    assert has_chat_template(BackboneConfig(name=str(folder)), None) == (template == "chat")
+    outcome = silotune("run", "say.yaml", f"backbone={folder}", "--out", "out", "--quiet")
+    assert outcome.code == 0, outcome.err
+    assert f"(head.template={template})" in outcome.out
+    kept = yaml.safe_load((federation / "out" / "config.yaml").read_text())
+    assert kept["head"]["template"] == template
+    asked = run("say.yaml", f"backbone={folder}", f"head.template={template}", out="named")
+    summary = json.loads((federation / "out" / "summary.json").read_text())
+    assert asked.summary["state_sha256"] == summary["state_sha256"]
+
+
+def test_a_run_from_before_the_models_template_goes_on(folders, federation):
+    """Without a key it meant the plain one, on instruct models too."""
+    words = (f"backbone={folders('chat')}", "head.template=plain")
+    before = run("say.yaml", *words, out="out")
+    file = federation / "out" / "config.yaml"
+    tree = yaml.safe_load(file.read_text())
+    tree["head"]["template"] = None
+    file.write_text(yaml.safe_dump(tree, sort_keys=False))
+    again = run("say.yaml", words[0], "rounds=2", out="out", resume=True)
+    assert again.federation.config.head.template == "plain"
+    straight = run("say.yaml", *words, "rounds=2", out="straight")
+    assert again.summary["state_sha256"] == straight.summary["state_sha256"] != before.summary["state_sha256"]
+
+
+def test_predictions_have_their_prompts(folders, federation):
+    import pyarrow.parquet
+
+    finished = run("say.yaml", f"backbone={folders('llama')}", out="out")
+    rows = pyarrow.parquet.read_table(finished.folder / "predictions.parquet").to_pylist()
+    assert all("### Instruction:\nsay " in row["prompt"] and "warm" not in row["prompt"] for row in rows)
