@@ -45,6 +45,10 @@ def data(
     picture: Annotated[
         Path | None, typer.Option(help="Draw the silos' shares of labels into a PNG or SVG file.", metavar="FILE")
     ] = None,
+    templates: Annotated[
+        bool,
+        typer.Option("--templates", help="Score the chat template and the plain one with the untouched backbone."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show the silos' rows: labels, lengths, duplicates and warnings; with --show the tokens of single rows.
@@ -65,6 +69,9 @@ def data(
     if silo is not None and silo not in silos:
         raise unknown_name_error("silo", silo, silos)
     chosen = [item for name, item in silos.items() if silo in (None, name)]
+    if templates:
+        _compare_templates(config, chosen, as_json)
+        return
     described: dict[str, Any] = {item.name: describe_silo(item) for item in chosen}
     notes = [] if config.partition.name != "none" else silos_warnings(chosen)
     notes += [warning for item in chosen for warning in row_warnings(item, described[item.name])]
@@ -99,6 +106,32 @@ def data(
     for name, rows in shown.items():
         for number, row in enumerate(rows, start=1):
             _print_row(name, number, row)
+
+
+def _compare_templates(config: Config, silos: list[SiloData], as_json: bool) -> None:
+    """Print what each template scores on rows that are not test rows, and which one is better."""
+    from silotune.core.numeric import score_text
+    from silotune.data.metrics import metric_title
+    from silotune.runs.backbone_scores import score_templates
+
+    found = score_templates(config, silos)
+    if as_json:
+        typer.echo(json.dumps({**asdict(found), "split": found.split}, indent=1, ensure_ascii=False))
+        return
+    names = ["chat", "plain"]
+    table = Table(title=f"untouched backbone on {found.split} rows, at most 50 of a silo")
+    for column in ("silo", "metric"):
+        table.add_column(column)
+    for name in names:
+        table.add_column(name, justify="right")
+    for silo in silos:
+        scores = found.silos[silo.name]
+        title = metric_title(silo.task.metric, silo.task.positive)
+        table.add_row(*map(escape, [silo.name, title, *(score_text(scores[name]) for name in names)]))
+    table.add_section()
+    table.add_row("mean", "", *(score_text(found.mean(name)) for name in names))
+    console.print(table)
+    say(f"proposed: head.template={found.proposed} (before training; after it the order may be another)")
 
 
 def _draw_labels(described: dict[str, Any], picture: Path) -> None:

@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from silotune.cli.app import RESULTS, app
-from silotune.cli.console import JsonOption, console, say
-from silotune.cli.export_predict import RunArgument, SiloOption
+from silotune.cli.completion import complete_run
+from silotune.cli.console import JsonOption, Overrides, console, say
 from silotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,8 +21,24 @@ if TYPE_CHECKING:
 
 @app.command(rich_help_panel=RESULTS)
 def evaluate(
-    run: RunArgument,
-    silo: SiloOption,
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="The folder of a finished run; with --data a backbone, as the key backbone.",
+            metavar="RUN_OR_BACKBONE",
+            autocompletion=complete_run,
+        ),
+    ],
+    overrides: Overrides = None,
+    silo: Annotated[str | None, typer.Option(help="The silo whose model is used.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Score the untouched backbone on these test rows: a preset, a YAML file or a file of rows.",
+            metavar="PRESET_OR_FILE",
+        ),
+    ] = None,
+    shots: Annotated[int, typer.Option(min=0, help="Answered rows before each question, with --data.")] = 0,
     file: Annotated[
         Path | None, typer.Option(help="Score on the rows of this file (.csv, .tsv, .jsonl or .parquet).")
     ] = None,
@@ -44,7 +60,19 @@ def evaluate(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Score one silo's model of a finished run on a labeled file, or on tasks of lm-evaluation-harness."""
+    """Score one silo's model of a finished run on a labeled file, or on tasks of lm-evaluation-harness.
+
+    With --data, score a backbone as it is, without any training, on the test rows of a setting or the rows of a file.
+    """
+    if data is not None:
+        if silo is not None or file is not None or lm_eval is not None or predictions is not None:
+            raise InputError("--silo, --file, --lm-eval, --predictions: belong to a run, not to --data")
+        _untouched(str(run), data, [*(overrides or []), f"evaluation.shots={shots}"], text, label, as_json)
+        return
+    if overrides or shots:
+        raise InputError(f"{overrides[0] if overrides else '--shots'}: belongs to --data, not to a finished run")
+    if silo is None:
+        raise InputError("--silo: is missing; allowed: --silo NAME of a run, or --data for an untouched backbone")
     if (file is None) == (lm_eval is None):
         raise InputError("evaluate: give either --file or --lm-eval")
     if file is not None:
@@ -73,6 +101,30 @@ def _on_file(
         console.print(table)
     if predictions is not None:
         say(f"predictions: {predictions}")
+
+
+def _untouched(backbone: str, data: str, words: list[str], text: str | None, label: str | None, as_json: bool) -> None:
+    from silotune.runs.backbone_scores import backbone_setting, evaluate_backbone
+    from silotune.runs.build.resolve import chosen_defaults
+
+    columns = [name.strip() for name in text.split(",")] if text else []
+    given, silos = backbone_setting(backbone, data, words, columns, label or "")
+    config, found = evaluate_backbone(given, silos)
+    if as_json:
+        typer.echo(json.dumps({name: dict(scores) for name, scores in found.items()}, indent=1, ensure_ascii=False))
+        return
+    for line in chosen_defaults(given, config):
+        say(line)
+    shots = config.evaluation.shots
+    table = Table(title=escape(f"{backbone} untouched{f', after {shots} rows' if shots else ''}"))
+    for column in ("silo", "metric"):
+        table.add_column(column)
+    for column in ("score", "95 % interval", "rows"):
+        table.add_column(column, justify="right")
+    for name, scores in found.items():
+        number = [*scores["metrics"]].index(scores["metric"])
+        table.add_row(*map(escape, [name, *scores.metric_rows()[number], f"{scores['rows']:,}"]))
+    console.print(table)
 
 
 def _tables(scores: Evaluation) -> list[Table]:

@@ -274,6 +274,7 @@ class EvaluationKeys(TypedDict, total=False):
     rows_at_once: int | Literal["auto"]
     bootstrap: int
     baselines: bool
+    shots: int
     predictions: bool
 
 

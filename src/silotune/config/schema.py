@@ -40,7 +40,7 @@ class Config(Section):
     )
     tuner: Choice = Field(Choice(name="bottleneck"), description="the PEFT technique of the method's adapters.")
     head: HeadConfig = HeadConfig()
-    rounds: int = Field(10, ge=1, description="rounds of the federation.")
+    rounds: int = Field(10, ge=0, description="rounds of the federation; 0 scores the untouched backbone.")
     seed: int = Field(1, ge=0, lt=2**31, description="the seed from which all random numbers are derived.")
     threads: int | None = Field(
         None,

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,15 @@ def baselines(silos: Sequence[SiloData], central: bool) -> dict[str, Any]:
         return {"silos": {}, "global": None}
     scored = {silo.name: baseline_scores(silo.task, silo.splits.train, silo.splits.test) for silo in silos}
     return {"silos": {name: scores for name, scores in scored.items() if scores}, "global": None}
+
+
+def joined(found: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the baselines of two mappings as `baselines` makes them."""
+    silos = {name: found["silos"].get(name, {}) | scores for name, scores in more["silos"].items()}
+    return {
+        "silos": {**found["silos"], **silos},
+        "global": {**(found["global"] or {}), **(more["global"] or {})} or None,
+    }
 
 
 def baseline_scores(task: Task, train: Sequence[Row], test: Sequence[Row]) -> Scores:

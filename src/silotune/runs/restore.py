@@ -19,6 +19,7 @@ from silotune.data.tasks import Task, read_task
 from silotune.data.templates import CHAT
 from silotune.errors import InputError
 from silotune.evaluation.instance_vectors import READ
+from silotune.evaluation.untouched import without_training
 from silotune.methods import Method
 from silotune.methods.instance_weighting import INSTANCES
 from silotune.methods.parts import Scope, names_with
@@ -78,7 +79,10 @@ def restore(
         best_round = int(summary["best_round"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{path}/summary.json: damaged (no best_round)") from error
-    engine.load(engine.folder.checkpoints.load(best_round))
+    if config.rounds:
+        engine.load(engine.folder.checkpoints.load(best_round))
+    else:
+        without_training(federation)
     if context.prediction.weighting is not None:
         for silo in silos.values():
             _read_vectors(path, silo)

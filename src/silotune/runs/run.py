@@ -16,7 +16,8 @@ from silotune.core.tensors import digest, flatten
 from silotune.core.workers import Workers, end_unguarded_worker
 from silotune.data.rows import SiloData
 from silotune.errors import OR_RESUME, InputError, require_unused
-from silotune.evaluation.baselines import baselines
+from silotune.evaluation.baselines import baselines, joined
+from silotune.evaluation.untouched import untouched_baselines, without_training
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import transformers_messages_kept
 from silotune.runs.build.builder import build, run_warnings
@@ -126,14 +127,16 @@ def _run(
             kept.extend(silos)
 
     federation = build(config, backbone, load=partial(BackboneRequirements.load, on_use=not workers.here), look=look)
-    if federation.privacy is not None:
+    if not config.rounds:
+        without_training(federation)
+    elif federation.privacy is not None:
         federation.privacy.require_a_round()
     defaults = chosen_defaults(config, federation.config)
     config = federation.config
     with working_in(path, dump(config), federation.backbone, resume, _may_differ(path, federation)) as folder:
         keep_start(path, federation.context)
         engine: Engine = InProcessEngine(federation, folder, progress)
-        if not workers.here:
+        if not workers.here and config.rounds:
             kind = MultiProcessEngine if workers.cluster is None else RayEngine
             engine = kind(federation, folder, progress, workers)
         if announce is not None:
@@ -143,10 +146,13 @@ def _run(
         if warn is not None and (refusals := refusal_warning(events(path))):
             warn(refusals)
         shared, whole = digest(flatten(federation.coordinator.shared)), state_digest(federation)
-        best = engine.load_best()
+        best = engine.load_best() if config.rounds else 0
         summary = summarize(engine) | {"best_round": best, "shared_sha256": shared, "state_sha256": whole}
         if kept:  # after training: importing scikit-learn takes longer than a short round
-            summary["baselines"] = baselines(kept, config.partition.name != "none")
+            central = config.partition.name != "none"
+            summary["baselines"] = baselines(kept, central)
+            if config.rounds:  # without rounds the run itself is that
+                summary["baselines"] = joined(summary["baselines"], untouched_baselines(federation, kept, central))
         summary["intervals"] = intervals(write_test_scores(path, federation, engine.tested))
         write_models(path, federation, summary)
         write_text(path / "summary.json", json.dumps(summary, indent=1) + "\n")

@@ -11,6 +11,7 @@ from silotune.core.numeric import mean_ignoring_none, score_text
 from silotune.data.metrics import metric_title
 from silotune.data.tasks import METRICS_OF
 from silotune.evaluation.baselines import BAG_OF_WORDS, MAJORITY, MEAN
+from silotune.evaluation.untouched import SHOWN, UNTOUCHED
 from silotune.runs.summary import averages
 
 ALL_METRICS = {metric for metrics in METRICS_OF.values() for metric in metrics}
@@ -18,8 +19,17 @@ ALL_METRICS = {metric for metrics in METRICS_OF.values() for metric in metrics}
 AVERAGE = "average"
 """The column of the mean over silos. Where silos of a run have unlike metrics there is one for each: `average f1`."""
 
-TITLES = {MAJORITY: "most frequent label", MEAN: "mean number", BAG_OF_WORDS: "bag of words"}
+TITLES = {
+    MAJORITY: "most frequent label",
+    MEAN: "mean number",
+    BAG_OF_WORDS: "bag of words",
+    UNTOUCHED: "untouched backbone",
+    SHOWN: "untouched, after rows",
+}
 """Baseline → its title in tables."""
+
+WHERE_FOUND = (MEAN, UNTOUCHED, SHOWN)
+"""Baselines that a table names only where a silo has one."""
 
 
 def score_of(summary: Mapping[str, Any], column: str) -> float | None:

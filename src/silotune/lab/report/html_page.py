@@ -15,11 +15,11 @@ from silotune.lab.report.figures import report_figures
 from silotune.lab.report.frame import MIB, Results
 from silotune.lab.report.significance import NOTE, beaten_by_words, paired_tests
 from silotune.lab.report.tables import (
-    BASELINE_NOTE,
     COST_NOTE,
     INTERVAL_NOTE,
     MOST_SILOS,
     ResultTable,
+    baseline_notes,
     classes_table,
     confusions,
     cost_table,
@@ -98,7 +98,7 @@ def _content(results: Results, specs: Sequence[FigureSpec], title: str) -> dict[
         "facts": _facts(results),
         "warnings": list_caveats(results),
         "scores": scores,
-        "score_notes": [INTERVAL_NOTE, *([BASELINE_NOTE] if len(scores.rows) > len(entries) else [])],
+        "score_notes": [INTERVAL_NOTE, *baseline_notes(results, scores)],
         "tests": _tests(results),
         "test_note": NOTE,
         "silos": results.silos,

@@ -19,11 +19,11 @@ from silotune.lab.report.entries import ReportEntry, silo_names
 from silotune.lab.report.frame import Results, Score
 from silotune.lab.report.significance import NOTE, beaten_by_words, paired_tests
 from silotune.lab.report.tables import (
-    BASELINE_NOTE,
     COST_NOTE,
     ResultTable,
     TableCell,
     any_attacked,
+    baseline_notes,
     cost_shares,
     cost_table,
     score_table,
@@ -119,8 +119,8 @@ def _plain(value: float | None) -> str:
 
 
 def _markdown_page(results: Results, scores: ResultTable, costs: ResultTable) -> str:
-    baselines = [f"{BASELINE_NOTE}\n"] if len(scores.rows) > len(costs.rows) else []
-    parts = [f"{scores.title}\n", as_markdown(scores), *baselines]
+    notes = [f"{note}\n" for note in baseline_notes(results, scores)]
+    parts = [f"{scores.title}\n", as_markdown(scores), *notes]
     parts += [f"{costs.title}\n", as_markdown(costs), f"{COST_NOTE}\n"]
     if tests := paired_tests(results):
         head = ["| best | against | difference (points) | pairs | differ | p (Holm) |", "|---|---|---:|---:|---:|---:|"]

@@ -11,10 +11,10 @@ from typing import Any
 from silotune.core.numeric import score_text
 from silotune.data.metrics import NUMBER_METRICS, lower_is_better, metric_title
 from silotune.errors import InputError
-from silotune.evaluation.baselines import MEAN
+from silotune.evaluation.untouched import UNTOUCHED
 from silotune.lab.report.entries import FinishedRun, ReportEntry
 from silotune.lab.report.frame import MIB, Interval, Results, Score
-from silotune.runs.scores import TITLES, average_text, backbones_text, baseline_of, silo_metric
+from silotune.runs.scores import TITLES, WHERE_FOUND, average_text, backbones_text, baseline_of, silo_metric
 from silotune.runs.storage.scored_rows import read_test_scores
 
 MOST_SILOS = 12
@@ -47,6 +47,8 @@ BASELINE_NOTE = (
     "label (of numbers, their mean), and logistic (of numbers, ridge) regression over the TF-IDF of words and pairs of "
     "words."
 )
+
+_UNTOUCHED_NOTE = " The untouched backbone is the model without any training."
 
 COST_NOTE = (
     "Percentages are of full fine-tuning of the bare model with its head: trained parameters with heads, the adapters "
@@ -132,6 +134,13 @@ def score_table(results: Results) -> ResultTable:
     ranking = "; best and second of each data set" if len(results.parts) > 1 else ""
     backbones = backbones_text(run.summary for run in results.runs)
     return ResultTable(f"{_what(entries)}, {repetitions}; {backbones}{ranking}", header, rows, notes=notes)
+
+
+def baseline_notes(results: Results, scores: ResultTable) -> list[str]:
+    """Return the note about the baselines in a table of scores, if it has some."""
+    labels = [label for label, _ in scores.rows[len(results.entries) :]]
+    untouched = any(label.startswith(TITLES[UNTOUCHED]) for label in labels)
+    return [BASELINE_NOTE + _UNTOUCHED_NOTE * untouched] if labels else []
 
 
 def any_attacked(results: Results) -> bool:
@@ -282,7 +291,8 @@ def rows_table(results: Results) -> ResultTable | None:
         return None
     known = {name: run for run in reversed(results.runs) for name in run.summary["silos"]}
     found = {(name, key): baseline_of(known[name].summary, name, key) for name in results.silos for key in TITLES}
-    baselines = [key for key in TITLES if key != MEAN or any(found[name, key] is not None for name in results.silos)]
+    scored = {key for (_, key), score in found.items() if score is not None}
+    baselines = [key for key in TITLES if key not in WHERE_FOUND or key in scored]
     rows = []
     for name in results.silos:
         run = known[name]

@@ -85,6 +85,9 @@ class Engine(ABC):
 
     def run(self) -> None:
         """Run the remaining rounds, then the method's final phases, which belong to the last round."""
+        if not self.federation.config.rounds:
+            self.history.best_scores = self.validate(0)
+            return
         if self.federation.privacy is not None:
             self.federation.privacy.require_a_round()
         self._restore()
@@ -121,6 +124,8 @@ class Engine(ABC):
     @property
     def participants(self) -> set[str]:
         """The silos that were sampled up to the best round; the others have their initial state."""
+        if not self.federation.config.rounds:
+            return set()
         assert self._best is not None, "no round was run"
         return set(self._best.history["sampled"]) & set(self.federation.silos)  # others have left
 

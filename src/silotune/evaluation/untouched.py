@@ -1,0 +1,160 @@
+"""Score the backbone without any trained part, as it answers by itself or after a few training rows (k-shot)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from silotune.data.chat_template import ChatTemplate
+from silotune.data.generation_tokenizer import GenerationTokenizer
+from silotune.data.rows import ASSISTANT, Row, SiloData, Turn
+from silotune.data.tasks import Task
+from silotune.data.templates import Texts, join_lines
+from silotune.data.tokenized import TokenizedRows
+from silotune.errors import InputError
+from silotune.evaluation.baselines import MOST_SILOS
+from silotune.evaluation.predict import Measured, measure
+from silotune.methods.base import PredictionMix
+from silotune.methods.parts import HEAD, Part, Scope
+from silotune.models.heads import LanguageModelHead
+from silotune.models.heads.base import TokenizeRows
+from silotune.models.heads.lm import prompt_rows
+from silotune.training.federation import Federation
+from silotune.training.prediction import PredictionContext
+
+UNTOUCHED, SHOWN = "untouched", "shown"
+"""Keys of the baselines: the backbone as it is, and after `evaluation.shots` rows."""
+
+_known: dict[bytes, float | None] = {}
+"""Digest of model, head and token ids → score, kept in a process: runs that are compared have the same rows."""
+
+
+def untouched_context(context: PredictionContext) -> PredictionContext:
+    """Return a context that predicts with the backbone alone.
+
+    Args:
+        context: of a run whose head has no tensors.
+    """
+    head = context.head
+    if head.has_tensors:
+        raise InputError(f"the untouched backbone cannot answer: head={head.name} has tensors that are not trained")
+    return PredictionContext(
+        context.backbone,
+        {HEAD: Part(head, Scope.SHARED)},
+        PredictionMix({}),
+        head,
+        method="untouched",
+        max_length=context.max_length,
+        rows_scored=context.rows_scored,
+        rows_written=context.rows_written,
+    )
+
+
+def without_training(federation: Federation) -> None:
+    """Let all silos of a federation answer with the backbone alone, as a run without rounds does."""
+    if federation.context.head.has_tensors:
+        raise InputError(
+            f"rounds=0: scores the untouched backbone, and head={federation.context.head.name} has tensors that no "
+            "round has trained; allowed: head=lm or verbalizer, or rounds"
+        )
+    head = federation.context.prediction.head
+    federation.context.prediction = PredictionMix({}, head)
+
+
+def measure_untouched(
+    context: PredictionContext, rows: TokenizedRows, metric: str | None = None, with_loss: bool = False
+) -> Measured:
+    """Score the backbone without any trained part on rows; arguments as of `measure`."""
+    alone = untouched_context(context)
+    return measure(alone, {name: {} for name in alone.parts}, rows, metric, with_loss)
+
+
+def untouched_baselines(federation: Federation, silos: Sequence[SiloData], central: bool) -> dict[str, Any]:
+    """Score the backbone alone on silos' test rows, in the form of `baselines`.
+
+    Args:
+        federation: a run's, whose `evaluation.shots` says how many training rows go before each question in a second
+            baseline.
+        silos: the silos' rows.
+        central: whether one data set is partitioned; all silos then have the same test rows.
+
+    Returns:
+        As `baselines`; without scores where the head has tensors of its own, or there are more than `MOST_SILOS` silos.
+    """
+    context, shots = federation.context, federation.config.evaluation.shots
+    if context.head.has_tensors or (len(silos) > MOST_SILOS and not central):
+        return {"silos": {}, "global": None}
+    test = {name: rows.test for silo in federation.silos.values() for name, rows in silo.evaluations.items()}
+    found = {}
+    for silo in silos[:1] if central else silos:
+        if not len(test[silo.name]):
+            continue
+        scores = {UNTOUCHED: _score(context, test[silo.name])}
+        if shots:
+            tokenize = with_shots(context, silo.task, silo.splits.train[:shots])
+            scores[SHOWN] = _score(context, tokenize(silo.task, silo.splits.test))
+        found[silo.name] = scores
+    return {"silos": {}, "global": next(iter(found.values()), None)} if central else {"silos": found, "global": None}
+
+
+def _score(context: PredictionContext, rows: TokenizedRows) -> float | None:
+    """Return the score of the backbone alone; a language model's is kept."""
+    backbone, head = context.backbone, context.head
+    if not isinstance(head, LanguageModelHead) or backbone.fingerprint is None:
+        return measure_untouched(context, rows).score
+    about = [backbone.fingerprint, backbone.precision, backbone.quantization, head.name, repr(head.generation)]
+    asked = [rows.task.fields(), prompt_rows(rows).ids, rows.answers, rows.options]
+    key = hashlib.sha256(json.dumps([about, asked]).encode()).digest()
+    if key not in _known:
+        _known[key] = measure_untouched(context, rows).score
+    return _known[key]
+
+
+def with_shots(context: PredictionContext, task: Task, shown: Sequence[Row]) -> TokenizeRows:
+    """Return a function that tokenizes rows with answered ones before each question.
+
+    A chat template gets them as turns before the question, another template as filled texts with empty lines between.
+
+    Args:
+        context: the model, whose head writes answers.
+        task: the rows' task.
+        shown: the answered rows.
+    """
+    tokenize = context.head.row_tokenizer(context.backbone, context.max_length)
+    if not isinstance(tokenize, GenerationTokenizer) or tokenize.pairs:
+        raise InputError(f"evaluation.shots: head={context.head.name} shows no rows; allowed: head=lm, or 0")
+    if not shown:
+        raise InputError("evaluation.shots: there are no training rows to show")
+    template = tokenize.template
+    more = sum(map(len, tokenize(task, shown).ids)) + 2 * len(shown)
+    longer = replace(tokenize, room=tokenize.room + more, max_length=tokenize.max_length + more)
+    most = context.backbone.max_tokens
+    if most is not None and longer.room > most:
+        raise InputError(
+            f"evaluation.shots: {len(shown)} rows take up to {longer.room} tokens with a question, and the backbone "
+            f"reads {most}; give fewer"
+        )
+    if isinstance(template, ChatTemplate):
+        before = [turn for row in shown for turn in (*_turns(row, system=False), (ASSISTANT, row.answer))]
+        return lambda task, rows: longer(task, [_after(before, row) for row in rows])
+    prefix = "".join(f"{template(row.texts)}{row.answer}\n\n" for row in shown)
+
+    def fill(texts: Texts) -> str:
+        return prefix + template(texts)
+
+    return replace(longer, template=fill)
+
+
+def _turns(row: Row, system: bool = True) -> list[Turn]:
+    turns = list(row.turns) or [("user", join_lines(row.texts))]
+    return turns if system or turns[0][0] != "system" else turns[1:]
+
+
+def _after(before: Sequence[Turn], row: Row) -> Row:
+    """Return a row whose conversation has other turns before its own, but behind a system turn."""
+    turns = _turns(row)
+    first = 1 if turns[0][0] == "system" else 0
+    return replace(row, turns=(*turns[:first], *before, *turns[first:]))

@@ -1,0 +1,147 @@
+"""Score a backbone without any training: on a setting's test rows or a file, and each template on validation rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from silotune.config import Config
+from silotune.config.head import PLAIN
+from silotune.core.numeric import mean_ignoring_none
+from silotune.data.loading import load_silos
+from silotune.data.metrics import lower_is_better
+from silotune.data.rows import SiloData, Splits
+from silotune.data.templates import CHAT
+from silotune.errors import InputError
+from silotune.evaluation.bootstrap import LEVEL, Bootstrap
+from silotune.evaluation.score_details import score_details
+from silotune.evaluation.untouched import measure_untouched, with_shots
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.traits import has_chat_template
+from silotune.runs.build.model import build_model
+from silotune.runs.build.resolve import make_method, read_config, use_this_machine, with_chat_template, with_template
+from silotune.runs.build.validation import check_tasks
+from silotune.runs.evaluation import Evaluation
+from silotune.training.context import TrainingContext
+
+_TEMPLATE_ROWS = 50
+"""Rows of a silo on which templates are compared."""
+
+
+def backbone_setting(
+    backbone: str, data: str, overrides: Sequence[str] = (), text: Sequence[str] = (), label: str = ""
+) -> tuple[Config, list[SiloData]]:
+    """Return the configuration and the rows on which a backbone is scored.
+
+    Args:
+        backbone: the key `backbone`.
+        data: a preset, a YAML file, or a file of rows, all of which are test rows then.
+        overrides: `key=value` words.
+        text: the file's text columns; if empty, the usual ones.
+        label: its column of labels or answers; if empty, the usual one.
+    """
+    words = [*overrides, f"backbone={backbone}", "rounds=0"]
+    path = Path(data)
+    if not path.is_file() or path.suffix in (".yaml", ".yml"):
+        if text or label:
+            raise InputError("--text, --label: belong to a file of rows")
+        config = read_config(data, words)
+        return config, load_silos(config)
+    columns = {**({"text": list(text)} if text else {}), **({"label": label} if label else {})}
+    silos: Any = [{"name": "rows", "path": str(path.resolve()), **columns}]
+    for head in ("lm", "verbalizer"):
+        config = read_config("", ["method=local", "tuner=lora", f"head={head}", *words], silos=silos)
+        (silo,) = load_silos(config)
+        if (silo.task.kind == "generation") == (head == "lm"):
+            break
+    splits = silo.splits
+    return config, [SiloData(silo.name, silo.task, Splits(test=[*splits.train, *splits.validation, *splits.test]))]
+
+
+def evaluate_backbone(
+    config: Config, silos: Sequence[SiloData], backbone: Backbone | None = None
+) -> tuple[Config, dict[str, Evaluation]]:
+    """Score a backbone on silos' test rows, without any training.
+
+    With `evaluation.shots`, that many training rows go before each question (of a file without training rows its
+    first ones, which are not scored then).
+
+    Args:
+        config: the setting.
+        silos: the silos' rows.
+        backbone: the model, if it is loaded.
+
+    Returns:
+        The configuration as it took effect, and silo → its scores.
+    """
+    config, context = _context(config, silos, backbone)
+    shots, found = config.evaluation.shots, {}
+    for silo in silos:
+        test, tokenize = silo.splits.test, context.head.row_tokenizer(context.backbone, context.max_length)
+        if shots:
+            shown = silo.splits.train[:shots] or test[:shots]
+            test = test if silo.splits.train else test[shots:]
+            tokenize = with_shots(context, silo.task, shown)
+        rows = tokenize(silo.task, test)
+        measured = measure_untouched(context, rows, with_loss=not shots)
+        details = score_details(measured, rows, Bootstrap(config.evaluation.bootstrap, config.seed, silo.name))
+        found[silo.name] = Evaluation({"silo": silo.name, "file": "", "level": LEVEL, **(details or {})})
+    return config, found
+
+
+@dataclass(frozen=True)
+class TemplateScores:
+    """What each template scores with an untouched backbone.
+
+    Args:
+        silos: silo → template → score.
+        split: the rows that were scored: `validation`, or `training` without those.
+        proposed: the template with the better mean.
+    """
+
+    silos: dict[str, dict[str, float | None]]
+    split: str
+    proposed: str
+
+    def mean(self, template: str) -> float | None:
+        """Return a template's mean over the silos."""
+        return mean_ignoring_none(scores[template] for scores in self.silos.values())
+
+
+def score_templates(config: Config, silos: Sequence[SiloData], backbone: Backbone | None = None) -> TemplateScores:
+    """Score the tokenizer's chat template and the plain one on rows that are not test rows; arguments as above."""
+    if not config.head.writes:
+        raise InputError(f"--templates: head={config.head.name} asks no questions; allowed: head=lm")
+    if any(row.turns for silo in silos for row in silo.splits.train):
+        raise InputError("--templates: rows are conversations, which only the tokenizer's chat template writes")
+    if not has_chat_template(config.backbone, backbone):
+        raise InputError(f"--templates: the tokenizer of {config.backbone.name} has no chat template; plain is all")
+    split = "validation" if all(silo.splits.validation for silo in silos) else "train"
+    found: dict[str, dict[str, float | None]] = {silo.name: {} for silo in silos}
+    for template in (CHAT, PLAIN):
+        _, context = _context(with_template(config, template), silos, backbone)
+        backbone = context.backbone
+        tokenize = context.head.row_tokenizer(backbone, context.max_length)
+        for silo in silos:
+            rows = tokenize(silo.task, getattr(silo.splits, split)[:_TEMPLATE_ROWS])
+            found[silo.name][template] = measure_untouched(context, rows).score
+    means = {name: mean_ignoring_none(scores[name] for scores in found.values()) or 0.0 for name in (CHAT, PLAIN)}
+    better = min if lower_is_better(silos[0].task.metric) else max
+    return TemplateScores(found, "training" if split == "train" else split, better(means, key=means.__getitem__))
+
+
+def _context(config: Config, silos: Sequence[SiloData], backbone: Backbone | None) -> tuple[Config, TrainingContext]:
+    """Build the model of a setting whose rounds do not matter."""
+    config = use_this_machine(config, backbone)
+    method = make_method(with_chat_template(config, silos))
+    if method.setting.head.has_tensors:
+        raise InputError(
+            f"head={config.head.name}: has tensors that are not trained; an untouched backbone answers with head=lm or "
+            "verbalizer"
+        )
+    tasks: Mapping[str, Any] = {silo.name: silo.task for silo in silos}
+    method.setting.head.check_names(tasks.values())
+    check_tasks(config, method, tasks)
+    return config, build_model(config, method, tasks.values(), backbone)
