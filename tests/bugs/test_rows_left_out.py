@@ -37,7 +37,6 @@ def read(record: dict[str, Any], format: Format = "conversations") -> list[Row]:
 @pytest.mark.parametrize(
     ("record", "format", "word"),
     [
-        ({"messages": [ASKED, said(tool_calls=[{"id": "1"}])]}, "conversations", "the key 'tool_calls' of a turn"),
         (
             {"messages": [ASKED, said(function_call={"name": "f"})]},
             "conversations",
@@ -45,7 +44,7 @@ def read(record: dict[str, Any], format: Format = "conversations") -> list[Row]:
         ),
         ({"messages": [ASKED, said(weight=0.5)]}, "conversations", "the key 'weight' of a turn"),
         ({"messages": json.dumps([ASKED, said(reasoning="why")])}, "conversations", "the key 'reasoning' of a turn"),
-        ({"messages": [ASKED, said()], "tools": [{"type": "function"}]}, "conversations", "the column 'tools'"),
+        ({"messages": [ASKED, said()], "images": ["a.png"]}, "conversations", "the column 'images'"),
         ({"chosen": [ASKED, said()], "rejected": [ASKED, said("no", weight=0)]}, "preferences", "the key 'weight'"),
         ({"instruction": "a", "output": "b", "history": [["c", "d"]]}, "instructions", "the column 'history'"),
         ({"instruction": "a", "output": "b", "system": "be kind"}, "instructions", "the column 'system'"),

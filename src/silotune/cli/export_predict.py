@@ -29,8 +29,8 @@ RunArgument = Annotated[
 
 SiloOption = Annotated[str, typer.Option(help="The silo whose model is used.")]
 
-Text = str | tuple[str, str] | list[dict[str, Any]]
-"""A text, a pair, or the turns of a conversation."""
+Text = str | tuple[str, str] | list[dict[str, Any]] | dict[str, Any]
+"""A text, a pair, or the turns of a conversation; `messages` and `tools` together are an object."""
 
 _BATCH_SIZE = 256
 """Texts answered together, so that a pipe receives its answers in portions."""
@@ -245,9 +245,9 @@ def read_lines(lines: Iterable[str], where: str, texts: tuple[int, ...], convers
         yield row_texts[0] if len(row_texts) == 1 else (row_texts[0], row_texts[1])
 
 
-def _turns(line: str) -> list[dict[str, Any]] | None:
-    """Parse a line with a conversation into its turns; None if it holds none."""
-    from silotune.data.generation_rows import CONVERSATIONS, MESSAGES
+def _turns(line: str) -> list[dict[str, Any]] | dict[str, Any] | None:
+    """Parse a line with a conversation into its turns, or with tools as it is; None if it holds none."""
+    from silotune.data.generation_rows import CONVERSATIONS, MESSAGES, TOOLS
 
     if not line.lstrip().startswith("{"):
         return None
@@ -256,7 +256,9 @@ def _turns(line: str) -> list[dict[str, Any]] | None:
     except (ValueError, RecursionError):
         return None
     column = next((column for column in (MESSAGES, CONVERSATIONS) if column in value), None)
-    return None if column is None else value[column]
+    if column is None:
+        return None
+    return {MESSAGES: value[column], TOOLS: value[TOOLS]} if value.get(TOOLS) else value[column]
 
 
 def _json(line: str) -> list[Any] | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from silotune.data.rows import ASSISTANT, Turn
+from silotune.data.rows import ASSISTANT, Turn, message_of
 from silotune.data.templates import Texts, join_lines
 from silotune.errors import InputError, unknown_name_error
 
@@ -58,6 +59,14 @@ class ChatTemplate:
         self._name = wanted
         self._template = _clock() * ("strftime_now" in templates[wanted]) + templates[wanted]
         self._options = dict(options or {})
+        self._with_tools: dict[str, ChatTemplate] = {"": self}
+
+    def with_tools(self, tools: str) -> ChatTemplate:
+        """Return the template with tools in its prompts: JSON of a list, or nothing."""
+        if tools not in self._with_tools:
+            options = self._options | {"tools": json.loads(tools)}
+            self._with_tools[tools] = ChatTemplate(self._tokenizer, self._name, options)
+        return self._with_tools[tools]
 
     def prompt(self, turns: Sequence[Turn]) -> str:
         """Return the text after which the assistant's next turn begins."""
@@ -70,7 +79,9 @@ class ChatTemplate:
     def writes(self, turns: Sequence[Turn]) -> bool:
         """Return whether the prompt has the text of each turn; white space is the template's own affair."""
         prompt = _without_spaces(self.prompt(turns))
-        return all(_without_spaces(content) in prompt for _, content in turns)
+        names = [_called(tool) for tool in self._options.get("tools", ())]
+        texts = [*names, *(text for turn in turns for text in _texts(turn))]
+        return all(any(form in prompt for form in _forms(text)) for text in texts)
 
     def text(self, turns: Sequence[Turn]) -> str:
         """Return the text of a whole conversation."""
@@ -149,7 +160,7 @@ class ChatTemplate:
         spans = spans[-1:] if last_only else spans
         self._check_written(turns, whole, spans)
         if untrained:
-            own = [place - len(turns) for place, (role, _) in enumerate(turns) if role == ASSISTANT]
+            own = [place - len(turns) for place, turn in enumerate(turns) if turn[0] == ASSISTANT]
             if len(spans) > len(own):
                 raise InputError(
                     "head.template: the chat template marks a turn in several pieces, so that turns of weight 0 are "
@@ -160,8 +171,8 @@ class ChatTemplate:
 
     def _added(self, turns: Sequence[Turn], whole: str, last_only: bool) -> list[Span]:
         spans = []
-        for position, (role, _) in enumerate(turns):
-            if role != ASSISTANT or not position or (last_only and position < len(turns) - 1):
+        for position, turn in enumerate(turns):
+            if turn[0] != ASSISTANT or not position or (last_only and position < len(turns) - 1):
                 continue  # a turn that opens the conversation has no prompt that the template could write
             prompt = self.prompt(turns[:position])
             so_far = whole if position == len(turns) - 1 else self.text(turns[: position + 1])
@@ -178,18 +189,17 @@ class ChatTemplate:
 
     def _check_written(self, turns: Sequence[Turn], whole: str, spans: Sequence[Span]) -> None:
         """Refuse a template that drops an answer from the trained text; differences in white space are accepted."""
-        answers = [(number, content) for number, (role, content) in enumerate(turns, start=1) if role == ASSISTANT]
+        answers = [(number, turn) for number, turn in enumerate(turns, start=1) if turn[0] == ASSISTANT]
         written, place = _without_spaces("".join(whole[begin:end] for begin, end in spans)), 0
-        for number, content in answers[-len(spans) :]:
-            answer = _without_spaces(content)
-            found = written.find(answer, place)
-            if found < 0:
+        for number, text in [(number, text) for number, turn in answers[-len(spans) :] for text in _texts(turn)]:
+            form = next((form for form in _forms(text) if form in written[place:]), None)
+            if form is None:
                 raise InputError(
                     f"head.template: the chat template {self._name!r} leaves out the answer in turn {number} of a "
                     "conversation, or a part of it; allowed: a template that writes answers as they are "
                     "(head.chat_template, head.chat_kwargs), or answers without what it leaves out"
                 )
-            place = found + len(answer)
+            place = written.index(form, place) + len(form)
 
     def _render(self, turns: Sequence[Turn], add_generation_prompt: bool = False) -> tuple[str, list[Span]]:
         """Fill the template; returns the text, and the characters that it marks as generated."""
@@ -199,14 +209,14 @@ class ChatTemplate:
         marked = not add_generation_prompt and _GENERATION.search(self._template) is not None
         try:
             rendered: Any = render_jinja_template(
-                conversations=[[{"role": role, "content": content} for role, content in turns]],
+                conversations=[list(map(message_of, turns))],
                 chat_template=self._template,
                 add_generation_prompt=add_generation_prompt,
                 return_assistant_tokens_mask=marked,
                 **{**self._tokenizer.special_tokens_map, **self._options},
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:  # those of what templates do
-            roles = ", ".join(role for role, _ in turns)
+            roles = ", ".join(turn[0] for turn in turns)
             raise InputError(f"head.template: the chat template refuses turns of {roles} ({error})") from error
         return str(rendered[0][0]), list(rendered[1][0]) if marked else []
 
@@ -215,6 +225,23 @@ def _clock() -> str:
     """Return a macro that takes the place of transformers' function `strftime_now` in a template."""
     written = "".join(f"|replace({code!r}, {_DATE.strftime(code)!r})" for code in _DIRECTIVES)
     return "{% macro strftime_now(format) %}{{ format" + written + " }}{% endmacro +%}"
+
+
+def _called(tool: Mapping[str, Any]) -> str:
+    """Return the name of a tool, or of the one that a call names."""
+    return str(tool.get("function", tool).get("name", ""))
+
+
+def _texts(turn: Turn) -> list[str]:
+    """Return what a template should write of a turn: its thoughts, its content, and the names of tools it calls."""
+    said = message_of(turn)
+    texts = [said.get("reasoning_content", ""), said["content"], *map(_called, said.get("tool_calls", ()))]
+    return [text for text in texts if text.strip()]
+
+
+def _forms(text: str) -> list[str]:
+    """Return the ways in which a template may write a text: as it is, or as JSON (Llama 3.1's of tools' answers)."""
+    return [_without_spaces(text), _without_spaces(json.dumps(text, ensure_ascii=False)[1:-1])]
 
 
 def _without_spaces(text: str) -> str:

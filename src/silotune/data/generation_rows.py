@@ -1,6 +1,7 @@
 """Read rows of generation tasks: instructions, prompts, conversations and preference pairs.
 
-Conversations are lists of turns in the shape of OpenAI (`role`, `content`) or ShareGPT (`from`, `value`).
+Conversations are lists of turns in the shape of OpenAI (`role`, `content`) or ShareGPT (`from`, `value`). Turns may
+call tools (`tool_calls`), be a tool's answer, or hold thoughts (`reasoning_content`).
 """
 
 from __future__ import annotations
@@ -26,10 +27,16 @@ PROMPT, CHOSEN, REJECTED = "prompt", "chosen", "rejected"
 _SHAPES = (("role", "content"), ("from", "value"))
 """The keys of a turn: OpenAI's, ShareGPT's."""
 
-_UNREAD = ("tools", "functions", "images", "audios", "videos", "documents", "history", "system")
+TOOLS, TOOL_CALLS, REASONING = "tools", "tool_calls", "reasoning_content"
+
+_KEYS: Mapping[str, tuple[str, ...]] = {ASSISTANT: (REASONING, TOOL_CALLS), "tool": ("name", "tool_call_id")}
+"""Role → the further keys of its turns that chat templates read."""
+
+_UNREAD = (TOOLS, "functions", "images", "audios", "videos", "documents", "history", "system")
 """Columns that change what a row means, and that no prompt has; a conversation's `system` is its first turn."""
 
-_ROLES = {"system": "system", "user": "user", "assistant": ASSISTANT, "human": "user", "gpt": ASSISTANT}
+_ROLES = {role: role for role in ("system", "user", ASSISTANT, "tool")}
+_ROLES |= {"human": "user", "gpt": ASSISTANT, "observation": "tool"}
 """Roles as files name them, and as chat templates do."""
 
 Format = Literal["conversations", "preferences", "instructions", "prompts"]
@@ -65,15 +72,16 @@ def generation_rows(path: Path, records: Sequence[Record], format: Format) -> li
 
 
 def _left_out(record: Record, format: Format) -> tuple[str, ...]:
-    """Name the ignored columns of a row, such as `tools`, and keys of its turns, such as `tool_calls`."""
+    """Name the ignored columns of a row, such as `images`, and keys of its turns, such as `function_call`."""
     talk = format == "conversations"
-    columns = [name for name in _UNREAD if record.get(name) and not (talk and name == "system")]
+    columns = [name for name in _UNREAD if record.get(name) and not (talk and name in ("system", TOOLS))]
     keys = {
         key
         for column in (MESSAGES, CONVERSATIONS, PROMPT, CHOSEN, REJECTED)
         for turn in _listed(record.get(column))
         for key, value in (turn.items() if isinstance(turn, Mapping) else ())
-        if key not in ("role", "content", "from", "value") and value not in (None, "", [], {})
+        if key not in ("role", "content", "from", "value", *_KEYS.get(str(turn.get("role")), ()))
+        if value not in (None, "", [], {})
         if not (talk and key == "weight" and value in (0, 1))
     }
     return (
@@ -114,10 +122,24 @@ def _conversation_rows(path: Path, records: Sequence[Record]) -> list[Row]:
         if record.get("system") and turns[0][0] != "system":
             turns = [("system", read_text(path, number, record, "system")), *turns]
             weights = [None, *weights]
-        before, answer = _with_answer(turns, weights, f"{where}: {column!r}")
+        before, (_, answer, *more) = _with_answer(turns, weights, f"{where}: {column!r}")
         untrained = tuple(n - len(before) - 1 for n in range(len(before)) if weights[n] == 0)
-        rows.append(Row((before[-1][1], ""), 0, answer, turns=before, untrained=untrained))
+        said = more[0] if more else ""
+        if not answer:  # tools are called without a word
+            answer, said = said, json.dumps(json.loads(said) | {"content": ""}, ensure_ascii=False)
+        tools = _read_tools(record.get(TOOLS), f"{where}: {TOOLS!r}")
+        rows.append(Row((before[-1][1], ""), 0, answer, turns=before, untrained=untrained, said=said, tools=tools))
     return rows
+
+
+def _read_tools(value: Any, where: str) -> str:
+    """Return a list of tools, or its JSON, as JSON; nothing for nothing."""
+    if value in (None, "", [], "[]"):
+        return ""
+    tools = _listed(value)
+    if not tools or not all(isinstance(tool, Mapping) for tool in tools):
+        raise InputError(f"{where} is no list of tools such as {{'type': 'function', 'function': …}}")
+    return json.dumps(tools, ensure_ascii=False)
 
 
 def _preference_rows(path: Path, records: Sequence[Record]) -> list[Row]:
@@ -144,11 +166,19 @@ def _preference_rows(path: Path, records: Sequence[Record]) -> list[Row]:
 
 
 def asked_row(turns: Any, where: str) -> Row:
-    """Make the row of a conversation that the assistant is to continue; it has no answer."""
+    """Make the row of a conversation that the assistant is to continue; it has no answer.
+
+    Args:
+        turns: the turns, or an object with `messages` and `tools`.
+        where: source of the turns, for messages.
+    """
+    tools = ""
+    if isinstance(turns, Mapping):
+        tools, turns = _read_tools(turns.get(TOOLS), f"{where}: {TOOLS!r}"), turns.get(MESSAGES)
     checked = tuple(read_turns(turns, where))
-    if checked[-1][0] != "user":
-        raise InputError(f"{where}: the last turn has to be the user's (found {checked[-1][0]})")
-    return Row((checked[-1][1], ""), 0, turns=checked)
+    if checked[-1][0] not in ("user", "tool"):
+        raise InputError(f"{where}: the last turn has to be the user's, or a tool's answer (found {checked[-1][0]})")
+    return Row((checked[-1][1], ""), 0, turns=checked, tools=tools)
 
 
 def _preference_of_turns(path: Path, number: int, record: Record) -> Row:
@@ -158,6 +188,8 @@ def _preference_of_turns(path: Path, number: int, record: Record) -> Row:
         turns = read_turns(record.get(column), f"{where}: {column!r}")
         if turns[-1][0] != ASSISTANT:
             raise InputError(f"{where}: {column!r} has to end with a turn of the assistant (found {turns[-1][0]})")
+        if len(turns[-1]) > 2:
+            raise InputError(f"{where}: {column!r} ends with more than a text ({turns[-1][2][:40]}); allowed: content")
         answers.append((tuple(turns[:-1]), turns[-1][1]))
     (before, chosen), (other, rejected) = answers
     if before != other:
@@ -182,7 +214,7 @@ def read_turns(value: Any, where: str) -> list[Turn]:
     if not value:
         raise InputError(f"{where} is no list of turns such as {{'role': 'user', 'content': …}}")
     turns = [_turn(turn, f"{where}: turn {number}") for number, turn in enumerate(value, start=1)]
-    late = next((number for number, (role, _) in enumerate(turns, start=1) if role == "system" and number > 1), None)
+    late = next((number for number, turn in enumerate(turns, start=1) if turn[0] == "system" and number > 1), None)
     if late is not None:
         raise InputError(f"{where}: turn {late}: a system turn has to be the first")
     return turns
@@ -199,6 +231,8 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _turn(turn: Any, where: str) -> Turn:
+    if isinstance(turn, Mapping) and turn.get(TOOL_CALLS) and turn.get("content") is None:
+        turn = {**turn, "content": ""}
     shape = next((keys for keys in _SHAPES if isinstance(turn, Mapping) and {*keys} <= {*turn}), None)
     if shape is None:
         keys = ", ".join(map(str, turn)) if isinstance(turn, Mapping) else type(turn).__name__
@@ -212,21 +246,45 @@ def _turn(turn: Any, where: str) -> Turn:
         content = "".join(texts) if len(texts) == len(content) else content
     if not isinstance(content, str):
         raise InputError(f"{where}: {shape[1]!r} is not text but {type(content).__name__}")
-    if fault := text_fault(content):
-        raise InputError(f"{where}: {shape[1]!r} {fault}")
-    return _ROLES[role], content
+    role = _ROLES[role]
+    more = {key: turn[key] for key in _KEYS.get(role, ()) if turn.get(key)}
+    if TOOL_CALLS in more:
+        more[TOOL_CALLS] = [_call(call, f"{where}: {TOOL_CALLS!r}") for call in _listed(more[TOOL_CALLS]) or [None]]
+    if not all(isinstance(value, str) for key, value in more.items() if key != TOOL_CALLS):
+        raise InputError(f"{where}: {', '.join(more)}: not text")
+    written = json.dumps(more, ensure_ascii=False) if more else ""
+    may_be_empty = role == "tool" or TOOL_CALLS in more
+    for key, text in ((shape[1], "-" if may_be_empty and not content.strip() else content), *more.items()):
+        if fault := text_fault(text if key != TOOL_CALLS else written):
+            raise InputError(f"{where}: {key!r} {fault}")
+    return (role, content, written) if written else (role, content)
 
 
-def _with_answer(turns: Sequence[Turn], weights: Sequence[Any], where: str) -> tuple[tuple[Turn, ...], str]:
-    """Split turns into those before the assistant's last one whose weight is not 0, and its content."""
-    own = [position for position, (role, _) in enumerate(turns) if role == ASSISTANT]
+def _call(call: Any, where: str) -> dict[str, Any]:
+    """Return a call of a tool with its arguments as an object, which every template takes; OpenAI's are JSON."""
+    inner = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
+        raise InputError(f"{where} is no list of calls such as {{'function': {{'name': …, 'arguments': …}}}}")
+    arguments = inner.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{where}: the arguments of {inner['name']!r} are no JSON") from error
+    named = {**inner, "arguments": arguments}
+    return {**call, "function": named} if "function" in call else named
+
+
+def _with_answer(turns: Sequence[Turn], weights: Sequence[Any], where: str) -> tuple[tuple[Turn, ...], Turn]:
+    """Split turns into those before the assistant's last one whose weight is not 0, and that one."""
+    own = [position for position, turn in enumerate(turns) if turn[0] == ASSISTANT]
     last = max((position for position in own if weights[position] != 0), default=None)
     if last is None:
         what = "no turn of the assistant" if not own else "weight 0 in all turns of the assistant"
         raise InputError(f"{where} has {what}, so there is nothing to train on")
-    if not any(role == "user" for role, _ in turns[:last]):
+    if not any(turn[0] == "user" for turn in turns[:last]):
         raise InputError(f"{where} has no turn of the user before the assistant's last one")
-    return tuple(turns[:last]), turns[last][1]
+    return tuple(turns[:last]), turns[last]
 
 
 _READERS: Mapping[Format, Callable[[Path, Sequence[Record]], list[Row]]] = {

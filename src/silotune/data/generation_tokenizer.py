@@ -12,7 +12,7 @@ import torch
 
 from silotune.data.chat_template import ChatTemplate, Span
 from silotune.data.generation_rows import lists_options
-from silotune.data.rows import ASSISTANT, Row, Turn
+from silotune.data.rows import Row, Turn
 from silotune.data.tasks import Task
 from silotune.data.templates import CHAT, FillTemplate, encode_fitting
 from silotune.data.tokenized import TokenizedRows
@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Sequence:
-    """One row: token ids, positions that predict targets, the targets, and the number of tokens before the answer."""
+    """One row: token ids, positions that predict targets, the targets, tokens before the answer, and the answer.
+
+    The answer is the row's own, or where it calls tools or thinks, as the template writes it.
+    """
 
     ids: list[int]
     reads: list[int]
     targets: list[int]
     prompt: int
+    answer: str
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class GenerationTokenizer:
             labels,
             reads=[sequence.reads for sequence in sequences],
             targets=[sequence.targets for sequence in sequences],
-            answers=answers,
+            answers=[sequence.answer for sequence in sequences],
             prompts=[sequence.prompt for sequence in sequences],
             options=options,
             pairs=pairs,
@@ -123,11 +127,11 @@ class GenerationTokenizer:
         if not rows:
             return []
         sequences = []
-        for prompt, answer in zip(*self._prompts_and_answers(rows), strict=True):
+        for row, prompt, answer in zip(rows, *self._prompts_and_answers(rows), strict=True):
             prompt = prompt[:-1] if prompt[-1] == self._eos else prompt
             response = [*answer, self.end][: self.max_length - len(prompt)]
             reads = list(range(len(prompt) - 1, len(prompt) + len(response) - 1))
-            sequences.append(_Sequence([*prompt, *response], reads, response, len(prompt)))
+            sequences.append(_Sequence([*prompt, *response], reads, response, len(prompt), row.answer))
         return sequences
 
     def _numbered(self, task: Task, place: int, row: Row) -> _Sequence:
@@ -147,18 +151,23 @@ class GenerationTokenizer:
         template = self.template
         if not isinstance(template, ChatTemplate):
             raise InputError(f"head.template: the rows of task {task.name!r} are conversations; allowed: {CHAT}")
+        template = template.with_tools(row.tools)
         turns = self._fitting(template, list(row.turns))
         if not row.answer:  # only to be answered
             prompt = self._encode(template.prompt(turns))[0]
-            return _Sequence([*prompt, self.end], [len(prompt) - 1], [self.end], len(prompt))
-        text, spans, begin = template.answers([*turns, (ASSISTANT, row.answer)], self.last_only, row.untrained)
+            return _Sequence([*prompt, self.end], [len(prompt) - 1], [self.end], len(prompt), "")
+        text, spans, begin = template.answers([*turns, row.conversation[-1]], self.last_only, row.untrained)
         ids, offsets, before = self._tokens(text, sorted({begin, *(span[0] for span in spans)}), begin)
         trained = [place for place, (at, _) in enumerate(offsets) if any(first <= at < end for first, end in spans)]
         if not template.turn_end[0]:
             ids, trained = [*ids, self._eos], [*trained, len(ids)]
         trained = [place for place in trained if 0 < place < self.max_length]
         return _Sequence(
-            ids[: self.max_length], [place - 1 for place in trained], [ids[place] for place in trained], before
+            ids[: self.max_length],
+            [place - 1 for place in trained],
+            [ids[place] for place in trained],
+            before,
+            str(cast(Any, self.tokenizer).decode(ids[before:], skip_special_tokens=True)) if row.said else row.answer,
         )
 
     def _encode(self, text: str) -> tuple[list[int], list[Span]]:
@@ -200,15 +209,20 @@ class GenerationTokenizer:
         """Shorten the turns before the last answer until their prompt has at most `room` tokens."""
         while len(self._encode(template.prompt(turns))[0]) > self.room:
             first = 1 if turns[0][0] == "system" else 0
-            users = [place for place, (role, _) in enumerate(turns) if role == "user" and place > first]
+            users = [place for place, turn in enumerate(turns) if turn[0] == "user" and place > first]
             if not users:
-                roles = [role for role, _ in turns]
+                whole = tuple(turns)
 
-                def fill(texts: tuple[str, ...], roles: Sequence[str] = tuple(roles)) -> str:
-                    return template.prompt(list(zip(roles, texts, strict=True)))
+                def fill(texts: tuple[str, ...], whole: tuple[Turn, ...] = whole) -> str:
+                    return template.prompt(_with_contents(whole, texts))
 
-                contents = tuple(content for _, content in turns)
+                contents = tuple(turn[1] for turn in turns)
                 (encoded,) = encode_fitting(self.tokenizer, fill, [contents], self.room, special_tokens=False)
-                return list(zip(roles, encoded.texts, strict=True))
+                return _with_contents(whole, encoded.texts)
             turns = [*turns[:first], *turns[users[0] :]]
         return turns
+
+
+def _with_contents(turns: Sequence[Turn], contents: Sequence[str]) -> list[Turn]:
+    """Return the turns with other contents."""
+    return [(turn[0], content, *turn[2:]) for turn, content in zip(turns, contents, strict=True)]

@@ -164,10 +164,10 @@ def token_warnings(silo: SiloData, tokenizer: Any, tokenize: Callable[[Task, lis
         warnings.append(f"{name}: rows begin with two begin tokens, {begin!r}; leave it out of head.template")
     template = getattr(tokenize, "template", None)
     if isinstance(template, ChatTemplate):
-        unread = sum(not template.writes(row.turns) for row in rows if row.turns)
+        unread = sum(not template.with_tools(row.tools).writes(row.turns) for row in rows if row.turns)
         if unread:
             warnings.append(
-                f"{name}: in {unread} of {len(rows)} rows the chat template leaves out a turn, or a part of it"
+                f"{name}: in {unread} of {len(rows)} rows the chat template leaves out a turn, a tool or a part of it"
             )
     return warnings
 
@@ -231,8 +231,8 @@ def text_key(row: Row) -> tuple[str, ...]:
 
 
 def _texts(row: Row) -> list[str]:
-    """Return the texts of a row; of a conversation its turns."""
-    return [content for _, content in row.turns] or list(row.texts)
+    """Return the texts of a row; of a conversation its turns, each with its further keys."""
+    return ["".join(turn[1:]) for turn in row.turns] or list(row.texts)
 
 
 def _label_counts(silo: SiloData, rows: Sequence[Row]) -> dict[str, int]:

@@ -21,6 +21,9 @@ _TASK = "task.json"
 
 _SPLITS = ("train", "validation", "test")
 
+_NAMED = ("unit", "said", "tools")
+"""Fields of a row that are written by name."""
+
 
 def write_rows(folder: Path, data: SiloData) -> None:
     """Write a silo's rows; only the owner of the folder may read them."""
@@ -48,11 +51,12 @@ def read_rows(folder: Path, silo: str) -> SiloData:
 def _fields(row: Row) -> list[Any]:
     """Return a row as a JSON list: texts; label, number or labels; answer; more fields for conversations and pairs.
 
-    The unit of the row, if any, is an object at the end.
+    The unit of the row, its tools and the answer's further keys, if any, are an object at the end.
     """
     more: list[Any] = [[list(turn) for turn in row.turns], row.rejected] if row.turns or row.rejected else []
     more += [list(row.untrained)] if row.untrained else []
-    return [list(row.texts), row.known, row.answer, *more, *([{"unit": row.unit}] if row.unit else [])]
+    named = {name: getattr(row, name) for name in _NAMED if getattr(row, name)}
+    return [list(row.texts), row.known, row.answer, *more, *([named] if named else [])]
 
 
 def _read(path: Path, task: Task) -> list[Row]:
@@ -61,15 +65,15 @@ def _read(path: Path, task: Task) -> list[Row]:
     for number, line in enumerate(lines, start=1):
         if line:
             texts, known, answer, *more = json.loads(line)
-            unit = str(more.pop()["unit"]) if more and isinstance(more[-1], dict) else ""
+            named = more.pop() if more and isinstance(more[-1], dict) else {}
             turns, rejected, *untrained = more or ([], "")
             if not isinstance(texts, list) or not 1 <= len(texts) <= 2 or not _are_texts([*texts, answer, rejected]):
                 raise ValueError(f"{path.name}: line {number}: not the texts of a row")
             label, target = _known(task, known, f"{path.name}: line {number}")
-            if not all(isinstance(turn, list) and len(turn) == 2 and _are_texts(turn) for turn in turns):
+            if not all(isinstance(turn, list) and len(turn) in (2, 3) and _are_texts(turn) for turn in turns):
                 raise ValueError(f"{path.name}: line {number}: not the turns of a conversation")
-            conversation = tuple((role, content) for role, content in turns)
-            row = Row(tuple(texts), label, answer, turns=conversation, rejected=rejected, target=target, unit=unit)
+            row = Row(tuple(texts), label, answer, turns=tuple(map(tuple, turns)), rejected=rejected, target=target)
+            row = replace(row, **{name: str(named[name]) for name in _NAMED if name in named})
             rows.append(replace(row, untrained=tuple(map(int, untrained[0]))) if untrained else row)
     return rows
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from typing import Any
 
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 
-Turn = tuple[str, str]
-"""A turn of a conversation: its role (system, user or assistant) and its content."""
+Turn = tuple[str, ...]
+"""A turn of a conversation: its role (system, user, assistant or tool), its content, and its further keys as JSON if it
+has any that chat templates read, such as `tool_calls`."""
 
 ASSISTANT = "assistant"
+
+
+def message_of(turn: Turn) -> dict[str, Any]:
+    """Return a turn as chat templates read it."""
+    role, content, *more = turn
+    return {"role": role, "content": content, **(json.loads(more[0]) if more else {})}
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,8 @@ class Row:
         target: the number of a regression, or the ascending indices of the labels of a row with several.
         untrained: the assistant's turns that are only read (`weight: 0`), counted from the end, where the answer is −1.
         unit: value of the column `privacy.unit`: whose row it is, if noise protects more than single rows.
+        said: the further keys of the answer's turn, as JSON; empty: it has none.
+        tools: the tools that the assistant may call, as JSON; empty: there are none.
         remarks: what of the file's row was read otherwise than it stands there, or left out; for warnings.
     """
 
@@ -40,7 +51,14 @@ class Row:
     target: float | tuple[int, ...] | None = None
     untrained: tuple[int, ...] = ()
     unit: str = ""
+    said: str = ""
+    tools: str = ""
     remarks: tuple[str, ...] = ()
+
+    @property
+    def conversation(self) -> tuple[Turn, ...]:
+        """The turns with the answer's."""
+        return (*self.turns, (ASSISTANT, self.answer, self.said) if self.said else (ASSISTANT, self.answer))
 
     @property
     def known(self) -> int | float | tuple[int, ...]:

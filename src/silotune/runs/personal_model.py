@@ -29,8 +29,8 @@ from silotune.models.tuners.token_weight import TokenWeight
 from silotune.runs.model_file import MODEL_FILE, damage_named, model_folder, read_model_file, read_state
 from silotune.training.prediction import PredictionContext
 
-Text = str | tuple[str, str] | list[dict[str, Any]]
-"""A text, a pair of texts, or a conversation as a list of turns."""
+Text = str | tuple[str, str] | list[dict[str, Any]] | dict[str, Any]
+"""A text, a pair of texts, or a conversation as a list of turns, or as an object with `messages` and `tools`."""
 
 
 @dataclass(frozen=True)

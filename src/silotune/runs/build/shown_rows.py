@@ -69,7 +69,8 @@ def show_rows(tokenizer: Any, tokenize: TokenizeRows, silo: SiloData, number: in
     tokenized = tokenize(silo.task, rows)
     shown = []
     for place, row in enumerate(rows):
-        texts = [f"{role}: {content}" for role, content in row.turns] or [text for text in row.texts if text]
+        texts = [": ".join(filter(None, turn)) for turn in row.turns] or [text for text in row.texts if text]
+        texts = [*([f"tools: {row.tools}"] if row.tools else []), *texts]
         shown.append(ShownRow(texts, known_text(silo.task, row), _tokens(tokenizer, tokenized, place)))
     return shown
 
@@ -135,7 +136,7 @@ def _lengths(tokenizer: Any, rows: Sequence[Row]) -> list[int]:
     if not rows[0].turns and not rows[0].answer:
         columns = [list(texts) for texts in zip(*(row.texts for row in rows), strict=True)]
         return [len(ids) for ids in tokenizer(*columns, truncation=False, verbose=False)["input_ids"]]
-    texts = ["\n".join([content for _, content in row.turns] or row.texts) for row in rows]
+    texts = ["\n".join(["".join(turn[1:]) for turn in row.turns] or row.texts) for row in rows]
     answers = [max(row.answer, row.rejected, key=len) for row in rows]
     prompts = tokenizer(texts, truncation=False, verbose=False)["input_ids"]
     written = tokenizer(answers, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
