@@ -75,7 +75,7 @@ Cutting Knowledge Date: December 2023
 {{ m.content | tojson if m.content is iterable else m.content }}<|im_end|>
 {%- elif 'tool_calls' in m %}<|im_start|>assistant
 
-{% set call = m.tool_calls[0].function %}{"name": "{{ call.name }}", "parameters": {{ call.arguments | tojson }}}<|im_end|>
+{% set f = m.tool_calls[0].function %}{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}<|im_end|>
 {%- else %}<|im_start|>{{ m['role'] }}
 
 {{ m['content'] | trim }}<|im_end|>
