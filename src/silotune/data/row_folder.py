@@ -73,7 +73,8 @@ def _read(path: Path, task: Task) -> list[Row]:
             if not all(isinstance(turn, list) and len(turn) in (2, 3) and _are_texts(turn) for turn in turns):
                 raise ValueError(f"{path.name}: line {number}: not the turns of a conversation")
             row = Row(tuple(texts), label, answer, turns=tuple(map(tuple, turns)), rejected=rejected, target=target)
-            row = replace(row, **{name: str(named[name]) for name in _NAMED if name in named})
+            unit, said, tools = (str(named.get(name, "")) for name in _NAMED)
+            row = replace(row, unit=unit, said=said, tools=tools)
             rows.append(replace(row, untrained=tuple(map(int, untrained[0]))) if untrained else row)
     return rows
 
