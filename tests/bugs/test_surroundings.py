@@ -7,10 +7,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
-from base64 import b64encode
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 
@@ -29,8 +25,7 @@ from silotune.distributed.local.run_local import run_local
 from silotune.distributed.silo.worker import serve
 from silotune.errors import InputError, SilotuneError
 from silotune.lab.compare import compare
-
-PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+from tests.support.proxies import PROXIES, proxy_to
 
 
 @pytest.fixture
@@ -52,42 +47,6 @@ def test_flowers_processes_reach_this_machine_without_a_proxy(without_proxy, tmp
     made = flower_environment(tmp_path)
     assert made["no_proxy"] == made["NO_PROXY"] == f"{kept}127.0.0.1,localhost,::1"
     assert made["http_proxy"] == "http://127.0.0.1:9"
-
-
-class Proxy(BaseHTTPRequestHandler):
-    """An HTTP proxy that lets `me` with the password `secret` through, to one port whatever host is named."""
-
-    asked: list[str]
-    port: int
-
-    def do_CONNECT(self):
-        self.asked.append(self.path)
-        if self.headers["Proxy-Authorization"] != f"Basic {b64encode(b'me:secret').decode()}":
-            self.send_error(407)
-            return
-        self.send_response(200)
-        self.end_headers()
-        with socket.create_connection(("127.0.0.1", self.port)) as there:
-            threading.Thread(target=self.pump, args=(there, self.connection), daemon=True).start()
-            self.pump(self.connection, there)
-
-    def pump(self, source, sink):
-        with suppress(OSError):
-            while data := source.recv(65536):
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_WR)
-
-    def log_message(self, *_args):
-        pass
-
-
-@contextmanager
-def proxy_to(port, asked):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("_Proxy", (Proxy,), {"asked": asked, "port": port}))
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield f"127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
 
 
 def enrolling(folder, host):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unicodedata import is_normalized, normalize
 
 import pyarrow
 import pyarrow.parquet
@@ -16,6 +18,8 @@ from safetensors.numpy import load_file
 
 import silotune as package
 from silotune import read_config
+from silotune.config import dump
+from silotune.data.generation_rows import asked_row, generation_rows
 from silotune.data.loading import load_silos
 from silotune.data.readers import label_names
 from silotune.data.rows import Row
@@ -75,13 +79,44 @@ def rows_of(path: Path) -> tuple[tuple[str, ...], list[Row]]:
     return silo.task.labels, [row for part in vars(silo.splits).values() for row in part]
 
 
+def decomposed(text: str) -> str:
+    return normalize("NFD", text)
+
+
+@pytest.mark.parametrize("form", [str, decomposed])
 @pytest.mark.parametrize(("name", "write"), FILES.items(), ids=FILES)
-def test_every_row_arrives_as_it_was_written(place: Path, name: str, write: Writer) -> None:
-    write(place / name, HEADER, ROWS)
+def test_every_row_arrives_as_it_was_written_but_in_one_form(
+    place: Path, name: str, write: Writer, form: Callable[[str], str]
+) -> None:
+    write(place / name, HEADER, [(form(q), form(r), *others) for q, r, *others in ROWS])
     silo = {"name": "a", "path": name, "text": ["question", "reply"], "label": "verdict"}
     labels, rows = rows_of(federation(place, [silo]))
     assert labels == ("no", "not sure", "yes")
     assert sorted((*row.texts, labels[row.label]) for row in rows) == sorted((q, r, v) for q, r, _, v in ROWS)
+
+
+def test_all_that_a_model_reads_is_in_one_form(place: Path) -> None:
+    word = decomposed("café")
+    turns = [{"role": role, "content": word} for role in ("system", "user", "assistant")]
+    for record, format in (
+        ({"messages": turns}, "conversations"),
+        ({"prompt": turns[:2], "chosen": word, "rejected": "no"}, "preferences"),
+        ({"prompt": "why", "chosen": [turns[2]], "rejected": [{"role": "assistant", "content": "no"}]}, "preferences"),
+        ({"instruction": word, "input": word, "output": word}, "instructions"),
+        ({"prompt": word, "response": word}, "prompts"),
+    ):
+        (row,) = generation_rows(Path("rows.jsonl"), [record], format)
+        said = json.dumps([row.texts, row.turns, row.answer, row.rejected], ensure_ascii=False)
+        assert "café" in said
+        assert is_normalized("NFC", said)
+    assert asked_row(turns[:2], "predict").turns[1] == ("user", "café")
+    assert replace(Row(("a",), 0), unit=word, group=word) == Row(("a",), 0, unit="café", group="café")
+    silo = {"name": "a", "path": "rows.csv", "labels": [word, "b"], "positive": word, "metric": "f1"}
+    head = {"name": "verbalizer", "template": f"{word} {{mask}} {{text}}", "words": {word: [word], "b": ["b"]}}
+    config = read_config(str(federation(place, [silo], head=head)))
+    said = dump(config)
+    assert said.count("café") == 5
+    assert is_normalized("NFC", said)
 
 
 def test_every_format_gives_the_same_splits(place: Path) -> None:

@@ -71,8 +71,6 @@ def warned(data: SiloData) -> str:
 def test_each_fault_is_named() -> None:
     assert "40 of 40 test rows (100 %) are also training rows" in warned(silo(many(60), many(40)))
     assert "4 test rows; one of them is 25.0 points" in warned(silo(many(60), many(4, 100)))
-    decomposed = [*many(59), Row(("cafe\u0301",), 0)]
-    assert "1 rows have characters that are not composed" in warned(silo(decomposed, many(40, 100)))
     alike = Task("t", ("Pos", "pos"))
     assert "labels that look like one: 'Pos', 'pos'" in warned(silo(many(60), many(40, 100), alike))
     numbers = Task("t", tuple(f"{n}.5" for n in range(30)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
@@ -209,7 +210,11 @@ def test_the_operators_commands(asking, tmp_path, silotune, monkeypatch):
         "the coordinator sees each change", "no run was approved before", "alpha: bad, good",
     ):  # fmt: skip
         assert words in shown
+    assert "2 runs wait for approval" in silotune("silo", "approve", "--config", path).err
     assert "is approved" in said("approve", "aaaa")
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))  # to the question about the only one that waits
+    asked = silotune("silo", "approve", "--config", path)
+    assert (asked.code, "rounds: 1 → 2" in asked.out, "is approved" in asked.out) == (1, True, False)
     shown = said("show", "b")
     assert "\x1b" not in shown
     assert r"description: '\x1b[2Jharmless\nrun approved' → 'six small" in " ".join(shown.split())

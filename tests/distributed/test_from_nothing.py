@@ -1,4 +1,4 @@
-"""From nothing to three silos' first round, by the commands of docs/deployment.md: machines with their own /etc, users.
+"""From nothing to an answer at a silo, by the commands of docs/deployment.md: machines with their own /etc, users.
 
 Every party is a network namespace with its own /etc, /var/lib, /run and /srv; nginx stands before the coordinator. What
 systemd would start is read from the installed units and started as their users. Prints the minutes and the commands.
@@ -89,13 +89,13 @@ class Machine:
         path = f"{program}:/usr/sbin:/usr/bin:/sbin:/bin"
         return kept | {"PATH": path, "HF_HUB_OFFLINE": "1", "TEST_MACHINE": self.space, "COLUMNS": "200"}
 
-    def typed(self, line: str, counted: bool = True, code: int = 0) -> str:
-        """Run a command line as root, as `sudo` would."""
+    def typed(self, line: str, counted: bool = True, code: int = 0, answer: str = "") -> str:
+        """Run a command line as root, as `sudo` would; `answer` is typed when it asks."""
         if counted:
             self.typed_commands.append(line)
         line = re.sub(r"^sudo -u (\S+) ", r"runuser -u \1 -- ", line.strip())
         done = subprocess.run(self.inside(["sh", "-c", line.removeprefix("sudo ")]), capture_output=True, text=True,
-                              timeout=LONGEST, env=self.environment())  # fmt: skip
+                              input=answer, timeout=LONGEST, env=self.environment())  # fmt: skip
         assert done.returncode == code, f"{self.name}: {line}\n{done.stdout}{done.stderr}"
         return done.stdout
 
@@ -192,8 +192,7 @@ def test_three_silos_from_nothing(machines, capsys):
     coordinator.systemd("silotune-coordinator")
     coordinator.systemd("silotune-proxy")
     wait(lambda: "SuperLink on" in coordinator.said("silotune-coordinator"), "up", coordinator)
-    for silo in SILOS:
-        coordinator.typed(invitation.replace("north", silo))
+    coordinator.typed(invitation.replace("north south", " ".join(SILOS)))
     # 2. the silos
     (join,) = commands_of("2. A silo")
     for silo in SILOS:
@@ -228,30 +227,43 @@ def test_three_silos_from_nothing(machines, capsys):
         machines[silo].typed("sudo -u silotune-node test -r /srv/silotune/reviews.csv", counted=False, code=1)
         machines[silo].typed("sudo -u silotune-node ls /var/lib/silotune-worker", counted=False, code=2)
     # 3. the run, which the silos' operators approve
-    start, pending, approve, *doctors = commands_of("3. A run")
+    start, approve = commands_of("3. A run")
+    pending = "sudo -u silotune-worker silotune silo pending"
     start = start.replace("[north,south]", "[north,south,east]").replace("run.yaml", "demo rounds=2 train.batches=even")
     begun = subprocess.Popen(
         coordinator.inside(["sh", "-c", re.sub(r"^sudo -u (\S+) ", r"runuser -u \1 -- ", start)]),
         env=coordinator.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     coordinator.typed_commands.append(start)
+    started = time.monotonic()
     for silo in SILOS:
         machine = machines[silo]
         wait(lambda at=machine: "no run" not in at.typed(pending, counted=False), "pending", machine)
-        run = machine.typed(pending, counted=False).split()[0]
-        machine.typed(approve.replace("3f2a", run))
+        assert "leaves in a round" in machine.typed(approve, answer="y\n")
     events = coordinator.root / "lib/silotune/one/events.jsonl"
     wait(lambda: events.exists() and '"event": "round"' in events.read_text(), "round", coordinator)
     first = time.monotonic() - begin
     output, _ = begun.communicate(timeout=LONGEST)
     assert begun.returncode == 0, output
+    run_minutes = (time.monotonic() - started) / 60
+    # 4. the answer
+    predict, report = commands_of("4. The answer at a silo")
+    for silo in SILOS:
+        (folder,) = (machines[silo].root / "lib" / WORKER).glob("*/models")
+        said = json.loads(machines[silo].typed(predict.replace("3f2a…", folder.parent.name).replace("north", silo)))
+        assert said["label"] in ("good", "bad")
+    answered = (time.monotonic() - begin) / 60
+    coordinator.typed(report)
+    assert (coordinator.root / "lib/silotune/report.html").is_file()
     counts = {name: len(machine.typed_commands) for name, machine in machines.items()}
     with capsys.disabled():
         print(
-            f"\nthree silos online after {online / 60:.1f} min, first round after {first / 60:.1f} min; typed: {counts}"
+            f"\nthree silos online after {online / 60:.1f} min, first round after {first / 60:.1f} min, answers after "
+            f"{answered:.1f} min, {answered - run_minutes:.1f} of them beside run and approvals; typed: {counts}"
         )
-    assert all(counts[silo] <= 3 for silo in SILOS)  # installing silotune is the fourth
+    assert set(counts.values()) == {4}  # installing silotune is the fifth
     # the doctors
+    doctors = commands_of("Before and after")
     for machine, line in zip((coordinator, machines["north"], machines["north"]), doctors, strict=True):
         report = json.loads(machine.typed(f"{line} --json", counted=False))
         states = {check["check"]: check["state"] for check in report["checks"]}

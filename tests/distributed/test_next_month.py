@@ -72,7 +72,7 @@ def test_withdrawn_rows(tiny_config, backbone_folder, tmp_path: Path, silotune: 
         "name": "north",
         "folder": "state",
         "data": {"path": str(write(tmp_path / "rows.csv", rows)), "task": "mood"},
-        "share": ["rows"],
+        "share": ["rows", "test"],
         "backbone": str(backbone_folder("bert")),
         "policy": dict(REHEARSAL),
         "socket": "/tmp/unused.sock",
@@ -104,5 +104,10 @@ def test_withdrawn_rows(tiny_config, backbone_folder, tmp_path: Path, silotune: 
     after = json.loads(silotune("silo", "rows", "--config", own, "--withdrawn", gone, "--json").out)["runs"]
     second = next(run for run in after if run["run"] != first["run"])
     assert second["train"] == second["validation"] == second["test"] == 0 < second["before"] <= 20
+
+    write(tmp_path / "rows.csv", rows + [(f"a new garden {number}", str(number % 2)) for number in range(20)])
+    federate(tmp_path / "three", f"start={tmp_path / 'two'}")  # other splits: rows that trained are scored
+    notes = [[event.get("note") for event in logged(tmp_path / out, "silo")] for out in ("one", "two", "three")]
+    assert notes == [[None], [None], [f"scores rows that trained run {second['run']}"]]
     assert all(rows[0][0].encode() not in path.read_bytes() for path in (tmp_path / "state").glob("records.db*"))
     assert check_audit(tmp_path / "state")[1] == []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ import yaml
 
 from silotune.config import Config, dump
 from silotune.core.locking import folder_lock
-from silotune.deploy.queue import RunQueue, Scheduler
+from silotune.deploy.queue import RunQueue
+from silotune.deploy.scheduler import Scheduler
 from silotune.deploy.settings import CoordinatorSettings
 from silotune.distributed.coordinator import dispatcher
 from silotune.distributed.coordinator.coordinate import coordinate
@@ -19,6 +22,7 @@ from silotune.distributed.coordinator.job import Job
 from silotune.distributed.coordinator.plan import run_plan
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.approvals import Approvals
+from silotune.errors import SilotuneError
 from silotune.lab import compare
 from silotune.lab.report.entries import read_entries
 from tests.support.malicious import ALLOWED
@@ -40,9 +44,12 @@ class Federation:
         self.scheduler = Scheduler(CoordinatorSettings(folder=str(self.folder), insecure=True), print, self._submit)
 
     def _submit(self, path: Path) -> str:
-        thread = threading.Thread(target=coordinate, args=(Job.read(path), DirectLink(self.answers), run_plan))
-        self.threads.append(thread)
-        thread.start()
+        def work() -> None:
+            with suppress(SilotuneError):  # the job's status says it
+                coordinate(Job.read(path), DirectLink(self.answers), run_plan)
+
+        self.threads.append(threading.Thread(target=work))
+        self.threads[-1].start()
         return "1"
 
     def work(self, done: threading.Event) -> None:
@@ -105,6 +112,27 @@ def test_a_comparison_and_a_grid_have_the_tables_of_one_process(federation, tmp_
         "transfer", *(tmp_path / "over" / f"{name}-1" for name in ("fedmcp", "fedavg")), "--out", tmp_path / "t"
     )
     assert (failed.code, "whose rows stay there" in failed.err) == (2, True)
+
+
+def test_a_run_that_fails_is_named_beside_the_table_of_the_others(federation, tmp_path, silotune, monkeypatch):
+    monkeypatch.setattr(compare, "write_report", lambda results, path: path)
+    more = (federation.run, "train.optimizer=sgd", "threads=1", "--federation", federation.file)
+    swept = silotune("sweep", *more, "train.lr=1e-3,1e38", "--out", tmp_path / "swept")
+    assert swept.code == 1
+    line = swept.err.splitlines()[-1]
+    assert re.search(
+        rf"1 of 2 runs failed, the others are finished: fedmcp-.*; {tmp_path}/swept/sweep.csv has the", line
+    )
+    _, finished, failed = (tmp_path / "swept" / "sweep.csv").read_text().splitlines()
+    assert re.match(r"fedmcp,1,0.001,\d+\.\d+,,1,yes,fedmcp-", finished)
+    assert re.match(r"fedmcp,2,1e\+38,,,1,,fedmcp-", failed)
+    assert not (tmp_path / "swept" / "best.yaml").exists()
+    variant = ("--variant", "wild: train.lr=1e38")
+    compared = silotune("compare", *more, "methods=fedmcp", *variant, "--out", tmp_path / "compared")
+    assert (compared.code, "fedmcp-wild-1: " in compared.err) == (1, True), compared.err
+    table = (tmp_path / "compared" / "table.csv").read_text()
+    assert "fedmcp" in table
+    assert "wild" not in table
 
 
 def test_what_nobody_knows_beforehand_or_cannot_run_is_refused_before_anything_is_asked(federation, tmp_path, silotune):
@@ -172,3 +200,33 @@ def test_caps_hold_for_the_total_and_every_run_is_checked_before_the_first(attac
     reply = planned(coordinator, *changes)
     assert said in reply.fields["reason"]
     assert coordinator.session.store.last_run() == ("", 0)
+
+
+NOISE_ON_ROWS = ("privacy.unit=row", "privacy.epsilon=4", "rounds=2", "train.steps=2", "train.batch_size=8")
+
+
+def test_noise_is_shown_as_the_ledger_sets_it_aside(attack):
+    policy = {"preset": "private", "train_rows": 0, "train_steps": 0}
+    words = ("fedavg", "tuner.r=1", *NOISE_ON_ROWS)
+    coordinator = attack(words, caps=False, approval="ask", policy=policy, privacy={"epsilon": 5.0}, seeded_noise=False)
+    assert planned(coordinator, *SEEDS).kind == "waiting"
+    store, decisions = coordinator.session.store, Approvals(coordinator.session.store.folder)
+    (waiting,) = decisions.all()
+    (total,) = (line for line in waiting.description if line.startswith("noise on rows of all runs"))
+    noises = [line.strip() for line in waiting.description if "times the bound" in line]
+    assert store.ledger.spent("row") == 0, "nothing is set aside"
+    decisions.decide(waiting.name, "approved")
+    assert planned(coordinator, *SEEDS).kind == "planned"
+    assert f"ε = {store.ledger.spent('row'):.4g} of 5 at" in total
+    reserved = [multiplier for (multiplier,) in store.records.rows("SELECT multiplier FROM row_runs ORDER BY rowid")]
+    assert reserved[0] < reserved[1]
+    assert all(f" {multiplier:.3g} times" in line for multiplier, line in zip(reserved, noises, strict=True))
+
+
+def test_noise_on_updates_is_added_up(attack):
+    coordinator = attack((*ALLOWED, "uplink=clip,laplace"), approval="ask")
+    assert planned(coordinator, *SEEDS).kind == "waiting"
+    (waiting,) = Approvals(coordinator.session.store.folder).all()
+    said = "\n".join(waiting.description)
+    alone = float(re.search(r"ε = (\S+) a round", said)[1])
+    assert f"noise on updates of all runs: ε = {6 * alone:.4g}, plainly added up; over all runs: no limit" in said

@@ -11,7 +11,9 @@ import yaml
 
 from silotune.core.locking import folder_lock, is_locked
 from silotune.deploy import queue as runs
-from silotune.deploy.queue import FAILURES, RunQueue, Scheduler
+from silotune.deploy import scheduler
+from silotune.deploy.queue import RunQueue
+from silotune.deploy.scheduler import FAILURES, Scheduler
 from silotune.deploy.settings import CoordinatorSettings
 from silotune.distributed.coordinator import job
 from silotune.distributed.coordinator.run_status import RunStatus
@@ -138,7 +140,10 @@ def test_a_run_that_waits_for_approval_makes_room_and_is_asked_about_again_betwe
 
 
 def test_a_queue_of_three_runs_whose_second_is_stopped(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "is_locked", lambda folder: folder == Path(party.settings.folder) or is_locked(folder))
+    for module in (runs, scheduler):
+        monkeypatch.setattr(
+            module, "is_locked", lambda folder: folder == Path(party.settings.folder) or is_locked(folder)
+        )
     for name in ("a", "b", "c"):
         party.add(name)
     party.tick()

@@ -56,19 +56,64 @@ def test_a_silo_shares_only_what_it_agreed_to(tiny_config, tmp_path):
             assert said_in(frame.blobs["message"])["rows"] == 1
 
 
-def test_row_counts_leave_without_counts_of_tokens(tiny_config, tmp_path):
-    config, out = tiny_config("fedmcp", "rounds=1", "train.steps=2"), tmp_path / "run"
-    configs = local_configs(config, out, share=["rows"])
+def update_bytes(tensors, said):
+    """The bytes of an update: length and JSON of its header, padded to 8 bytes, and each tensor's float32 in order."""
+    header, start = {"__metadata__": {"silotune": json.dumps(said, sort_keys=True)}}, 0
+    for name, array in tensors.items():
+        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [start, start + 4 * array.size]}
+        start += 4 * array.size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + b"".join(array.tobytes() for array in tensors.values())
+
+
+@pytest.mark.parametrize("share", [[], ["rows"]])
+def test_every_byte_that_leaves_is_one_of_these(tiny_config, tmp_path, share):
+    """Each frame is written down anew from what may leave, and equals what left, byte for byte."""
+    config, out = tiny_config("fedmcp", "rounds=2", "train.steps=2"), tmp_path / "run"
+    silos = {silo.name: silo for silo in load_silos(config)}
+    shapes = run(config, out=tmp_path / "whole").federation.coordinator.expected.shapes
+    worked = {(event["round"], event["silo"]): event for event in logged(tmp_path / "whole", "silo")}
+    configs = local_configs(config, out, share=share)
     link = DirectLink(answering(configs))
     coordinate(job(config, out, configs), link)
-    answers = [frame for _, data in link.came if (frame := decode(data)).kind == "answer"]
-    for frame in answers:
-        assert frame.fields.keys() == {"silo", "round", "state", "metrics", "note"}
-        assert frame.fields["metrics"].keys() <= {"rows", "steps", "skipped_steps"}
-        assert frame.blobs.keys() == {"message"}
-        assert said_in(frame.blobs["message"]).keys() == {"round", "silo", "rows"}
-    assert len(answers) == 3
-    assert not any(b"token" in data for _, data in link.came if decode(data).kind != "hello")
+    kinds = []
+    for (_, asked), (node, data) in zip(link.sent, link.came, strict=True):
+        request, name = decode(asked), [*configs][node]
+        splits, number = silos[name].splits, request.fields.get("round")
+        fields, blobs = {"silo": name}, {}
+        if request.kind == "hello":
+            kind, identity = "hello", request.fields["identity"] | {"shapes": shapes}
+            fields |= {"identity": identity, "task": silos[name].task.fields(), "texts": len(splits.train[0].texts)}
+        elif request.kind == "round":
+            kind, work = "answer", worked[number, name]
+            counts = {"steps": work["steps"], "rows": work["rows"]} if share else {}
+            fields |= {"round": number, "state": f"{number:04d}", "metrics": counts, "note": ""}
+            fields |= {"scores": {}} if request.fields["judge"] else {}
+            tensors = dict(sorted(load_numpy(decode(data).blobs["message"]).items()))
+            assert {part: array.shape for part, array in tensors.items()} == shapes
+            said = {"round": number, "silo": name, "rows": len(splits.train) if share else 1}
+            blobs = {"message": update_bytes(tensors, said)}
+        else:
+            kind = "scores"
+            last = "test" in request.fields["splits"]
+            fields |= {"scores": {"rows": splits.counts()} if share and last else {}}
+        kinds.append(kind)
+        assert data == Frame(kind, fields, blobs).encode()
+    assert {*kinds} == {"hello", "answer", "scores"}
+
+
+@pytest.mark.parametrize(
+    ("share", "told"), [([], ""), (["rows"], ""), (["reasons"], ": they do not suit the run's head or limits")]
+)
+def test_an_error_about_rows_leaves_without_their_numbers(attack, share, told, capsys):
+    coordinator = attack(("fedmcp", "tuner.r=1", "rounds=1"), share=share)
+    coordinator.configure(train__tokens_at_once=3)
+    reply = coordinator.ask("hello")
+    assert reply == Frame(
+        "failed", {"silo": "alpha", "reason": f"silo 'alpha': its rows cannot be used{told} (see the worker's log)"}
+    )
+    assert "tokens" in capsys.readouterr().err
 
 
 def test_silos_are_named_with_commas_as_other_names_are():

@@ -161,7 +161,7 @@ def run_toy(preset: str, rows: list[str], out: Path) -> int:
     comparison.write(out)
     summaries = run_cells(comparison.cells, out)
     assert all((out / name / "summary.json").is_file() for name in summaries)
-    page = write_report(Results(entries_of(comparison, out), comparison.ddof), out / "report.html")
+    page = write_report(Results(entries_of(comparison, out, summaries), comparison.ddof), out / "report.html")
     named = {cell.config.backbone.name for cell in comparison.cells}
     assert all(name in page.read_text(encoding="utf-8") for name in named)
     return len(summaries)

@@ -14,6 +14,7 @@ Runs:
     report_runs: run folders with known numbers, written without a run.
     session_rig: a federation over sessions in this process, without Flower.
     deployed: a federation of processes on 127.0.0.1 with certificates, keys and a proxy.
+    proxies: an HTTP proxy with CONNECT and a password.
     processes: the real command as a process, and the processes that it has started.
     command_line: the command line in this process, and small federations of CSV files.
 

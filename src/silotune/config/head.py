@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from silotune.config.registries import HEADS
 from silotune.config.section import ExtensibleSection, Section, one_of
-from silotune.config.validators import RowsAtOnce, quoted
+from silotune.config.validators import RowsAtOnce, composed, quoted
 
 PLAIN = "plain"
 """The value of `head.template` for the usual template of instructions."""
@@ -74,6 +74,8 @@ class HeadConfig(ExtensibleSection):
     max_new_tokens: int = Field(80, ge=1, le=4096, description="the longest answer (`lm`).")
 
     _known = field_validator("name", mode="before")(one_of(HEADS))
+
+    _composed = field_validator("template", "words", mode="before")(composed)
 
     @field_validator("words", mode="before")
     @classmethod

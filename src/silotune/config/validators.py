@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
+from unicodedata import normalize
 
 from pydantic import AfterValidator, BeforeValidator
 
@@ -153,9 +154,18 @@ def label_names(labels: object) -> object:
 
 
 def label_name(label: object) -> object:
-    """Turn a whole number into a label's name."""
+    """Turn a whole number into a label's name, and compose the characters of text."""
     quoted([label], "the label")
-    return str(label) if isinstance(label, int) else label
+    return str(label) if isinstance(label, int) else composed(label)
+
+
+def composed(value: object) -> object:
+    """Return text in Unicode's form NFC, as rows have it; also the texts of a list or of a dictionary."""
+    if isinstance(value, dict):
+        return {composed(key): composed(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [composed(part) for part in value]
+    return normalize("NFC", value) if isinstance(value, str) else value
 
 
 Labels = Annotated[list[str], BeforeValidator(label_names), AfterValidator(distinct)]

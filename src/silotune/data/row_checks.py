@@ -6,7 +6,6 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
-from unicodedata import is_normalized
 
 from silotune.data.chat_template import ChatTemplate
 from silotune.data.metrics import metric_title
@@ -104,12 +103,6 @@ def row_warnings(silo: SiloData, described: Mapping[str, Any]) -> list[str]:
     remarks = Counter(remark for row in rows for remark in row.remarks)
     warnings = [f"{name}: {number} rows: {remark}" for remark, number in remarks.items()]
     warnings += [f"{name}: labels that look like one: {_quoted(group)}" for group in described["alike"]]
-    composed = sum(not all(is_normalized("NFC", text) for text in _texts(row)) for row in rows)
-    if composed:
-        warnings.append(
-            f"{name}: {composed} rows have characters that are not composed (é as e and an accent): to many tokenizers "
-            "they are others than the composed ones; write all texts in Unicode's form NFC"
-        )
     train_labels = described["label_rows"]["train"]
     if len(train_labels) >= _MANY_LABELS and counts["train"] < _FEW_ROWS_PER_LABEL * len(train_labels):
         warnings.append(

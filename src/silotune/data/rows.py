@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from typing import Any
+from unicodedata import is_normalized, normalize
 
 from silotune.data.tasks import Task
 from silotune.errors import InputError
@@ -14,6 +15,9 @@ Turn = tuple[str, ...]
 has any that chat templates read, such as `tool_calls`."""
 
 ASSISTANT = "assistant"
+
+_WRITTEN = ("answer", "rejected", "group", "unit", "said", "tools")
+"""Fields of a row that are texts, beside `texts` and `turns`."""
 
 
 def message_of(turn: Turn) -> dict[str, Any]:
@@ -54,6 +58,18 @@ class Row:
     said: str = ""
     tools: str = ""
     remarks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Write all texts in Unicode's form NFC, whoever read them: most tokenizers tell é from e and an accent."""
+        single = {name: getattr(self, name) for name in _WRITTEN}
+        written = [*self.texts, *single.values(), *(text for turn in self.turns for text in turn)]
+        if all(is_normalized("NFC", text) for text in written):
+            return
+        values: dict[str, object] = {name: normalize("NFC", text) for name, text in single.items()}
+        values["texts"] = tuple(normalize("NFC", text) for text in self.texts)
+        values["turns"] = tuple(tuple(normalize("NFC", text) for text in turn) for turn in self.turns)
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     @property
     def conversation(self) -> tuple[Turn, ...]:

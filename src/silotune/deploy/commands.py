@@ -15,6 +15,7 @@ from silotune.cli.console import JsonOption, Overrides, say
 from silotune.cli.workers import plan_runners
 from silotune.core.clock import log_line
 from silotune.deploy.silo_commands import InstallOption, silo
+from silotune.errors import InputError
 
 if TYPE_CHECKING:
     from silotune.config import Config
@@ -97,17 +98,20 @@ def join(silo: SiloFile) -> None:
 @federation.command()
 def invite(
     coordinator: CoordinatorFile,
-    name: SiloName,
+    names: Annotated[list[str], typer.Argument(help="The silos' names.", metavar="SILO…")],
     out: Annotated[Path | None, typer.Option(help="The file to write (default: NAME.invite here).")] = None,
     days: Annotated[float, typer.Option(help="How long it is valid.")] = 7,
     replace: Annotated[bool, typer.Option("--replace", help="The silo has a key, and is to make another.")] = False,
 ) -> None:
-    """Write an invitation: address, authority, and a token that registers one key, once. Keep it secret."""
+    """Write invitations: address, authority, and a token that registers one key, once. Keep them secret."""
     from silotune.deploy import invitations
 
-    path = out or Path(f"{name}.invite")
-    made = invitations.invite(_settings(coordinator), name, path, days, replace)
-    say(f"{path}: silo {name!r}, until {made.expires}; fingerprint {made.fingerprint}")
+    if out is not None and len(names) > 1:
+        raise InputError("--out: is the file of one invitation; those of several silos are NAME.invite")
+    for name in names:
+        path = out or Path(f"{name}.invite")
+        made = invitations.invite(_settings(coordinator), name, path, days, replace)
+        say(f"{path}: silo {name!r}, until {made.expires}; fingerprint {made.fingerprint}")
 
 
 @federation.command()

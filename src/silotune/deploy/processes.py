@@ -24,7 +24,8 @@ from silotune.core.surroundings import require_posix
 from silotune.deploy.enrollment import serve_enrollment
 from silotune.deploy.node_link import NodeLink
 from silotune.deploy.nodes import record_decision
-from silotune.deploy.queue import CHECK_INTERVAL, Scheduler
+from silotune.deploy.queue import CHECK_INTERVAL
+from silotune.deploy.scheduler import Scheduler
 from silotune.deploy.settings import CoordinatorSettings, NodeSettings
 from silotune.deploy.status import FederationMetrics
 from silotune.distributed.coordinator.run_status import STARTUP_TIMEOUT

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from silotune.cli.console import JsonOption, say
+from silotune.errors import InputError
 
 if TYPE_CHECKING:
     from silotune.distributed.silo.approvals import Approvals, State, WaitingRun
@@ -59,7 +60,6 @@ def join(
     from silotune.deploy import joining
     from silotune.deploy.invitations import Invitation
     from silotune.distributed.silo.silo_config import PRESETS
-    from silotune.errors import InputError
 
     found = Invitation.read(invitation)
     if new_key:
@@ -119,11 +119,14 @@ def pending(config: SiloFile = None) -> None:
 @silo.command()
 def show(run: RunName, config: SiloFile = None) -> None:
     """Show a run in plain words: what would leave, how often, how protected, and what changed."""
+    approvals = _approvals(config)
+    _show(approvals, approvals.named(run))
+
+
+def _show(approvals: Approvals, request: WaitingRun) -> None:
     from silotune.distributed.protocol.frames import printable
     from silotune.distributed.silo.run_description import changes
 
-    approvals = _approvals(config)
-    request = approvals.named(run)
     decided = f" {request.decided}" if request.decided else ""
     say(f"run {request.name}: {request.state}{decided}, asked {request.seen}")
     for line in (*request.description, *changes(request, approvals.last_approved(request))):
@@ -131,35 +134,37 @@ def show(run: RunName, config: SiloFile = None) -> None:
 
 
 @silo.command()
-def approve(run: RunName, config: SiloFile = None) -> None:
-    """Let this silo take part in a run; it begins when the coordinator asks next."""
-    _reserve(_decide(run, config, "approved"), config, again=True)
+def approve(
+    run: Annotated[
+        str | None, typer.Argument(help="The run, as `silo pending` names it, or its beginning.", metavar="[RUN]")
+    ] = None,
+    config: SiloFile = None,
+) -> None:
+    """Let this silo take part in a run; without RUN, the only one that waits is shown, and you are asked."""
+    if run is None:
+        approvals = _approvals(config)
+        waiting = [request for request in approvals.all() if request.state == "pending"]
+        if len(waiting) != 1:
+            raise InputError(f"RUN: {len(waiting)} runs wait for approval; `silotune silo pending` names them")
+        _show(approvals, waiting[0])
+        if not typer.confirm("approve this run?"):
+            raise typer.Exit(1)
+        run = waiting[0].name
+    _decide(run, config, "approved")
 
 
 @silo.command()
 def reject(run: RunName, config: SiloFile = None) -> None:
     """Keep this silo out of a run; an approved run gets no further answers."""
-    _reserve(_decide(run, config, "rejected"), config, again=False)
-
-
-def _reserve(decided: WaitingRun, config: Path | None, again: bool) -> None:
-    """Set aside what a decided run, or each run of a plan, has reserved for noise on rows, or free it."""
-    from silotune.distributed.silo.approvals import PLAN
-    from silotune.distributed.silo.silo_config import read_silo_settings
-    from silotune.distributed.silo.store import SiloStore
-
-    ledger = SiloStore(Path(read_silo_settings(usual_file(config)).folder)).ledger
-    for name in (decided.run, *(run for run, _ in decided.configuration.get(PLAN, ()))):
-        ledger.close(name, again)
+    _decide(run, config, "rejected")
 
 
 @silo.command()
 def audit(config: SiloFile = None, as_json: JsonOption = False) -> None:
     """Check the audit log of all messages that left this silo, and sum it up per run; exit code 1 if it was changed."""
     from silotune.deploy.printing import print_audit
-    from silotune.distributed.silo.silo_config import read_silo_settings
 
-    print_audit(Path(read_silo_settings(usual_file(config)).folder), as_json)
+    print_audit(_folder(config), as_json)
 
 
 @silo.command()
@@ -175,7 +180,6 @@ def rows(
     from silotune.distributed.silo import row_records
     from silotune.distributed.silo.silo_config import read_silo_settings
     from silotune.distributed.silo.store import SiloStore
-    from silotune.errors import InputError
 
     settings = read_silo_settings(usual_file(config))
     records, marks = SiloStore(Path(settings.folder)).records, None
@@ -199,24 +203,32 @@ def rows(
         say(row_records.NOT_UNDONE)
 
 
-def _decide(run: str, config: Path | None, state: State) -> WaitingRun:
-    decided = _approvals(config).decide(run, state)
+def _decide(name: str, config: Path | None, state: State) -> None:
+    """Record a decision on a run or a plan, and set aside again or free what it reserved for noise on rows."""
+    from silotune.distributed.silo.approvals import PLAN
+    from silotune.distributed.silo.store import SiloStore
+
+    decided, ledger = _approvals(config).decide(name, state), SiloStore(_folder(config)).ledger
     say(f"run {decided.name} is {state}")
-    return decided
+    for run in (decided.run, *(run for run, _ in decided.configuration.get(PLAN, ()))):
+        ledger.close(run, again=state == "approved")
 
 
 def _approvals(config: Path | None) -> Approvals:
     """Return the decisions kept in the folder of a silo's file."""
     from silotune.distributed.silo.approvals import Approvals
+
+    return Approvals(_folder(config))
+
+
+def _folder(config: Path | None) -> Path:
     from silotune.distributed.silo.silo_config import read_silo_settings
 
-    return Approvals(Path(read_silo_settings(usual_file(config)).folder))
+    return Path(read_silo_settings(usual_file(config)).folder)
 
 
 def usual_file(config: Path | None) -> Path:
     """Return the silo's file: the given one, else the first of `USUAL_FILES` that exists."""
-    from silotune.errors import InputError
-
     path = config or next((path for path in USUAL_FILES if path.is_file()), None)
     if path is None:
         raise InputError(f"--config: name the silo's file; there is no {' and no '.join(map(str, USUAL_FILES))}")

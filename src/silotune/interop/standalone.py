@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import torch
 from safetensors.torch import load_file
@@ -167,7 +168,8 @@ class Model:
 
     def encode(self, texts: Sequence[Text]) -> dict[str, Any]:
         """Tokenize texts or pairs: ids, mask and, if the tokenizer has them, segments, padded on the right."""
-        columns = [list(column) for column in zip(*((t,) if isinstance(t, str) else t for t in texts), strict=True)]
+        rows = [(text,) if isinstance(text, str) else text for text in texts]
+        columns = [[normalize("NFC", text) for text in column] for column in zip(*rows, strict=True)]  # as it trained
         encoded = self.tokenizer(*columns, truncation=True, max_length=self.head["max_length"])
         width = max(map(len, encoded["input_ids"]))
         fill = {"input_ids": self.tokenizer.pad_token_id or 0}

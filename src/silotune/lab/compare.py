@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from silotune.config import Config
 from silotune.config.keys import Keys
 from silotune.core.files import make_folder
 from silotune.core.workers import Workers, end_unguarded_worker
-from silotune.errors import OR_RESUME, InputError, require_unused
+from silotune.errors import OR_RESUME, InputError, SilotuneError, require_unused
 from silotune.lab.comparison import Comparison, read_comparison, words_of
 from silotune.lab.report.drawing import draw_figure
 from silotune.lab.report.entries import ReportEntry, read_entries, read_run
@@ -85,6 +85,7 @@ def compare(
 
     Raises:
         Diverged: some runs diverged, which the message names; raised after all others are finished.
+        SilotuneError: some runs failed elsewhere; files about the others are written.
     """
     end_unguarded_worker()
     folder, spread = Path(out), Workers.of(workers)
@@ -92,8 +93,10 @@ def compare(
         require_unused(folder, "--out", OR_RESUME)
     words = [*overrides, *words_of(methods, seeds)]
     comparison = read_comparison(source, words, variants, ablation, only, **keys)
+    failure = None
     if elsewhere is not None:
-        summaries = run_elsewhere(comparison.cells, folder, elsewhere, partial(comparison.write, folder), done)
+        begun = partial(comparison.write, folder)
+        summaries, failure = run_elsewhere(comparison.cells, folder, elsewhere, begun, done)
     else:
         check_cells(comparison.cells, folder, spread)
         make_folder(folder, f"--out {folder}")
@@ -108,8 +111,10 @@ def compare(
             done=done,
             announce=announce,
         )
-    results = Results(entries_of(comparison, folder), comparison.ddof)
+    results = Results(entries_of(comparison, folder, summaries), comparison.ddof)
     files = [*write_tables(results.entries, folder, comparison.ddof), write_report(results, folder / "report.html")]
+    if failure is not None:
+        raise SilotuneError(f"{failure}; {files[0]} has the finished ones") from failure
     return ComparisonResult(folder, comparison, results, summaries, files)
 
 
@@ -213,12 +218,16 @@ def _number(cell: str) -> str | float | None:
         return cell
 
 
-def entries_of(comparison: Comparison, folder: Path) -> list[ReportEntry]:
+def entries_of(comparison: Comparison, folder: Path, finished: Container[str]) -> list[ReportEntry]:
     """Read the finished runs of a comparison, one entry per row of its table."""
-    cells = {entry: [cell for cell in comparison.cells if cell.entry == entry] for entry in comparison.entries}
+    cells = {
+        entry: [cell for cell in comparison.cells if cell.entry == entry and cell.folder in finished]
+        for entry in comparison.entries
+    }
     return [
         ReportEntry(row, tuple(read_run(folder / cell.folder) for cell in row_cells))
         for row, row_cells in cells.items()
+        if row_cells
     ]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from silotune.config import Config, differences, dump
 from silotune.core.determinism import numerics
 from silotune.core.workers import Workers, end_unguarded_worker
-from silotune.errors import Diverged, InputError
+from silotune.errors import Diverged, InputError, SilotuneError
 from silotune.lab.comparison import Cell
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
@@ -131,18 +131,27 @@ def check_cells(cells: Sequence[Cell], out: Path, workers: Workers) -> None:
 
 def run_elsewhere(
     cells: Sequence[Cell], out: Path, elsewhere: Elsewhere, begun: Callable[[], None], done: OnCellDone | None = None
-) -> dict[str, Summary]:
+) -> tuple[dict[str, Summary], SilotuneError | None]:
     """Run all cells of a command elsewhere as one plan, which includes finished ones.
 
     Returns:
-        The summary of every cell, by folder name.
+        The summary of every finished cell, by folder name, and the error that names the others; None without others.
     """
-    elsewhere({cell.folder: cell.config for cell in cells}, begun)
-    summaries = {cell.folder: RUN.read(out / cell.folder) for cell in cells}
+    failure = None
+    try:
+        elsewhere({cell.folder: cell.config for cell in cells}, begun)
+    except InputError:
+        raise
+    except SilotuneError as error:
+        failure = error
+    finished = [cell for cell in cells if failure is None or (out / cell.folder / RUN.file).exists()]
+    if failure is not None and not finished:
+        raise failure
+    summaries = {cell.folder: RUN.read(out / cell.folder) for cell in finished}
     if done is not None:
-        for cell in cells:
+        for cell in finished:
             done(cell, summaries[cell.folder])
-    return summaries
+    return summaries, failure
 
 
 def run_cells(

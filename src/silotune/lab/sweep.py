@@ -143,13 +143,19 @@ def sweep(
         announced = begin if plan.trials is None else None
         return run_cells(cells, folder, kind=TRIAL, workers=spread, callbacks=follow, begin=announced, done=done)
 
-    if plan.trials is None:
-        summaries = run(cells) if elsewhere is None else _run_elsewhere(cells, folder, elsewhere, done)
-        results = [_trial_of(*trial, summaries) for trial in planned]
-    else:
+    failure = None
+    if plan.trials is not None:
         results = [trial for method in plan.spaces for trial in _sampled_trials(plan, method, plan.trials, run)]
-    best = {method: best_trial(results, method) for method in plan.spaces}
+    else:
+        if elsewhere is None:
+            summaries = run(cells)
+        else:
+            summaries, failure = _run_elsewhere(cells, folder, elsewhere, done)
+        results = [_trial_of(*trial, summaries) for trial in planned]
     write_text(folder / TABLE, _table(plan, results).to_csv(index=False, lineterminator="\n"))
+    if failure is not None:
+        raise SilotuneError(f"{failure}; {folder / TABLE} has the finished ones") from failure
+    best = {method: best_trial(results, method) for method in plan.spaces}
     tree = {"per_method": {method: dict(trial.chosen) for method, trial in best.items()}}
     write_text(folder / BEST_FILE, _describe_sweep(plan, best) + dump_yaml(tree))
     return SweepResult(folder, plan, results)
@@ -200,11 +206,15 @@ TRIAL = CellKind(_trial, TRIAL_FILE)
 
 def _run_elsewhere(
     cells: Sequence[Cell], out: Path, elsewhere: Elsewhere, done: OnCellDone | None
-) -> dict[str, Summary]:
-    """Run whole trials in other processes or machines, and return their mean validation scores."""
-    trials = {}
-    for cell, summary in zip(cells, run_elsewhere(cells, out, elsewhere, lambda: None).values(), strict=True):
-        silos = summary["silos"].values()
+) -> tuple[dict[str, Summary], SilotuneError | None]:
+    """Run whole trials on other machines; return their mean validation scores, and what `run_elsewhere` does."""
+    summaries, failure = run_elsewhere(cells, out, elsewhere, lambda: None)
+    trials: dict[str, Summary] = {}
+    for cell in cells:
+        if cell.folder not in summaries:
+            trials[cell.folder] = {"validation": None}
+            continue
+        silos = summaries[cell.folder]["silos"].values()
         score = mean_ignoring_none(silo["validation"] for silo in silos)
         if score is None:
             raise InputError(f"{cell.folder}: no silo shares validation scores, so there is nothing to choose by")
@@ -212,7 +222,7 @@ def _run_elsewhere(
         trials[cell.folder] = {"validation": score} | ({"lower_is_better": True} if lower else {})
         if done is not None:
             done(cell, trials[cell.folder])
-    return trials
+    return trials, failure
 
 
 def _search_word(searched: tuple[str, Sequence[object] | str]) -> str:
@@ -377,14 +387,14 @@ def best_trial(trials: Sequence[TrialResult], method: str) -> TrialResult:
 
 
 def _table(sweep: Sweep, trials: Sequence[TrialResult]) -> pandas.DataFrame:
-    """Return the rows of `sweep.csv`: one per trial, validation scores in percent, empty where training diverged."""
+    """Return the rows of `sweep.csv`: one per trial, validation scores in percent, empty without one."""
     import pandas
 
     rows = []
     for trial in trials:
         numbers = ["" if value is None else f"{value:.6f}" for value in (trial.score, trial.std)]
         values = [str(trial.chosen.get(key, "")) for key in sweep.keys]
-        best = "yes" if trial is best_trial(trials, trial.method) else ""
+        best = "yes" if trial.score is not None and trial is best_trial(trials, trial.method) else ""
         rows.append([trial.method, trial.number, *values, *numbers, len(trial.scores), best, trial.folder])
     return pandas.DataFrame(rows, columns=["method", "trial", *sweep.keys, "validation", "std", "n", "best", "folder"])
 

@@ -91,8 +91,8 @@ class LocalWork:
             charge = replace(charge, message=hashlib.sha256(reply.message).hexdigest())
             self._store.ledger.require(charge)
         assert silo.state is not None, "a silo that trained has a state"
-        untrained = "" if base else prepared.untrained
-        note, metrics = "; ".join(filter(None, (changed, untrained, reply.note))), reply.metrics
+        beginning = [] if base else prepared.beginning
+        note, metrics = "; ".join(filter(None, (changed, *beginning, reply.note))), reply.metrics
         if prepared.noise is not None:  # they follow from rows, and have no noise
             note, metrics = "", {}
         fields |= {"state": name, "metrics": metrics, "note": note}

@@ -86,12 +86,21 @@ def note_use(records: Records, run: str, marks: Marks, before: str) -> None:
         )
 
 
+def scored_again(records: Records, marks: Marks, before: str) -> int:
+    """Return how many validation and test rows trained the run `before`; arguments as for `note_use`."""
+    trained = _trained(records, before)
+    return sum(mark in trained and split != "train" for mark, split in marks.items())
+
+
+def _trained(records: Records, run: str) -> set[bytes]:
+    return {row for (row,) in records.rows(f"SELECT row FROM used WHERE run = ? AND {_TRAINED}", run)}
+
+
 def remarks(records: Records, marks: Marks, left_out: int, before: str) -> list[str]:
     """Return lines for the operator about the rows of a run that is to be approved; arguments as for `note_use`."""
     lines = [f"left out as withdrawn: {left_out} rows"] if left_out else []
-    trained = {row for (row,) in records.rows(f"SELECT row FROM used WHERE run = ? AND {_TRAINED}", before)}
-    again = sum(mark in trained and split != "train" for mark, split in marks.items())
-    if again:
+    trained = _trained(records, before)
+    if again := scored_again(records, marks, before):
         lines.append(f"scores: {again} validation and test rows trained run {before}, with whose model this one begins")
     withdrawn = sum(row in trained for (row,) in records.rows("SELECT row FROM withdrawn"))
     if withdrawn:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 LONGEST_VALUE = 200
 """Characters of a value that are shown."""
 
+NOISE = "noise: "
+"""The beginning of the line on a run's noise."""
+
 
 def describe(config: Config, federation: Federation, settings: SiloSettings, rows: RowPlan | None = None) -> list[str]:
     """Return lines about a run that waits for approval.
@@ -50,7 +53,7 @@ def describe(config: Config, federation: Federation, settings: SiloSettings, row
         "numbers about the rows that are shared: "
         + ("how many there are" if rows is not None else ", ".join(settings.share) or "none"),
         f"names that leave before round 1: of the task and of its labels ({_labels(federation)})",
-        f"noise: {_noise(federation, settings) if rows is None else _noise_on_rows(config, rows, settings)}",
+        f"{NOISE}{_noise(federation, settings)}" if rows is None else noise_on_rows(config, rows, settings),
         *who_learns_what(config, settings),
         f"combined, as the coordinator says, by: {config.aggregation.name}",
         f"silos, as it says: {', '.join(config.federation.silos) or 'not named'}",
@@ -103,13 +106,14 @@ def _noise(federation: Federation, settings: SiloSettings) -> str:
     )
 
 
-def _noise_on_rows(config: Config, plan: RowPlan, settings: SiloSettings) -> str:
-    """Describe the noise that follows from the run's own target and the remaining budget."""
+def noise_on_rows(config: Config, plan: RowPlan, settings: SiloSettings) -> str:
+    """Return the line on noise that follows from the run's own target and the remaining budget."""
     privacy, budget = config.privacy, settings.privacy
     limit = "no limit" if budget is None else f"at most ε = {budget.epsilon:g} at δ = {budget.delta:g}"
     return (
-        f"on {plan.steps[-1]} steps, {plan.multiplier:.3g} times the bound {privacy.clip:g} on each {plan.unit}'s "
-        f"gradient; the run aims at ε = {privacy.epsilon:g} at δ = {privacy.delta or DELTA:g}; over all runs: {limit}"
+        f"{NOISE}on {plan.steps[-1]} steps, {plan.multiplier:.3g} times the bound {privacy.clip:g} on each "
+        f"{plan.unit}'s gradient; the run aims at ε = {privacy.epsilon:g} at δ = {privacy.delta or DELTA:g}; over all "
+        f"runs: {limit}"
     )
 
 

@@ -250,7 +250,8 @@ class Session:
         )
         if self._asks_operator:
             configuration = plan_configuration(runs)
-            self._approvals.require(self.settings.name, str(plan), configuration, partial(describe_plan, runs))
+            described = partial(describe_plan, runs, self.settings, self.store)
+            self._approvals.require(self.settings.name, str(plan), configuration, described)
         with self.store.records.transaction():  # the ε of all is set aside, or of none
             for run in runs:
                 if run.unfit is not None:
@@ -271,7 +272,9 @@ class Session:
         config, plan, parameters = prepared.config, prepared.row_plan, prepared.parameters
         numbers = config.rounds * sum(map(math.prod, prepared.federation.coordinator.expected.shapes.values()))
         hello, noise = self._hello(prepared).fields, None if plan is None else (prepared.recipe, plan)
-        return PlannedRun(name, run, config, self._described(run, prepared), numbers, parameters, hello, noise)
+        privacy = prepared.client.privacy
+        epsilon = 0.0 if privacy is None else privacy.uses * privacy.epsilon_round
+        return PlannedRun(name, run, config, self._described(run, prepared), numbers, parameters, hello, noise, epsilon)
 
     @property
     def _asks_operator(self) -> bool:

@@ -26,7 +26,7 @@ from silotune.distributed.protocol.handshake import Identity, check_identity, te
 from silotune.distributed.silo.local_config import check_sent, check_settings, local_config, run_before
 from silotune.distributed.silo.policy import Policy, WorkGuard, backbone_parameters
 from silotune.distributed.silo.reasons import phrase
-from silotune.distributed.silo.row_records import Marks, remarks, without_withdrawn
+from silotune.distributed.silo.row_records import Marks, remarks, scored_again, without_withdrawn
 from silotune.distributed.silo.secret import derived_from_secret
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.store import SiloStore
@@ -94,7 +94,8 @@ class Prepared:
         noise: on rows, as the run's own target asks for; None without.
         marks: digests of the rows (`row_records.py`).
         before: the id of the run with whose parts this one begins; empty if there is none.
-        untrained: a note where this silo has no model of that run; else empty.
+        beginning: notes for the coordinator on how the run begins here: without a model of that run, or with scores of
+            rows that trained it.
         remarks: lines about the rows for the operator.
     """
 
@@ -110,7 +111,7 @@ class Prepared:
     noise: RowPrivacy | None
     marks: Marks
     before: str
-    untrained: str
+    beginning: list[str]
     remarks: list[str]
 
     @property
@@ -211,10 +212,12 @@ class SiloSetup:
             recipe = sent.model_dump_json(exclude={"description", "federation"})
             federation.context.draw_seed = self._secret_seed(recipe)
         before = run_before(sent) or ""
-        untrained = ""
+        beginning = []
         if before and config.start is None:
-            untrained = f"has no model of run {before}: its private parts begin untrained"
-        lines = [*remarks(self.store.records, marks, left_out, before), *filter(None, [untrained])]
+            beginning.append(f"has no model of run {before}: its private parts begin untrained")
+        lines = [*remarks(self.store.records, marks, left_out, before), *beginning]
+        if {"validation", "test"} & {*self.settings.share} and scored_again(self.store.records, marks, before):
+            beginning.append(f"scores rows that trained run {before}")
         if left_out:
             log_line(f"silotune worker {name!r}: {lines[0]}")
         identity = replace(Identity.of(backbone), shapes=federation.coordinator.expected.shapes)
@@ -231,7 +234,7 @@ class SiloSetup:
             federation.context.row_privacy,
             marks,
             before,
-            untrained,
+            beginning,
             lines,
         )
 
@@ -243,8 +246,11 @@ class SiloSetup:
         context = build_model(config, method, tasks.values(), backbone)
         needed = config.privacy.unit is not None or config.audit.canaries > 0
         secret = derived_from_secret(Path(self.settings.folder), "rows") if needed else None
-        silos, _ = build_silos(config, context, [data], secret=secret)
-        check_rows(context, silos.values())
+        try:
+            silos, _ = build_silos(config, context, [data], secret=secret)
+            check_rows(context, silos.values())
+        except InputError as error:  # it may say which row, or how long one is
+            raise self._rows_refused(error, "they do not suit the run's head or limits") from error
         if "rows" not in self.settings.share:
             silos = {
                 name: SiloWithoutRowCount(
@@ -285,11 +291,13 @@ class SiloSetup:
                 return read_rows(Path(self.settings.rows), self.settings.name)
             return load_silos(config)[0]
         except InputError as error:  # its text may quote a cell
-            log_line(f"silotune worker: {error}")
-            unfit = "the file is missing, or not as the silo config says"
-            told = f": {phrase(error, unfit)}" if "reasons" in self.settings.share else ""
-            name = self.settings.name
-            raise InputError(f"silo {name!r}: its rows cannot be used{told} (see the worker's log)") from None
+            raise self._rows_refused(error, "the file is missing, or not as the silo config says") from None
+
+    def _rows_refused(self, error: InputError, unfit: str) -> InputError:
+        """Log an error about rows, and return what the coordinator may read of it."""
+        log_line(f"silotune worker: {error}")
+        told = f": {phrase(error, unfit)}" if "reasons" in self.settings.share else ""
+        return InputError(f"silo {self.settings.name!r}: its rows cannot be used{told} (see the worker's log)")
 
 
 def planned_parts(context: TrainingContext, silo: Silo) -> tuple[State, State]:
