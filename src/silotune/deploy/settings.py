@@ -6,7 +6,7 @@ The keys of a file tell which of the three it is.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -125,10 +125,7 @@ Party = CoordinatorSettings | SiloSettings | NodeSettings
 def read_coordinator_settings(path: Path) -> CoordinatorSettings:
     """Read a coordinator's settings; paths are relative to the file."""
     tree = _read(path, "coordinator", ("folder", "ca", "certificate", "key"))
-    try:
-        return CoordinatorSettings.model_validate(tree)
-    except ValidationError as error:
-        raise InputError(f"coordinator config {path}: {input_error(error, CoordinatorSettings)}") from None
+    return _validated(CoordinatorSettings, tree, f"coordinator config {path}")
 
 
 def read_silo_or_node_settings(path: Path) -> SiloSettings | NodeSettings:
@@ -137,10 +134,7 @@ def read_silo_or_node_settings(path: Path) -> SiloSettings | NodeSettings:
     if _SILO_KEYS & tree.keys():
         config: SiloSettings | NodeSettings = read_silo_settings(path)
     else:
-        try:
-            config = NodeSettings.model_validate(tree)
-        except ValidationError as error:
-            raise InputError(f"node config {path}: {input_error(error, NodeSettings)}") from None
+        config = _validated(NodeSettings, tree, f"node config {path}")
     _check_connection(path, config)
     return config
 
@@ -150,24 +144,30 @@ def read_party(path: Path) -> Party:
     return read_silo_or_node_settings(path) if "name" in _read(path, "", ()) else read_coordinator_settings(path)
 
 
+_S = TypeVar("_S", bound=Section)
+
+
+def _validated(kind: type[_S], tree: dict[str, Any], culprit: str) -> _S:
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        raise InputError(f"{culprit}: {input_error(error, kind)}") from None
+
+
 def _check_connection(path: Path, config: SiloSettings | NodeSettings) -> None:
     """Refuse settings without a usable address, or with half of the keys."""
-    kind = "node" if isinstance(config, NodeSettings) else "silo"
-    if config.superlink is None:
-        raise InputError(f"{kind} config {path}: superlink: give the address HOST:PORT")
-    if not is_address(config.superlink):
-        raise InputError(
-            f"{kind} config {path}: superlink: {config.superlink!r} is not HOST:PORT, as in example.org:443"
-        )
+    where = f"{'node' if isinstance(config, NodeSettings) else 'silo'} config {path}"
     keys = (config.root_certificates, config.private_key)
+    if config.superlink is None:
+        raise InputError(f"{where}: superlink: give the address HOST:PORT")
+    if not is_address(config.superlink):
+        raise InputError(f"{where}: superlink: {config.superlink!r} is not HOST:PORT, as in example.org:443")
     if config.insecure and config.superlink.rpartition(":")[0] not in LOOPBACK:
-        raise InputError(f"{kind} config {path}: insecure: for one machine only; superlink is {config.superlink}")
+        raise InputError(f"{where}: insecure: for one machine only; superlink is {config.superlink}")
     if config.insecure and any(keys):
-        raise InputError(f"{kind} config {path}: insecure: excludes root_certificates and private_key")
+        raise InputError(f"{where}: insecure: excludes root_certificates and private_key")
     if not config.insecure and not all(keys):
-        raise InputError(
-            f"{kind} config {path}: give root_certificates and private_key (or insecure: true, for one machine)"
-        )
+        raise InputError(f"{where}: give root_certificates and private_key (or insecure: true, for one machine)")
 
 
 def _read(path: Path, kind: str, paths: tuple[str, ...]) -> dict[str, Any]:

@@ -63,10 +63,6 @@ class Frame:
     fields: dict[str, Any] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
 
-    def with_fields(self, **fields: Any) -> Frame:
-        """Return the frame with these fields added or replaced."""
-        return Frame(self.kind, self.fields | fields, self.blobs)
-
     def encode(self) -> bytes:
         """Return the frame as bytes."""
         sizes = {name: len(self.blobs[name]) for name in sorted(self.blobs)}  # the header's order

@@ -177,8 +177,8 @@ class Session:
         else:
             raise ProtocolError(f"unknown request {request.kind[:20]!r}")
         if "status" in self.settings.share:
-            status = self._status(str(run), prepared, answer)
-            answer = replace(answer, frame=answer.frame.with_fields(status=status.fields()))
+            status, frame = self._status(str(run), prepared, answer), answer.frame
+            answer = replace(answer, frame=replace(frame, fields=frame.fields | {"status": status.fields()}))
         return answer
 
     def _read_identity(self, fields: object) -> Identity:
