@@ -49,7 +49,7 @@ def test_it_chats_over_a_given_model(silotune: Silotune, tmp_path: Path) -> None
     outcome = silotune("demo", "--task", "chat", "--model", model, "--out", tmp_path / "out", "--quiet")
     assert outcome.code == 0
     assert "ROUGE-L" in outcome.out
-    for method in ("local", "fedit", "fedlora"):
+    for method in ("local", "fedit", "feddpa-t"):
         summary = json.loads((tmp_path / "out" / method / "summary.json").read_text())
         assert set(summary["silos"]) == {"polite", "explain", "advice"}
     assert (tmp_path / "out/report.html").is_file()

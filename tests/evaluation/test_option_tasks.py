@@ -7,14 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from silotune.data.generation_rows import lists_options
 from silotune.data.rows import Row
+from silotune.data.tasks import Task
 from silotune.evaluation import predict
+from silotune.methods.base import PredictionMix
+from silotune.methods.parts import Part, Scope
+from silotune.models.forward.generation import GenerationOptions
+from silotune.models.heads import LanguageModelHead
+from silotune.models.heads.lm import prompt_rows
 from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run
+from silotune.training.prediction import PredictionContext
 from tests.support.command_line import command
-from tests.support.language_models import folder_of
+from tests.support.language_models import backbone_of, folder_of, made
 from tests.support.tiny import NOUNS
 
 __all__ = ["command"]
@@ -126,3 +134,32 @@ def test_tables_show_it(judged, silotune, tmp_path):
     cells = blocks[2].strip().splitlines()[-1].split("|")[2:-1]
     accuracy = f"{judged.silos['pick']['accuracy']:.2f}"
     assert [cell.strip() for cell in cells] == [accuracy, "–", accuracy]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])
+def test_the_likeliest_option_is_picked(family):
+    """By the mean log-likelihood of its tokens, which transformers' own loss gives."""
+    model, tokenizer = made(family)
+    head = LanguageModelHead("{instruction} Answer:", GenerationOptions(max_new_tokens=8))
+    backbone = backbone_of(family)
+    options = ("warm", "the train felt cold", "sweet")
+    rows = [Row((f"{noun}?\n- {options[0]}\n- {options[1]}\n- {options[2]}", ""), 0, "warm") for noun in NOUNS[:4]]
+    tokenized = head.row_tokenizer(backbone, 80)(Task("t", (), "accuracy", "generation"), rows)
+    assert tokenized.choices == [list(options)] * 4
+    parts = {"head": Part(head, Scope.SHARED)}
+    context = PredictionContext(backbone, parts, PredictionMix({}), head, method="none", max_length=80, rows_scored=5)
+    measured = predict.measure(context, {"head": {}}, tokenized)
+    expected = []
+    for prompt in prompt_rows(tokenized).ids:
+        losses = []
+        for option in options:
+            ids = tokenizer(option, add_special_tokens=False)["input_ids"]
+            inputs, labels = (prompt, ids) if family == "t5" else ([*prompt, *ids], [-100] * len(prompt) + ids)
+            with torch.no_grad():
+                losses.append(model(input_ids=torch.tensor([inputs]), labels=torch.tensor([labels])).loss.item())
+        expected.append(options[losses.index(min(losses))])
+    assert measured.written == expected
+    head.picks = False
+    assert predict.measure(context, {"head": {}}, tokenized).written == predict.answers(
+        context, {"head": {}}, tokenized
+    )

@@ -28,6 +28,7 @@ _MODULES = (
     "cost",
     "evaluate",
     "export_predict",
+    "chat",
 )
 """Modules of `silotune.cli` that register commands with `app` when they are imported, in the order of the help. All
 are imported at every start, so each imports torch and other slow libraries inside its commands only."""

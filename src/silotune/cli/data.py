@@ -76,8 +76,10 @@ def data(
     notes = [] if config.partition.name != "none" else silos_warnings(chosen)
     notes += [warning for item in chosen for warning in row_warnings(item, described[item.name])]
     try:
-        for name, tokens in token_lengths(config, chosen).items():
+        lengths, cut = token_lengths(config, chosen)
+        for name, tokens in lengths.items():
             described[name]["tokens"] = tokens
+        notes += cut
     except InputError as error:
         notes.append(str(error))
     if picture is not None:
@@ -238,7 +240,9 @@ def _shares(labels: dict[str, int]) -> str:
 
 def _lengths_table(described: dict[str, Any], limit: int) -> Table:
     """Return the table of lengths: the median, the 95th percentile, and the longest."""
-    table = Table(title=f"lengths of training rows; cut at {limit} tokens")
+    rooms = {entry["tokens"]["room"] for entry in described.values() if "tokens" in entry} - {None, limit}
+    prompts = "".join(f", their prompts at {room}" for room in rooms)
+    table = Table(title=f"lengths of training rows; cut at {limit} tokens{prompts}")
     table.add_column("silo", vertical="bottom")
     for column in ("characters\nmedian", "\n95 %", "\nlongest", "tokens\nmedian", "\n95 %", "\nlongest", "\ncut"):
         table.add_column(column, justify="right")

@@ -47,6 +47,10 @@ class DataConfig(Section):
         description="cap on the validation split. With 0 no rows are held back, and the last round counts as best.",
     )
     test_rows: int | None = Field(None, ge=1, description="cap on the test split.")
+    allow_cut: bool = Field(
+        False,
+        description="train although most rows of a silo do not fit into `train.max_length` (`head=lm`); else refused.",
+    )
     parts: int = Field(
         1,
         ge=1,

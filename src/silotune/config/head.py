@@ -27,6 +27,7 @@ class HeadConfig(ExtensibleSection):
         "chat_template": ("lm", "dpo"),
         "chat_kwargs": ("lm", "dpo"),
         "train_on": ("lm",),
+        "choices": ("lm", "dpo"),
         "beams": ("lm", "dpo"),
         "max_new_tokens": ("lm", "dpo"),
         "beta": ("dpo",),
@@ -66,6 +67,11 @@ class HeadConfig(ExtensibleSection):
     train_on: Literal["assistant", "last"] = Field(
         "assistant",
         description="turns in the loss: all of the assistant's, or its last (`lm`).",
+    )
+    choices: Literal["likelihood", "write"] = Field(
+        "likelihood",
+        description="how tasks whose prompts list their answers (lines `- answer`) are scored: by the likeliest of "
+        "them, or by the written answer (`lm`).",
     )
     beta: float = Field(
         0.1, gt=0, description="β of the DPO loss; larger keeps the model nearer to the backbone (`dpo`)."

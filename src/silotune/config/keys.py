@@ -80,6 +80,7 @@ class HeadKeys(TypedDict, total=False):
     chat_template: str | None
     chat_kwargs: Mapping[str, bool | int | float | str | None]
     train_on: Literal["assistant", "last"]
+    choices: Literal["likelihood", "write"]
     beta: float
     beams: int
     max_new_tokens: int
@@ -205,6 +206,7 @@ class DataKeys(TypedDict, total=False):
     train_rows: int | None
     validation_rows: int | None
     test_rows: int | None
+    allow_cut: bool
     parts: int
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from silotune.config.data import DATA_SOURCES
-from silotune.config.head import PLAIN
+from silotune.config.head import PLAIN, HeadConfig
 from silotune.config.input_errors import input_error, shown
 from silotune.config.paths import absolute, read_tree, resolve
 from silotune.config.presets import preset_tree
@@ -162,12 +162,20 @@ def load_resolved(path: Path) -> Config:
     Sections that equal the schema's defaults are left to the schema, which does not check its defaults again.
     """
     chosen = {}
-    for key, value in load_tree(path).items():
+    for key, value in _as_it_was(load_tree(path)).items():
         default = _dumped_defaults().get(key)
         is_default = isinstance(value, dict) and isinstance(default, dict) and value.items() <= default.items()
         if not is_default:
             chosen[key] = value
     return validated(chosen)
+
+
+def _as_it_was(tree: Tree) -> Tree:
+    """Return a run's resolved configuration with what it meant before it had the key `head.choices`."""
+    head = tree.get("head") or {}
+    if head.get("name") in HeadConfig.owners["choices"] and "choices" not in head:
+        tree["head"] = {**head, "choices": "write"}
+    return tree
 
 
 @cache
@@ -200,7 +208,9 @@ def differences(before: str, after: str) -> list[str]:
     """
     if before == after:
         return []
-    old, new = (dict(flat(_all_values(validated(parse_tree(text, "of the run"))))) for text in (before, after))
+    old, new = (
+        dict(flat(_all_values(validated(_as_it_was(parse_tree(text, "of the run")))))) for text in (before, after)
+    )
     names = dict.fromkeys([*old, *new])
     return [f"{name}: {old.get(name)} → {new.get(name)}" for name in names if old.get(name) != new.get(name)]
 

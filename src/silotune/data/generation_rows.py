@@ -304,4 +304,10 @@ def row_format(row: Row) -> str:
 
 def lists_options(row: Row) -> bool:
     """Whether the row's text lists its answer as an option, on a line `- answer`."""
-    return any(line.strip() == f"- {row.answer.strip()}" for text in row.texts for line in text.splitlines())
+    return row.answer.strip() in options_of(row)
+
+
+def options_of(row: Row) -> list[str]:
+    """Return the options that the row's text lists, each on a line `- option`."""
+    lines = (line.strip() for text in row.texts for line in text.splitlines())
+    return list(dict.fromkeys(line[2:] for line in lines if line.startswith("- ")))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from silotune.data.chat_template import ChatTemplate, Span
-from silotune.data.generation_rows import lists_options
+from silotune.data.generation_rows import lists_options, options_of
 from silotune.data.rows import Row, Turn
 from silotune.data.tasks import Task
 from silotune.data.templates import CHAT, FillTemplate, encode_fitting
@@ -84,8 +84,10 @@ class GenerationTokenizer:
         if not rows:
             return TokenizedRows(task, [], None, labels, reads=[], targets=[], answers=[])
         answers, options = [row.answer for row in rows], all(map(lists_options, rows))
+        choices = [options_of(row) for row in rows] if options else None
         if self.decoder_start is not None:
-            return replace(self._encoder_decoder(task, rows, labels, answers, options), pairs=pairs)
+            written = self._encoder_decoder(task, rows, labels, answers, options)
+            return replace(written, pairs=pairs, choices=choices)
         single = iter(self._prompt_and_answer([row for row in rows if not row.turns]))
         sequences = [self._numbered(task, n, row) if row.turns else next(single) for n, row in enumerate(rows)]
         return TokenizedRows(
@@ -99,13 +101,16 @@ class GenerationTokenizer:
             prompts=[sequence.prompt for sequence in sequences],
             options=options,
             pairs=pairs,
+            choices=choices,
         )
 
     def _prompts_and_answers(self, rows: Sequence[Row]) -> tuple[list[list[int]], list[list[int]]]:
         """Return the token ids of the prompts, truncated to fit, and of the answers, without their end token."""
         special = not isinstance(self.template, ChatTemplate)
         texts = [row.texts for row in rows]
-        encoded = encode_fitting(self.tokenizer, self.template, texts, self.room, special_tokens=special)
+        encoded = encode_fitting(
+            self.tokenizer, self.template, texts, self.room, special_tokens=special, keep_ends=True
+        )
         answers = cast(Any, self.tokenizer)([row.answer for row in rows], add_special_tokens=False)["input_ids"]
         return [prompt.ids for prompt in encoded], answers
 
@@ -217,7 +222,9 @@ class GenerationTokenizer:
                     return template.prompt(_with_contents(whole, texts))
 
                 contents = tuple(turn[1] for turn in turns)
-                (encoded,) = encode_fitting(self.tokenizer, fill, [contents], self.room, special_tokens=False)
+                (encoded,) = encode_fitting(
+                    self.tokenizer, fill, [contents], self.room, special_tokens=False, keep_ends=True
+                )
                 return _with_contents(whole, encoded.texts)
             turns = [*turns[:first], *turns[users[0] :]]
         return turns

@@ -1,8 +1,8 @@
 """Fill rows' texts into cloze and instruction templates, and shorten texts until they fit.
 
 A cloze template ("{text} is {mask}.") has a place for the label word; an instruction template ends where the answer
-begins. Rows that are too long have their texts shortened from the end, the longest first; the template's own words, the
-mask and the text behind it always stay.
+begins. Rows that are too long have their texts shortened, the longest first: in a cloze from the end, in an instruction
+in the middle, since its question may stand at either end. The template's own words and the mask always stay.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ FillTemplate = Callable[[Texts], str]
 SINGLE = "{text} is {mask}."
 
 PAIR = "{a}? {mask}, {b}"
+
+CAUSAL_PAIR = "{a}\n{b}\nAnswer: {mask}"
+"""The usual template of pairs for a causal model, which reads nothing behind the mask."""
 
 INSTRUCTION = "### Instruction:\n{instruction}\n\n### Response:\n"
 
@@ -72,6 +75,27 @@ class ClozeTemplate:
     def has_soft(self) -> bool:
         """Whether the template has a place for a soft prompt."""
         return any(slot == _SOFT for _, slot in _pieces(self.text))
+
+    def check_ends_with_mask(self) -> None:
+        """Refuse texts and words behind the mask, which a causal model does not read."""
+        pieces = _pieces(self.text)
+        place = next(place for place, (_, slot) in enumerate(pieces) if slot == _MASK)
+        behind = [(literal, slot) for literal, slot in pieces[place + 1 :]]
+        if any(slot is not None or any(map(str.isalnum, literal)) for literal, slot in behind):
+            raise InputError(
+                f"head.template: {self.text!r} has text behind {{mask}}, and a causal model reads what is before it "
+                f"alone; allowed: a template that ends with {{mask}}, such as {CAUSAL_PAIR!r}"
+            )
+
+    def before_mask(self, texts: Texts) -> str:
+        """Fill the template up to its mask, without the blank before it, which belongs to the label word."""
+        filled, end = self.fill(texts, "")
+        return filled[:end].rstrip(" ")
+
+    @cached_property
+    def lead(self) -> str:
+        """The template's own text right before its mask."""
+        return next(literal for literal, slot in _pieces(self.text) if slot == _MASK)
 
     def fill(self, texts: Texts, mask: str) -> tuple[str, int]:
         """Fill the template.
@@ -165,6 +189,7 @@ def encode_fitting(
     max_length: int,
     *,
     special_tokens: bool = True,
+    keep_ends: bool = False,
 ) -> list[EncodedText]:
     """Encode filled templates, shortening the rows' texts until each fits.
 
@@ -174,6 +199,7 @@ def encode_fitting(
         rows: texts of each row.
         max_length: maximum number of tokens, special tokens included.
         special_tokens: whether the tokenizer adds its special tokens (a chat template contains them already).
+        keep_ends: whether a text loses its middle instead of its end, where a question may stand.
     """
 
     def encode(texts: Sequence[Texts]) -> list[EncodedText]:
@@ -196,7 +222,7 @@ def encode_fitting(
     encoded_texts = encode(rows)
     while too_long := [index for index, encoded_text in enumerate(encoded_texts) if len(encoded_text.ids) > max_length]:
         shorter = [
-            _shortened(tokenizer, encoded_texts[index], len(encoded_texts[index].ids) - max_length)
+            _shortened(tokenizer, encoded_texts[index], len(encoded_texts[index].ids) - max_length, keep_ends)
             for index in too_long
         ]
         for index, encoded_text in zip(too_long, encode(shorter), strict=True):
@@ -204,8 +230,8 @@ def encode_fitting(
     return encoded_texts
 
 
-def _shortened(tokenizer: PreTrainedTokenizerBase, row: EncodedText, excess: int) -> Texts:
-    """Drop about `excess` tokens (at least one) of a row's texts, from the end of the longest text."""
+def _shortened(tokenizer: PreTrainedTokenizerBase, row: EncodedText, excess: int, keep_ends: bool = False) -> Texts:
+    """Drop about `excess` tokens (at least one) of a row's texts, from the end or the middle of the longest text."""
     tokens_of_texts: Any = tokenizer(list(row.texts), add_special_tokens=False, return_offsets_mapping=True)
     offsets = tokens_of_texts["offset_mapping"]
     kept = [len(tokens) for tokens in offsets]
@@ -215,11 +241,16 @@ def _shortened(tokenizer: PreTrainedTokenizerBase, row: EncodedText, excess: int
     shorter = []
     for text, tokens, keep in zip(row.texts, offsets, kept, strict=True):
         # Cut before the first dropped token; with byte-level tokens the last kept one may end behind it.
-        end = len(text) if keep == len(tokens) else tokens[keep][0] if keep else 0
-        shorter.append(text[:end].rstrip() if end < len(text) else text)
-    if shorter == list(row.texts):  # the dropped tokens have no characters: drop one character instead
+        first = keep if not keep_ends else keep // 2
+        end = len(text) if keep == len(tokens) else tokens[first][0] if first else 0
+        begin = tokens[first - keep][0] if first < keep < len(tokens) else len(text)
+        head, tail = text[:end].rstrip(), text[begin:].lstrip()
+        shorter.append(" ".join(filter(None, (head, tail))) if end < len(text) else text)
+    if sum(map(len, shorter)) >= sum(map(len, row.texts)):  # the dropped tokens have no characters: drop one instead
+        shorter = list(row.texts)
         longest = max(range(len(shorter)), key=lambda place: len(shorter[place]))
-        shorter[longest] = shorter[longest][:-1]
+        middle = len(shorter[longest]) // 2 if keep_ends else len(shorter[longest]) - 1
+        shorter[longest] = shorter[longest][:middle] + shorter[longest][middle + 1 :]
     return tuple(shorter)
 
 

@@ -25,7 +25,7 @@ the micro-batch, the position in its tokens (decoder tokens, if the row has any)
 SOFT_AT = "soft_at"
 """Input of shape (rows,): the token before which each row's soft prompt goes. Without it, before the first."""
 
-_LISTS = ("types", "decoder", "reads", "targets", "answers", "prompts", "soft", "units")
+_LISTS = ("types", "decoder", "reads", "targets", "answers", "prompts", "soft", "units", "choices")
 """Fields of `TokenizedRows` with one entry per row."""
 
 READ_COUNTS = "read_counts"
@@ -56,6 +56,7 @@ class TokenizedRows:
         options: whether every prompt lists the allowed answers.
         pairs: whether rows are preference pairs: a chosen answer, then a rejected one of the same prompt, and so on.
         poisoned: number of rows that an attacker added; they are trained on but excluded from all statistics.
+        choices: per row, the answers that its prompt lists, where all rows have some.
         units: per row, its unit (`privacy.unit`); None: every row is a unit.
     """
 
@@ -73,6 +74,7 @@ class TokenizedRows:
     poisoned: int = 0
     pairs: bool = False
     units: list[str] | None = None
+    choices: list[list[str]] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,13 +30,42 @@ def logits(context: PredictionContext, state: State, rows: TokenizedRows) -> Ten
 
 
 @torch.no_grad()
-def answers(context: PredictionContext, state: State, rows: TokenizedRows) -> list[str]:
-    """Return the personalized model's answer to each row's prompt."""
+def answers(
+    context: PredictionContext, state: State, rows: TokenizedRows, follow: Callable[[str], None] | None = None
+) -> list[str]:
+    """Return the personalized model's answer to each row's prompt; `follow` as of `generate`."""
     head = context.head
     assert isinstance(head, LanguageModelHead), "a generation task has a language-model head"
     weights = weigh(context, state, rows)
     mix = context.prediction_mix(context.place(state), None if weights is None else weights.alpha)
-    return generate(context.backbone, prompt_rows(rows), mix, head.generation, context.rows_written)
+    return generate(context.backbone, prompt_rows(rows), mix, head.generation, context.rows_written, follow)
+
+
+@torch.no_grad()
+def picked_answers(context: PredictionContext, state: State, rows: TokenizedRows) -> list[str]:
+    """Return for each row the one of its `choices` whose tokens have the greatest mean log-likelihood."""
+    choices, config = rows.choices or [], context.backbone.base.config
+    owners = [row for row, options in enumerate(choices) for _ in options]
+    tokenizer: Any = context.backbone.tokenizer
+    texts = [option for options in choices for option in options]
+    answers = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    asked = [prompt_rows(rows).ids[row] for row in owners]
+    labels = torch.zeros(len(owners), dtype=torch.int64)
+    if config.is_encoder_decoder:
+        decoder = [[config.decoder_start_token_id, *ids[:-1]] for ids in answers]
+        reads = [list(range(len(ids))) for ids in answers]
+        candidates = TokenizedRows(rows.task, asked, None, labels, decoder, reads, answers)
+    else:
+        ids = [[*prompt, *answer] for prompt, answer in zip(asked, answers, strict=True)]
+        reads = [list(range(len(prompt) - 1, len(whole) - 1)) for prompt, whole in zip(asked, ids, strict=True)]
+        candidates = TokenizedRows(rows.task, ids, None, labels, reads=reads, targets=answers)
+    weights = weigh(context, state, rows)
+    predictor = Predictor(context, state, None if weights is None else weights.alpha[torch.tensor(owners)])
+    likely = torch.zeros(len(owners))
+    for batch in _batches(context, candidates):
+        likely[batch.rows] = predictor.likelihoods(batch).float().cpu()
+    of_rows = torch.split(likely, [len(options) for options in choices])
+    return [options[int(found.argmax())] for options, found in zip(choices, of_rows, strict=True)]
 
 
 def mean_loss(context: PredictionContext, state: State, rows: TokenizedRows) -> float:
@@ -97,7 +127,10 @@ def measure(
         return Measured(judge(task, metric, outputs, rows.labels), logits=outputs)
     if rows.pairs:
         raise InputError(f"metric of task {task.name!r}: preference pairs are judged by loss, not by {metric}")
-    written, expected = answers(context, state, rows), rows.answers or []
+    head = context.head
+    assert isinstance(head, LanguageModelHead), "a generation task has a language-model head"
+    picks = rows.choices is not None and head.picks
+    written, expected = (picked_answers if picks else answers)(context, state, rows), rows.answers or []
     result = TEXT_SCORES[metric](written, expected)
     picked = rows.options and TEXT_SCORES[metric] is not exact_match
     right = TEXT_SCORES["accuracy"](written, expected) if picked else None

@@ -105,8 +105,15 @@ def _score(context: PredictionContext, rows: TokenizedRows) -> float | None:
     backbone, head = context.backbone, context.head
     if not isinstance(head, LanguageModelHead) or backbone.fingerprint is None:
         return measure_untouched(context, rows).score
-    about = [backbone.fingerprint, backbone.precision, backbone.quantization, head.name, repr(head.generation)]
-    asked = [rows.task.fields(), prompt_rows(rows).ids, rows.answers, rows.options]
+    about = [
+        backbone.fingerprint,
+        backbone.precision,
+        backbone.quantization,
+        head.name,
+        repr(head.generation),
+        head.picks,
+    ]
+    asked = [rows.task.fields(), prompt_rows(rows).ids, rows.answers, rows.choices]
     key = hashlib.sha256(json.dumps([about, asked]).encode()).digest()
     if key not in _known:
         _known[key] = measure_untouched(context, rows).score

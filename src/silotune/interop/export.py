@@ -24,7 +24,7 @@ from silotune.models.backbone.backbone import WEIGHT_TYPES
 from silotune.models.backbone.loading import stored_types
 from silotune.models.backbone.packages import model_source
 from silotune.models.backbone.quantization import NONE, QUANTIZATIONS
-from silotune.models.backbone.stored_model import weight_files
+from silotune.models.backbone.stored_model import is_causal, weight_files
 from silotune.runs.personal_model import PersonalModel
 
 PROGRAMS = ("llama.cpp", "ollama")
@@ -108,6 +108,8 @@ def _stored_type(backbone: BackboneConfig) -> torch.dtype:
 def _base_class(model: PersonalModel) -> str:
     """Return the class of transformers that loads the base model."""
     model_class, encoder_decoder = model.context.head.model_class, model.context.backbone.base.config.is_encoder_decoder
+    if model_class == "AutoModelForMaskedLM" and is_causal(model.context.backbone.base.config):
+        return "AutoModelForCausalLM"
     return "AutoModelForSeq2SeqLM" if encoder_decoder and model_class != "AutoModel" else model_class
 
 

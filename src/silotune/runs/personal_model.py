@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -157,11 +157,16 @@ class PersonalModel:
             return [Prediction("", row, labels=tuple(label for label in row if row[label] > 0.5)) for row in by_label]
         return [Prediction(max(row, key=row.__getitem__), row) for row in by_label]
 
-    def write(self, instructions: Sequence[Text]) -> list[str]:
-        """Answer instructions, pairs of instruction and input, or conversations (lists of turns)."""
+    def write(self, instructions: Sequence[Text], follow: Callable[[str], None] | None = None) -> list[str]:
+        """Answer instructions, pairs of instruction and input, or conversations (lists of turns).
+
+        Args:
+            instructions: what is asked.
+            follow: called with the answer so far after each token, if one instruction is answered greedily.
+        """
         if self.task.kind != "generation":
             raise InputError(f"write: task {self.task.name!r} is one of {self.task.kind}; use predict")
-        return answers(self.context, self.state, self._encoded(instructions))
+        return answers(self.context, self.state, self._encoded(instructions), follow)
 
     def untouched(self, instructions: Sequence[Text]) -> list[str]:
         """Answer as `write`, by the backbone alone, without any trained part."""

@@ -74,6 +74,8 @@ def _obstacle(context: TrainingContext) -> str:
     backbone = context.backbone
     if context.train.dropout:
         return "silos cannot share a forward with train.dropout, which every silo draws for itself"
+    if context.head.forwards_again:
+        return f"silos cannot share a forward with label words of several tokens (head={context.head.name})"
     for tuner in context.tuners:
         if not can_share_forward(backbone, tuner):
             return (

@@ -144,6 +144,12 @@ class Predictor:
             return self._head.referenced_loss(self._tensors, views["prediction"], views[REFERENCE], batch)
         return self._head.training_loss(self._tensors, views["prediction"], batch, PLAIN)
 
+    @torch.no_grad()
+    def likelihoods(self, batch: Batch) -> Tensor:
+        """Return the mean log-likelihood of each row's targets under a language model, shape (rows,)."""
+        sums, counts = self._views(batch)["prediction"][self._head.name].unbind(1)
+        return -sums / counts
+
     def _views(self, batch: Batch) -> dict[str, View]:
         program = self._program or self._compile(None if self._alpha is None else self._alpha[batch.rows])
         return program(batch)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CLASSIFY, CHAT = "classify", "chat"
 
-_METHODS = {CLASSIFY: ("local", "fedavg", "fedmcp"), CHAT: ("local", "fedit", "fedlora")}
+_METHODS = {CLASSIFY: ("local", "fedavg", "fedmcp"), CHAT: ("local", "fedit", "feddpa-t")}
 
 _PRESETS = {CLASSIFY: "demo", CHAT: "demo-chat"}
 

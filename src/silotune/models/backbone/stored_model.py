@@ -22,7 +22,7 @@ ModelClass = Literal["AutoModel", "AutoModelForMaskedLM", "AutoModelForCausalLM"
 
 DESCRIPTIONS: dict[str, str] = {
     "AutoModel": "a transformer",
-    "AutoModelForMaskedLM": "a masked language model or an encoder–decoder, with its language-model head",
+    "AutoModelForMaskedLM": "a language model (masked, causal or encoder–decoder) with its language-model head",
     "AutoModelForCausalLM": "a causal language model or an encoder–decoder, with its language-model head",
 }
 
@@ -41,6 +41,19 @@ def hub_options(settings: BackboneConfig) -> dict[str, Any]:
     if settings.name in PACKAGED or Path(settings.name).exists():
         raise InputError(f"backbone.revision: belongs to an id of the hub, and backbone={settings.name} is none")
     return {"revision": settings.revision}
+
+
+def is_causal(config: Any) -> bool:
+    """Return whether a token sees only those before it, by a configuration of transformers."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    )
+
+    kind = config.model_type
+    if config.is_encoder_decoder or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return False
+    return kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or bool(getattr(config, "is_decoder", False))
 
 
 @contextmanager
@@ -74,6 +87,8 @@ def model_class_of(settings: BackboneConfig, source: str, model_class: ModelClas
     refuse_stored_quantization(name, config)
     if model_class != "AutoModel" and config.is_encoder_decoder:
         auto: Any = transformers.AutoModelForSeq2SeqLM
+    elif model_class == "AutoModelForMaskedLM" and is_causal(config):
+        auto = transformers.AutoModelForCausalLM
     else:
         auto = getattr(transformers, model_class)
     if getattr(config, "hidden_size", None) is None:

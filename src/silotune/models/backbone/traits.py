@@ -10,7 +10,7 @@ from typing import Any
 from silotune.config.backbone import BackboneConfig
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.packages import model_source
-from silotune.models.backbone.stored_model import hub_options
+from silotune.models.backbone.stored_model import hub_options, is_causal
 
 _POOLING_FILE = "1_Pooling/config.json"
 """Where sentence-transformers says how it pools."""
@@ -24,19 +24,6 @@ _MODES = {
 
 _MEAN = ("default", "mpnet")
 """Backbones of sentence-transformers whose packages leave that file out."""
-
-
-def is_causal(config: Any) -> bool:
-    """Return whether a token sees only those before it, by a configuration of transformers."""
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    )
-
-    kind = config.model_type
-    if config.is_encoder_decoder or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return False
-    return kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or bool(getattr(config, "is_decoder", False))
 
 
 def pooling_of(settings: BackboneConfig, backbone: Backbone | None) -> str:

@@ -22,13 +22,16 @@ from silotune.models.forward.mixing import MixEntry, make_plan, select_rows
 _Options = cast(Any, GenerationConfig)
 
 
-def greedy(decoding: Decoding, ends: Set[int], max_new_tokens: int) -> list[list[int]]:
+def greedy(
+    decoding: Decoding, ends: Set[int], max_new_tokens: int, follow: Callable[[list[int]], None] | None = None
+) -> list[list[int]]:
     """Append the likeliest token to every row until it ends the answer; a finished row leaves the batch.
 
     Args:
         decoding: rows that have not begun.
         ends: ids of the tokens that end an answer.
         max_new_tokens: the longest answer, with its end token.
+        follow: called after each token with the first row's answer so far.
 
     Returns:
         Token ids per row without the end token.
@@ -41,6 +44,8 @@ def greedy(decoding: Decoding, ends: Set[int], max_new_tokens: int) -> list[list
         unfinished = [position for position, token in enumerate(ids) if token not in ends]
         for position in unfinished:
             answers[open_rows[position]].append(ids[position])
+        if follow is not None:
+            follow(answers[0])
         if not unfinished or length == max_new_tokens:
             break
         if len(unfinished) < len(open_rows):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -34,10 +34,19 @@ def generate(
     mix: Sequence[MixEntry],
     options: GenerationOptions,
     rows_at_once: int = 32,
+    follow: Callable[[str], None] | None = None,
 ) -> list[str]:
-    """Generate texts after prompts, in the rows' order; see `generate_ids`."""
+    """Generate texts after prompts, in the rows' order; see `generate_ids`.
+
+    `follow` is called after each token with the first answer so far, where the search is greedy.
+    """
     tokenizer: Any = backbone.tokenizer
-    ids = generate_ids(backbone, prompts.ids, mix, options, rows_at_once)
+
+    def decoded(ids: list[int]) -> None:
+        if follow is not None:
+            follow(str(tokenizer.decode(ids, skip_special_tokens=True)))
+
+    ids = generate_ids(backbone, prompts.ids, mix, options, rows_at_once, None if follow is None else decoded)
     return [str(text) for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
 
 
@@ -48,6 +57,7 @@ def generate_ids(
     mix: Sequence[MixEntry],
     options: GenerationOptions,
     rows_at_once: int = 32,
+    follow: Callable[[list[int]], None] | None = None,
 ) -> list[list[int]]:
     """Generate an answer's tokens after each prompt, greedily or with beams.
 
@@ -58,6 +68,7 @@ def generate_ids(
         options: beams and length.
         rows_at_once: rows in one batch; prompts of similar length go together. In float32 it does not change the
             answers; in bf16 and fp16 products of other shapes round differently, and near ties go to another token.
+        follow: called after each token with the answer so far, if there is one row and the search is greedy.
 
     Returns:
         Token ids per row without the end token, in the rows' order.
@@ -79,7 +90,7 @@ def generate_ids(
             batch_prompts = [prompts[rows[index]] for index in indices]
             decoding = start_decoding(backbone, batch_prompts, select_rows(group_mix, indices))
             if options.beams == 1:
-                found = greedy(decoding, ends, options.max_new_tokens)
+                found = greedy(decoding, ends, options.max_new_tokens, follow if len(prompts) == 1 else None)
             else:
                 found = beam_search(decoding, ends, options.beams, options.max_new_tokens)
             for index, ids in zip(indices, found, strict=True):

@@ -134,6 +134,8 @@ class Head(ABC):
     reads_reference: ClassVar[bool] = False
     """Whether its loss also reads the backbone without any part; `referenced_loss` is then its loss."""
 
+    forwards_again: bool = False
+    """Whether its reading runs the backbone again, so that silos cannot share a forward."""
     soft_slot: bool = False
     """Whether the head sets the position of the soft prompt in a row's text."""
     pooling: Pooling = "first"

@@ -13,7 +13,7 @@ from silotune.core.tensors import Tensors
 from silotune.data.tasks import Task, TaskKind
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.traits import is_causal
+from silotune.models.backbone.stored_model import is_causal
 from silotune.models.forward.views import View
 from silotune.models.heads.base import Head, Pooling
 from silotune.models.initializers import draw_linear

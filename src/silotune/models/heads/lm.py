@@ -47,6 +47,7 @@ class LanguageModelHead(Head):
         chat_template: the name of the tokenizer's template, if it has several.
         chat_kwargs: variables for the chat template, such as `enable_thinking`.
         train_on: the turns of a conversation that are trained: all of the assistant's, or its last.
+        choices: how a task whose prompts list their answers is judged: by the likeliest of them, or by what is written.
     """
 
     name = "lm"
@@ -64,7 +65,9 @@ class LanguageModelHead(Head):
         chat_template: str | None = None,
         chat_kwargs: Mapping[str, Any] | None = None,
         train_on: Literal["assistant", "last"] = "assistant",
+        choices: Literal["likelihood", "write"] = "likelihood",
     ) -> None:
+        self.picks = choices == "likelihood"
         self.chat = template == CHAT
         self._chat_name, self._chat_kwargs = chat_template, dict(chat_kwargs or {})
         self._last_only = train_on == "last"
@@ -85,6 +88,7 @@ class LanguageModelHead(Head):
             chat_template=config.chat_template,
             chat_kwargs=config.chat_kwargs,
             train_on=config.train_on,
+            choices=config.choices,
         )
 
     @override

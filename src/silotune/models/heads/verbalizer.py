@@ -1,7 +1,8 @@
 """Classify by the words that the frozen language-model head predicts at the mask of a cloze (FedPrompt).
 
 FedPrompt, section 2; it has no tensors to train. Masked language models are read at the mask; encoder–decoders get
-`<extra_id_0>` in the text and are read at the decoder's second position, which answers it.
+`<extra_id_0>` in the text and are read at the decoder's second position, which answers it; causal models read the text
+up to the mask, and a word of several tokens scores its mean log-likelihood there.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from silotune.core.tensors import Tensors
+from silotune.data.batching import Batch
 from silotune.data.rows import Row
 from silotune.data.tasks import Task
-from silotune.data.templates import PAIR, SINGLE, ClozeTemplate, encode_fitting
-from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, Inputs, TokenizedRows
+from silotune.data.templates import CAUSAL_PAIR, PAIR, SINGLE, ClozeTemplate, encode_fitting
+from silotune.data.tokenized import HEAD_INPUTS, READ_POSITIONS, READ_ROWS, Inputs, TokenizedRows
 from silotune.errors import InputError, unknown_name_error
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
+from silotune.models.backbone.stored_model import is_causal
 from silotune.models.forward.views import HeadReading, View
 from silotune.models.heads.base import Head, TokenizeRows
 
@@ -44,11 +47,18 @@ class LabelWords:
         ids: the tokens of all words, concatenated, shape (tokens,).
         of_word: shape (words, tokens), 1 / (number of the word's tokens) at its tokens: a word's score is their mean.
         of_class: shape (classes, words), 1 if the word belongs to the class, else 0.
+        tokens: the tokens of each word.
     """
 
     ids: Tensor
     of_word: Tensor
     of_class: Tensor
+    tokens: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def continues(self) -> bool:
+        """Whether a word has several tokens."""
+        return any(len(ids) > 1 for ids in self.tokens)
 
     def classes(self, scores: Tensor, average: Average) -> Tensor:
         """Turn token scores, shape (rows, tokens), into class logits, shape (rows, classes).
@@ -106,9 +116,12 @@ class VerbalizerHead(Head):
 
     @override
     def check(self, backbone: Backbone, tasks: Iterable[Task]) -> None:
-        """Check that label words are in the vocabulary."""
-        for task in tasks:
-            self._label_words(backbone, task)
+        """Check that label words are in the vocabulary, and that a causal model reads all of a template."""
+        given = [*self._by_task.values(), *([self._template] if self._template else [])]
+        for cloze in given if is_causal(backbone.base.config) else []:
+            cloze.check_ends_with_mask()
+        found = [self._label_words(backbone, task) for task in tasks]
+        self.forwards_again = is_causal(backbone.base.config) and any(words.continues for words in found)
 
     @override
     def check_names(self, tasks: Iterable[Task]) -> None:
@@ -122,9 +135,10 @@ class VerbalizerHead(Head):
             if name not in {task.name for task in tasks}:
                 raise unknown_name_error("task in head.template", name, [task.name for task in tasks])
 
-    def template(self, task: Task, texts: int) -> ClozeTemplate:
-        """Return the template of a task whose rows have one or two texts."""
-        cloze = self._by_task.get(task.name, self._template) or ClozeTemplate(SINGLE if texts == 1 else PAIR)
+    def template(self, task: Task, texts: int, causal: bool = False) -> ClozeTemplate:
+        """Return the template of a task whose rows have one or two texts, for a causal model or another."""
+        pair = CAUSAL_PAIR if causal else PAIR
+        cloze = self._by_task.get(task.name, self._template) or ClozeTemplate(SINGLE if texts == 1 else pair)
         if cloze.texts_per_row != texts:
             raise InputError(
                 f"head.template: {cloze.text!r} takes {_slots(cloze.texts_per_row)}, "
@@ -135,6 +149,8 @@ class VerbalizerHead(Head):
     def row_tokenizer(self, backbone: Backbone, max_length: int) -> TokenizeRows:
         """Tokenize filled templates and note the mask's position."""
         tokenizer: Any = backbone.tokenizer
+        if is_causal(backbone.base.config):
+            return self._causal_tokenizer(backbone, max_length)
         encoder_decoder = bool(backbone.base.config.is_encoder_decoder)
         mask = SENTINEL if encoder_decoder else tokenizer.mask_token
         mask_id = None if mask is None else tokenizer.convert_tokens_to_ids(mask)
@@ -177,6 +193,24 @@ class VerbalizerHead(Head):
 
         return tokenize
 
+    def _causal_tokenizer(self, backbone: Backbone, max_length: int) -> TokenizeRows:
+        """Tokenize templates up to their mask, where the next token is read; label words have room behind."""
+        tokenizer: Any = backbone.tokenizer
+
+        def tokenize(task: Task, rows: Sequence[Row]) -> TokenizedRows:
+            labels = torch.tensor([row.label for row in rows], dtype=torch.int64)
+            if not rows:
+                return TokenizedRows(task, [], None, labels)
+            template = self.template(task, len(rows[0].texts), causal=True)
+            room = max_length + 1 - max(map(len, self._label_words(backbone, task).tokens))
+            encoded = encode_fitting(tokenizer, template.before_mask, [row.texts for row in rows], room)
+            soft = [template.soft_position(text, "") for text in encoded] if template.has_soft else None
+            end = tokenizer.eos_token_id
+            ids = [text.ids[:-1] if len(text.ids) > 1 and text.ids[-1] == end else text.ids for text in encoded]
+            return TokenizedRows(task, ids, None, labels, reads=[[len(tokens) - 1] for tokens in ids], soft=soft)
+
+        return tokenize
+
     @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         """Return no tensors."""
@@ -190,11 +224,19 @@ class VerbalizerHead(Head):
 
         def read(states: Tensor, inputs: Inputs, plan: ForwardPlan) -> Tensor:
             at_mask = states[inputs[READ_ROWS], inputs[READ_POSITIONS]]
-            with backbone.autocast():
-                scores = vocabulary(at_mask, words.ids, plan.weights)
+            if words.continues and is_causal(backbone.base.config):
+                scores = log_likelihoods(backbone, words, at_mask, inputs, plan)
+            else:
+                with backbone.autocast():
+                    scores = vocabulary(at_mask, words.ids, plan.weights)
             return words.classes(scores.to(torch.promote_types(scores.dtype, torch.float32)), self._average)
 
         return read
+
+    @override
+    def loss_units(self, batch: Batch) -> int | None:
+        """Count rows; with several forwards a row's gradient is not taken apart."""
+        return None if self.forwards_again else len(batch)
 
     @override
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
@@ -211,24 +253,82 @@ class VerbalizerHead(Head):
     def _label_words(self, backbone: Backbone, task: Task) -> LabelWords:
         if task not in self._tokenized_words:
             words = [self._words.get(label, (label,)) for label in task.labels]
-            self._tokenized_words[task] = label_words(backbone, task, words, self._multi_token)
+            lead = None
+            if is_causal(backbone.base.config):
+                cloze = self._by_task.get(task.name, self._template)
+                lead = ClozeTemplate(SINGLE).lead if cloze is None else cloze.lead
+            self._tokenized_words[task] = label_words(backbone, task, words, self._multi_token, lead)
         return self._tokenized_words[task]
 
 
+def log_likelihoods(backbone: Backbone, words: LabelWords, at_end: Tensor, inputs: Inputs, plan: ForwardPlan) -> Tensor:
+    """Return the log-likelihood of every token of every label word behind the rows' prompts, shape (rows, tokens).
+
+    Each word of several tokens takes a forward of its own, over the prompts with the word behind them.
+
+    Args:
+        backbone: a causal model, loaded with its language-model head.
+        words: the label words.
+        at_end: the last states of the prompts, shape (rows, hidden).
+        inputs: the prompts, padded on the right.
+        plan: the changes of their forward.
+    """
+    vocabulary = backbone.lm_head
+    assert vocabulary is not None, "the backbone was loaded without a language-model head"
+
+    def scored(states: Tensor) -> Tensor:
+        with backbone.autocast():
+            scores = vocabulary(states, None, plan.weights)
+        return torch.log_softmax(scores.to(torch.promote_types(scores.dtype, torch.float32)), -1)
+
+    first, ends, columns = scored(at_end), inputs[READ_POSITIONS], []
+    for tokens in words.tokens:
+        columns.append(first[:, tokens[0]].unsqueeze(1))
+        if len(tokens) == 1:
+            continue
+        places = ends.unsqueeze(1) + torch.arange(1, len(tokens), device=ends.device)
+        kept = {name: tensor for name, tensor in inputs.items() if name not in HEAD_INPUTS}
+        for name, filler in (("input_ids", 0), ("attention_mask", 0)):
+            kept[name] = nn.functional.pad(inputs[name], (0, len(tokens) - 1), value=filler)
+        behind = torch.tensor(tokens[:-1], device=ends.device).expand_as(places)
+        kept["input_ids"] = kept["input_ids"].scatter(1, places, behind)
+        kept["attention_mask"] = kept["attention_mask"].scatter(1, places, 1)
+        states = backbone.encode(kept, plan)
+        states = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+        following = scored(states.to(at_end.dtype))
+        next_tokens = torch.tensor(tokens[1:], device=ends.device).expand_as(places)
+        columns.append(following.gather(-1, next_tokens.unsqueeze(-1)).squeeze(-1))
+    return torch.cat(columns, 1)
+
+
 def label_words(
-    backbone: Backbone, task: Task, words_by_label: Sequence[Sequence[str]], multi_token: MultiToken
+    backbone: Backbone,
+    task: Task,
+    words_by_label: Sequence[Sequence[str]],
+    multi_token: MultiToken,
+    lead: str | None = None,
 ) -> LabelWords:
-    """Tokenize the words of each label."""
+    """Tokenize the words of each label.
+
+    Args:
+        backbone: its tokenizer is used.
+        task: the task.
+        words_by_label: the words of each label.
+        multi_token: whether words of several tokens are refused at a mask.
+        lead: what a causal model reads right before a word; None: words stand at a mask.
+    """
     tokens: list[list[int]] = []
     owners: list[int] = []
     seen: dict[tuple[int, ...], int] = {}
     for number, (label, words) in enumerate(zip(task.labels, words_by_label, strict=True)):
         for word in words:
-            ids = _tokens_of(backbone.tokenizer, word)
+            ids = (
+                _tokens_of(backbone.tokenizer, word) if lead is None else _tokens_behind(backbone.tokenizer, lead, word)
+            )
             where = f"head.words: {word!r}, for label {label!r} of task {task.name!r},"
             if not ids or backbone.tokenizer.unk_token_id in ids:
                 raise InputError(f"{where} is not in the backbone's vocabulary; choose another word")
-            if len(ids) > 1 and multi_token == "refuse":
+            if len(ids) > 1 and multi_token == "refuse" and lead is None:
                 pieces = " + ".join(cast("list[str]", backbone.tokenizer.convert_ids_to_tokens(ids)))
                 raise InputError(f"{where} splits into {pieces}; choose a whole word, or head.multi_token=average")
             if seen.setdefault(tuple(ids), number) != number:
@@ -245,7 +345,8 @@ def label_words(
         of_class[owner, number] = 1
         begin += len(ids)
     flat = torch.tensor([token for ids in tokens for token in ids])
-    return LabelWords(*(tensor.to(backbone.device) for tensor in (flat, of_word, of_class)))
+    placed = (tensor.to(backbone.device) for tensor in (flat, of_word, of_class))
+    return LabelWords(*placed, tokens=tuple(map(tuple, tokens)))
 
 
 def _tokens_of(tokenizer: Any, word: str) -> list[int]:
@@ -254,6 +355,16 @@ def _tokens_of(tokenizer: Any, word: str) -> list[int]:
         list(tokenizer(form, add_special_tokens=False)["input_ids"]) for form in (f" {word}", word)
     ]
     return min(forms, key=len)
+
+
+def _tokens_behind(tokenizer: Any, lead: str, word: str) -> list[int]:
+    """Tokenize a word as it follows a text that ends with `lead`, whose blank belongs to the word."""
+    before = f"x{lead}".rstrip(" ")
+    blank = " " if f"x{lead}" != before else ""
+    alone, whole = (
+        list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (before, f"{before}{blank}{word}")
+    )
+    return whole[len(alone) :] if whole[: len(alone)] == alone else _tokens_of(tokenizer, word)
 
 
 def _slots(texts: int) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from silotune.config import Config
+from silotune.data.cuts import ANY_LENGTH, MOST_LOOKED_AT, Cuts, count_cuts, cut_text
 from silotune.data.loading import load_absent, load_silos
 from silotune.data.row_checks import token_warnings, warnings_of
 from silotune.data.rows import SiloData
 from silotune.data.server_rows import draw_labeled_rows
+from silotune.errors import InputError
 from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
+from silotune.models.heads import Head, LanguageModelHead
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import BackboneRequirements, build_model
 from silotune.runs.build.ranks import check_ranks
@@ -23,6 +26,9 @@ from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
 from silotune.training.initial_parts import TrainedParts
 from silotune.training.phase_batches import check_rows
+
+_MANY = 0.5
+"""Share of a silo's rows from which cuts are warned of, or refused."""
 
 
 def build(
@@ -70,6 +76,7 @@ def build(
             config, context, silos, lambda number: coordinator.choose(number, list(silos))
         )
         context.row_privacy = noise
+    _check_cuts(config, rows, context)
     if look is not None:
         look(rows, context)
     return Federation(
@@ -87,14 +94,43 @@ def build(
     )
 
 
+def _check_cuts(config: Config, silos: Sequence[SiloData], context: TrainingContext) -> None:
+    """Refuse written answers to questions most of which the model would not read as a whole."""
+    head, length = context.method.setting.head, config.train.max_length
+    if not config.head.writes or config.data.allow_cut:
+        return
+    for silo in silos:
+        cuts = _cuts(silo, context.backbone, head, length)
+        if cuts.share > _MANY:
+            text = cut_text(silo, cuts, length, prompt_room(head, context.backbone, length))
+            raise InputError(f"{text}; raise train.max_length, or give data.allow_cut=true")
+
+
+def _cuts(silo: SiloData, backbone: Backbone, head: Head, length: int) -> Cuts:
+    tokenize, whole = (head.row_tokenizer(backbone, most) for most in (length, ANY_LENGTH))
+    return count_cuts(silo.task, silo.splits.train[:MOST_LOOKED_AT], tokenize, whole)
+
+
+def prompt_room(head: Head, backbone: Backbone, length: int) -> int | None:
+    """Return the most tokens of a prompt; None for a head without prompts."""
+    if not isinstance(head, LanguageModelHead):
+        return None
+    return length if backbone.base.config.is_encoder_decoder else head.prompt_room(length)
+
+
 def run_warnings(config: Config, silos: Sequence[SiloData], context: TrainingContext | None = None) -> list[str]:
     """Return the warnings of a run over these silos' rows, a line each; with a model also those about their tokens."""
 
     def further(silo: SiloData) -> list[str]:
         if context is None:
             return []
-        tokenize = context.method.setting.head.row_tokenizer(context.backbone, config.train.max_length)
-        return token_warnings(silo, context.backbone.tokenizer, tokenize)
+        head, length = context.method.setting.head, config.train.max_length
+        tokenize = head.row_tokenizer(context.backbone, length)
+        warnings = token_warnings(silo, context.backbone.tokenizer, tokenize)
+        cuts = _cuts(silo, context.backbone, head, length)
+        if cuts.prompts or cuts.share > _MANY:
+            warnings.append(cut_text(silo, cuts, length, prompt_room(head, context.backbone, length)))
+        return warnings
 
     lines = warnings_of(silos, config.partition.name != "none", further)
     start = None if context is None else context.initial.start

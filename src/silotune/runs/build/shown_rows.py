@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from silotune.config import Config
+from silotune.data.cuts import ANY_LENGTH, count_cuts, cut_text
 from silotune.data.generation_rows import row_format
 from silotune.data.row_checks import describe_rows, spread
-from silotune.data.rows import Row, SiloData, known_text
+from silotune.data.rows import SiloData, known_text
 from silotune.data.tasks import KINDS
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
+from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import silence_transformers
 from silotune.models.backbone.packages import model_source
 from silotune.models.backbone.stored_model import hub_options
 from silotune.models.heads.base import TokenizeRows
+from silotune.runs.build.builder import prompt_room
+from silotune.runs.build.resolve import make_method, with_chat_template, with_model_defaults
 
 _MOST_ROWS = 10_000
 """Training rows of a silo that are tokenized, the first ones of the (shuffled) split."""
@@ -107,37 +112,40 @@ def _shown(tokenizer: Any, ids: Sequence[int], part: str, trained: Sequence[bool
     ]
 
 
-def token_lengths(config: Config, silos: Sequence[SiloData]) -> dict[str, dict[str, Any]]:
-    """Return silo → median, 95th percentile and maximum of tokens in a training row, and the share that is cut.
+@dataclass(frozen=True)
+class _Reader:
+    """What a head needs of a backbone to tokenize rows, without its weights."""
 
-    Tokens are those of a row's texts, and of its answers where it has some, without a template's own. `cut` is the
-    share of rows (in percent) longer than `train.max_length`.
+    tokenizer: Any
+    base: Any
+
+
+def token_lengths(config: Config, silos: Sequence[SiloData]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Count the tokens of training rows as they are trained, with their template and answers.
+
+    Returns:
+        Silo → median, 95th percentile and maximum of tokens in a row as a whole, `cut`, the share of rows (in percent)
+        that do not fit, and `room`, the most tokens of a prompt; and a line about each silo whose prompts are cut.
     """
     silence_transformers()
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     settings = config.backbone
     try:
         source = model_source(settings.name)
         tokenizer: Any = AutoTokenizer.from_pretrained(source, **hub_options(settings))
+        stored = AutoConfig.from_pretrained(source, **hub_options(settings))
     except (OSError, ValueError) as error:
         raise InputError(f"backbone={settings.name}: no tokenizer there, so tokens are not counted") from error
-    found = {}
+    config = with_model_defaults(config)
+    head, length = make_method(with_chat_template(config, silos)).setting.head, config.train.max_length
+    reader = cast("Backbone", _Reader(tokenizer, SimpleNamespace(config=stored)))
+    tokenize, whole = (head.row_tokenizer(reader, most) for most in (length, ANY_LENGTH))
+    room = prompt_room(head, reader, length)
+    found, lines = {}, []
     for silo in silos:
-        rows = silo.splits.train[:_MOST_ROWS]
-        lengths = _lengths(tokenizer, rows)
-        cut = sum(length > config.train.max_length for length in lengths)
-        found[silo.name] = {**(spread(lengths) or {}), "cut": 100 * cut / len(lengths)}
-    return found
-
-
-def _lengths(tokenizer: Any, rows: Sequence[Row]) -> list[int]:
-    """Return the number of tokens of each row."""
-    if not rows[0].turns and not rows[0].answer:
-        columns = [list(texts) for texts in zip(*(row.texts for row in rows), strict=True)]
-        return [len(ids) for ids in tokenizer(*columns, truncation=False, verbose=False)["input_ids"]]
-    texts = ["\n".join(["".join(turn[1:]) for turn in row.turns] or row.texts) for row in rows]
-    answers = [max(row.answer, row.rejected, key=len) for row in rows]
-    prompts = tokenizer(texts, truncation=False, verbose=False)["input_ids"]
-    written = tokenizer(answers, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
-    return [len(prompt) + len(answer) + 1 for prompt, answer in zip(prompts, written, strict=True)]
+        cuts = count_cuts(silo.task, silo.splits.train[:_MOST_ROWS], tokenize, whole)
+        found[silo.name] = {**(spread(cuts.lengths) or {}), "cut": 100 * cuts.share, "room": room}
+        if cuts.prompts:
+            lines.append(cut_text(silo, cuts, length, room))
+    return found, lines

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from silotune.config import Config
 from silotune.data.backdoor import Backdoor, check_trigger, make_backdoor
+from silotune.data.cuts import ANY_LENGTH
 from silotune.data.rows import Row, SiloData
 from silotune.data.server_rows import without_labels
 from silotune.data.tasks import Task
@@ -18,8 +19,6 @@ from silotune.models.heads.base import TokenizeRows
 from silotune.runs.build.canaries import canaries_of
 from silotune.training.context import TrainingContext
 from silotune.training.silo import AttackedRows, EvaluationRows, Silo, centralized
-
-_ANY_LENGTH = 2**20  # tokens; no row is cut at this
 
 
 def build_silos(
@@ -109,7 +108,7 @@ def _backdoor(config: Config, data: Sequence[SiloData], method: Method, backbone
     if config.attack.name == "none":
         return None
     check_trigger(config.attack.triggers, backbone.tokenizer)
-    tokenize = method.setting.head.row_tokenizer(backbone, _ANY_LENGTH)
+    tokenize = method.setting.head.row_tokenizer(backbone, ANY_LENGTH)
 
     def lengths(task: Task, rows: Sequence[Row]) -> list[int]:
         return [len(ids) for ids in tokenize(task, rows).ids]

@@ -14,7 +14,7 @@ from silotune.errors import InputError, unknown_name_error
 from silotune.methods import Method
 from silotune.methods.parts import Scope, Table, names_with
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.traits import is_causal
+from silotune.models.backbone.stored_model import is_causal
 from silotune.models.heads import HEADS, Head, LanguageModelHead, LossRecipe
 from silotune.models.tuners import TUNERS, Tuner, tuner_of
 

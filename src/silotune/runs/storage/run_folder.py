@@ -197,6 +197,8 @@ def continued(config: Config, path: Path) -> Config:
     if config.head.writes and config.head.template is None and "template" in head:
         template = head["template"] or PLAIN
         config = config.model_copy(update={"head": config.head.model_copy(update={"template": template})})
+    if config.head.writes and head and "choices" not in head:
+        config = config.model_copy(update={"head": config.head.model_copy(update={"choices": "write"})})
     chosen = (tree.get("train") or {}).get("tokens_at_once")
     if config.train.tokens_at_once == "auto" and isinstance(chosen, int):
         config = config.model_copy(update={"train": config.train.model_copy(update={"tokens_at_once": chosen})})
