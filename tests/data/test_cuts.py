@@ -30,7 +30,7 @@ def test_a_question_keeps_both_ends(family):
     asked = tokenizer.decode(prompt_rows(rows).ids[0], skip_special_tokens=True)
     assert "ead this" in asked  # T5's tiny vocabulary has no capitals
     assert asked.split() != f"{LONG} Answer:".split()
-    assert asked.replace(" ", "").endswith("-cold Answer:".replace(" ", ""))
+    assert asked.replace(" ", "").endswith(("-coldAnswer:", "coldnswer:"))
     assert len(prompt_rows(rows).ids[0]) <= head.prompt_room(56) or family == "t5"
 
 

@@ -34,6 +34,8 @@ def check_federated(config: Config) -> None:
     """Refuse configurations that need the rows of several silos in one place."""
     if is_centralized(config.method.name):
         raise InputError(f"method={config.method.name}: trains in one place, not in silos; use --engine inprocess")
+    if not config.rounds:
+        raise InputError("rounds=0: trains nothing, and needs no silos; use --engine inprocess")
     if config.attack.name != "none":
         raise InputError("attack: simulated with --engine inprocess only; here silos are what they are")
     if config.cohort not in (1, "auto"):
