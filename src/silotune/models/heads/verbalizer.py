@@ -345,8 +345,8 @@ def label_words(
         of_class[owner, number] = 1
         begin += len(ids)
     flat = torch.tensor([token for ids in tokens for token in ids])
-    placed = (tensor.to(backbone.device) for tensor in (flat, of_word, of_class))
-    return LabelWords(*placed, tokens=tuple(map(tuple, tokens)))
+    flat, of_word, of_class = (tensor.to(backbone.device) for tensor in (flat, of_word, of_class))
+    return LabelWords(flat, of_word, of_class, tuple(map(tuple, tokens)))
 
 
 def _tokens_of(tokenizer: Any, word: str) -> list[int]:
