@@ -9,6 +9,7 @@ import yaml
 
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import read_rows, write_rows
+from silotune.data.tokenized import RowTokenizer
 from silotune.errors import InputError
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
@@ -55,6 +56,41 @@ def test_a_silo_of_units(config, tmp_path):
     (data, _) = load_silos(given)
     write_rows(tmp_path / "rows", data)
     assert read_rows(tmp_path / "rows", "north") == data
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_names_of_labels_do_not_follow_from_rows(declared, config, monkeypatch):
+    """Planted: where names are read from rows, one row's own label leaves with the task."""
+
+    def rare(rows):
+        return [row | ({"label": "rare"} if n == 6 else {}) for n, row in enumerate(rows)]
+
+    monkeypatch.setattr("silotune.data.own_silos._declared", lambda *_: True)
+    labels = ["bad", "good", "rare"] if declared else None
+    tasks = [load_silos(config(labels=labels, rows=rows))[0].task for rows in (None, rare)]
+    assert (tasks[0] == tasks[1]) is declared
+
+
+@pytest.mark.parametrize("unit", ["patient", "row"])
+def test_rows_that_a_head_cannot_read_count_as_empty(unit, config, monkeypatch):
+    """A refusal would tell whether a silo has such a row: all notes of patient 5, and one of patient 6."""
+    tokenized = RowTokenizer.__call__
+
+    def some(self, task, rows):
+        if any("unreadable" in row.texts[0] for row in rows):
+            raise InputError("cannot be read")
+        return tokenized(self, task, rows)
+
+    def spoiled(rows):
+        return [row | ({"text": f"unreadable {n}"} if 15 <= n < 19 else {}) for n, row in enumerate(rows)]
+
+    monkeypatch.setattr(RowTokenizer, "__call__", some)
+    words = f"privacy.unit={unit}", "data.ratio=[0.9, 0.05, 0.05]"
+    silos = [build(config(*words, rows=rows)).silos["north"] for rows in (None, spoiled)]
+    assert silos[0].rows == silos[1].rows == len(units_of(silos[1]))
+    assert sum(not of_unit for of_unit in units_of(silos[1])) == {"patient": 1, "row": 4}[unit]
+    with pytest.raises(InputError, match="rows: cannot be read"):
+        build(config("privacy.unit=null", "privacy.epsilon=null", rows=spoiled))
 
 
 def test_what_is_not_said_of_units(config):

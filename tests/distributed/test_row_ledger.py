@@ -20,7 +20,7 @@ from silotune.distributed.silo.store import SiloStore
 from silotune.errors import InputError
 from silotune.runs.build.builder import build
 from silotune.runs.storage.readers import read_summary
-from silotune.training.row_privacy import RowPlan
+from silotune.training.row_privacy import RowPlan, RowPrivacy
 from tests.support.session_rig import DirectLink, answering, job, local_configs
 
 NOISE = ("privacy.unit=row", "privacy.epsilon=4", "rounds=2", "train.steps=2", "train.batch_size=8")
@@ -98,8 +98,10 @@ def test_another_budget_keeps_the_orders_and_what_was_spent(tmp_path):
 # -- a federation ------------------------------------------------------------------------------------------------------
 
 
-def test_a_federation_in_which_only_noised_parts_leave(tiny_config, tmp_path):
-    config = tiny_config("fedmcp", "method.mu=0", *NOISE)
+@pytest.mark.parametrize("words", [("fedmcp", "method.mu=0"), ("fedlora",)])
+def test_a_federation_in_which_only_noised_parts_leave(words, tiny_config, tmp_path):
+    """FedLoRA has a final phase without noise, after which nothing leaves."""
+    config = tiny_config(*words, *NOISE)
     configs = local_configs(config, tmp_path / "run", **PRIVATE)
     link = DirectLink(answering(configs))
     coordinate(job(config, tmp_path / "run", configs), link)
@@ -153,6 +155,12 @@ def test_the_same_request_has_the_same_bytes_and_another_broadcast_other_noise(p
     assert moved > 1e-3, "the noise of two broadcasts cancels"
 
 
+def test_a_status_tells_of_the_budget_alone(private):
+    status = private(share=["status"]).ask("hello").fields["status"]
+    assert 0 < status.pop("epsilon_left") < 8
+    assert not any(status.values())
+
+
 def test_another_run_over_the_same_tensors_pays_again(private):
     """Its draws are others, so the mean of many such answers would lose its noise."""
     attacker = private()
@@ -198,7 +206,7 @@ def test_the_same_draws_with_another_update_do_not_leave(private, monkeypatch):
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("train__tokens_at_once", 9, "whether a row fits would follow from rows"),
+        ("train__tokens_at_once", 9, "see the worker's log"),
         ("privacy__clip", 1e-30, "privacy.clip"),
         ("backbone", {"name": "bert", "quantization": "int8"}, "int8 rounds rows together"),
     ],
@@ -207,6 +215,29 @@ def test_settings_that_would_tell_of_rows(key, value, reason, private):
     attacker = private()
     attacker.configure(**{key: value})
     assert reason in attacker.reason("hello")
+
+
+def test_a_second_broadcast_with_the_noise_of_the_first_is_found(private, monkeypatch):
+    """Planted: draws that do not depend on the broadcast."""
+    draws = RowPrivacy.draws
+    monkeypatch.setattr(RowPrivacy, "draws", lambda self, silo, number, _, state: draws(self, silo, number, {}, state))
+    attacker = private()
+    assert attacker.ask("round").kind == "answer"
+    assert attacker.ask("round", broadcast=attacker.broadcast(add=1e-3)).kind == "failed"
+
+
+@pytest.mark.parametrize(("method", "kind"), [("ditto", "round"), ("fedlora", "final"), ("fedlora", "score")])
+def test_no_loss_decides_whether_an_answer_comes(method, kind, attack, monkeypatch):
+    """Phases without noise may diverge on what a coordinator sends: by which rows do, it would learn of them."""
+    settings = {"policy": {"preset": "private", "train_rows": 0, "train_steps": 0}, "privacy": {"epsilon": 8.0}}
+    attacker = attack((method, "tuner.r=1", *NOISE), caps=False, **settings)
+    measured: list[int] = []
+    monkeypatch.setattr("silotune.distributed.silo.local_work.summary_entries", lambda *_: measured[0])
+    reply = attacker.ask(kind, broadcast=attacker.broadcast(add=1e30), splits=["validation", "test"])
+    assert reply.kind in ("answer", "scores")
+    assert not any(reply.fields.get(name) for name in ("metrics", "note", "scores"))
+    if kind == "final":
+        assert attacker.ask("round", 2, base="0001-final").kind == "failed", "it has no noise"
 
 
 def test_a_crash_before_an_answer_leaves_draws_again_the_same(private, monkeypatch):

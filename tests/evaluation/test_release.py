@@ -13,7 +13,7 @@ from silotune.data.tasks import make_task
 from silotune.evaluation.release import audit, exact_interval, lower_epsilon, membership
 from silotune.runs.build.canaries import make_canaries
 from silotune.runs.build.resolve import read_config
-from silotune.runs.release import measure_release
+from silotune.runs.release import measure_release, upper_epsilon
 from silotune.runs.run import run
 from tests.support.language_models import folder_of
 from tests.support.tiny import BAD, GOOD, tiny_overrides
@@ -102,6 +102,12 @@ def test_without_noise_or_canaries_the_page_says_so(silotune, backbone_folder, d
     assert "Nothing bounds" in shown
     refused = silotune("release", str(tmp_path), "--silo", silo)
     assert (refused.code, "no run folder" in refused.err) == (2, True)
+
+
+def test_weights_that_are_learned_without_noise_have_no_bound(tiny_federation):
+    """FDLoRA's, of which its prediction reads no part by name."""
+    assert upper_epsilon(tiny_federation("fdlora", "method.sync=1", *NOISE), 1e-5) == math.inf
+    assert upper_epsilon(tiny_federation("fedper", *NOISE), 1e-5) <= 4
 
 
 def test_emptied_canaries_count_as_units(tiny_federation):

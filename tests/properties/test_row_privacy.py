@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from silotune.communication.privacy.noise_stream import NoiseStream
+from silotune.core.tensors import State
 from silotune.errors import InputError
 from silotune.methods import METHODS
 from silotune.runs.build.resolve import read_config
+from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.run import run
 from silotune.training import private_steps
 from silotune.training.client import SiloClient, SiloReply
@@ -227,6 +229,21 @@ class TestPlanted:
         with pytest.raises(AssertionError):
             self.check(backbone_folder("bert"), data_folder, changed_data, tmp_path, "fedrep")
 
+    def test_a_clip_norm_over_a_part_without_noise(
+        self, monkeypatch, backbone_folder: Callable, data_folder: Path, changed_data: Path, tmp_path: Path
+    ) -> None:
+        """Ditto's private part, which trains without noise, changes how the gradients of the shared one are scaled."""
+        real = PrivateSteps._row_gradients
+
+        def scaled(self: PrivateSteps, number: int, first: int, places: Any, state: State, *args: Any) -> Any:
+            found, *rest = real(self, number, first, places, state, *args)
+            size = sum(float(tensor.norm()) for tensor in state["private"].values())
+            return [gradient / size for gradient in found], *rest
+
+        monkeypatch.setattr(PrivateSteps, "_row_gradients", scaled)
+        with pytest.raises(AssertionError):
+            self.check(backbone_folder("bert"), data_folder, changed_data, tmp_path, "ditto")
+
     def test_a_part_that_another_one_follows_after_a_batch(self, tiny_federation: Callable) -> None:
         """FedDPA-T's local part trains without noise, until the shared one reads it."""
         federation = tiny_federation("feddpa-t")
@@ -243,8 +260,11 @@ class TestPlanted:
         runs = [run(read_config("demo", given), out=tmp_path / str(n), workers=n) for n in (1, 2)]
         assert runs[0].summary["state_sha256"] == runs[1].summary["state_sha256"]
 
-    def test_a_best_round_by_raw_scores_is_not_taken(
-        self, backbone_folder: Callable, data_folder: Path, tmp_path: Path
+    @pytest.mark.parametrize(("words_of_noise", "best"), [((), 2), (("privacy.unit=null", "privacy.epsilon=null"), 1)])
+    def test_a_best_round_by_raw_scores(
+        self, words_of_noise, best, monkeypatch, backbone_folder: Callable, data_folder: Path, tmp_path: Path
     ) -> None:
-        done = run(read_config("demo", words("fedavg", backbone_folder("bert"), data_folder)), out=tmp_path / "run")
-        assert done.summary["best_round"] == 2
+        """Scores that prefer round 1 are followed without noise alone."""
+        monkeypatch.setattr(InProcessEngine, "validate", lambda self, number: {"alpha": 9.0 - number})
+        given = [*words("fedavg", backbone_folder("bert"), data_folder), *words_of_noise]
+        assert run(read_config("demo", given), out=tmp_path / "run").summary["best_round"] == best

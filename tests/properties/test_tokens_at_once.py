@@ -263,6 +263,8 @@ def test_a_row_that_is_too_long_is_refused_before_training(make):
     longest = max(rows.longest for silo in silos for rows in silo.train.values())
     federation.context.tokens_at_once = 3 * longest  # three views have a gradient
     check_rows(federation.context, silos)
+    with pytest.raises(InputError, match=f"a row of {federation.context.train.max_length} tokens"):
+        check_rows(federation.context, silos, noised=True)
     federation.context.tokens_at_once -= 1
     with pytest.raises(InputError, match=rf"tokens_at_once=.*{longest} tokens in 3 views.*at least {3 * longest}"):
         check_rows(federation.context, silos)

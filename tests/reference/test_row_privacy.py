@@ -82,6 +82,13 @@ def by_hand(made: Federation, silo: Silo, state: State, received: State, drawn: 
     return total
 
 
+def steps_of(made: Federation, silo: Silo) -> PrivateSteps:
+    made.context.row_privacy = RowPrivacy(
+        CLIP, 2, {silo.name: RowPlan("row", 1.0, (0, 2), 0.0)}, frozenset({made.context.phases[0].name}), None, 1, ""
+    )
+    return PrivateSteps(made.context, silo, made.context.phases[0], NoiseStream(b"key"), TRAINING)
+
+
 def check(made: Federation, unit_size: int = 1) -> None:
     silo = next(iter(made.silos.values()))
     if unit_size > 1:
@@ -90,10 +97,7 @@ def check(made: Federation, unit_size: int = 1) -> None:
             for task, rows in silo.train.items()
         }
         silo = replace(silo, train=train)
-    made.context.row_privacy = RowPrivacy(
-        CLIP, 2, {silo.name: RowPlan("row", 1.0, (0, 2), 0.0)}, frozenset({made.context.phases[0].name}), None, 1, ""
-    )
-    steps = PrivateSteps(made.context, silo, made.context.phases[0], NoiseStream(b"key"), TRAINING)
+    steps = steps_of(made, silo)
     state, received = state_of(made, silo)
     for number in range(2):
         drawn = list(steps._draw(number))
@@ -111,6 +115,34 @@ def check(made: Federation, unit_size: int = 1) -> None:
 def test_an_encoder(tuner: str, units: int, tiny_config: Callable, backbone_folder: Callable[[str], Path]) -> None:
     config = tiny_config("fedavg", *RECIPE, f"tuner={tuner}", *TUNER_WORDS[tuner], "train.batch_size=12")
     check(federation(config, "AutoModel", backbone_folder("bert")), units)
+
+
+@pytest.mark.parametrize("tuner", TUNERS)
+def test_a_row_that_overflows_spoils_no_other(
+    tuner: str, tiny_config: Callable, backbone_folder: Callable[[str], Path]
+) -> None:
+    config = tiny_config("fedavg", *RECIPE, f"tuner={tuner}", *TUNER_WORDS[tuner])
+    made = federation(config, "AutoModel", backbone_folder("bert"))
+    silo = next(iter(made.silos.values()))
+    ((task, rows),) = silo.train.items()
+    others = {token for row in (0, 1, 3, 4) for token in rows.ids[row]}
+    token = next(token for token in rows.ids[2] if token not in others)
+    steps, (state, received) = steps_of(made, silo), state_of(made, silo)
+    found = []
+    for value in (None, torch.inf):
+        if value is not None:
+            made.backbone.word_embeddings.data[token] = value
+        at_once = range(5) if steps._at_once > 1 else ()
+        pieces = [at_once] if at_once else [[row] for row in range(5)]
+        found.append(
+            [steps._row_gradients(0, 0, [(task, row) for row in piece], state, received, {}) for piece in pieces]
+        )
+    for before, after in zip(*found, strict=True):
+        for one, two in zip(before[0], after[0], strict=True):
+            finite = two.isfinite().flatten(1).all(1)
+            torch.testing.assert_close(one[finite], two[finite], rtol=1e-10, atol=1e-12)
+            assert int((~finite).sum()) <= 1
+    assert not all(tensor.isfinite().all() for piece in found[1] for tensor in piece[0])
 
 
 @pytest.mark.parametrize("head", ["lm", "linear"])
@@ -139,3 +171,9 @@ def test_small_gradients_are_clipped_too() -> None:
     assert float(norm) == pytest.approx(1e-25, rel=1e-5)
     spoiled = [torch.tensor([[1.0, 0.0], [float("nan"), 0.0], [float("inf"), 1.0]])]
     assert clipped_sums(spoiled, 10.0)[0].tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("norm", [1e20, 2.8e38])
+def test_large_gradients_are_no_larger_afterwards(norm: float) -> None:
+    """The factor of the second one, with the least `privacy.clip`, would be rounded up by a sixth."""
+    assert float(clipped_sums([torch.tensor([[norm]])], 1e-6)[0]) <= 1e-6 * (1 + 1e-6)

@@ -113,7 +113,6 @@ class Config(Section):
         Args:
             other_noise: whether silos or the coordinator add noise, too.
         """
-        room = 4 * self.train.max_length + 1024  # for a row and its virtual tokens
         refused = {
             "uplink, aggregation.noise_multiplier: noise on whole silos is another promise; choose one": other_noise,
             "precision: skipped steps of fp16 follow rows; allowed: fp32, bf16": self.precision.name == "fp16",
@@ -124,9 +123,6 @@ class Config(Section):
             "partition, data.parts: would divide one unit's rows among silos; allowed: none, column": (
                 self.privacy.unit_column is not None
                 and (self.partition.name not in ("none", "column") or self.data.parts > 1)
-            ),
-            f"train.tokens_at_once: whether a row fits would follow from rows; allowed: auto, or {room} and more": (
-                isinstance(self.train.tokens_at_once, int) and self.train.tokens_at_once < room
             ),
             "backbone.quantization: int8 rounds rows together; allowed: none, nf4": (
                 self.backbone.quantization in ("int8", "auto")

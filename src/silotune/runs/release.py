@@ -15,9 +15,6 @@ from silotune.core.files import write_text
 from silotune.core.tensors import State
 from silotune.errors import InputError, unknown_name_error
 from silotune.evaluation.release import ALARMS, Audit, Membership, audit, membership, row_losses, verbatim
-from silotune.methods.parts import Scope
-from silotune.methods.step import heads_of
-from silotune.models.forward.mixing import parts_in
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.runs.model_file import model_folder
@@ -155,7 +152,7 @@ def measure(federation: Federation, silo: Silo, context: PredictionContext, stat
     return Release(
         silo.name,
         federation.config.privacy.unit,
-        upper_epsilon(federation, silo.name, delta),
+        upper_epsilon(federation, delta),
         delta,
         found,
         membership(*(row_losses(context, state, part, count) for part, count in sets)),
@@ -163,20 +160,15 @@ def measure(federation: Federation, silo: Silo, context: PredictionContext, stat
     )
 
 
-def upper_epsilon(federation: Federation, silo: str, delta: float) -> float:
-    """Return the ε of a silo's model by the account of its noise; infinite if a phase without noise changes a part."""
+def upper_epsilon(federation: Federation, delta: float) -> float:
+    """Return the ε of a silo's model by the account of its noise; infinite if a phase on rows has none.
+
+    The model's folder holds all parts, and those of the method's learned weights are no names in its mix.
+    """
     context, noise = federation.context, federation.context.row_privacy
-    if noise is None:
+    if noise is None or context.prediction.weighting is not None:  # the model's folder then holds vectors of rows
         return math.inf
-    prediction = context.prediction
-    heads = [prediction.head] if isinstance(prediction.head, str) else [*parts_in(prediction.head)]
-    used = {*parts_in(prediction.mix), *heads, *heads_of(prediction.head)}
-    for phase in context.phases:
-        if (phase.trains or phase.gathers) and not noise.covers(phase) and used & {*phase.changes}:
-            return math.inf
-    if prediction.weighting is not None:  # the model's folder holds vectors of rows
+    if any((phase.trains or phase.gathers) and not noise.covers(phase) for phase in context.phases):
         return math.inf
-    plan = noise.plans[silo]
-    shared = all(context.parts[name].scope is not Scope.PRIVATE for name in used)
-    plans = noise.plans.values() if shared else [plan]
+    plans = noise.plans.values()  # of all silos, whose units the shared parts tell of
     return max(row_epsilon(each.multiplier, delta, each.rate, each.steps[-1]) for each in plans)

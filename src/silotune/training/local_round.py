@@ -197,7 +197,7 @@ def train(
         One result per silo, in the order of `silos`. The time is divided among silos by their rows.
 
     Raises:
-        Diverged: a silo's loss is not finite.
+        Diverged: a silo's loss is not finite, and no rows have noise.
     """
     started, settings = time.perf_counter(), settings or context.train
     received = context.place(shared)
@@ -270,6 +270,8 @@ class _PhaseWork:
         self.batches = [phase_batches(context, run.silo, phase, number, self._alone) for run in members]
         self.gradients = StepGradients(context, phase)
         self.lr = context.train.lr
+        self.quiet = context.row_privacy is not None
+        """Whether a loss that is not finite ends nothing: an answer that is missing would tell of rows."""
         self._constant = context.constant_views(phase)
         for run in members:
             run.kept = ConstantViews(self._constant)
@@ -310,10 +312,10 @@ def _train_phase(work: _PhaseWork, optimizer: PhaseOptimizer) -> None:
         terms, skips = found[: len(drawn)], found[len(drawn) :]
         for run, logged in zip(runs, terms, strict=True):
             if not math.isfinite(logged["loss"]):
-                raise Diverged(
-                    f"silo {run.silo.name!r}, round {work.number}, phase {work.phase.name!r}: training diverged, the "
-                    f"loss is {logged['loss']} (train.lr is {work.lr:g})"
-                )
+                reason = f"training diverged, the loss is {logged['loss']} (train.lr is {work.lr:g})"
+                if not work.quiet:
+                    raise Diverged(f"silo {run.silo.name!r}, round {work.number}, phase {work.phase.name!r}: {reason}")
+                run.note = f"phase {work.phase.name!r}: {reason}"
         optimizer.step({index: taken - int(skip.get("skipped", 0)) for index, skip in zip(active, skips, strict=True)})
         for member, (run, batch, logged) in enumerate(zip(runs, batches, terms, strict=True)):
             if (taken + 1) % work.phase.steps_per_batch == 0:

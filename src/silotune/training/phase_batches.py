@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from silotune.data.batching import Batch, MicroBatch, TokenLimit, draw_batches, epoch_batches
@@ -70,13 +71,23 @@ def token_limit(context: TrainingContext, phase: Phase, silos: Sequence[Silo]) -
     return TokenLimit(context.tokens_at_once, max(1, phase.views_with_gradient), beside)
 
 
-def check_rows(context: TrainingContext, silos: Iterable[Silo]) -> None:
-    """Refuse rows that are longer than `train.tokens_at_once` has room for."""
+def check_rows(context: TrainingContext, silos: Iterable[Silo], noised: bool = False) -> None:
+    """Refuse rows that are longer than `train.tokens_at_once` has room for.
+
+    Args:
+        context: the run's.
+        silos: whose rows.
+        noised: whether rows have noise: then all of `train.max_length` need room, as whether one's row fits would tell.
+    """
+    most = context.train.max_length
     for silo in silos:
         for phase in (*context.phases, *context.server_phases):
             limit = token_limit(context, phase, [silo])
             for rows in silo.train.values():
-                if limit is not None and len(rows):
+                if limit is not None and noised:
+                    beside = context.virtual_tokens + (0 if rows.decoder is None else most)
+                    replace(limit, beside=beside).rows(most)
+                elif limit is not None and len(rows):
                     limit.rows(rows.longest)
 
 

@@ -32,6 +32,9 @@ from silotune.training.step_gradients import SiloStep, StepGradients, Terms
 _AT_ONCE = 64
 """Most rows of one graph: each has its own copy of the trained tensors."""
 
+_LARGEST = 2.0**100
+"""Norms from here on count as infinite: factors that scale them down to the least `privacy.clip` would be inexact."""
+
 
 @dataclass
 class PrivateGradient:
@@ -221,7 +224,7 @@ class PrivateSteps:
 
 
 def clipped_sums(gradients: Sequence[Tensor], bound: float) -> list[Tensor]:
-    """Sum units' gradients, each scaled down to a norm of at most `bound`; infinite or NaN gradients count as zero.
+    """Sum units' gradients, each scaled down to a norm of at most `bound`; those without a finite norm count as zero.
 
     Args:
         gradients: per tensor, shape (units, …).
@@ -231,7 +234,7 @@ def clipped_sums(gradients: Sequence[Tensor], bound: float) -> list[Tensor]:
     largest = torch.stack([each.abs().amax(1) for each in flat]).amax(0)  # squares of small numbers would be 0
     scale = torch.where(largest > 0, largest, 1.0)
     norms = scale * torch.stack([(each / scale[:, None]).square().sum(1) for each in flat]).sum(0).sqrt()
-    finite = norms.isfinite()
+    finite = norms < _LARGEST
     factors = torch.where(finite, (bound / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0), 0.0)
     return [
         torch.einsum("u,u...->...", factors, torch.where(finite.view(-1, *[1] * (each.dim() - 1)), each, 0.0))

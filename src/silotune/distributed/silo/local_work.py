@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from silotune.communication.messages import message_numbers, read_broadcast
+from silotune.core.clock import log_line
 from silotune.core.tensors import State, flatten
 from silotune.distributed.protocol.disclosure import filter_scores
 from silotune.distributed.protocol.frames import Frame, ProtocolError, require_fields, state_name
@@ -32,6 +34,8 @@ from silotune.training.client import PrivacySpent, SiloReply
 from silotune.training.federation import Federation
 from silotune.training.row_privacy import RowPlan
 from silotune.training.silo import Silo, SiloState
+
+Result = TypeVar("Result")
 
 _ROW_BYTES = 64
 """Of a test row in a file of predictions, beside probabilities and answers."""
@@ -67,7 +71,7 @@ class LocalWork:
         asked = _asked(prepared, request, judge=str(judge), base=str(base))
         if (kept := self._store.find(run, name, asked)) is not None:
             return kept
-        silo = self._silo(prepared, run, str(base))
+        silo = self._silo(prepared, request.kind, run, str(base))
         client = prepared.client
         shared = _of_round(client.open_broadcast(broadcast, silo.name), int(number))
         leaving = 0 if final else sum(tensor.numel() for tensor in flatten(shared).values())
@@ -82,7 +86,8 @@ class LocalWork:
         price = None if client.privacy is None else Price.of(client.privacy)
         charge = None if final else self._charge(prepared, str(run), int(number), silo, shared)
         if final:
-            (reply,) = client.finals([silo], broadcast)
+            nothing = SiloReply(silo.name, b"", {})
+            reply = self._kept_here(prepared, lambda: client.finals([silo], broadcast)[0], nothing)
         else:
             spent = PrivacySpent() if price is None else self._store.spent(run, price)
             (reply,) = client.rounds([silo], broadcast, spent)
@@ -90,10 +95,11 @@ class LocalWork:
         if charge is not None:
             charge = replace(charge, message=hashlib.sha256(reply.message).hexdigest())
             self._store.ledger.require(charge)
-        assert silo.state is not None, "a silo that trained has a state"
         beginning = [] if base else prepared.beginning
         note, metrics = "; ".join(filter(None, (changed, *beginning, reply.note))), reply.metrics
         if prepared.noise is not None:  # they follow from rows, and have no noise
+            if note:
+                log_line(f"silotune worker {silo.name!r}: {note}")
             note, metrics = "", {}
         fields |= {"state": name, "metrics": metrics, "note": note}
         about = {"norm": reply.norm, "epsilon": None if price is None else price.epsilon} if reply.message else {}
@@ -103,7 +109,7 @@ class LocalWork:
             name,
             int(number),
             asked,
-            silo.state.flat(),
+            prepared.federation.context.state_of(silo).flat(),
             price if reply.message else None,
             charge if reply.message else None,
             {*map(str, keep), str(base)},
@@ -119,13 +125,32 @@ class LocalWork:
         asked = _asked(prepared, request, base=str(base), splits=",".join(splits), share=",".join(self.settings.share))
         if (kept := self._store.find(run, name, asked)) is not None:
             return kept
-        silo = self._silo(prepared, run, str(base))
+        silo = self._silo(prepared, request.kind, run, str(base))
         shared = _of_round(read_broadcast(broadcast, prepared.federation.coordinator.expected), int(number))
         self._count(prepared, Request(run, "score", int(number), self._digest(asked, run, str(base))))
         self._noise(prepared, str(run))
-        scores = self._evaluate(prepared.federation, silo, shared, int(number), splits, run)
+        federation = prepared.federation
+        scores: dict[str, Any] = self._kept_here(
+            prepared, lambda: self._evaluate(federation, silo, shared, int(number), splits, run), {}
+        )
         scores = {} if prepared.noise is not None else scores
         return Answer(Frame("scores", {"silo": silo.name, "scores": scores}), {}, name, int(number), asked)
+
+    def _kept_here(self, prepared: Prepared, work: Callable[[], Result], otherwise: Result) -> Result:
+        """Do work of which nothing leaves; where rows have noise not even that it failed, which may follow from them.
+
+        Args:
+            prepared: what the run's configuration came to.
+            work: the work.
+            otherwise: what counts as its result if it failed.
+        """
+        try:
+            return work()
+        except Exception:
+            if prepared.noise is None:
+                raise
+            traceback.print_exc()
+            return otherwise
 
     def _noise(self, prepared: Prepared, run: str) -> RowPlan | None:
         """Set the noise on rows that the ledger requires of a run, and return it; None without noise."""
@@ -191,12 +216,14 @@ class LocalWork:
                 measure(federation, silo, federation.context, current_model_state(federation, silo)).write(folder)
         return filter_scores(entry, self.settings.share)
 
-    def _silo(self, prepared: Prepared, run: str, base: str) -> Silo:
-        """Return the silo in one of its states; the empty name is the state before its first round."""
+    def _silo(self, prepared: Prepared, kind: str, run: str, base: str) -> Silo:
+        """Return the silo in a state from which a request may start; without a name, that before its first round."""
         silo = prepared.federation.silos[self.settings.name]
         silo.state = None
-        if base and prepared.noise is not None and not self._store.is_of(run, base, prepared.recipe):
-            raise InputError(f"state {base[:40]!r}: is of another configuration, which may have had no noise on rows")
+        if base and prepared.noise is not None:
+            made_by = self._store.made_by(run, base, prepared.recipe)
+            if not made_by or (made_by, kind) == ("final", "round"):
+                raise InputError(f"state {base[:40]!r}: may have been trained without noise on rows")
         if base:
             kept = SiloState.from_flat(self._store.read_state(run, base))
             if {name: tuple(t.shape) for name, t in flatten(kept.private).items()} != prepared.private_shapes:

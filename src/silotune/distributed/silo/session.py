@@ -331,7 +331,7 @@ class Session:
             if prepared.noise is not None  # equal ones would tell equal rows
             else hmac.new(key, prepared.rows.encode(), hashlib.sha256).hexdigest()[:32],
             epsilon_left=None if budget is None else max(0.0, budget - epsilon),
-            disk_free_bytes=None if free is None else int(float(f"{free:.1e}")),
+            disk_free_bytes=None if free is None or prepared.noise is not None else int(float(f"{free:.1e}")),
         )
 
     def _reason(self, kind: str, reason: str) -> Answer:

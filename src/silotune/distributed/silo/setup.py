@@ -248,7 +248,7 @@ class SiloSetup:
         secret = derived_from_secret(Path(self.settings.folder), "rows") if needed else None
         try:
             silos, _ = build_silos(config, context, [data], secret=secret)
-            check_rows(context, silos.values())
+            check_rows(context, silos.values(), config.privacy.unit is not None)
         except InputError as error:  # it may say which row, or how long one is
             raise self._rows_refused(error, "they do not suit the run's head or limits") from error
         if "rows" not in self.settings.share:

@@ -180,11 +180,17 @@ class SiloStore:
             raise InputError(f"state {name!r} of this silo: missing or damaged (no record of it)")
         return str(found[0][0])
 
-    def is_of(self, run: str, name: str, recipe: str) -> bool:
-        """Return whether a state is one after a round of this configuration, whatever its section `federation`."""
+    def made_by(self, run: str, name: str, recipe: str) -> str:
+        """Return the kind of request that led to a state; empty if its configuration was not this one.
+
+        Args:
+            run: the run's id.
+            name: the state's name.
+            recipe: see `Prepared.recipe`.
+        """
         found = self.records.rows("SELECT asked FROM answers WHERE run = ? AND name = ?", run, name)
         asked = json.loads(found[0][0]) if found else {}
-        return asked.get("kind") == "round" and asked.get("recipe") == recipe
+        return str(asked["kind"]) if asked.get("recipe") == recipe else ""
 
     def _state_file(self, run: str, name: str, digest: str) -> Path | None:
         """Return a state's file if its content matches the record; first complete an interrupted write."""

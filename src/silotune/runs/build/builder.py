@@ -69,7 +69,7 @@ def build(
     silos, malicious = build_silos(config, context, rows, labeled if method.labeled_only else None)
     server = server_silo(context, labeled) if labeled is not None and method.server_phases() else None
     outside = {silo.name: absent_silo(context, silo) for silo in absent}
-    check_rows(context, [*silos.values(), *([server] if server else [])])
+    check_rows(context, [*silos.values(), *([server] if server else [])], config.privacy.unit is not None)
     coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled is not None)
     if config.privacy.unit is not None:
         noise, privacy = make_row_privacy(

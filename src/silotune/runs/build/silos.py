@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from silotune.config import Config
+from silotune.core.clock import log_line
 from silotune.data.backdoor import Backdoor, check_trigger, make_backdoor
 from silotune.data.cuts import ANY_LENGTH
 from silotune.data.rows import Row, SiloData
@@ -48,7 +49,7 @@ def build_silos(
         validation, test = item.splits.validation, item.splits.test
         key = (id(validation), id(test))
         if key not in evaluations:
-            evaluations[key] = _evaluation(tokenize, item)
+            evaluations[key] = _evaluation(tokenize, item, config.privacy.unit is not None)
             if backdoor is not None and backdoor.has_target(item.task):
                 attacked = tokenize(item.task, backdoor.test_rows(item.task, test))
                 evaluations[key].attack = AttackedRows(attacked, backdoor.target(item.task))
@@ -59,13 +60,20 @@ def build_silos(
         units = None if config.privacy.unit_column is None else [row.unit for row in train]
         if units is not None and "" in units:
             raise InputError(f"silo {item.name!r}: privacy.unit={config.privacy.unit}: a row does not say whose it is")
-        rows = replace(_tokenized(tokenize, item, "training", train), poisoned=len(added), units=units)
+        read, kept = _tokenized(tokenize, item, "training", train, config.privacy.unit is not None)
+        unread = len(train) - len(kept) if units is None else len({*units} - {row.unit for row in kept})
+        rows = replace(read, poisoned=len(added), units=None if units is None else [row.unit for row in kept])
         malicious = backdoor is not None and item.name in backdoor.malicious
         scale = config.attack.scale if malicious else 1.0
-        silos[item.name] = Silo(item.name, {item.task.name: rows}, {item.name: evaluations[key]}, attack_scale=scale)
+        silos[item.name] = Silo(
+            item.name,
+            {item.task.name: rows},
+            {item.name: evaluations[key]},
+            attack_scale=scale,
+            empty_units=unread + len(canaries.rows) - len(canaries.trained),
+        )
         if canaries.rows:
             silos[item.name].canaries = tokenize(item.task, canaries.rows), list(canaries.present)
-            silos[item.name].empty_units = len(canaries.rows) - len(canaries.trained)
     attackers = () if backdoor is None else tuple(sorted(backdoor.malicious))
     if context.method.centralized:
         silos = centralized(silos, context.method.name)
@@ -79,21 +87,38 @@ def absent_silo(context: TrainingContext, data: SiloData) -> Silo:
     tokenize = context.method.setting.head.row_tokenizer(context.backbone, context.train.max_length)
     splits = data.splits
     train = without_labels(splits.train) if context.method.unlabeled else splits.train
-    rows = _tokenized(tokenize, data, "training", train)
+    rows, _ = _tokenized(tokenize, data, "training", train)
     return Silo(data.name, {data.task.name: rows}, {data.name: _evaluation(tokenize, data)})
 
 
-def _evaluation(tokenize: TokenizeRows, data: SiloData) -> EvaluationRows:
-    validation = _tokenized(tokenize, data, "validation", data.splits.validation)
-    return EvaluationRows(validation, _tokenized(tokenize, data, "test", data.splits.test))
+def _evaluation(tokenize: TokenizeRows, data: SiloData, noised: bool = False) -> EvaluationRows:
+    validation, _ = _tokenized(tokenize, data, "validation", data.splits.validation, noised)
+    return EvaluationRows(validation, _tokenized(tokenize, data, "test", data.splits.test, noised)[0])
 
 
-def _tokenized(tokenize: TokenizeRows, data: SiloData, kind: str, rows: Sequence[Row]) -> TokenizedRows:
-    """Tokenize rows of a silo; an error names them."""
+def _tokenized(
+    tokenize: TokenizeRows, data: SiloData, kind: str, rows: Sequence[Row], noised: bool = False
+) -> tuple[TokenizedRows, Sequence[Row]]:
+    """Tokenize rows of a silo; returns also which they are. An error names them.
+
+    Where rows have noise, those that the head cannot read are left out, unless all are: a refusal would tell of them.
+    """
     try:
-        return tokenize(data.task, rows)
+        return tokenize(data.task, rows), rows
     except InputError as error:
-        raise InputError(f"silo {data.name!r}, {kind} rows: {error}") from error
+        kept = [row for row in rows if noised and _can_read(tokenize, data.task, row)]
+        if not kept:
+            raise InputError(f"silo {data.name!r}, {kind} rows: {error}") from error
+        log_line(f"silo {data.name!r}: {len(rows) - len(kept)} {kind} rows are left out, as empty: {error}")
+        return tokenize(data.task, kept), kept
+
+
+def _can_read(tokenize: TokenizeRows, task: Task, row: Row) -> bool:
+    try:
+        tokenize(task, [row])
+    except InputError:
+        return False
+    return True
 
 
 def server_silo(context: TrainingContext, labeled: SiloData) -> Silo:
