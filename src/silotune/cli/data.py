@@ -121,7 +121,7 @@ def _compare_templates(config: Config, silos: list[SiloData], as_json: bool) -> 
         typer.echo(json.dumps({**asdict(found), "split": found.split}, indent=1, ensure_ascii=False))
         return
     names = ["chat", "plain"]
-    table = Table(title=f"untouched backbone on {found.split} rows, at most 50 of a silo")
+    table = Table(title=f"untouched backbone on {found.split} rows")
     for column in ("silo", "metric"):
         table.add_column(column)
     for name in names:
@@ -133,7 +133,8 @@ def _compare_templates(config: Config, silos: list[SiloData], as_json: bool) -> 
     table.add_section()
     table.add_row("mean", "", *(score_text(found.mean(name)) for name in names))
     console.print(table)
-    say(f"proposed: head.template={found.proposed} (before training; after it the order may be another)")
+    why = "before training; after it the order may be another" if found.clear else "no clear difference"
+    say(f"proposed: head.template={found.proposed} ({why})")
 
 
 def _draw_labels(described: dict[str, Any], picture: Path) -> None:

@@ -50,9 +50,7 @@ class EvaluationConfig(Section):
         description="also score the most frequent label and a bag of words, learned from each silo's training rows, "
         "and for language models the untouched backbone.",
     )
-    shots: int = Field(
-        0, ge=0, le=100, description="also score the untouched backbone after this many training rows (`head=lm`)."
-    )
+    shots: int = Field(0, ge=0, le=100, description="also score the untouched backbone after this many training rows.")
     predictions: bool = Field(True, description="write `predictions.parquet`, the prediction for every test row.")
 
     @model_validator(mode="after")

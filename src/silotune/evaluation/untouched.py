@@ -19,7 +19,9 @@ from silotune.evaluation.baselines import MOST_SILOS
 from silotune.evaluation.predict import Measured, measure
 from silotune.methods.base import PredictionMix
 from silotune.methods.parts import HEAD, Part, Scope
-from silotune.models.heads import LanguageModelHead
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.stored_model import is_causal
+from silotune.models.heads import LanguageModelHead, VerbalizerHead
 from silotune.models.heads.base import TokenizeRows
 from silotune.models.heads.lm import prompt_rows
 from silotune.training.federation import Federation
@@ -123,27 +125,29 @@ def _score(context: PredictionContext, rows: TokenizedRows) -> float | None:
 def with_shots(context: PredictionContext, task: Task, shown: Sequence[Row]) -> TokenizeRows:
     """Return a function that tokenizes rows with answered ones before each question.
 
-    A chat template gets them as turns before the question, another template as filled texts with empty lines between.
+    A chat template gets them as turns before the question, another template as filled texts with empty lines between,
+    and label words as filled lines.
 
     Args:
-        context: the model, whose head writes answers.
+        context: the model, whose head has no tensors.
         task: the rows' task.
         shown: the answered rows.
     """
-    tokenize = context.head.row_tokenizer(context.backbone, context.max_length)
-    if not isinstance(tokenize, GenerationTokenizer) or tokenize.pairs:
-        raise InputError(f"evaluation.shots: head={context.head.name} shows no rows; allowed: head=lm, or 0")
     if not shown:
         raise InputError("evaluation.shots: there are no training rows to show")
+    head, backbone = context.head, context.backbone
+    tokenize = head.row_tokenizer(backbone, context.max_length)
+    if isinstance(head, VerbalizerHead):
+        longest = len(shown) * context.max_length
+        _check_room(backbone, len(shown), context.max_length + longest)
+        after = head.after(shown, task, is_causal(backbone.base.config))
+        return after.row_tokenizer(backbone, context.max_length + longest)
+    if not isinstance(tokenize, GenerationTokenizer) or tokenize.pairs:
+        raise InputError(f"evaluation.shots: head={head.name} shows no rows; allowed: head=lm or verbalizer, or 0")
     template = tokenize.template
     more = sum(map(len, tokenize(task, shown).ids)) + 2 * len(shown)
     longer = replace(tokenize, room=tokenize.room + more, max_length=tokenize.max_length + more)
-    most = context.backbone.max_tokens
-    if most is not None and longer.room > most:
-        raise InputError(
-            f"evaluation.shots: {len(shown)} rows take up to {longer.room} tokens with a question, and the backbone "
-            f"reads {most}; give fewer"
-        )
+    _check_room(backbone, len(shown), longer.room)
     if isinstance(template, ChatTemplate):
         before = [turn for row in shown for turn in (*_turns(row, system=False), (ASSISTANT, row.answer))]
         return lambda task, rows: longer(task, [_after(before, row) for row in rows])
@@ -153,6 +157,15 @@ def with_shots(context: PredictionContext, task: Task, shown: Sequence[Row]) -> 
         return prefix + template(texts)
 
     return replace(longer, template=fill)
+
+
+def _check_room(backbone: Backbone, shots: int, tokens: int) -> None:
+    most = backbone.max_tokens
+    if most is not None and tokens > most:
+        raise InputError(
+            f"evaluation.shots: {shots} rows take up to {tokens} tokens with a question, and the backbone reads {most}"
+            "; give fewer"
+        )
 
 
 def _turns(row: Row, system: bool = True) -> list[Turn]:

@@ -29,6 +29,9 @@ from silotune.training.context import TrainingContext
 _TEMPLATE_ROWS = 50
 """Rows of a silo on which templates are compared."""
 
+_CLEAR = 0.05
+"""Difference of two means, as a share of the larger, from which one template is better."""
+
 
 def backbone_setting(
     backbone: str, data: str, overrides: Sequence[str] = (), text: Sequence[str] = (), label: str = ""
@@ -98,12 +101,14 @@ class TemplateScores:
     Args:
         silos: silo → template → score.
         split: the rows that were scored: `validation`, or `training` without those.
-        proposed: the template with the better mean.
+        proposed: the template with the better mean; without a clear difference the model's own.
+        clear: whether the means differ by more than a twentieth.
     """
 
     silos: dict[str, dict[str, float | None]]
     split: str
     proposed: str
+    clear: bool
 
     def mean(self, template: str) -> float | None:
         """Return a template's mean over the silos."""
@@ -128,8 +133,11 @@ def score_templates(config: Config, silos: Sequence[SiloData], backbone: Backbon
             rows = tokenize(silo.task, getattr(silo.splits, split)[:_TEMPLATE_ROWS])
             found[silo.name][template] = measure_untouched(context, rows).score
     means = {name: mean_ignoring_none(scores[name] for scores in found.values()) or 0.0 for name in (CHAT, PLAIN)}
+    clear = abs(means[CHAT] - means[PLAIN]) > _CLEAR * max(map(abs, means.values()))
     better = min if lower_is_better(silos[0].task.metric) else max
-    return TemplateScores(found, "training" if split == "train" else split, better(means, key=means.__getitem__))
+    return TemplateScores(
+        found, "training" if split == "train" else split, better(means, key=means.__getitem__) if clear else CHAT, clear
+    )
 
 
 def _context(config: Config, silos: Sequence[SiloData], backbone: Backbone | None) -> tuple[Config, TrainingContext]:

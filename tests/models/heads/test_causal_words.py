@@ -112,13 +112,21 @@ def test_fedprompt_runs_on_a_causal_model(chosen, tmp_path, data_folder):
         [
             *tiny_overrides("fedprompt", folder, data_folder),
             *("head=verbalizer", f"head.words={chosen}", "data.tasks=[alpha]", "train.max_length=40"),
-            *("tuner=prompt", "tuner.tokens=4", "rounds=2", "train.steps=8", "train.lr=0.3", "precision=fp32"),
+            *(
+                "tuner=prompt",
+                "tuner.tokens=4",
+                "rounds=2",
+                "train.steps=8",
+                "train.lr=0.3",
+                "precision=fp32",
+                "evaluation.shots=2",
+            ),
         ],
     )
     finished = run(config, out=tmp_path / "run")
     (name, *_) = finished.federation.tasks
     scores = finished.summary["baselines"]["silos"][name]
-    assert scores["untouched"] is not None
+    assert {"untouched", "shown"} <= scores.keys()
     model = load_run(tmp_path / "run").model(name)
     found = model.predict(["the garden was warm", "the soup was grim"])
     assert found[0].probabilities != found[1].probabilities
@@ -133,6 +141,15 @@ def test_a_merged_export_is_a_causal_model(tmp_path, data_folder):
     about = export(load_run(tmp_path / "run").model(name), "merged", tmp_path / "merged")
     assert about["base_class"] == "AutoModelForCausalLM"
     assert load_backbone(str(tmp_path / "merged"), model_class="AutoModelForCausalLM").lm_head is not None
+
+
+def test_answered_rows_before_a_question():
+    head = VerbalizerHead(words={"bad": ["awful"], "good": ["great"]}).after(
+        [Row(("the {garden}",), 1), Row(("soup",), 0)], TASK, causal=True
+    )
+    rows = head.row_tokenizer(backbone_of("llama"), 60)(TASK, rows_of(["a song"]))
+    asked = backbone_of("llama").tokenizer.decode(rows.ids[0], skip_special_tokens=True)
+    assert asked.strip() == "the {garden} is great.\nsoup is awful.\na song is"
 
 
 def test_labels_that_are_words():

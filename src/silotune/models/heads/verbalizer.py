@@ -8,6 +8,7 @@ up to the mask, and a word of several tokens scores its mean log-likelihood ther
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
@@ -145,6 +146,17 @@ class VerbalizerHead(Head):
                 f"but rows of task {task.name!r} have {'one text' if texts == 1 else 'two texts'}: {_slots(texts)}"
             )
         return cloze
+
+    def after(self, shown: Sequence[Row], task: Task, causal: bool) -> VerbalizerHead:
+        """Return the head with answered rows before its template, each on a line."""
+        cloze = self.template(task, len(shown[0].texts), causal)
+        labels = [task.labels[row.label] for row in shown]
+        words = [self._words.get(label, (label,))[0] for label in labels]
+        filled = "".join(f"{cloze.fill(row.texts, word)[0]}\n" for row, word in zip(shown, words, strict=True))
+        head = copy(self)
+        head._by_task = {}
+        head._template = ClozeTemplate(filled.replace("{", "{{").replace("}", "}}") + cloze.text)
+        return head
 
     def row_tokenizer(self, backbone: Backbone, max_length: int) -> TokenizeRows:
         """Tokenize filled templates and note the mask's position."""

@@ -194,6 +194,12 @@ def check_representation(method: Method, backbone: Backbone) -> None:
     """Refuse to compare texts by the first token of a causal model, which has seen no other."""
     if getattr(method.options, "representation", None) == "first" and is_causal(backbone.base.config):
         raise InputError("method.representation=first: the backbone's first token has seen no other; allowed: mean")
+    projection = getattr(method, "projection", None)
+    if projection is not None and projection.pooling == "first" and is_causal(backbone.base.config):
+        raise InputError(
+            f"method={method.name}: compares the first token's states, which have seen no other here; allowed: "
+            "head=linear or mlp, whose pooling it takes"
+        )
 
 
 def check_kept_optimizers(config: Config, method: Method) -> None:
