@@ -83,7 +83,7 @@ def demo(
     say(f"run folders: {', '.join(str(finished.folder) for finished in runs)}")
     if task == CHAT:
         console.print(_answers(configs[0], runs))
-        say(f"ask a silo's model: silotune predict {runs[1].folder} --silo polite --text 'Bring the menu.'")
+        say(f"ask a silo's model: silotune chat {runs[1].folder} --silo polite")
     say(f"scores per round and silo, and what was sent: {page}")
 
 
