@@ -11,20 +11,27 @@ from functools import cache
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BambaConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
     GPTNeoXConfig,
     GraniteConfig,
+    GraniteMoeConfig,
+    GraniteMoeHybridConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
+    OlmoeConfig,
     OPTConfig,
     Phi3Config,
     Qwen2Config,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SmolLM3Config,
 )
 
@@ -46,6 +53,16 @@ _WINDOW = {"sliding_window": 4}
 _LAYERS = {"layer_types": ["sliding_attention", "full_attention"]}
 _GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8}
 _EXPERTS = {"num_experts_per_tok": 2}
+_DELTA_NET = {
+    "head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+_SHARED_EXPERT = _EXPERTS | {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+_MAMBA = {"mamba_n_heads": 6, "mamba_d_state": 8, "mamba_chunk_size": 4}
 
 CONFIGS = {
     "llama": lambda **ids: LlamaConfig(**_GROUPED, **ids),
@@ -68,8 +85,19 @@ CONFIGS = {
     "qwen3_moe": lambda **ids: Qwen3MoeConfig(
         **_GROUPED, **_EXPERTS, head_dim=8, num_experts=4, moe_intermediate_size=16, norm_topk_prob=True, **ids
     ),
-}
-EXPERTS = ("mixtral", "qwen3_moe")
+    "olmoe": lambda **ids: OlmoeConfig(**_GROUPED, **_EXPERTS, num_experts=4, **ids),
+    "granitemoe": lambda **ids: GraniteMoeConfig(**_GROUPED, **_EXPERTS, num_local_experts=4, **ids),
+    "qwen3_next": lambda **ids: Qwen3NextConfig(**_GROUPED, **_DELTA_NET, **_SHARED_EXPERT, **ids),
+    "qwen3_5_text": lambda **ids: Qwen3_5TextConfig(**_GROUPED, **_DELTA_NET, **ids),
+    "qwen3_5_moe_text": lambda **ids: Qwen3_5MoeTextConfig(**_GROUPED, **_DELTA_NET, **_SHARED_EXPERT, **ids),
+    "granitemoehybrid": lambda **ids: GraniteMoeHybridConfig(
+        **_GROUPED, **_EXPERTS, **_MAMBA, num_local_experts=4, shared_intermediate_size=16,
+        layer_types=["linear_attention", "full_attention"], **ids
+    ),
+    "bamba": lambda **ids: BambaConfig(**_GROUPED, **_MAMBA, attn_layer_indices=[1], **ids),
+}  # fmt: skip
+HYBRID = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "granitemoehybrid", "bamba")
+EXPERTS = ("mixtral", "qwen3_moe", "olmoe", "granitemoe", "qwen3_next", "qwen3_5_moe_text", "granitemoehybrid")
 
 
 def unsupported_opt(**ids):

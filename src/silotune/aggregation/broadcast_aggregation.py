@@ -61,6 +61,11 @@ class BroadcastAggregation(ABC):
                 f"aggregation={self.name}: the shared parts hold no pairs of LoRA's A and B; "
                 "allowed: a method that shares both, with tuner=lora"
             )
+        if self.needs_pairs and any(shared[pair.a].dim() > 2 for pair in factor_pairs(shared)):
+            raise InputError(
+                f"aggregation={self.name}: is defined for matrices, and experts have several; allowed: another "
+                "aggregation, or tuner.sites without the feed-forward network"
+            )
         missing = [pair for pair in factor_pairs(shared) if pair.module not in deltas(shared)]
         if self.needs_delta and missing:
             raise InputError(

@@ -33,7 +33,8 @@ class ProductError:
     def __init__(self, before: Tensors, by_rows: bool, chosen: int = 0) -> None:
         self._before = before
         self._by_rows = by_rows
-        self._pairs = factor_pairs(before) if chosen <= MOST_UPDATES else []
+        pairs = factor_pairs(before) if chosen <= MOST_UPDATES else []
+        self._pairs = [pair for pair in pairs if before[pair.a].dim() == 2]  # not of experts
         self._kept: list[tuple[float, Update]] = []
         self._bytes = 0
 

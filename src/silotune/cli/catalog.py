@@ -102,6 +102,8 @@ def parts(
     for part in described["parts"]:
         table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in part.values()))
     console.print(table)
+    for tuned in described["tuned"]:
+        say(f"tuned: {tuned['number']} × {tuned['modules']}, {tuned['percent']:.1f} % of the backbone's weights")
     say(described["leaves"])
     if described["comes_down"]:
         say(described["comes_down"])

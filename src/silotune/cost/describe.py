@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from typing import Any
 
 from silotune.communication.messages import size
@@ -10,7 +12,9 @@ from silotune.core.tensors import count_parameters
 from silotune.data.tasks import Task
 from silotune.methods.parts import Scope
 from silotune.methods.validation import check_method
+from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import load_backbone
+from silotune.models.tuners import tuner_of
 from silotune.runs.build.resolve import make_method, read_config
 
 EXAMPLE_TASK = Task("task", ("no", "yes"))
@@ -24,8 +28,10 @@ def describe(method: str, overrides: list[str]) -> dict[str, Any]:
         overrides: `key=value` words.
 
     Returns:
-        `method`, `backbone`, `parts` (a list of name, module, scope and sizes), the sentence `leaves`, and the sentence
-        `comes_down` about shared parts that silos receive and never send, empty if there are none.
+        `method`, `backbone`, `parts` (a list of name, module, scope and sizes), `tuned` (the backbone's modules that
+        parts act on: their name, how many there are, and their percentage of the backbone's weights), the sentence
+        `leaves`, and the sentence `comes_down` about shared parts that silos receive and never send, empty if there are
+        none.
     """
     config = read_config("demo", [f"method={method}", *overrides])
     made = make_method(config)
@@ -33,6 +39,7 @@ def describe(method: str, overrides: list[str]) -> dict[str, Any]:
     # Float32, since a part that copies the backbone's weights has them in float32. No part holds the LM head's weights.
     backbone = load_backbone(config.backbone, precision="fp32")
     rows, sent, received = [], [], []
+    tuned: dict[str, None] = {}
     for name, part in made.parts().items():
         tensors = part.module.init(backbone, [EXAMPLE_TASK], generator(config.seed, "init", name))
         if not tensors:  # the verbalizer and the language-model head have none
@@ -47,13 +54,38 @@ def describe(method: str, overrides: list[str]) -> dict[str, Any]:
                 "bytes": size(tensors),
             }
         )
+        if (tuner := tuner_of(part.module)) is not None:
+            tuned |= dict.fromkeys(tuner.target_modules(tensors))
         if name in made.sends():
             sent.append(rows[-1])
         elif part.scope is Scope.SHARED:
             received.append(rows[-1])
     leaves = _sentence(sent, config.uplink.name, made.collects_rows)
     down = f"What only comes down: the tensors of {_sizes(received)}." if received else ""
-    return {"method": method, "backbone": config.backbone.name, "parts": rows, "leaves": leaves, "comes_down": down}
+    return {
+        "method": method,
+        "backbone": config.backbone.name,
+        "parts": rows,
+        "tuned": _tuned(backbone, list(tuned)),
+        "leaves": leaves,
+        "comes_down": down,
+    }
+
+
+def _tuned(backbone: Backbone, modules: list[str]) -> list[dict[str, Any]]:
+    """Return the modules of like name, the number of a block left out, with their share of the backbone's weights."""
+    numbers: Counter[str] = Counter()
+    weights: Counter[str] = Counter()
+    for module in modules:
+        kind = re.sub(r"\.\d+\.", ".*.", module, count=1)
+        experts = module in backbone.experts
+        tensors = [backbone.base.get_parameter(module)] if experts else backbone.module(module).parameters()
+        numbers[kind] += 1
+        weights[kind] += sum(tensor.numel() for tensor in tensors)
+    total = sum(tensor.numel() for tensor in backbone.base.parameters())
+    return [
+        {"modules": kind, "number": number, "percent": 100 * weights[kind] / total} for kind, number in numbers.items()
+    ]
 
 
 def _sentence(sent: list[dict[str, Any]], uplink: list[str], collects_rows: bool) -> str:

@@ -13,7 +13,7 @@ from silotune.errors import InputError
 from silotune.methods.parts import HEAD, Scope
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.packages import model_source
-from silotune.models.backbone.stored_model import hub_options
+from silotune.models.backbone.stored_model import TEXT_PART, hub_options, text_part
 from silotune.models.tuners import Tuner
 from silotune.models.tuners.base import MergedAdapter
 from silotune.models.tuners.target_modules import is_transposed
@@ -122,8 +122,11 @@ def load_plain(backbone: BackboneConfig, base_class: str, float32: bool = True) 
 
     source = model_source(backbone.name)
     try:
+        stored = transformers.AutoConfig.from_pretrained(source, **hub_options(backbone))
+        is_part = text_part(stored) is not stored
         model, report = getattr(transformers, base_class).from_pretrained(
             source,
+            **({"config": text_part(stored), **TEXT_PART} if is_part else {}),
             dtype=torch.float32 if float32 else "auto",
             use_safetensors=True,  # nothing is unpickled
             output_loading_info=True,
@@ -133,6 +136,8 @@ def load_plain(backbone: BackboneConfig, base_class: str, float32: bool = True) 
         raise InputError(f"backbone: cannot load {backbone.name!r} ({str(error).strip().splitlines()[0]})") from error
     if any(key.startswith("pooler.") for key in report["missing_keys"]):
         model.base_model.pooler = None  # the checkpoint has none, transformers would draw a random one
+    if is_part:
+        model._weight_conversions = None  # it is saved as a model of its own
     return model.eval()
 
 
@@ -151,12 +156,17 @@ def fold_in(model: Any, tuner: Tuner, adapter: MergedAdapter) -> None:
         adapter: the adapter's tensors and options.
     """
     base = model.base_model
+    parameters = dict(base.named_parameters())
     if tuner.trains_backbone:
-        weights = dict(base.named_parameters())
         for name, tensor in adapter.tensors.items():
-            weights[name].copy_(tensor)
+            parameters[name].copy_(tensor)
         return
     for name in tuner.target_modules(adapter.tensors):
+        if name in parameters:  # of experts
+            (delta,) = tuner.weight_delta(adapter, name, base).values()
+            transposed = getattr(base.get_submodule(name.rpartition(".")[0]), "is_transposed", False)
+            parameters[name].copy_(parameters[name].double() + (delta.mT if transposed else delta))
+            continue
         module = base.get_submodule(name)
         for parameter, delta in tuner.weight_delta(adapter, name, module).items():
             weight = getattr(module, parameter)

@@ -116,6 +116,11 @@ def _base_class(model: PersonalModel) -> str:
 def _layout(selection: ExportSelection, base: str, base_class: str) -> Layout | None:
     """Lay the adapter out as peft does, or as runs do; None for a tuner with neither, which is folded into weights."""
     model, adapter = selection.model, selection.adapter
+    if whole := getattr(model.context.backbone.model.config, "text_part_of", None):
+        raise InputError(
+            f"export: the run tuned the text part of a {whole} model, and an adapter would not open over the whole; "
+            "allowed: --part merged, which writes the text model by itself"
+        )
     layout = peft_layout(model.context.backbone, model.tuner, adapter, base, base_class)
     if layout is None:
         layout = native_layout(model, adapter, selection.head_tensors, selection.private, base, base_class)

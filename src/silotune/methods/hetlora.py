@@ -109,7 +109,8 @@ class HetLoRA(Supervised):
         """Return `Σ ‖B[:, γr:r]‖·‖A[γr:r]‖` over an adapter's target modules, r being the silo's rank."""
         last = slice(self.smaller(state), rank_of(state))
         pairs = ((a, adapter[name.removesuffix(END_A) + END_B]) for name, a in adapter.items() if name.endswith(END_A))
-        return torch.stack([torch.linalg.norm(b[:, last]) * torch.linalg.norm(a[last]) for a, b in pairs]).sum()
+        norms = [torch.linalg.norm(b[..., last]) * torch.linalg.norm(a[..., last, :]) for a, b in pairs]
+        return torch.stack(norms).sum()
 
     def smaller(self, state: State) -> int:
         """Return γ·r, at least 1."""
@@ -123,7 +124,7 @@ class HetLoRA(Supervised):
 
 def rank_of(state: State) -> int:
     """Return a silo's rank after pruning."""
-    rows = next(len(tensor) for name, tensor in state[GLOBAL].items() if name.endswith(END_A))
+    rows = next(tensor.shape[-2] for name, tensor in state[GLOBAL].items() if name.endswith(END_A))
     return min(int(state[RANK]["value"]), rows)
 
 
@@ -131,5 +132,5 @@ def cut(state: State, received: State) -> Tensors:
     """Return the LoRA with zeros above the silo's rank."""
     tensors, rank = copy(state[GLOBAL]), rank_of(state)
     for name, tensor in tensors.items():
-        (tensor if name.endswith(END_A) else tensor.T)[rank:] = 0
+        (tensor if name.endswith(END_A) else tensor.mT)[..., rank:, :] = 0
     return tensors

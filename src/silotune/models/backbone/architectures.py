@@ -7,7 +7,7 @@ entry; a family without an entry can still be tuned by naming its modules (`tune
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from silotune.errors import InputError
 
@@ -40,7 +40,8 @@ class Architecture:
         key: projection of the keys.
         value: projection of the values.
         attention_output: layer whose output attention adds to the residual stream; a bottleneck adapter follows it.
-        feedforward_input: first layer of the feed-forward network; empty, as the other two, in mixtures of experts.
+        feedforward_input: first layer of the feed-forward network; in mixtures of experts also the tensor that holds
+            this layer of all experts, as in the next two fields (see `Backbone.experts`).
         feedforward_output: layer whose output the feed-forward network adds to the residual stream; a bottleneck
             adapter follows it.
         embeddings: module that embeds tokens.
@@ -130,8 +131,33 @@ _GPT_NEOX = Architecture(
     prefix="cache",
 )
 
-_MIXTURE_OF_EXPERTS = replace(_LLAMA, feedforward_input="", feedforward_gate="", feedforward_output="")
-"""The experts of a block are one tensor, and a row's tokens go to several of them: tuners act at attention alone."""
+_MIXTURE_OF_EXPERTS = replace(
+    _LLAMA,
+    feedforward_input="mlp.up_proj,mlp.experts.gate_up_proj",  # some blocks have no experts; input and gate are one
+    feedforward_gate="mlp.gate_proj,mlp.experts.gate_up_proj",
+    feedforward_output="mlp.down_proj,mlp.experts.down_proj",
+)
+_GRANITE_EXPERTS = replace(
+    _LLAMA,
+    feedforward_input="block_sparse_moe.experts.gate_up_proj",
+    feedforward_gate="block_sparse_moe.experts.gate_up_proj",
+    feedforward_output="block_sparse_moe.experts.down_proj",
+)
+
+
+def _hybrid(family: Architecture, mixer: str, fused: str = "") -> Architecture:
+    """Return a family in which some blocks have a recurrent mixer in the place of attention, and no prefix therefore.
+
+    Args:
+        family: the family with attention alone.
+        mixer: the mixer's name in a block.
+        fused: the mixer's layer that holds query, key and value; empty: it has none.
+    """
+    fields = dict.fromkeys(("query", "key", "value"), fused) if fused else {}
+    fields["attention_output"] = "out_proj"
+    changed: dict[str, Any] = {name: f"{getattr(family, name)},{mixer}.{layer}" for name, layer in fields.items()}
+    return replace(family, prefix=None, **changed)
+
 
 _T5_DECODER = Architecture(
     blocks="decoder.block",
@@ -230,6 +256,29 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gpt_neox": _GPT_NEOX,
     "mixtral": _MIXTURE_OF_EXPERTS,
     "qwen3_moe": _MIXTURE_OF_EXPERTS,
+    "olmoe": _MIXTURE_OF_EXPERTS,
+    "granitemoe": _GRANITE_EXPERTS,
+    "qwen3_next": _hybrid(_MIXTURE_OF_EXPERTS, "linear_attn", "in_proj_qkvz"),
+    "qwen3_5_text": _hybrid(_LLAMA, "linear_attn", "in_proj_qkv"),
+    "qwen3_5_moe_text": _hybrid(_MIXTURE_OF_EXPERTS, "linear_attn", "in_proj_qkv"),
+    "granitemoehybrid": _hybrid(
+        replace(
+            _GRANITE_EXPERTS,
+            feedforward_input="shared_mlp.input_linear,block_sparse_moe.experts.gate_up_proj",
+            feedforward_gate="shared_mlp.input_linear,block_sparse_moe.experts.gate_up_proj",
+            feedforward_output="shared_mlp.output_linear,block_sparse_moe.experts.down_proj",
+        ),
+        "mamba",
+    ),
+    "bamba": _hybrid(
+        replace(
+            _LLAMA,
+            feedforward_input="feed_forward.up_proj",
+            feedforward_gate="feed_forward.gate_proj",
+            feedforward_output="feed_forward.down_proj",
+        ),
+        "mamba",
+    ),
     "t5": _T5,
 }
 

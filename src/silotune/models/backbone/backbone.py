@@ -158,6 +158,17 @@ class Backbone:
         return cast(nn.Module, self.base.get_submodule(name))
 
     @cached_property
+    def experts(self) -> frozenset[str]:
+        """Names of the tensors that hold one layer of all experts of a block, shape (experts, out, in)."""
+        return frozenset(
+            f"{module_name}.{name}"
+            for module_name, module in self.base.named_modules()
+            if hasattr(module, "num_experts")
+            for name, tensor in module.named_parameters(recurse=False)
+            if tensor.dim() == 3
+        )
+
+    @cached_property
     def weights(self) -> int:
         """The number of weights of its linear layers, to which a token's work is proportional."""
         return linear_weights(self.base)

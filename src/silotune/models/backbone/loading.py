@@ -121,7 +121,8 @@ def load_backbone(
         options |= quantized_loading(quantization, dtype, target)
     possible = [target] if settings.device_map is None else candidates(settings.device_map, target)
     with one_message(settings.name, model_class):
-        config, auto = model_class_of(settings, source, model_class)
+        config, auto, more = model_class_of(settings, source, model_class)
+        options |= more
         tokenizer = AutoTokenizer.from_pretrained(source, config=config, **hub_options(settings))
         files = weight_files(source, settings)
     read = partial(_read, settings.name, source, model_class, config, auto)

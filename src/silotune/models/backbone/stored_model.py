@@ -72,8 +72,26 @@ def one_message(name: str, model_class: ModelClass = "AutoModel") -> Iterator[No
         ) from error
 
 
-def model_class_of(settings: BackboneConfig, source: str, model_class: ModelClass) -> tuple[Any, Any]:
-    """Return a stored model's configuration, and the auto class of transformers that makes it.
+TEXT_PART = {
+    "key_mapping": {
+        r"^(?:model\.)?language_model\.lm_head": "lm_head",
+        r"^(?:model\.)?language_model\.model\.": "model.",
+        r"^(?:model\.)?language_model\.": "model.",
+    }
+}
+"""Argument of `from_pretrained` by which the text part of a model of several modalities finds its weights."""
+
+
+def text_part(config: Any) -> Any:
+    """Return the configuration of the text part of a model of several modalities; of others, the given one."""
+    several = getattr(config, "hidden_size", None) is None and "text_config" in getattr(config, "sub_configs", {})
+    return config.get_text_config() if several else config
+
+
+def model_class_of(settings: BackboneConfig, source: str, model_class: ModelClass) -> tuple[Any, Any, dict[str, Any]]:
+    """Return a stored model's configuration, the auto class of transformers for it, and arguments for reading it.
+
+    Of a model of several modalities, the configuration is its text part's and has the whole's type as `text_part_of`.
 
     Args:
         settings: the section `backbone`.
@@ -83,7 +101,8 @@ def model_class_of(settings: BackboneConfig, source: str, model_class: ModelClas
     import transformers
 
     name = settings.name
-    config = transformers.AutoConfig.from_pretrained(source, **hub_options(settings))
+    stored = transformers.AutoConfig.from_pretrained(source, **hub_options(settings))
+    config = text_part(stored)
     refuse_stored_quantization(name, config)
     if model_class != "AutoModel" and config.is_encoder_decoder:
         auto: Any = transformers.AutoModelForSeq2SeqLM
@@ -93,19 +112,22 @@ def model_class_of(settings: BackboneConfig, source: str, model_class: ModelClas
         auto = getattr(transformers, model_class)
     if getattr(config, "hidden_size", None) is None:
         raise InputError(
-            f"backbone: {name!r} is of type {config.model_type!r}, which is no language model alone; save its "
-            "language model by itself (of gemma3 the type gemma3_text)"
+            f"backbone: {name!r} is of type {config.model_type!r}, which is no language model and has none as its text "
+            "part; save its language model by itself, and give that folder"
         )
     if type(config) not in auto._model_mapping:
         needed = DESCRIPTIONS[model_class]
         raise InputError(f"backbone: the head needs {needed}; {name!r} is of type {config.model_type!r}")
-    return config, auto
+    if config is stored:
+        return config, auto, {}
+    config.text_part_of = stored.model_type
+    return config, auto, TEXT_PART
 
 
 def without_data(settings: BackboneConfig, source: str, model_class: ModelClass) -> Any:
     """Make a stored model with its shapes alone; arguments as of `model_class_of`."""
     with one_message(settings.name, model_class), torch.device("meta"):
-        config, auto = model_class_of(settings, source, model_class)
+        config, auto, _ = model_class_of(settings, source, model_class)
         return auto.from_config(config)
 
 

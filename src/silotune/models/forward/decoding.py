@@ -207,7 +207,10 @@ class KeptKeys(DynamicCache):
     @override
     def batch_select_indices(self, indices: Tensor) -> None:
         for layer in cast("list[Any]", self.layers):  # which may be on several devices
-            layer.batch_select_indices(indices if layer.keys is None else indices.to(layer.keys.device))
+            if hasattr(layer, "conv_states"):  # a recurrent mixer's
+                layer.reorder_cache(indices)
+            else:
+                layer.batch_select_indices(indices if layer.keys is None else indices.to(layer.keys.device))
 
     @property
     def sees_everything(self) -> bool:

@@ -84,7 +84,7 @@ def generate_ids(
         order = sorted(range(len(rows)), key=lambda index: len(prompts[rows[index]]))
         longest = max(len(prompts[row]) for row in rows) + options.max_new_tokens
         # it is not known how an unlisted family counts the positions of padded rows
-        unpadded = backbone.known_architecture is None or _is_out_of_window(backbone, group_mix, longest)
+        unpadded = backbone.known_architecture is None or _needs_no_padding(backbone, group_mix, longest)
         lengths = [len(prompts[row]) if unpadded else 0 for row in rows]
         for indices in _batches(order, lengths, rows_at_once):
             batch_prompts = [prompts[rows[index]] for index in indices]
@@ -110,15 +110,17 @@ def end_tokens(backbone: Backbone) -> frozenset[int]:
     return frozenset(int(token) for token in ends if token is not None)
 
 
-def _is_out_of_window(backbone: Backbone, mix: Sequence[MixEntry], longest: int) -> bool:
-    """Return whether sliding attention loses sight of a mix's virtual tokens in a text of `longest` tokens.
+def _needs_no_padding(backbone: Backbone, mix: Sequence[MixEntry], longest: int) -> bool:
+    """Return whether a mix's virtual tokens must stand right before a text of `longest` tokens.
 
-    Padding lies between virtual tokens and prompts, and the window counts it: then rows must not be padded.
+    In a padded batch padding lies between them. A window of sliding attention counts it, and so do recurrent layers.
     """
     plan, config = make_plan(backbone, mix), backbone.base.config
     virtual = sum(prompt.tokens for prompt in plan.prompts) + sum(prefix.tokens for prefix in plan.prefixes)
-    slides = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
-    window = getattr(config, "sliding_window", None) if slides else None
+    layers = getattr(config, "layer_types", None) or ["sliding_attention"]
+    window = getattr(config, "sliding_window", None) if "sliding_attention" in layers else None
+    if "linear_attention" in layers:
+        return virtual > 0
     return virtual > 0 and window is not None and virtual + longest > window
 
 

@@ -298,7 +298,7 @@ class _Run:
                 mixes = [select_rows(self._mixes[key][piece.owner], piece.rows) for piece in rows.pieces]
                 groups = group_by_weight(self._backbone, mixes[0], len(rows)) if len(mixes) == 1 else []
                 if len(groups) > 1:
-                    encoded[key] = _encode_groups(self._backbone, text, groups), None
+                    encoded[key] = _encode_groups(self._backbone, text, groups)
                     continue
                 mixes = [mix for _, mix in groups] or mixes
                 plan = plan_of_segments(self._backbone, mixes, segments).with_dropout(view.dropout)
@@ -363,11 +363,16 @@ class _Run:
         return [tensor] if len(rows.pieces) == 1 else torch.split(tensor, rows.sizes)
 
 
-def _encode_groups(backbone: Backbone, text: Inputs, groups: Sequence[tuple[Tensor, list[MixEntry]]]) -> Tensor:
-    """Run each group of rows under its mix, in a forward of its own; returns states in the rows' order."""
-    pieces = []
-    for rows, mix in groups:
+def _encode_groups(backbone: Backbone, text: Inputs, groups: Sequence[tuple[Tensor, list[MixEntry]]]) -> Encoded:
+    """Run each group of rows under its mix, in a forward of its own; returns states in the rows' order.
+
+    The plan is that of one group if a head over the vocabulary may read it for all: experts alone are replaced.
+    """
+    pieces, plans = [], [make_plan(backbone, mix) for _, mix in groups]
+    for (rows, _), plan in zip(groups, plans, strict=True):
         inputs = {name: tensor[rows.to(tensor.device)] for name, tensor in text.items()}
-        pieces.append(backbone.encode(inputs, make_plan(backbone, mix)))
+        pieces.append(backbone.encode(inputs, plan))
     back = torch.cat([rows for rows, _ in groups]).argsort()
-    return torch.cat(pieces)[back.to(pieces[0].device)]
+    of_experts = all(plan.weights and plan.weights.keys() <= backbone.experts for plan in plans)
+    alike = of_experts and not any(plan.prompts or plan.prefixes for plan in plans)
+    return torch.cat(pieces)[back.to(pieces[0].device)], plans[0] if alike else None

@@ -22,11 +22,13 @@ from silotune.models.backbone.quantization import NONE
 from silotune.models.backbone.segments import Segments
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors
 from silotune.models.tuners.lora_init import INITS, principal_factors
-from silotune.models.tuners.low_rank_update import add_update, add_update_to_segments, trains
+from silotune.models.tuners.low_rank_update import add_to_experts, add_update, add_update_to_segments, trains
 from silotune.models.tuners.peft_import import read_peft_lora
 from silotune.models.tuners.start_adapter import StartAdapter, unpack
 from silotune.models.tuners.target_modules import (
     TargetModuleOptions,
+    expert_widths,
+    experts_are_transposed,
     find_target_modules,
     layer_widths,
     peft_target_modules,
@@ -91,7 +93,9 @@ class LoRAOptions(TargetModuleOptions):
 class LoRA(Tuner):
     """Adds `scale·B·A·x` to a linear layer's output. A mix adds the weighted sum of the parts' updates.
 
-    Each target module has `lora_A.weight` (r, in) and `lora_B.weight` (out, r), named and shaped as in peft.
+    Each target module has `lora_A.weight` (r, in) and `lora_B.weight` (out, r), named and shaped as in peft. A tensor
+    of experts has `lora_A.weight` (experts, r, in) and `lora_B.weight` (experts, out, r), and the sum of weights and
+    updates is computed for each forward: such mixes cannot differ by row.
     Dropout applies to x, as in peft, in views with trained parts alone: neither in predictions nor in views of
     constant parts.
     """
@@ -107,14 +111,37 @@ class LoRA(Tuner):
         """See `Tuner.init`."""
         options = self._options
         tensors: Tensors = {}
-        for module in find_target_modules(backbone, options.sites, self.name):
-            if options.init == "pissa":
+        for module in self._find_modules(backbone):
+            if module in backbone.experts:
+                experts, *widths = expert_widths(backbone, module)
+                factors = [INITS[options.init](widths[0], widths[1], options.r, generator) for _ in range(experts)]
+                a, b = map(torch.stack, zip(*factors, strict=True))
+            elif options.init == "pissa":
                 a, b = self._principal(backbone, module, torch.zeros(()))
             else:
                 widths = layer_widths(backbone.module(module))
                 a, b = INITS[options.init](*widths, options.r, generator)
             tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = a, b
         return tensors
+
+    def _find_modules(self, backbone: Backbone) -> list[str]:
+        """Find the target modules; refuse options that experts do not have."""
+        options = self._options
+        modules = find_target_modules(backbone, options.sites, self.name, experts=type(self) is LoRA)
+        if not backbone.experts.isdisjoint(modules):
+            for name, value, allowed in (("dropout", options.dropout, 0), ("init", options.init == "pissa", "uniform")):
+                if value:
+                    raise InputError(
+                        f"tuner.{name}: experts have none; allowed: tuner.{name}={allowed}, or tuner.sites without the "
+                        "feed-forward network"
+                    )
+        return modules
+
+    @override
+    def mixes_rows(self, backbone: Backbone) -> bool:
+        """Return False where experts are tuned, whose weights are replaced."""
+        tunes_experts = bool(backbone.experts) and not backbone.experts.isdisjoint(self._find_modules(backbone))
+        return super().mixes_rows(backbone) and not tunes_experts
 
     @property
     @override
@@ -129,15 +156,16 @@ class LoRA(Tuner):
     @override
     def at_rank(self, tensors: Tensors, rank: int) -> Tensors:
         """Keep the first rows of A and the first columns of B."""
-        cut = {name: tensor[:rank].clone() for name, tensor in tensors.items() if name.endswith(".lora_A.weight")}
-        cut |= {name: tensor[:, :rank].clone() for name, tensor in tensors.items() if name.endswith(".lora_B.weight")}
+        of_a, of_b = (f".{name}" for name in LoRA.module_tensors)
+        cut = {name: tensor[..., :rank, :].clone() for name, tensor in tensors.items() if name.endswith(of_a)}
+        cut |= {name: tensor[..., :rank].clone() for name, tensor in tensors.items() if name.endswith(of_b)}
         return tensors | cut
 
     @override
     def options_of(self, tensors: Tensors) -> dict[str, Any]:
         """Keep the scale of the run, whatever the adapter's rank."""
         options = {key: value for key, value in self.options.model_dump(mode="json").items() if key != "ranks"}
-        rank = next(len(tensor) for name, tensor in tensors.items() if name.endswith(".lora_A.weight"))
+        rank = next(tensor.shape[-2] for name, tensor in tensors.items() if name.endswith(".lora_A.weight"))
         if rank == self._options.r:
             return options
         options.pop("scaling", None)
@@ -189,13 +217,18 @@ class LoRA(Tuner):
         for name in mix[0].tensors:
             if name.endswith(".lora_A.weight"):
                 module = name.removesuffix(".lora_A.weight")
-                plan.outputs[module].append(add_update(mix, module, self.scale, dropout))
+                if module in backbone.experts:
+                    weight = plan.weights.get(module, backbone.base.get_parameter(module))
+                    transposed = experts_are_transposed(backbone, module)
+                    plan.weights[module] = add_to_experts(weight, mix, module, self.scale, transposed)
+                else:
+                    plan.outputs[module].append(add_update(mix, module, self.scale, dropout))
 
     @override
     def act_on_segments(
         self, backbone: Backbone, mix: Sequence[WeightedTensors], segments: Segments, plan: ForwardPlan
     ) -> bool:
-        if self.draws and trains(mix):
+        if (self.draws and trains(mix)) or not backbone.experts.isdisjoint(self.target_modules(mix[0].tensors)):
             return False
         for name in mix[0].tensors:
             if name.endswith(".lora_A.weight"):
@@ -225,8 +258,8 @@ class LoRA(Tuner):
         tensors: Tensors = {}
         for module in self.target_modules(mix[0].tensors):
             a, b = f"{module}.lora_A.weight", f"{module}.lora_B.weight"
-            tensors[a] = torch.cat([part.tensors[a] for part in mix])
-            tensors[b] = torch.cat([part.weight * part.tensors[b] for part in mix], 1)
+            tensors[a] = torch.cat([part.tensors[a] for part in mix], -2)
+            tensors[b] = torch.cat([part.weight * part.tensors[b] for part in mix], -1)
         return MergedAdapter(tensors, self.options_of(tensors))
 
     @override
@@ -252,6 +285,20 @@ class LoRA(Tuner):
             "init_lora_weights": True,
             **rslora,
         }
+
+    @override
+    def peft_tensors(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> Tensors:
+        """Name and shape experts' tensors as peft does: its wrappers of one module's tensors lie inside one another."""
+        modules, tensors = self.target_modules(adapter.tensors), dict(adapter.tensors)
+        for module in [module for module in modules if module in backbone.experts]:
+            inside = module.rpartition(".")[0]
+            of_module = [f"{inside}.{name}" for name, _ in backbone.module(inside).named_parameters(recurse=False)]
+            outer = [name for name in of_module[of_module.index(module) + 1 :] if name in modules]
+            a, b = (tensors.pop(f"{module}.{name}") for name in LoRA.module_tensors)
+            place = ".".join([inside, *["base_layer"] * len(outer)])
+            tensors[f"{place}.lora_A.weight"] = a.flatten(0, 1)
+            tensors[f"{place}.lora_B.weight"] = b.permute(1, 2, 0).flatten(1)
+        return super().peft_tensors(backbone, MergedAdapter(tensors, adapter.options), task_type)
 
     @override
     def read_initial(self, source: str, backbone: Backbone) -> Tensors:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from silotune.errors import InputError
 from silotune.models.backbone.forward_plan import OutputChange
 from silotune.models.backbone.segments import Segments
 from silotune.models.tuners.base import WeightedTensors, per_row, scalar_weights
@@ -37,6 +38,27 @@ def add_update(mix: Sequence[WeightedTensors], module: str, factor: float, dropo
         return add_product(y, low, wide)
 
     return change
+
+
+def add_to_experts(
+    weight: Tensor, mix: Sequence[WeightedTensors], module: str, factor: float, transposed: bool
+) -> Tensor:
+    """Return the weights of all experts with the mix added, in one batched product.
+
+    Args:
+        weight: shape (experts, out, in).
+        mix: A of shape (experts, r, in), B of shape (experts, out, r).
+        module: the tensor's name.
+        factor: the scale of B·A.
+        transposed: whether the weight's shape is (experts, in, out).
+    """
+    for part in mix:
+        if part.tokens is not None or (isinstance(part.weight, Tensor) and part.weight.dim()):
+            raise InputError("tuner.sites: experts' adapters cannot be weighed by row or token; leave experts out")
+    down = concatenate([part.tensors[f"{module}.lora_A.weight"] for part in mix], 1).to(weight.dtype)
+    wide = concatenate([part.tensors[f"{module}.lora_B.weight"] * part.weight for part in mix], 2).to(weight.dtype)
+    left, right = (down.mT, wide.mT) if transposed else (wide, down)
+    return torch.baddbmm(weight, left, right, alpha=factor)
 
 
 def _at_tokens(mix: Sequence[WeightedTensors], module: str, x: Tensor) -> list[WeightedTensors]:

@@ -1,4 +1,4 @@
-"""Find the linear layers that `tuner.sites` names, with their widths, weights and names in peft."""
+"""Find the linear layers, and experts, that `tuner.sites` names, with their widths, weights and names in peft."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.quantization import is_quantized
 from silotune.models.tuners.base import TunerOptions
 
-_CACHE: WeakKeyDictionary[Backbone, dict[tuple[tuple[str, ...], str], list[str]]] = WeakKeyDictionary()
+_CACHE: WeakKeyDictionary[Backbone, dict[tuple[tuple[str, ...], str, bool], list[str]]] = WeakKeyDictionary()
 
 
 def parse_words(value: object) -> object:
@@ -68,6 +68,17 @@ def layer_widths(module: nn.Module) -> tuple[int, int]:
     return linear.in_features, linear.out_features
 
 
+def expert_widths(backbone: Backbone, name: str) -> tuple[int, int, int]:
+    """Return the number of experts whose layer a tensor holds, and the layer's input and output width."""
+    experts, outputs, inputs = backbone.base.get_parameter(name).shape
+    return (experts, outputs, inputs) if experts_are_transposed(backbone, name) else (experts, inputs, outputs)
+
+
+def experts_are_transposed(backbone: Backbone, name: str) -> bool:
+    """Return whether a tensor holds experts' weights as (in, out), as transformers notes it."""
+    return bool(getattr(backbone.module(name.rpartition(".")[0]), "is_transposed", False))
+
+
 def is_transposed(module: nn.Module) -> bool:
     """Return whether a module is GPT-2's linear layer, whose weight has shape (in, out)."""
     return type(module).__name__ == "Conv1D" and not isinstance(module, nn.Conv1d)  # by name: no import of transformers
@@ -94,11 +105,14 @@ def layer_weight(module: nn.Module) -> Tensor:
 
 def peft_target_modules(backbone: Backbone, modules: list[str]) -> dict[str, Any]:
     """Fields of peft's `adapter_config.json` that name the target modules."""
-    transposed = {is_transposed(backbone.module(module)) for module in modules}
+    layers = [module for module in modules if module not in backbone.experts]
+    experts = [module for module in modules if module in backbone.experts]
+    transposed = {is_transposed(backbone.module(module)) for module in layers}
     return {
-        "target_modules": short_names(backbone, modules),
+        "target_modules": short_names(backbone, layers),
         "fan_in_fan_out": transposed == {True},
         "modules_to_save": None,
+        **({"target_parameters": experts} if experts else {}),
     }
 
 
@@ -110,8 +124,8 @@ def short_names(backbone: Backbone, modules: list[str]) -> list[str]:
     return endings if len(matches) == len(modules) else modules
 
 
-def find_target_modules(backbone: Backbone, words: Sequence[str], tuner: str) -> list[str]:
-    """Find the linear layers that words name.
+def find_target_modules(backbone: Backbone, words: Sequence[str], tuner: str, experts: bool = False) -> list[str]:
+    """Find the linear layers, and tensors of experts, that words name.
 
     The result is cached per backbone, since every silo's part asks for it.
 
@@ -120,32 +134,45 @@ def find_target_modules(backbone: Backbone, words: Sequence[str], tuner: str) ->
         words: each a field of the family's table, a full module name, the end of one (`c_attn`, `attn.c_attn`), or a
             pattern with `*`.
         tuner: the tuner's name, for messages.
+        experts: whether the tuner can change tensors of experts; if not, words that name them are refused.
 
     Returns:
         Full names, each once: those of fields block by block, then those of patterns.
     """
     cached = _CACHE.setdefault(backbone, {})
-    key = (tuple(words), tuner)
+    key = (tuple(words), tuner, experts)
     if key not in cached:
-        cached[key] = _search(backbone, words, tuner)
+        cached[key] = _search(backbone, words, tuner, experts)
     return list(cached[key])
 
 
-def _search(backbone: Backbone, words: Sequence[str], tuner: str) -> list[str]:
+def _search(backbone: Backbone, words: Sequence[str], tuner: str, experts: bool) -> list[str]:
     modules = dict(backbone.base.named_modules())
     linear = [name for name, module in modules.items() if is_linear(module)]
+    known = {*modules, *backbone.experts}
     fields = [word for word in words if word in TARGET_FIELDS]
-    names: list[str] = []
-    for stack in backbone.architecture.stacks if fields else ():
-        for block in range(len(cast(nn.ModuleList, modules[stack.blocks]))):
-            names += [name for field in fields for name in stack.modules(field, block) if name in modules]
+    blocks = [
+        (stack, block)
+        for stack in (backbone.architecture.stacks if fields else ())
+        for block in range(len(cast(nn.ModuleList, modules[stack.blocks])))
+    ]
+    names = [
+        name for stack, block in blocks for field in fields for name in stack.modules(field, block) if name in known
+    ]
     for word in words:
         if word in TARGET_FIELDS:
-            found = [name for stack in backbone.architecture.stacks for name in stack.modules(word, 0)]
-            matches = [name for name in found if name in modules]
+            matches = [name for stack, block in blocks for name in stack.modules(word, block) if name in known]
         else:
-            matches = [name for name in linear if name == word or fnmatchcase(name, word) or name.endswith(f".{word}")]
+            possible = [*linear, *sorted(backbone.experts)]
+            matches = [
+                name for name in possible if name == word or fnmatchcase(name, word) or name.endswith(f".{word}")
+            ]
             names += matches
+        if not experts and not backbone.experts.isdisjoint(matches):
+            raise InputError(
+                f"tuner.sites: {tuner} finds no linear layer for {word!r} in {backbone.model_type}, whose experts are "
+                "one tensor; allowed: tuner=lora, which tunes experts, or query, key, value, attention_output"
+            )
         if not matches:
             examples = ", ".join(linear[:3])
             raise InputError(

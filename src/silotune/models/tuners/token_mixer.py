@@ -10,6 +10,7 @@ import torch
 
 from silotune.core.tensors import State, Tensors
 from silotune.data.tasks import Task
+from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners.base import Tuner
 from silotune.models.tuners.target_modules import layer_widths
@@ -32,6 +33,11 @@ class TokenMixer:
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         """Return the matrices; see `methods.parts.Module.init`."""
         modules = self.tuner.target_modules(self.tuner.init(backbone, tasks, generator))
+        if not backbone.experts.isdisjoint(modules):
+            raise InputError(
+                "tuner.sites: a mixer weighs each token, and experts' adapters cannot be; allowed: query, key, value, "
+                "attention_output"
+            )
         widths = {module: layer_widths(backbone.module(module))[0] for module in modules}
         return {f"{module}.mixer.weight": torch.zeros(self.parts, width) for module, width in widths.items()}
 
