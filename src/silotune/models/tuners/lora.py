@@ -113,9 +113,9 @@ class LoRA(Tuner):
         tensors: Tensors = {}
         for module in self._find_modules(backbone):
             if module in backbone.experts:
-                experts, *widths = expert_widths(backbone, module)
-                factors = [INITS[options.init](widths[0], widths[1], options.r, generator) for _ in range(experts)]
-                a, b = map(torch.stack, zip(*factors, strict=True))
+                experts, inputs, outputs = expert_widths(backbone, module)
+                factors = [INITS[options.init](inputs, outputs, options.r, generator) for _ in range(experts)]
+                a, b = torch.stack([a for a, _ in factors]), torch.stack([b for _, b in factors])
             elif options.init == "pissa":
                 a, b = self._principal(backbone, module, torch.zeros(()))
             else:
