@@ -28,7 +28,7 @@ NAMES = (
         "peer-loop",
     ),
     *("flower-round", "walks"),
-    *("llm-throughput", "gpu", "memory", "loading", "quantization", "leakage", "audit", "paper-tables"),
+    *("llm-throughput", "gpu", "memory", "loading", "quantization", "leakage", "audit", "row-noise", "paper-tables"),
 )
 
 
