@@ -47,7 +47,10 @@ def options(parser: argparse.ArgumentParser) -> None:
 def measure(model: str | None = None, batch: int = 16, repeats: int = 5, threads: int = 1) -> dict[str, Any]:
     """Return milliseconds a step and MiB of each side, and their ratios."""
     torch.set_num_threads(threads)
-    sides = {"plain": partial(_ours, ()), "noise": partial(_ours, NOISE)}
+    sides: dict[str, Callable[[str | None, int], Callable[[], object]]] = {
+        "plain": partial(_ours, ()),
+        "noise": partial(_ours, NOISE),
+    }
     if importlib.util.find_spec("opacus"):
         sides["opacus"] = _opacus
     report: dict[str, Any] = {"model": model or "default", "batch": batch, "repeats": repeats, "threads": threads}
