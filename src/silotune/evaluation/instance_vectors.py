@@ -59,13 +59,16 @@ def embed(context: PredictionContext, state: State, rows: TokenizedRows) -> Tens
     return vectors
 
 
-def weigh(context: PredictionContext, state: State, rows: TokenizedRows) -> Weights | None:
+def weigh(
+    context: PredictionContext, state: State, rows: TokenizedRows, vectors: Tensor | None = None
+) -> Weights | None:
     """Weigh rows by their similarity to the silo's own rows.
 
     Args:
         context: the context of the run.
         state: all parts of a model by name, and `INSTANCES` (see `with_instances`); a silo that never trained has none.
         rows: rows of any task.
+        vectors: what `embed` returns of them, if it is known already.
 
     Returns:
         The weights; None if the method does not weight texts.
@@ -79,7 +82,8 @@ def weigh(context: PredictionContext, state: State, rows: TokenizedRows) -> Weig
         return Weights(torch.full((len(rows),), weighting.untrained), empty, empty.long())
     texts = prompt_rows(rows).ids if rows.task.kind == "generation" else rows.ids
     sampled = weighting.sample_rows(instances, texts)
-    similarities = weighting.similarities(instances, embed(context, state, rows), sampled)
+    vectors = embed(context, state, rows) if vectors is None else vectors
+    similarities = weighting.similarities(instances, vectors, sampled)
     return Weights(weighting.alpha(similarities), similarities, sampled)
 
 

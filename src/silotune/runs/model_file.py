@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +51,14 @@ class TunerFields(BaseModel):
         return cls(name=tuner.name, options=options)
 
     def make(self) -> Tuner:
-        """Make the tuner."""
-        kind = TUNERS.find(self.name)
-        return kind(kind.Options.model_validate(self.options))
+        """Make the tuner; equal fields give the same one, so that several silos' parts act in one product."""
+        return _tuner(self.name, json.dumps(self.options, sort_keys=True))
+
+
+@cache
+def _tuner(name: str, options: str) -> Tuner:
+    kind = TUNERS.find(name)
+    return kind(kind.Options.model_validate_json(options))
 
 
 class PartFields(BaseModel):
@@ -140,12 +147,18 @@ def model_folder(run: Path, silo: str) -> Path:
     models = run / MODELS
     if Path(silo).name == silo and (models / silo / MODEL_FILE).is_file():
         return models / silo
-    found = sorted(path.parent.name for path in models.glob(f"*/{MODEL_FILE}"))
+    raise unknown_name_error("silo", silo, model_folders(run))
+
+
+def model_folders(run: Path) -> dict[str, Path]:
+    """Return silo → the folder of its model in a finished run, or say in one line why there are none."""
+    models = run / MODELS
+    found = {path.parent.name: path.parent for path in sorted(models.glob(f"*/{MODEL_FILE}"))}
     if not found:
         check_has_models(run, read_summary(run))
     if not models.is_dir():
         raise InputError(f"{run}: has no folder {MODELS}; `silotune import {run}` makes it")
-    raise unknown_name_error("silo", silo, found)
+    return found
 
 
 def check_has_models(run: Path, summary: Mapping[str, Any]) -> None:
@@ -159,13 +172,18 @@ def check_has_models(run: Path, summary: Mapping[str, Any]) -> None:
         )
 
 
-def read_state(folder: Path, parts: Mapping[str, Part]) -> State:
+def read_file(path: Path) -> Tensors:
+    """Read the tensors of one file."""
+    return read_tensors(read_bytes(path))
+
+
+def read_state(folder: Path, parts: Mapping[str, Part], read: Callable[[Path], Tensors] = read_file) -> State:
     """Read the tensors of a model's folder; a part without any is empty."""
     tensors: Tensors = {}
     for name in (SHARED_FILE, OWN_FILE):
         if (folder / name).exists():
             with damage_named(folder / name):
-                tensors |= read_tensors(read_bytes(folder / name))
+                tensors |= read(folder / name)
     with damage_named(folder / MODEL_FILE):
         state = unflatten(tensors)
     missing = [name for name, part in parts.items() if tuner_of(part.module) is not None and name not in state]

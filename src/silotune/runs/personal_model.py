@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from torch import Tensor
 
 from silotune.config.backbone import PrecisionConfig
-from silotune.core.tensors import State
+from silotune.core.tensors import State, Tensors
 from silotune.data.generation_rows import asked_row
 from silotune.data.rows import Row
 from silotune.data.tasks import Task, read_task
@@ -26,7 +27,7 @@ from silotune.models.forward.mixing import resolve_weights
 from silotune.models.heads.lm import LanguageModelHead, prompt_rows
 from silotune.models.tuners import Tuner
 from silotune.models.tuners.token_weight import TokenWeight
-from silotune.runs.model_file import MODEL_FILE, damage_named, model_folder, read_model_file, read_state
+from silotune.runs.model_file import MODEL_FILE, damage_named, model_folder, read_file, read_model_file, read_state
 from silotune.training.prediction import PredictionContext
 
 Text = str | tuple[str, str] | list[dict[str, Any]] | dict[str, Any]
@@ -95,7 +96,12 @@ class PersonalModel:
 
     @classmethod
     def open(
-        cls, folder: str | Path, backbone: Backbone | None = None, precision: str | None = None, device: str = "auto"
+        cls,
+        folder: str | Path,
+        backbone: Backbone | None = None,
+        precision: str | None = None,
+        device: str = "auto",
+        read: Callable[[Path], Tensors] = read_file,
     ) -> PersonalModel:
         """Open a model's folder; nothing else is read but the backbone.
 
@@ -104,6 +110,7 @@ class PersonalModel:
             backbone: the model's backbone, if it is loaded already.
             precision: load the backbone in this precision instead of the run's.
             device: load it onto this device, as the key `device`.
+            read: reads a file of tensors; a process with many models keeps what they have in common.
         """
         folder = Path(folder)
         with damage_named(folder / MODEL_FILE):
@@ -111,7 +118,7 @@ class PersonalModel:
             tuner, head, prediction = file.tuner.make(), file.make_head(), file.prediction
             parts = {name: part.make(tuner, head) for name, part in file.parts.items()}
             task = read_task(file.task)
-        state = read_state(folder, parts)
+        state = read_state(folder, parts, read)
         if file.threads is not None:
             torch.set_num_threads(file.threads)
         check_precision(precision)
@@ -147,15 +154,7 @@ class PersonalModel:
         """Predict the labels or numbers of texts, or of pairs of texts."""
         if not self.task.labeled:
             raise InputError(f"predict: task {self.task.name!r} is one of generation; use write")
-        outputs = logits(self.context, self.state, self._encoded(texts))
-        if self.task.kind == "regression":
-            return [Prediction("", value=value) for value in outputs[:, 0].tolist()]
-        several = self.task.kind == "multilabel"
-        probabilities = (torch.sigmoid(outputs) if several else torch.softmax(outputs, -1)).tolist()
-        by_label = [dict(zip(self.task.labels, row, strict=True)) for row in probabilities]
-        if several:
-            return [Prediction("", row, labels=tuple(label for label in row if row[label] > 0.5)) for row in by_label]
-        return [Prediction(max(row, key=row.__getitem__), row) for row in by_label]
+        return predictions(self.task, logits(self.context, self.state, self.encoded(texts)))
 
     def write(self, instructions: Sequence[Text], follow: Callable[[str], None] | None = None) -> list[str]:
         """Answer instructions, pairs of instruction and input, or conversations (lists of turns).
@@ -166,19 +165,19 @@ class PersonalModel:
         """
         if self.task.kind != "generation":
             raise InputError(f"write: task {self.task.name!r} is one of {self.task.kind}; use predict")
-        return answers(self.context, self.state, self._encoded(instructions), follow)
+        return answers(self.context, self.state, self.encoded(instructions), follow)
 
     def untouched(self, instructions: Sequence[Text]) -> list[str]:
         """Answer as `write`, by the backbone alone, without any trained part."""
         head = self.context.head
         assert isinstance(head, LanguageModelHead), "a generation task has a language-model head"
-        rows = prompt_rows(self._encoded(instructions))
+        rows = prompt_rows(self.encoded(instructions))
         return generate(self.context.backbone, rows, [], head.generation, self.context.rows_written)
 
     def explain(self, texts: Sequence[Text]) -> list[Explanation]:
         """Return the weights of the model's parts for each text."""
         prediction = self.context.prediction
-        weights = weigh(self.context, self.state, self._encoded(texts))
+        weights = weigh(self.context, self.state, self.encoded(texts))
         if weights is None:
             resolved = resolve_weights(prediction.mix, self.state)
             fixed = {name: float(weight) for name, weight in resolved.items() if not isinstance(weight, TokenWeight)}
@@ -194,8 +193,8 @@ class PersonalModel:
             )
         ]
 
-    def _encoded(self, texts: Sequence[Text]) -> TokenizedRows:
-        """Return texts as token ids; the missing input of an instruction is empty."""
+    def encoded(self, texts: Sequence[Text], max_length: int | None = None) -> TokenizedRows:
+        """Return texts as token ids, cut at `max_length` or where the run cut its own."""
         if isinstance(texts, str):
             raise InputError("predict: give a list of texts, not one text")
         rows = [self._row(text) for text in texts]
@@ -206,7 +205,7 @@ class PersonalModel:
             wanted = "single texts" if self.texts_per_row == 1 else "pairs of texts"
             raise InputError(f"predict: task {self.task.name!r} takes {wanted}")
         context = self.context
-        tokenize = context.head.row_tokenizer(context.backbone, context.max_length)
+        tokenize = context.head.row_tokenizer(context.backbone, max_length or context.max_length)
         return tokenize(self.task, rows)
 
     def _row(self, text: Text) -> Row:
@@ -215,6 +214,18 @@ class PersonalModel:
         if isinstance(text, tuple):
             return Row(tuple(text), 0)
         return asked_row(text, "predict")
+
+
+def predictions(task: Task, outputs: Tensor) -> list[Prediction]:
+    """Return what logits or numbers, shape (texts, outputs), mean for a task."""
+    if task.kind == "regression":
+        return [Prediction("", value=value) for value in outputs[:, 0].tolist()]
+    several = task.kind == "multilabel"
+    probabilities = (torch.sigmoid(outputs) if several else torch.softmax(outputs, -1)).tolist()
+    by_label = [dict(zip(task.labels, row, strict=True)) for row in probabilities]
+    if several:
+        return [Prediction("", row, labels=tuple(label for label in row if row[label] > 0.5)) for row in by_label]
+    return [Prediction(max(row, key=row.__getitem__), row) for row in by_label]
 
 
 def check_precision(precision: str | None) -> None:

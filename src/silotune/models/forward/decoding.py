@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence, Set
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -17,7 +17,8 @@ from silotune.data.batching import pad_lists
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.virtual_tokens import Prefix, encoder_states, mask_columns
-from silotune.models.forward.mixing import MixEntry, make_plan, select_rows
+from silotune.models.forward.mixing import MixEntry
+from silotune.models.forward.row_mixes import RowMixes
 
 _Options = cast(Any, GenerationConfig)
 
@@ -108,10 +109,13 @@ class _Model(GenerationMixin):
         return decoding
 
 
-def start_decoding(backbone: Backbone, prompts: Sequence[Sequence[int]], mix: Sequence[MixEntry]) -> Decoding:
-    """Begin to generate after prompts (token ids per row) under a mix whose weights may have shape (rows,)."""
+def start_decoding(
+    backbone: Backbone, prompts: Sequence[Sequence[int]], mix: Sequence[MixEntry] | RowMixes
+) -> Decoding:
+    """Begin to generate after prompts (token ids per row) under one mix, or those of several models."""
+    mixes = mix if isinstance(mix, RowMixes) else RowMixes([mix], [len(prompts)])
     encoder_decoder = bool(backbone.base.config.is_encoder_decoder)
-    return (EncoderDecoderDecoding if encoder_decoder else CausalDecoding)(backbone, prompts, mix)
+    return (EncoderDecoderDecoding if encoder_decoder else CausalDecoding)(backbone, prompts, mixes)
 
 
 class Decoding(ABC):
@@ -120,13 +124,13 @@ class Decoding(ABC):
     Args:
         backbone: loaded with its language-model head.
         prompts: token ids per row.
-        mix: a weight may have shape (rows,).
+        mixes: which parts act on which rows.
     """
 
-    def __init__(self, backbone: Backbone, prompts: Sequence[Sequence[int]], mix: Sequence[MixEntry]) -> None:
+    def __init__(self, backbone: Backbone, prompts: Sequence[Sequence[int]], mixes: RowMixes) -> None:
         self._backbone = backbone
-        self._mix = list(mix)
-        self._plan = make_plan(backbone, mix)
+        self._mixes = mixes
+        self._plan = mixes.plan(backbone)
         ids, mask = pad_lists(prompts, backbone.pad_id, left=not backbone.base.config.is_encoder_decoder)
         self._inputs = {"input_ids": ids.to(backbone.device), "attention_mask": mask.to(backbone.device)}
         self.rows = len(prompts)
@@ -159,10 +163,18 @@ class Decoding(ABC):
     def select(self, rows: Tensor) -> None:
         """Continue with these rows, in this order; a row may be named more than once."""
         self._reorder(rows)
-        self._mix = select_rows(self._mix, rows)
-        if any(part.by_row for part in self._mix):
-            self._plan = make_plan(self._backbone, self._mix)
+        changes, self._mixes = self._mixes.changes_with_rows, self._mixes.select(rows)
+        if changes:
+            self._plan = self._mixes.plan(self._backbone)
         self.rows = len(rows)
+
+    def join(self, other: Decoding) -> Tensor | None:
+        """Continue with the rows of another decoding, too; it has begun, and its mixes can share forwards with these.
+
+        Returns:
+            The new order of both decodings' rows, shape (rows,); None if their caches cannot be joined.
+        """
+        return None
 
     def _scores(self, states: Callable[[], Tensor]) -> Tensor:
         lm_head = self._backbone.lm_head
@@ -263,6 +275,32 @@ class CausalDecoding(Decoding):
     def _reorder(self, index: Tensor) -> None:
         self._cache.batch_select_indices(index)
         self._mask = self._mask[index]
+
+    @override
+    def join(self, other: Decoding) -> Tensor | None:
+        known = self._counts_positions and self._cache.sees_everything
+        if not known or not isinstance(other, CausalDecoding):
+            return None
+        own, new = self._mixes, other._mixes
+        self._mixes, order = RowMixes.merged([*own.mixes, *new.mixes], [*own.sizes, *new.sizes])
+        mask = _stack_right([self._mask, other._mask], 1)[order]
+        empty = int(mask.any(0).int().argmax())  # columns that only rows had that have left
+        self._mask = mask[:, empty:]
+        for layer, joining in zip(cast(Any, self._cache.layers), cast(Any, other._cache.layers), strict=True):
+            layer.keys = _stack_right([layer.keys, joining.keys], 2)[order, :, empty:]
+            layer.values = _stack_right([layer.values, joining.values], 2)[order, :, empty:]
+        self._plan = self._mixes.plan(self._backbone)
+        self.rows += other.rows
+        return order
+
+
+def _stack_right(tensors: Sequence[Tensor], columns: int) -> Tensor:
+    """Concatenate rows of tensors whose columns, a dimension, are filled up with zeros on the left."""
+    longest = max(tensor.shape[columns] for tensor in tensors)
+    behind = tensors[0].dim() - 1 - columns
+    return torch.cat(
+        [nn.functional.pad(tensor, (*[0] * (2 * behind), longest - tensor.shape[columns], 0)) for tensor in tensors]
+    )
 
 
 class EncoderDecoderDecoding(Decoding):

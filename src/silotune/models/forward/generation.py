@@ -84,7 +84,7 @@ def generate_ids(
         order = sorted(range(len(rows)), key=lambda index: len(prompts[rows[index]]))
         longest = max(len(prompts[row]) for row in rows) + options.max_new_tokens
         # it is not known how an unlisted family counts the positions of padded rows
-        unpadded = backbone.known_architecture is None or _needs_no_padding(backbone, group_mix, longest)
+        unpadded = backbone.known_architecture is None or needs_no_padding(backbone, group_mix, longest)
         lengths = [len(prompts[row]) if unpadded else 0 for row in rows]
         for indices in _batches(order, lengths, rows_at_once):
             batch_prompts = [prompts[rows[index]] for index in indices]
@@ -110,7 +110,7 @@ def end_tokens(backbone: Backbone) -> frozenset[int]:
     return frozenset(int(token) for token in ends if token is not None)
 
 
-def _needs_no_padding(backbone: Backbone, mix: Sequence[MixEntry], longest: int) -> bool:
+def needs_no_padding(backbone: Backbone, mix: Sequence[MixEntry], longest: int) -> bool:
     """Return whether a mix's virtual tokens must stand right before a text of `longest` tokens.
 
     In a padded batch padding lies between them. A window of sliding attention counts it, and so do recurrent layers.

@@ -1,0 +1,222 @@
+"""What is asked of the engine and what it answers, and the bounded queue between, fair to those who ask."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from silotune.runs.personal_model import Prediction, Text
+
+Reason = Literal["stop", "length"]
+
+Wanted = Literal["labels", "vectors", "weights"]
+
+
+class Refusal(Exception):
+    """A request that is not answered.
+
+    Args:
+        message: what is wrong, for the user.
+        status: of HTTP.
+        code: a word for programs, as OpenAI's API has.
+    """
+
+    def __init__(self, message: str, status: int = 400, code: str = "invalid_value") -> None:
+        super().__init__(message)
+        self.message, self.status, self.code = message, status, code
+
+
+@dataclass(frozen=True)
+class Score:
+    """Texts whose labels, pooled states or weights of parts are wanted."""
+
+    texts: Sequence[Text]
+    wanted: Wanted = "labels"
+
+
+@dataclass(frozen=True)
+class Write:
+    """A prompt to be answered.
+
+    Args:
+        prompt: an instruction, or a conversation.
+        choices: how many answers.
+        max_tokens: of an answer, with its end token; None: as many as the run's head.
+        temperature: 0 takes the likeliest token.
+        top_p: the probability of the likeliest tokens that are drawn from.
+        seed: of the draws; the answers of one seed are the same.
+        stop: texts before which an answer ends.
+        logprobs: how many likeliest tokens are told for each place; None: not even its own logarithm.
+        stream: whether pieces are delivered as they are written.
+    """
+
+    prompt: Text
+    choices: int = 1
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    stream: bool = False
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The answer to `Score`: by text, what was wanted."""
+
+    digest: str
+    tokens: int
+    predictions: Sequence[Prediction] = ()
+    labels: Sequence[str] = ()
+    vectors: Sequence[Sequence[float]] = ()
+    weights: Sequence[dict[str, object]] = ()
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """A written token, the logarithm of its probability, and those of the likeliest ones."""
+
+    token: str
+    logprob: float
+    likeliest: Sequence[tuple[str, float]] = ()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """New text of an answer; the last piece of a choice has a reason: `stop` or `length`.
+
+    Args:
+        choice: which of the answers.
+        text: what was written since the last piece.
+        digest: of the model.
+        prompt_tokens: of the prompt.
+        tokens: of the answer so far.
+        scores: of the tokens since the last piece, if they were wanted.
+        reason: why the answer ended; None: it goes on.
+    """
+
+    choice: int
+    text: str
+    digest: str
+    prompt_tokens: int
+    tokens: int
+    scores: Sequence[TokenScore] = ()
+    reason: Reason | None = None
+
+
+Event = Scored | Piece | Refusal
+
+
+@dataclass(eq=False)
+class Job:
+    """One request.
+
+    Args:
+        model: the whole name.
+        owner: whose turn it takes in the queue.
+        work: what is asked.
+        deliver: called by the engine's thread with what was found, or with why nothing is.
+        deadline: by `time.monotonic`.
+        ended: whether nothing more is delivered; whoever asked may set it, too.
+    """
+
+    model: str
+    owner: str
+    work: Score | Write
+    deliver: Callable[[Event], None]
+    deadline: float
+    ended: bool = False
+    asked: float = field(default_factory=time.monotonic)
+
+    @property
+    def rows(self) -> int:
+        """How many rows it takes in a batch."""
+        return len(self.work.texts) if isinstance(self.work, Score) else self.work.choices
+
+    def fail(self, refusal: Refusal) -> None:
+        """Deliver why there is no answer, once."""
+        if not self.ended:
+            self.ended = True
+            self.deliver(refusal)
+
+    def is_over(self) -> bool:
+        """Whether nobody waits any more, or too long has been waited."""
+        if time.monotonic() > self.deadline:
+            self.fail(Refusal("it took longer than the server's time limit", 504, "timeout"))
+        return self.ended
+
+
+class FairQueue:
+    """Jobs that wait: those of each owner in order, the owners in turn.
+
+    Args:
+        bound: how many jobs may wait; those of one owner at most half as many.
+    """
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+        self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()
+        self._count = 0
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, job: Job) -> None:
+        """Add a job, or refuse it if too many wait."""
+        with self._changed:
+            own = self._waiting.setdefault(job.owner, deque())
+            if self._closed or self._count >= self._bound or len(own) > self._bound // 2:
+                if not own:
+                    del self._waiting[job.owner]
+                raise Refusal("too many requests wait; try again soon", 429, "rate_limit_exceeded")
+            own.append(job)
+            self._count += 1
+            self._changed.notify()
+
+    def take(self, score_rows: int, write_rows: int, wait: bool) -> list[Job]:
+        """Take the next jobs of all owners in turn, as many as fit; a job that is larger than all room comes alone.
+
+        Args:
+            score_rows: room for texts that are scored.
+            write_rows: room for answers that are written.
+            wait: whether to wait for a job if there is none.
+        """
+        rooms = {Score: score_rows, Write: write_rows}
+        whole = dict(rooms)
+        taken: list[Job] = []
+        with self._changed:
+            while wait and not self._count and not self._closed:
+                self._changed.wait()
+            passed = 0
+            while self._waiting and passed < len(self._waiting):
+                owner, own = next(iter(self._waiting.items()))
+                self._waiting.move_to_end(owner)
+                kind = type(own[0].work)
+                if own[0].rows > rooms[kind] and not (rooms[kind] == whole[kind] > 0):
+                    passed += 1
+                    continue
+                passed = 0
+                job = own.popleft()
+                self._count -= 1
+                rooms[kind] -= job.rows
+                taken.append(job)
+                if not own:
+                    del self._waiting[owner]
+        return taken
+
+    def close(self) -> list[Job]:
+        """Take no more jobs, and return those that wait."""
+        with self._changed:
+            self._closed = True
+            left = [job for own in self._waiting.values() for job in own]
+            self._waiting.clear()
+            self._count = 0
+            self._changed.notify()
+        return left

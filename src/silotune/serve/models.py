@@ -1,0 +1,255 @@
+"""The models that a server answers with: their names, opened when they are first asked, the least used closed again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from silotune.core.files import read_bytes
+from silotune.core.serialization import read_tensors
+from silotune.core.tensors import State, Tensors
+from silotune.errors import InputError, unknown_name_error
+from silotune.methods.step import head_tensors
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.forward.generation import is_out_of_window
+from silotune.models.forward.mixing import MixEntry, fold_entries
+from silotune.models.forward.row_mixes import sharing_key
+from silotune.runs.model_file import MODEL_FILE, OWN_FILE, SHARED_FILE, damage_named, model_folders, read_model_file
+from silotune.runs.personal_model import PersonalModel
+
+_WINDOW = 8192
+"""The most tokens of a prompt with its answer, whatever the backbone was trained for."""
+
+Signature = tuple[tuple[int, int, int], ...]
+"""Inode, size and time of each file of a model's folder."""
+
+
+@dataclass(eq=False)
+class _File:
+    """The tensors of one file and its digest; models hold it together, and it goes with the last of them."""
+
+    tensors: Tensors
+    digest: bytes
+
+
+@dataclass
+class Served:
+    """One opened model.
+
+    Args:
+        name: under which it is asked.
+        model: the model.
+        digest: the sha256 of its files.
+        signature: of its files when they were read.
+        held: what it has in common with other models, which lasts as long as one of them.
+        key: rows of models with equal keys share forwards; None: it shares with no other.
+        window: the most tokens of a text, or of a prompt with its answer.
+    """
+
+    name: str
+    model: PersonalModel
+    digest: str
+    signature: Signature
+    held: list[_File]
+    key: Hashable = None
+    window: int = 0
+    state: State = field(default_factory=dict)
+    head: Tensors = field(default_factory=dict)
+    _mix: list[MixEntry] = field(default_factory=list)
+
+    @property
+    def backbone(self) -> Backbone:
+        """The backbone, one of all models with its weights."""
+        return self.model.context.backbone
+
+    @property
+    def weighs_texts(self) -> bool:
+        """Whether every text has a mix of its own."""
+        return self.model.context.prediction.weighting is not None
+
+    def prepare(self) -> None:
+        """Place the parts, and compute what acts of them once for all requests."""
+        context = self.model.context
+        self.state = context.place(self.model.state)
+        self.head = head_tensors(context.prediction.head, self.state)
+        self._mix = self.mix(torch.full((1,), 0.5) if self.weighs_texts else None)
+        self.window = context.max_length
+        config = self.backbone.base.config
+        if self.writes and not config.is_encoder_decoder:
+            learned = int(getattr(config, "max_position_embeddings", None) or 0)
+            self.window = max(self.window, min(learned, _WINDOW)) - context.virtual_tokens
+        shared = sharing_key(self.backbone, self._mix)
+        alone = shared is None or (self.writes and is_out_of_window(self.backbone, self._mix, self.window))
+        self.key = None if alone else (id(self.backbone), shared)
+
+    @property
+    def writes(self) -> bool:
+        """Whether it writes answers rather than to compute labels or numbers."""
+        return self.model.task.kind == "generation"
+
+    def mix(self, alpha: Tensor | None = None) -> list[MixEntry]:
+        """Return the mix that acts; alpha, shape (rows,), of a model that weighs texts."""
+        if alpha is None and self._mix:
+            return self._mix
+        mix = fold_entries(self.backbone, self.model.context.prediction_mix(self.state, alpha))
+        if self.key is None and alpha is not None and len(alpha) == 1:  # as one number, which every tuner takes
+            mix = [replace(part, weight=float(part.weight)) if part.by_row else part for part in mix]
+        return [part for part in mix if part.present]
+
+
+class Models:
+    """The models of run folders, and of single folders `models/NAME`, by name.
+
+    Names are listed by the threads that answer; `open` is for the one thread that computes.
+
+    Args:
+        folders: run folders, or folders of one model.
+        silos: the silos of run folders that are served; empty: all.
+        keep: how many models stay open.
+        watch: whether a model is read anew once its files are others.
+    """
+
+    def __init__(
+        self, folders: Sequence[Path], silos: Sequence[str] = (), keep: int = 256, watch: bool = False
+    ) -> None:
+        self._sources, self._silos, self._keep, self._watch = list(folders), list(silos), keep, watch
+        self._open: OrderedDict[str, Served] = OrderedDict()
+        self._backbones: dict[Hashable, Backbone] = {}
+        self._common: WeakValueDictionary[tuple[int, int, int], _File] = WeakValueDictionary()
+        self._abouts: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._folders = self._find()
+
+    def _find(self) -> dict[str, Path]:
+        found: dict[str, Path] = {}
+        silos: set[str] = set()
+        for source in self._sources:
+            alone = (source / MODEL_FILE).is_file()
+            folders = {"": source} if alone else model_folders(source)
+            silos |= folders.keys()
+            for silo, folder in folders.items():
+                if alone or not self._silos or silo in self._silos:
+                    name = source.resolve().name if alone else f"{source.resolve().name}/{silo}"
+                    if name in found:
+                        raise InputError(
+                            f"{folder}: has the name {name!r}, as has {found[name]}; copy it to another name"
+                        )
+                    found[name] = folder
+        for silo in self._silos:
+            if silo not in silos:
+                raise unknown_name_error("silo", silo, silos - {""})
+        return found
+
+    def names(self) -> list[str]:
+        """Return the names of all models."""
+        if self._watch:
+            with suppress(InputError):  # while a folder is replaced, the models of before are known
+                self._folders = self._find()
+        return list(self._folders)
+
+    def find(self, name: str) -> str:
+        """Return the whole name of a model, of which the silo's name is enough if no other run has it."""
+        if name in self._folders:
+            return name
+        same = [known for known in self._folders if known.rpartition("/")[2] == name]
+        if len(same) != 1 and (name not in self.names()):
+            raise unknown_name_error("model", name[:80], same or [*self._folders][:20])
+        return same[0] if same else name
+
+    def about(self, name: str) -> dict[str, Any]:
+        """Return the content of a model's `model.json`, which is read again when it is another."""
+        path = self._folders[name] / MODEL_FILE
+        changed = path.stat().st_mtime_ns
+        if self._abouts.get(name, (0,))[0] != changed:
+            with damage_named(path):
+                self._abouts[name] = changed, read_model_file(path)[0]
+        return self._abouts[name][1]
+
+    def open(self, name: str) -> Served:
+        """Return a model, opened if it is not, or if it is watched and its files are others now."""
+        served = self._open.get(name)
+        if served is None or (self._watch and self._is_newer(served)):
+            try:
+                served = self._read(name)
+            except InputError:
+                if served is None:
+                    raise
+            self._open[name] = served
+        self._open.move_to_end(name)
+        while len(self._open) > self._keep:
+            self._open.popitem(last=False)
+        return served
+
+    @property
+    def opened(self) -> int:
+        """How many models are open."""
+        return len(self._open)
+
+    @property
+    def backbones(self) -> int:
+        """How many backbones are loaded."""
+        return len(self._backbones)
+
+    def _is_newer(self, served: Served) -> bool:
+        signature = _signature(self._folders[served.name])
+        return bool(signature) and signature != served.signature
+
+    def _read(self, name: str) -> Served:
+        """Read a model's folder; if it is replaced meanwhile, once more."""
+        folder = self._folders[name]
+        for _ in range(3):
+            before = _signature(folder)
+            served = self._read_once(name, folder, before)
+            if _signature(folder) == before:
+                break
+        served.prepare()
+        return served
+
+    def _read_once(self, name: str, folder: Path, signature: Signature) -> Served:
+        with damage_named(folder / MODEL_FILE):
+            content = read_bytes(folder / MODEL_FILE)
+            file = read_model_file(folder / MODEL_FILE)[1]
+        # models of one backbone differ in nothing that it is loaded by
+        head, tuner = file.make_head(), file.tuner.make()
+        key = (file.backbone_sha256, file.precision, head.model_class, tuner.trains_backbone)
+        whole, held = hashlib.sha256(content), list[_File]()
+        threads = torch.get_num_threads()
+        try:
+            model = PersonalModel.open(folder, self._backbones.get(key), read=partial(self._tensors, whole, held))
+        finally:
+            torch.set_num_threads(threads)  # a run's own number is for its bits
+        self._backbones.setdefault(key, model.context.backbone)
+        return Served(name, model, whole.hexdigest(), signature, held)
+
+    def _tensors(self, whole: Any, held: list[_File], path: Path) -> Tensors:
+        """Read a file of tensors; one that several models link to is kept once."""
+        stat = path.stat()
+        place = stat.st_dev, stat.st_ino, stat.st_mtime_ns
+        file = self._common.get(place)
+        if file is None:
+            content = read_bytes(path)
+            file = _File(read_tensors(content), hashlib.sha256(content).digest())
+            if stat.st_nlink > 1:
+                self._common[place] = file
+        held.append(file)
+        whole.update(file.digest)
+        return dict(file.tensors)
+
+
+def _signature(folder: Path) -> Signature:
+    found = []
+    for file in (MODEL_FILE, SHARED_FILE, OWN_FILE):
+        with suppress(OSError):
+            stat = os.stat(folder / file)
+            found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return tuple(found)

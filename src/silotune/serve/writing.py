@@ -1,0 +1,199 @@
+"""Answers that are written token by token: rows of several models share steps, and new rows join between steps."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Hashable, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from silotune.data.tokenized import TokenizedRows
+from silotune.models.forward.decoding import Decoding, start_decoding
+from silotune.models.forward.generation import end_tokens
+from silotune.models.forward.row_mixes import Mixed, RowMixes
+from silotune.models.heads.lm import LanguageModelHead, prompt_rows
+from silotune.serve.jobs import Job, Piece, Reason, TokenScore, Write
+from silotune.serve.models import Served
+from silotune.serve.scoring import Texts, weights
+
+_UNFINISHED = "\ufffd"
+"""What a tokenizer makes of a character whose bytes are not all there yet."""
+
+
+@dataclass(eq=False)
+class Answer:
+    """One answer that is being written.
+
+    Args:
+        job: who asked.
+        work: how to write.
+        served: the model.
+        prompt: token ids.
+        mix: what acts on it; weights of its own have shape (1,).
+        choice: which of the job's answers.
+        limit: the most tokens.
+        ends: tokens after which it is complete.
+    """
+
+    job: Job
+    work: Write
+    served: Served
+    prompt: list[int]
+    mix: Mixed
+    choice: int
+    limit: int
+    ends: Set[int]
+    ids: list[int] = field(default_factory=list)
+    draws: torch.Generator = field(default_factory=torch.Generator)
+    done: bool = False
+    _sent: str = ""
+    _scores: list[TokenScore] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Seed the draws: choices of one seed differ, and a row's draws do not depend on its batch."""
+        seed = secrets.randbits(62) if self.work.seed is None else self.work.seed
+        self.draws.manual_seed((seed + self.choice) % 2**63)
+
+    def take(self, token: int, logs: Tensor | None) -> None:
+        """Append a token, and deliver what can be told.
+
+        Args:
+            token: its id.
+            logs: the logarithms of all tokens' probabilities, shape (words,), where they are wanted.
+        """
+        ended = token in self.ends
+        if not ended:
+            self.ids.append(token)
+            if logs is not None:
+                self._scores.append(self._score(token, logs))
+        full = len(self.ids) >= self.limit
+        self.done = ended or full
+        if not (self.done or self.work.stream or self.work.stop):
+            return
+        text = str(self._tokenizer.decode(self.ids, skip_special_tokens=True))
+        stops = [place for stop in self.work.stop if (place := text.find(stop)) >= 0]
+        if stops:
+            text, self.done = text[: min(stops)], True
+        if not self.done:
+            text = text[: len(text) - _held_back(text, self.work.stop)]
+        if self.done or (self.work.stream and len(text) > len(self._sent)):
+            reason: Reason | None = None if not self.done else "stop" if stops or ended else "length"
+            new, scores = text[len(self._sent) :], self._scores
+            self._sent, self._scores = text, []
+            digest, length = self.served.digest, len(self.prompt)
+            self.job.deliver(Piece(self.choice, new, digest, length, len(self.ids), scores, reason))
+
+    @property
+    def _tokenizer(self) -> Any:
+        return self.served.backbone.tokenizer
+
+    def _score(self, token: int, logs: Tensor) -> TokenScore:
+        values, best = logs.topk(self.work.logprobs or 0)
+        names = [str(self._tokenizer.decode([one])) for one in [token, *best.tolist()]]
+        return TokenScore(names[0], float(logs[token]), [*zip(names[1:], values.tolist(), strict=True)])
+
+
+def answers_of(job: Job, served: Served, work: Write, rows: TokenizedRows) -> list[Answer]:
+    """Return a job's answers to a prompt, the one row, before their first token."""
+    (prompt,) = prompt_rows(rows).ids
+    mix = served.mix(weights(Texts(served, rows)))
+    head = served.model.context.head
+    assert isinstance(head, LanguageModelHead), "a generation task has a language-model head"
+    limit = work.max_tokens or head.generation.max_new_tokens
+    if not served.backbone.base.config.is_encoder_decoder:
+        limit = min(limit, served.window - len(prompt))
+    ends = end_tokens(served.backbone)
+    return [Answer(job, work, served, prompt, mix, choice, limit, ends) for choice in range(work.choices)]
+
+
+class Group:
+    """Answers whose steps are shared.
+
+    Args:
+        answers: before their first token, of models with one `Served.key`, or of one prompt.
+    """
+
+    @torch.no_grad()
+    def __init__(self, answers: Sequence[Answer]) -> None:
+        served = answers[0].served
+        self.key: Hashable = served.key
+        mixes, order = RowMixes.merged([answer.mix for answer in answers], [1] * len(answers))
+        self.answers = [answers[row] for row in order.tolist()]
+        prompts = [answer.prompt for answer in self.answers]
+        self._decoding: Decoding = start_decoding(served.backbone, prompts, mixes)
+        self._take(self._decoding.first())
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Write one more token of every answer."""
+        self._drop([answer.job.is_over() for answer in self.answers])
+        if self.answers:
+            tokens = torch.tensor([answer.ids[-1] for answer in self.answers], device=self._decoding.device)
+            self._take(self._decoding.next(tokens))
+
+    @torch.no_grad()
+    def join(self, other: Group) -> bool:
+        """Take another group's answers into this one's steps; returns whether that can be."""
+        order = self._decoding.join(other._decoding) if self.key is not None and self.key == other.key else None
+        if order is None:
+            return False
+        both = self.answers + other.answers
+        self.answers = [both[row] for row in order.tolist()]
+        return True
+
+    def _take(self, scores: Tensor) -> None:
+        tokens = choose(scores, self.answers).tolist()
+        wanted = [answer.work.logprobs is not None for answer in self.answers]
+        logs = scores.float().log_softmax(-1) if any(wanted) else None
+        for row, (answer, token) in enumerate(zip(self.answers, tokens, strict=True)):
+            answer.take(token, logs[row] if logs is not None and wanted[row] else None)
+        self._drop([answer.done for answer in self.answers])
+
+    def _drop(self, gone: Sequence[bool]) -> None:
+        if any(gone):
+            kept = [row for row, left in enumerate(gone) if not left]
+            self.answers = [self.answers[row] for row in kept]
+            if kept:
+                self._decoding.select(torch.tensor(kept, device=self._decoding.device))
+
+
+def choose(scores: Tensor, answers: Sequence[Answer]) -> Tensor:
+    """Choose each answer's next token: the likeliest, or one drawn by temperature and top_p.
+
+    Args:
+        scores: of all tokens, shape (rows, words).
+        answers: one per row; its own generator draws.
+
+    Returns:
+        Shape (rows,).
+    """
+    tokens = scores.argmax(-1)
+    drawn = [row for row, answer in enumerate(answers) if answer.work.temperature > 0]
+    if not drawn:
+        return tokens
+    works = [answers[row].work for row in drawn]
+
+    def column(values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=scores.device).unsqueeze(1)
+
+    chances = (scores[drawn].float() / column([work.temperature for work in works])).softmax(-1)
+    chances, order = chances.sort(-1, descending=True)
+    before = chances.cumsum(-1) - chances
+    chances = chances.masked_fill(before >= column([work.top_p for work in works]), 0.0)
+    chances[:, 0] = chances[:, 0].clamp(min=1e-30)  # the likeliest stays whatever top_p
+    places = column([float(torch.rand((), generator=answers[row].draws)) for row in drawn])
+    reached = chances.cumsum(-1)
+    at = (reached <= places * reached[:, -1:]).sum(-1).clamp(max=chances.shape[1] - 1)
+    tokens[drawn] = order.gather(1, at.unsqueeze(1)).squeeze(1)
+    return tokens
+
+
+def _held_back(text: str, stops: Sequence[str]) -> int:
+    """Return how many characters at the end may yet become another character, or a text that ends the answer."""
+    if text.endswith(_UNFINISHED):
+        return len(text) - len(text.rstrip(_UNFINISHED))
+    longest = max(map(len, stops), default=1) - 1
+    return next((n for n in range(min(longest, len(text)), 0, -1) if any(s.startswith(text[-n:]) for s in stops)), 0)
