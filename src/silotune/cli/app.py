@@ -36,7 +36,7 @@ are imported at every start, so each imports torch and other slow libraries insi
 _GROUP = "silotune.commands"
 """The entry point group of further commands; each entry is a function that adds its commands to `app`."""
 
-_OWN = {"lab": "silotune.lab.commands:add_commands", "deploy": "silotune.deploy.commands:add_commands"}
+_OWN = {room: f"silotune.{room}.commands:add_commands" for room in ("lab", "deploy", "serve")}
 """Entries of this package: they are found without an installation, too."""
 
 

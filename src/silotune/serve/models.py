@@ -22,7 +22,7 @@ from silotune.core.tensors import State, Tensors
 from silotune.errors import InputError, unknown_name_error
 from silotune.methods.step import head_tensors
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.forward.generation import is_out_of_window
+from silotune.models.forward.generation import needs_no_padding
 from silotune.models.forward.mixing import MixEntry, fold_entries
 from silotune.models.forward.row_mixes import sharing_key
 from silotune.runs.model_file import MODEL_FILE, OWN_FILE, SHARED_FILE, damage_named, model_folders, read_model_file
@@ -90,7 +90,7 @@ class Served:
             learned = int(getattr(config, "max_position_embeddings", None) or 0)
             self.window = max(self.window, min(learned, _WINDOW)) - context.virtual_tokens
         shared = sharing_key(self.backbone, self._mix)
-        alone = shared is None or (self.writes and is_out_of_window(self.backbone, self._mix, self.window))
+        alone = shared is None or (self.writes and needs_no_padding(self.backbone, self._mix, self.window))
         self.key = None if alone else (id(self.backbone), shared)
 
     @property
@@ -127,7 +127,7 @@ class Models:
         self._open: OrderedDict[str, Served] = OrderedDict()
         self._backbones: dict[Hashable, Backbone] = {}
         self._common: WeakValueDictionary[tuple[int, int, int], _File] = WeakValueDictionary()
-        self._abouts: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._abouts: dict[str, tuple[dict[str, Any], int]] = {}
         self._folders = self._find()
 
     def _find(self) -> dict[str, Path]:
@@ -166,14 +166,21 @@ class Models:
             raise unknown_name_error("model", name[:80], same or [*self._folders][:20])
         return same[0] if same else name
 
-    def about(self, name: str) -> dict[str, Any]:
-        """Return the content of a model's `model.json`, which is read again when it is another."""
+    def about(self, name: str) -> tuple[dict[str, Any], int]:
+        """Return the content of a model's `model.json`, read again when it is another, and when it was written."""
         path = self._folders[name] / MODEL_FILE
-        changed = path.stat().st_mtime_ns
-        if self._abouts.get(name, (0,))[0] != changed:
-            with damage_named(path):
-                self._abouts[name] = changed, read_model_file(path)[0]
-        return self._abouts[name][1]
+        with damage_named(path):
+            written = int(path.stat().st_mtime)
+            if name not in self._abouts or self._abouts[name][1] != written:
+                self._abouts[name] = read_model_file(path)[0], written
+        return self._abouts[name]
+
+    def open_first(self) -> None:
+        """Open a model of each folder, so that backbones are loaded, and damaged folders known, at the start."""
+        for source in self._sources:
+            own = (name for name, folder in self._folders.items() if source in (folder, *folder.parents))
+            if name := next(own, ""):
+                self.open(name)
 
     def open(self, name: str) -> Served:
         """Return a model, opened if it is not, or if it is watched and its files are others now."""

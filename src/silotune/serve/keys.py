@@ -1,0 +1,108 @@
+"""Who may ask which models: a file of hashed API keys, each with its silos, and how often each may ask."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from silotune.core.files import read_json, write_text
+from silotune.errors import InputError
+from silotune.serve.jobs import Refusal
+
+_MINUTE = 60.0
+
+
+class Key(BaseModel):
+    """One key of the file; the key itself is in no file.
+
+    Args:
+        name: whose it is.
+        sha256: of the key, which has 256 random bits.
+        silos: the silos or whole names of models that it may ask; empty: all.
+        operator: whether it may also read weights of parts and metrics.
+        per_minute: requests a minute; None: as many as the server takes.
+    """
+
+    name: str
+    sha256: str = ""
+    silos: tuple[str, ...] = ()
+    operator: bool = False
+    per_minute: int | None = None
+
+    def may_ask(self, model: str) -> bool:
+        """Return whether it may ask a model, given by its whole name."""
+        return not self.silos or model in self.silos or model.rpartition("/")[2] in self.silos
+
+
+class _KeyFile(BaseModel):
+    keys: list[Key] = []
+
+
+ANYBODY = Key(name="anybody")
+"""Who asks a server without keys."""
+
+
+class Keys:
+    """The keys of a server; without a file, anybody who reaches it may ask."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._keys = None if file is None else _read(file).keys
+        self._asked: dict[str, deque[float]] = {}
+
+    @property
+    def required(self) -> bool:
+        """Whether a request needs a key."""
+        return self._keys is not None
+
+    def of(self, authorization: str) -> Key:
+        """Return the key that a header `Authorization: Bearer …` has; all are compared, whichever fits.
+
+        Raises:
+            Refusal: none fits.
+        """
+        if self._keys is None:
+            return ANYBODY
+        given = hashlib.sha256(authorization.removeprefix("Bearer ").strip().encode()).hexdigest()
+        fitting = [key for key in self._keys if hmac.compare_digest(key.sha256, given)]
+        if not fitting:
+            raise Refusal("the API key is missing or unknown", 401, "invalid_api_key")
+        return fitting[0]
+
+    def count(self, key: Key) -> None:
+        """Count a request, or refuse it if the key has asked too often in the last minute."""
+        if key.per_minute is None:
+            return
+        now, asked = time.monotonic(), self._asked.setdefault(key.name, deque())
+        while asked and asked[0] < now - _MINUTE:
+            asked.popleft()
+        if len(asked) >= key.per_minute:
+            raise Refusal(f"more than {key.per_minute} requests in a minute", 429, "rate_limit_exceeded")
+        asked.append(now)
+
+
+def add_key(file: Path, name: str, silos: Sequence[str], operator: bool, per_minute: int | None) -> str:
+    """Add a key to a file, or replace the one of this name; returns it, the only time."""
+    known = [key for key in _read(file).keys if key.name != name] if file.exists() else []
+    secret = f"st-{secrets.token_urlsafe(32)}"
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    known.append(Key(name=name, sha256=digest, silos=tuple(silos), operator=operator, per_minute=per_minute))
+    try:
+        write_text(file, _KeyFile(keys=known).model_dump_json(indent=1) + "\n")
+        file.chmod(0o600)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be written ({error.strerror})") from error
+    return secret
+
+
+def _read(file: Path) -> _KeyFile:
+    try:
+        return _KeyFile.model_validate(read_json(file))
+    except (OSError, ValueError, ValidationError) as error:
+        raise InputError(f"--keys {file}: missing or damaged; `silotune serve-key` makes it") from error

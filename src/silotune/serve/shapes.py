@@ -1,0 +1,139 @@
+"""The bodies of answers, in the shapes of OpenAI's and vLLM's APIs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from silotune.runs.personal_model import Prediction
+from silotune.serve.jobs import Event, Piece, Refusal, Scored, TokenScore
+
+Json = dict[str, Any]
+
+
+def error(refusal: Refusal, param: str | None = None) -> Json:
+    """Return why there is no answer."""
+    kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
+    return {"error": {"message": refusal.message, "type": kind, "param": param, "code": refusal.code}}
+
+
+def event(content: Json | str) -> str:
+    """Return one event of a stream."""
+    return f"data: {content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)}\n\n"
+
+
+class WrittenShape:
+    """The answers to one request for text, which grow by pieces.
+
+    Args:
+        chat: whether it is a conversation's.
+        model: as it was asked.
+        prompts: how many prompts are answered.
+        choices: how many answers each has.
+    """
+
+    def __init__(self, chat: bool, model: str, prompts: int, choices: int) -> None:
+        self._chat, self._model, self._each = chat, model, choices
+        self._pieces: list[list[Piece]] = [[] for _ in range(prompts * choices)]
+        self._id, self._created = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}", int(time.time())
+
+    def keep(self, prompt: int, piece: Event) -> list[Json]:
+        """Keep a piece; returns the events that tell it in a stream."""
+        assert isinstance(piece, Piece), "a prompt's events are pieces"
+        number = prompt * self._each + piece.choice
+        self._pieces[number].append(piece)
+        begun: Json = {"index": number, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+        made: Json = {"index": number, "logprobs": self._logprobs([piece]), "finish_reason": piece.reason}
+        made |= {"delta": {"content": piece.text}} if self._chat else {"text": piece.text}
+        told = [begun, made] if self._chat and len(self._pieces[number]) == 1 else [made]
+        return [self._body("chat.completion.chunk", [one]) for one in told]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every choice has ended."""
+        return all(own and own[-1].reason for own in self._pieces)
+
+    def whole(self) -> Json:
+        """Return the whole answer."""
+        choices = [self._choice(number, own) for number, own in enumerate(self._pieces)]
+        return self._body("chat.completion", choices) | {"usage": self._usage()}
+
+    def usage(self) -> Json:
+        """Return the event of the numbers of tokens, which ends a stream."""
+        return self._body("chat.completion.chunk", []) | {"usage": self._usage()}
+
+    def _body(self, kind: str, choices: Sequence[Json]) -> Json:
+        kind = kind if self._chat else "text_completion"
+        digest = next(own[0].digest for own in self._pieces if own)
+        made = {"id": self._id, "object": kind, "created": self._created, "model": self._model}
+        return made | {"system_fingerprint": digest, "choices": choices}
+
+    def _choice(self, number: int, pieces: Sequence[Piece]) -> Json:
+        text = "".join(piece.text for piece in pieces)
+        made: Json = {"index": number, "logprobs": self._logprobs(pieces), "finish_reason": pieces[-1].reason}
+        return made | ({"message": {"role": "assistant", "content": text}} if self._chat else {"text": text})
+
+    def _logprobs(self, pieces: Sequence[Piece]) -> Json | None:
+        scores = [score for piece in pieces for score in piece.scores]
+        if not scores:
+            return None
+        if self._chat:
+            return {"content": [_chat_score(score) for score in scores], "refusal": None}
+        offsets = [0]
+        for score in scores:
+            offsets.append(offsets[-1] + len(score.token))
+        return {
+            "tokens": [score.token for score in scores],
+            "token_logprobs": [score.logprob for score in scores],
+            "top_logprobs": [dict(score.likeliest) for score in scores],
+            "text_offset": offsets[:-1],
+        }
+
+    def _usage(self) -> Json:
+        prompts = sum(own[-1].prompt_tokens for own in self._pieces[:: self._each])
+        return _usage(prompts, sum(own[-1].tokens for own in self._pieces))
+
+
+def _chat_score(score: TokenScore) -> Json:
+    def one(token: str, logprob: float) -> Json:
+        return {"token": token, "logprob": logprob, "bytes": [*token.encode()]}
+
+    return one(score.token, score.logprob) | {"top_logprobs": [one(*likely) for likely in score.likeliest]}
+
+
+def _usage(prompt: int, written: int = 0) -> Json:
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+
+def classified(scored: Scored, model: str) -> Json:
+    """Return labels and probabilities, as vLLM's `/classify` does; a number is its one `probs`, without a label."""
+    data = [_class(number, own, scored.labels) for number, own in enumerate(scored.predictions)]
+    body = {"id": f"classify-{secrets.token_hex(12)}", "object": "list", "created": int(time.time()), "model": model}
+    return body | {"data": data, "usage": _usage(scored.tokens), "system_fingerprint": scored.digest}
+
+
+def _class(index: int, own: Prediction, labels: Sequence[str]) -> Json:
+    if own.value is not None:
+        return {"index": index, "label": None, "probs": [own.value], "num_classes": 1}
+    chances = own.probabilities
+    made = {"index": index, "label": max(chances, key=chances.__getitem__), "probs": [chances[name] for name in labels]}
+    made |= {"num_classes": len(labels), "classes": list(labels)}
+    return made if own.label else made | {"labels": list(own.labels)}
+
+
+def embedded(scored: Scored, model: str, packed: bool) -> Json:
+    """Return vectors, as numbers or as float32 in base64."""
+
+    def form(vector: Sequence[float]) -> object:
+        return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode() if packed else list(vector)
+
+    data = [
+        {"object": "embedding", "index": number, "embedding": form(own)} for number, own in enumerate(scored.vectors)
+    ]
+    usage = {name: value for name, value in _usage(scored.tokens).items() if name != "completion_tokens"}
+    return {"object": "list", "data": data, "model": model, "usage": usage, "system_fingerprint": scored.digest}

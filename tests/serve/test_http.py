@@ -1,0 +1,238 @@
+"""The server as its clients see it: OpenAI's client, vLLM's /classify, bad requests, keys, clients that leave."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from silotune.errors import InputError
+from silotune.runs.personal_model import load_model
+from silotune.serve.keys import Keys, add_key
+from tests.support.served import Server, serving
+from tests.support.small_runs import SINGLE
+
+PROMPT = "say the garden was kind"
+TALK: list[Any] = [{"role": "user", "content": PROMPT}]
+
+
+@pytest.fixture(scope="module")
+def writer(runs):
+    """A run whose silos east and west write answers."""
+    return runs.generation(
+        "llama", "causal", "lora", "method={name: fedmcp}", "head.max_new_tokens=24", "train.max_length=100"
+    )
+
+
+@pytest.fixture(scope="module")
+def server(runs, writer):
+    """A server of a run that writes and of one that gives labels."""
+    with serving(writer.folder, runs.run("bert", "lora", "method={name: fedmcp}").folder) as running:
+        yield running
+
+
+def names(running: Server) -> dict[str, str]:
+    """Silo → the whole name of its model."""
+    return {name.rpartition("/")[2]: name for name in running.engine.models.names()}
+
+
+def test_the_openai_client_writes_what_predict_does(server, writer):
+    client, model = server.client(), names(server)["east"]
+    expected = writer.model("east").write([TALK])[0]
+    answer = client.chat.completions.create(model=model, messages=TALK)
+    assert answer.choices[0].message.content == expected
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens > 0
+    assert len(answer.system_fingerprint) == 64
+    stream = client.chat.completions.create(
+        model="east", messages=TALK, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == expected
+    assert chunks[-1].usage == answer.usage
+    completed = client.completions.create(model=model, prompt=[PROMPT, "say a river"])
+    assert [choice.text for choice in completed.choices] == writer.model("east").write([PROMPT, "say a river"])
+
+
+def test_sampling_stops_and_scores(server, writer):
+    client = server.client()
+
+    def draw(**options: Any) -> list[str]:
+        found = client.completions.create(model="west", prompt=PROMPT, **options)
+        return [choice.text for choice in found.choices]
+
+    drawn = draw(temperature=1.0, n=4, seed=7)
+    assert len(set(drawn)) > 1
+    assert draw(temperature=1.0, n=4, seed=7) == drawn
+    whole = writer.model("west").write([PROMPT])[0]
+    assert draw(temperature=1.0, top_p=1e-6) == [whole]
+    stop = whole[len(whole) // 2 :][:2]
+    assert draw(stop=[stop]) == [whole[: whole.index(stop)]]
+    assert draw(stop=stop, stream=False) == [whole[: whole.index(stop)]]
+    pieces = client.completions.create(model="west", prompt=PROMPT, stop=stop, stream=True)
+    assert "".join(piece.choices[0].text for piece in pieces) == whole[: whole.index(stop)]
+    scored = client.chat.completions.create(model="west", messages=TALK, logprobs=True, top_logprobs=3, max_tokens=4)
+    assert scored.choices[0].finish_reason in ("length", "stop")
+    for token in scored.choices[0].logprobs.content:
+        assert len(token.top_logprobs) == 3
+        assert token.logprob == pytest.approx(token.top_logprobs[0].logprob)
+
+
+def test_labels_vectors_and_models(server, runs):
+    model = runs.run("bert", "lora", "method={name: fedmcp}").model("alpha")
+    answer = server.post("/classify", {"model": "alpha", "input": SINGLE}).json()
+    assert answer["usage"]["prompt_tokens"] > 0
+    for one, own in zip(answer["data"], model.predict(SINGLE), strict=True):
+        assert one["label"] == own.label
+        assert dict(zip(one["classes"], one["probs"], strict=True)) == pytest.approx(own.probabilities, abs=1e-5)
+    listed = server.client().models.list().data
+    assert {entry.id for entry in listed} == {*names(server).values()}
+    vectors = server.client().embeddings.create(model="alpha", input=SINGLE).data
+    plain = server.client().embeddings.create(model="alpha", input=SINGLE, encoding_format="float").data
+    assert len(vectors[0].embedding) == 32
+    assert vectors[2].embedding == pytest.approx(plain[2].embedding, abs=1e-6)
+
+
+BAD: list[tuple[str, Any, int, str]] = [
+    ("/v1/chat/completions", {"model": "nobody", "messages": TALK}, 404, "model_not_found"),
+    ("/v1/chat/completions", {"model": "alpha", "messages": TALK}, 400, "wrong_endpoint"),
+    ("/classify", {"model": "east", "input": "a"}, 400, "wrong_endpoint"),
+    ("/classify", {"model": "alpha", "input": "kind " * 500}, 400, "context_length_exceeded"),
+    ("/classify", {"model": "alpha", "input": []}, 400, "invalid_value"),
+    ("/classify", {"model": "alpha", "input": [["a", "b"]]}, 400, "invalid_value"),
+    ("/classify", {"model": "alpha", "input": 3}, 400, "invalid_value"),
+    ("/classify", {"input": "a"}, 400, "invalid_value"),
+    ("/v1/completions", {"model": "east", "prompt": "kind " * 500}, 400, "context_length_exceeded"),
+    ("/v1/completions", {"model": "east", "prompt": "a", "temperature": 9}, 400, "invalid_value"),
+    ("/v1/completions", {"model": "east", "prompt": "a", "logit_bias": {"3": 1}}, 400, "invalid_value"),
+    ("/v1/chat/completions", {"model": "east", "messages": [{"role": "nobody", "content": "a"}]}, 400, "invalid_value"),
+    ("/v1/chat/completions", {"model": "east", "messages": [{"role": "user"}]}, 400, "invalid_value"),
+    ("/v1/explain", {"model": "alpha", "input": "a"}, 403, "forbidden"),
+    ("/classify", {"model": "alpha", "input": "a" * 2**21}, 413, "too_large"),
+    ("/nowhere", {}, 404, "not_found"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "code"), BAD)
+def test_bad_requests_have_one_shape(server, path, body, status, code):
+    answer = server.post(path, body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (status, code), error
+    assert error["message"]
+    assert server.post("/classify", {"model": "alpha", "input": "a river"}).status_code == 200
+
+
+def test_what_is_no_json_is_refused(server):
+    answer = httpx.post(f"{server.url}/classify", content=b"{nope", headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, "the body is not JSON")
+    with pytest.raises(openai.NotFoundError):
+        server.client().chat.completions.create(model="nobody", messages=TALK)
+    foreign = httpx.get(f"{server.url}/v1/models", headers={"Host": "evil.example"})
+    assert foreign.status_code == 400
+
+
+def test_an_answer_nobody_waits_for_is_dropped(server):
+    body = json.dumps({"model": "east", "messages": TALK, "n": 8, "temperature": 2, "stream": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+    limit = time.monotonic() + 20
+    while (server.engine.written or len(server.engine.queue)) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert server.engine.written == 0
+    assert server.post("/classify", {"model": "alpha", "input": "a river"}).status_code == 200
+
+
+def test_a_thousand_requests_at_once_have_the_right_answers(server, runs):
+    model = runs.run("bert", "lora", "method={name: fedmcp}").model("alpha")
+    expected = [one.label for one in model.predict(SINGLE)]
+    with httpx.Client(timeout=60) as client, ThreadPoolExecutor(16) as pool:
+
+        def ask(number: int) -> str:
+            body = {"model": "alpha", "input": SINGLE[number % 3]}
+            return client.post(f"{server.url}/classify", json=body).json()["data"][0]["label"]
+
+        found = list(pool.map(ask, range(1000)))
+    assert found == [expected[number % 3] for number in range(1000)]
+    numbers = httpx.get(f"{server.url}/metrics").text
+    assert 'silotune_requests_total{path="/classify",status="200"}' in numbers
+
+
+def test_keys_open_their_silos_alone(runs, tmp_path):
+    folder, file = runs.run("bert", "lora", "method={name: fedmcp}").folder, tmp_path / "keys.json"
+    alpha = add_key(file, "alpha's", ["alpha"], operator=False, per_minute=6)
+    operator = add_key(file, "operator", [], operator=True, per_minute=None)
+    assert alpha not in file.read_text()
+    assert file.stat().st_mode & 0o77 == 0
+    asked = {"model": "alpha", "input": "a river"}
+    with serving(folder, keys=file) as running:
+        assert running.post("/classify", asked).status_code == 401
+        assert running.post("/classify", asked, "st-other").json()["error"]["code"] == "invalid_api_key"
+        assert running.post("/classify", asked, alpha).status_code == 200
+        assert running.post("/classify", asked | {"model": "beta"}, alpha).status_code == 404
+        assert [entry.owned_by for entry in running.client(alpha).models.list().data] == ["alpha"]
+        assert running.post("/v1/explain", asked, alpha).status_code == 403
+        weights = running.post("/v1/explain", asked, operator).json()["data"]
+        assert weights == [{"parts": {"global": 0.5, "private": 0.5}, "alpha": None}]
+        assert httpx.get(f"{running.url}/metrics").status_code == 401
+        statuses = [running.post("/classify", asked, alpha).status_code for _ in range(4)]
+        assert 429 in statuses
+    with pytest.raises(InputError, match="missing or damaged"):
+        Keys(tmp_path / "none.json")
+
+
+def test_a_newer_round_is_taken_over_and_nothing_is_written(runs, tmp_path):
+    older = runs.run("bert", "lora", "method={name: fedmcp}").folder
+    newer = runs.run("bert", "lora", "method={name: fedmcp}", "train.lr=0.3").folder
+    folder = shutil.copytree(older, tmp_path / "run")
+    asked = {"model": "alpha", "input": SINGLE}
+    with serving(folder, watch=True) as running:
+        first = running.post("/classify", asked).json()
+        before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+        shutil.rmtree(folder / "models")
+        assert running.post("/classify", asked).json()["system_fingerprint"] == first["system_fingerprint"]
+        shutil.copytree(newer / "models", folder / "models")
+        second = running.post("/classify", asked).json()
+        assert second["system_fingerprint"] != first["system_fingerprint"]
+        own = load_model(newer, "alpha").predict(SINGLE)
+        for one, expected in zip(second["data"], own, strict=True):
+            assert dict(zip(one["classes"], one["probs"], strict=True)) == pytest.approx(
+                expected.probabilities, abs=1e-5
+            )
+        assert running.engine.models.backbones == 1
+    assert set(folder.rglob("*")) == {*before}
+
+
+def test_too_many_requests_are_refused(writer):
+    with serving(writer.folder, waiting=4, written=1, begun=1) as running, ThreadPoolExecutor(32) as pool:
+        asked = {"model": "east", "prompt": PROMPT}
+        statuses = list(pool.map(lambda _: running.post("/v1/completions", asked).status_code, range(32)))
+    assert set(statuses) == {200, 429}
+
+
+def test_a_time_limit_ends_an_answer(writer):
+    with serving(writer.folder, seconds=0.0) as running:
+        error = running.post("/v1/completions", {"model": "east", "prompt": PROMPT})
+    assert (error.status_code, error.json()["error"]["code"]) == (504, "timeout")
+
+
+def test_the_page_needs_nothing_from_elsewhere(server):
+    page = httpx.get(server.url)
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "http://" not in page.text
+    assert "https://" not in page.text
+
+
+def test_commands(silotune, runs, tmp_path: Path):
+    folder = runs.run("bert", "lora", "method={name: fedmcp}").folder
+    assert "--host 0.0.0.0: others can reach it" in silotune("serve", folder, "--host", "0.0.0.0").err
+    assert "did you mean 'alpha'" in silotune("serve", folder, "--silo", "alpa").err
+    assert silotune("serve-key", tmp_path / "keys.json", "--name", "a").out.startswith("st-")
