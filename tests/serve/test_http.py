@@ -46,7 +46,7 @@ def names(running: Server) -> dict[str, str]:
 
 def test_the_openai_client_writes_what_predict_does(server, writer):
     client, model = server.client(), names(server)["east"]
-    expected = writer.model("east").write([TALK])[0]
+    expected = writer.model("east").write([PROMPT])[0]
     answer = client.chat.completions.create(model=model, messages=TALK)
     assert answer.choices[0].message.content == expected
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens > 0

@@ -15,7 +15,7 @@ import torch
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.models.forward.views import View
-from silotune.models.heads.lm import prompt_rows
+from silotune.models.heads.lm import LanguageModelHead, prompt_rows
 from silotune.runs.personal_model import Explanation, Text, predictions
 from silotune.serve.jobs import Event, FairQueue, Job, Refusal, Score, Scored, Write
 from silotune.serve.models import Models, Served
@@ -166,7 +166,7 @@ class Engine:
         if isinstance(work, Write):
             if not served.writes:
                 raise Refusal(f"the model {job.model!r} gives labels; ask /classify", code="wrong_endpoint")
-            answers = answers_of(job, served, work, _encoded(served, [work.prompt]))
+            answers = answers_of(job, served, work, _encoded(served, [_prompt(served, work)]))
             written.setdefault(key, []).append((job, answers))
             return
         if work.wanted == "weights":
@@ -201,6 +201,15 @@ class Engine:
         if not job.ended:
             job.ended = True
             job.deliver(scored)
+
+
+def _prompt(served: Served, work: Write) -> Text:
+    """Return a prompt as the model takes it: without a chat template, a user's only turn is an instruction."""
+    head, prompt = served.model.context.head, work.prompt
+    if (isinstance(head, LanguageModelHead) and head.chat) or not isinstance(prompt, list) or len(prompt) != 1:
+        return prompt
+    (turn,) = prompt
+    return str(turn.get("content")) if turn.get("role") == "user" and turn.get("content") else prompt
 
 
 def _encoded(served: Served, texts: Sequence[Text]) -> TokenizedRows:
