@@ -27,13 +27,8 @@ NAMES = (
         "peer-pfl",
         "peer-loop",
     ),
-<<<<<<< HEAD
-    *("flower-round", "walks"),
-    *("llm-throughput", "gpu", "memory", "loading", "quantization", "leakage", "audit", "row-noise", "paper-tables"),
-=======
     *("flower-round", "walks", "serve"),
-    *("llm-throughput", "gpu", "memory", "loading", "quantization", "leakage", "audit", "paper-tables"),
->>>>>>> dce841d8 (silotune serve: OpenAI's and vLLM's paths over the engine, keys, metrics, a page, a benchmark)
+    *("llm-throughput", "gpu", "memory", "loading", "quantization", "leakage", "audit", "row-noise", "paper-tables"),
 )
 
 
