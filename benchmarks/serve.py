@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,7 @@ def _compare(
         engine.start()
     names = {silo: models.find(silo) for silo in {silo for silo, _ in asked}}
     ways: dict[str, Callable[[], object]] = {
-        name: lambda engine=engine: _ask(engine, names, asked, works[kind])
-        for name, engine in engines.items()  # type: ignore[misc]
+        name: partial(_ask, engine, names, asked, works[kind]) for name, engine in engines.items()
     }
     ways["mixed"]()
     served = {silo: models.open(name) for silo, name in names.items()}
@@ -168,7 +168,7 @@ def _ask(
                 due += arrivals.expovariate(rate)
                 time.sleep(max(0.0, due - time.perf_counter()))
             begun = time.perf_counter()
-            engine.submit(names[silo], names[silo], work(text), lambda event, begun=begun: deliver(begun, event))  # type: ignore[misc]
+            engine.submit(names[silo], names[silo], work(text), partial(deliver, begun))
 
     asking = threading.Thread(target=ask)
     asking.start()
