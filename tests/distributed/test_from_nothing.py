@@ -100,16 +100,17 @@ class Machine:
         return done.stdout
 
     def systemd(self, unit: str) -> None:
-        """Start an installed unit's process as its user, with its folder under /run."""
+        """Start an installed unit's process as its user, with its folders under /run and /var/lib."""
         text = (self.root / "etc/systemd/system" / f"{unit}.service").read_text()
         keys = dict(re.findall(r"^(\w+)=(.*)$", text, re.M))
         command = keys["ExecStart"].replace("/usr/sbin/nginx", str(NGINX))
         if "User" in keys:
             user, group = keys["User"], keys["Group"]
-            if "RuntimeDirectory" in keys:
-                folder = f"/run/{keys['RuntimeDirectory']}"
-                make = f"install -d -o {user} -g {group} -m {keys['RuntimeDirectoryMode']} {folder}"
-                self.typed(make, counted=False)
+            for kind, parent in (("RuntimeDirectory", "/run"), ("StateDirectory", "/var/lib")):
+                if kind in keys:
+                    folder = f"{parent}/{keys[kind]}"
+                    make = f"install -d -o {user} -g {group} -m {keys[f'{kind}Mode']} {folder}"
+                    self.typed(make, counted=False)
             command = f"umask {keys['UMask']}; exec setpriv --reuid {user} --regid {group} --clear-groups {command}"
         with (self.root / f"{unit}.log").open("ab") as log:
             self.begun[unit] = subprocess.Popen(
