@@ -12,13 +12,13 @@ from tests.support.command_line import Silotune
 from tests.support.session_rig import DirectLink, job, local_configs
 
 
-@pytest.mark.parametrize("method", ["fedmcp", "fedavg"])
+@pytest.mark.parametrize(("method", "more"), [("fedmcp", {}), ("fedavg", {}), ("fedavg", {"share": []})])
 def test_a_silo_predicts_and_the_coordinator_reports(
-    method: str, tiny_config, tmp_path: Path, silotune: Silotune
+    method: str, more: dict[str, object], tiny_config, tmp_path: Path, silotune: Silotune
 ) -> None:
     config, out = tiny_config(method, "rounds=1"), tmp_path / "run"
     configs = {
-        name: own.model_copy(update={"folder": str(tmp_path / "silos" / name)})
+        name: own.model_copy(update={"folder": str(tmp_path / "silos" / name), **more})
         for name, own in local_configs(config, out).items()
     }
     coordinate(

@@ -266,7 +266,8 @@ def runs_table(results: Results) -> ResultTable:
             summary = run.summary
             texts = [run.folder.name, str(run.seed), average_text(summary), str(summary["best_round"])]
             texts += [str(summary.get("rounds", "–")), f"{summary['seconds']:.0f}"]
-            texts += [f"{summary.get('samples_per_second', 0):.1f}", str(summary.get("state_sha256", "–"))[:12]]
+            speed = summary.get("samples_per_second")  # None: silos on machines of their own did not share their rows
+            texts += ["–" if speed is None else f"{speed:.1f}", str(summary.get("state_sha256", "–"))[:12]]
             rows.append((entry.label, texts))
     header = ["folder", "seed", "average", "best round", "rounds", "seconds", "rows/s", "state sha256"]
     return plain_table("every run; rows/s are those of local training", header, rows)
