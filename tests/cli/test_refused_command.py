@@ -65,7 +65,7 @@ def test_an_example_over_something(refused: Refused, place: Path) -> None:
 
 class TestBackbone:
     def test_a_folder_that_is_not_there(self, refused: Refused) -> None:
-        refused(*RUN, "backbone=./nowhere", names=["backbone", "'./nowhere'", "default", "hub id", "local folder"])
+        refused(*RUN, "backbone=./nowhere", names=["backbone", "no folder or file ./nowhere"])
 
     def test_an_id_that_cannot_be_reached(self, refused: Refused) -> None:
         refused(*RUN, "backbone=nobody/nothing", names=["backbone", "'nobody/nothing'", "local folder"])

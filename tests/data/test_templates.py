@@ -138,8 +138,8 @@ def test_pairs_lose_tokens_from_the_longer_text(one, two, length):
 @PROPERTY
 @given(text=TEXT, more=TEXT)
 def test_prompts_end_where_the_response_begins(family, template, text, more):
-    backbone, (_, tokenizer) = backbone_of(family), made(family)
-    tokenizer.chat_template = CHAT_TEMPLATE
+    backbone, tokenizer = copy.copy(backbone_of(family)), copy.deepcopy(made(family)[1])
+    backbone.tokenizer, tokenizer.chat_template = tokenizer, CHAT_TEMPLATE
     head = LanguageModelHead(template, GenerationOptions(max_new_tokens=8))
     tokenize = head.row_tokenizer(backbone, 80)
     (prompt,) = prompt_rows(tokenize(WRITE, [Row((text, more), 0, "yes")])).ids

@@ -50,7 +50,7 @@ def test_keys_of_python_equal_words() -> None:
     ("keys", "message"),
     [
         ({"train": {"lr": {1, 2}}}, "train.lr: must be text, a number"),
-        ({"rounds": 0}, "rounds: must be"),
+        ({"rounds": -1}, "rounds: must be"),
         ({"trian": {"lr": 1e-3}}, "unknown key 'trian'"),
     ],
 )

@@ -12,6 +12,7 @@ from silotune.core.randomness import Stream
 from silotune.errors import InputError
 from silotune.models.backbone.segments import Segments
 from silotune.models.forward.mixing import MixEntry, can_share_forward
+from silotune.models.heads import HEADS
 from silotune.models.tuners import TUNERS
 from silotune.training.cohort import choose_cohort
 from tests.support.tuner_families import (
@@ -184,7 +185,7 @@ def test_dropout_in_an_encoder_decoder_is_refused():
     backbone, asked = shared_backbone("t5"), SimpleNamespace
     for rate, works in ((0.3, False), (0.0, True)):
         tuner = TUNERS["lora"](TUNERS["lora"].Options(dropout=rate))
-        training = asked(backbone=backbone, tuners=[tuner], train=TrainConfig())
+        training = asked(backbone=backbone, tuners=[tuner], train=TrainConfig(), head=HEADS["linear"]())
         if works:
             assert choose_cohort(3, training, []).size == 3
         else:
