@@ -170,6 +170,7 @@ def test_a_call_may_be_the_answer_and_tools_stand_in_the_prompt() -> None:
         assert asked.ids[0][:-1] == rows.ids[0][: rows.prompts[0]]
     _, _, warnings = shown(LLAMA31, row)
     assert "leaves out a turn, a tool or a part of it" in warnings[0]
+    assert "'tools'" in warnings[0]  # the column's name
     with pytest.raises(InputError, match="leaves out the answer in turn 2"):
         shown(CHATML, row)
 

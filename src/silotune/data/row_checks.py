@@ -157,11 +157,11 @@ def token_warnings(silo: SiloData, tokenizer: Any, tokenize: Callable[[Task, lis
         warnings.append(f"{name}: rows begin with two begin tokens, {begin!r}; leave it out of head.template")
     template = getattr(tokenize, "template", None)
     if isinstance(template, ChatTemplate):
-        unread = sum(not template.with_tools(row.tools).writes(row.turns) for row in rows if row.turns)
+        unread = [row for row in rows if row.turns and not template.with_tools(row.tools).writes(row.turns)]
         if unread:
-            warnings.append(
-                f"{name}: in {unread} of {len(rows)} rows the chat template leaves out a turn, a tool or a part of it"
-            )
+            tools = " (rows have 'tools')" if any(row.tools for row in unread) else ""
+            counted = f"in {len(unread)} of {len(rows)} rows"
+            warnings.append(f"{name}: {counted} the chat template leaves out a turn, a tool or a part of it{tools}")
     return warnings
 
 
