@@ -20,7 +20,7 @@ from silotune.core.files import decode_text
 from silotune.errors import InputError, require_unused
 
 if TYPE_CHECKING:
-    from silotune.runs.personal_model import PersonalModel, Prediction
+    from silotune.runs.personal_model import PersonalModel, Prediction, Text
 
 
 RunArgument = Annotated[
@@ -28,9 +28,6 @@ RunArgument = Annotated[
 ]
 
 SiloOption = Annotated[str, typer.Option(help="The silo whose model is used.")]
-
-Text = str | tuple[str, str] | list[dict[str, Any]] | dict[str, Any]
-"""A text, a pair, or the turns of a conversation; `messages` and `tools` together are an object."""
 
 _BATCH_SIZE = 256
 """Texts answered together, so that a pipe receives its answers in portions."""

@@ -16,7 +16,7 @@ from silotune.models.backbone.packages import model_source
 from silotune.models.backbone.stored_model import TEXT_PART, hub_options, text_part
 from silotune.models.tuners import Tuner
 from silotune.models.tuners.base import MergedAdapter
-from silotune.models.tuners.target_modules import is_transposed
+from silotune.models.tuners.target_modules import experts_are_transposed, is_transposed
 from silotune.runs.model_file import MODEL_FILE, OWN_FILE, SHARED_ALONE
 from silotune.runs.personal_model import PersonalModel
 
@@ -164,8 +164,8 @@ def fold_in(model: Any, tuner: Tuner, adapter: MergedAdapter) -> None:
     for name in tuner.target_modules(adapter.tensors):
         if name in parameters:  # of experts
             (delta,) = tuner.weight_delta(adapter, name, base).values()
-            transposed = getattr(base.get_submodule(name.rpartition(".")[0]), "is_transposed", False)
-            parameters[name].copy_(parameters[name].double() + (delta.mT if transposed else delta))
+            stored = delta.mT if experts_are_transposed(base, name) else delta
+            parameters[name].copy_(parameters[name].double() + stored)
             continue
         module = base.get_submodule(name)
         for parameter, delta in tuner.weight_delta(adapter, name, module).items():

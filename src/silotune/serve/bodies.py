@@ -67,7 +67,7 @@ class WriteRequest(Asked):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def work(self, prompt: Text, logprobs: int | None, max_tokens: int | None) -> Write:
-        """Return what the engine is asked."""
+        """Return the work that the engine gets."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return Write(
             prompt,
@@ -92,7 +92,7 @@ class ChatRequest(WriteRequest):
     top_logprobs: int | None = Field(None, ge=0, le=20)
 
     def works(self) -> list[Write]:
-        """Return what the engine is asked."""
+        """Return the work that the engine gets."""
         turns = [_plain(turn) for turn in self.messages]
         prompt: Text = {MESSAGES: turns, TOOLS: self.tools} if self.tools else turns
         scores = (self.top_logprobs or 0) if self.logprobs else None
@@ -106,7 +106,7 @@ class CompletionRequest(WriteRequest):
     logprobs: int | None = Field(None, ge=0, le=5)
 
     def works(self) -> list[Write]:
-        """Return what the engine is asked, one prompt each."""
+        """Return the work that the engine gets for each prompt."""
         prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
         if not 0 < len(prompts) <= MOST_TEXTS:
             raise Refusal(f"prompt: {len(prompts)} prompts; allowed: 1 to {MOST_TEXTS}")

@@ -58,6 +58,7 @@ def serve(
     listening = _listen(host, port)
     models.open_first()
     engine = Engine(models)
+    # "[" is what starlette's check of hosts makes of [::1]:PORT
     app = make_app(engine, known, ("127.0.0.1", "localhost", "[") if host in _LOOPBACK else ("*",))
     # no logs: a fault's traceback could quote a text
     config = uvicorn.Config(app, log_config=None, log_level="critical", access_log=False, timeout_graceful_shutdown=5)

@@ -116,7 +116,7 @@ class Engine:
                 answer.job.fail(Refusal("the server ends", 503, "unavailable"))
 
     def _guarded(self, jobs: Sequence[Job], work: Callable[[], None]) -> bool:
-        """Work for jobs, which fail if it does; what is wrong in silotune's own words is told, no more."""
+        """Work for jobs, which fail if it does; clients read silotune's messages, of other errors the type."""
         try:
             work()
         except Refusal as refusal:
@@ -182,11 +182,12 @@ class Engine:
 
     def _score(self, several: Sequence[tuple[Job, list[Texts]]]) -> None:
         (_, first), *_ = several
-        views = [view for texts in first for view in read([texts])] if len(first) > 1 else []
-        views = views or read([texts[0] for _, texts in several])
+        if len(first) > 1:  # texts with mixes of their own: the only job
+            views = [[view for texts in first for view in read([texts])]]
+        else:
+            views = [[view] for view in read([texts[0] for _, texts in several])]
         self.counts.forwards += 1
-        for number, (job, texts) in enumerate(several):
-            own = views if len(first) > 1 else views[number : number + 1]
+        for (job, texts), own in zip(several, views, strict=True):
             self.counts.rows += job.rows
             self._deliver(job, _scored(job, texts, own))
 
@@ -238,7 +239,7 @@ def _scored(job: Job, texts: Sequence[Texts], views: Sequence[View]) -> Scored:
 def _weights(served: Served, explanation: Explanation) -> dict[str, object]:
     """Return which parts answer a text and how much; of a model trained under noise, nothing that a text decides.
 
-    Similarities to the silo's rows are never told: one of 1 says that a text is among them.
+    Similarities to the silo's rows are never returned: a similarity of 1 would show that a text is among them.
     """
     if served.weighs_texts and served.model.about["privacy"] is not None:
         return {"parts": sorted(explanation.mix), "alpha": None}

@@ -50,7 +50,7 @@ class Write:
         top_p: the probability of the likeliest tokens that are drawn from.
         seed: of the draws; the answers of one seed are the same.
         stop: texts before which an answer ends.
-        logprobs: how many likeliest tokens are told for each place; None: not even its own logarithm.
+        logprobs: how many of the likeliest tokens are returned with each written one; None: no log-probabilities.
         stream: whether pieces are delivered as they are written.
     """
 
@@ -145,7 +145,7 @@ class Job:
             self.deliver(refusal)
 
     def is_over(self) -> bool:
-        """Whether nobody waits any more, or too long has been waited."""
+        """Return whether the job has ended: answered, left by its client, or past its deadline, which fails it."""
         if time.monotonic() > self.deadline:
             self.fail(Refusal("it took longer than the server's time limit", 504, "timeout"))
         return self.ended

@@ -43,7 +43,7 @@ class WrittenShape:
         self._id, self._created = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}", int(time.time())
 
     def keep(self, prompt: int, piece: Event) -> list[Json]:
-        """Keep a piece; returns the events that tell it in a stream."""
+        """Keep a piece; returns its events for a stream."""
         assert isinstance(piece, Piece), "a prompt's events are pieces"
         number = prompt * self._each + piece.choice
         self._pieces[number].append(piece)

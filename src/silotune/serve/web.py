@@ -35,7 +35,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 
 class Asking:
-    """What a request waits for: its jobs' events, or that its client leaves."""
+    """Submits a request's jobs to the engine, and waits for their events or for the client to leave."""
 
     def __init__(self, engine: Engine, request: Request) -> None:
         self._engine, self._request = engine, request

@@ -58,7 +58,7 @@ class Answer:
         self.draws.manual_seed((seed + self.choice) % 2**63)
 
     def take(self, token: int, logs: Tensor | None) -> None:
-        """Append a token, and deliver what can be told.
+        """Append a token, and deliver the text that can no longer change.
 
         Args:
             token: its id.

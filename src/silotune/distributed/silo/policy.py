@@ -113,15 +113,15 @@ class Policy:
         limit = self.limits.disk_mib
         if limit is not None and used + more > limit * MIB:
             more_files, allowed = "more files of runs", f"at most {limit:,} MiB; remove finished runs' folders"
-            raise WorkRefused(str(self.refused(more_files, allowed, "disk_mib")))
+            raise self.refused(more_files, allowed, "disk_mib", WorkRefused)
 
     def _at_most(self, what: str, value: float, limit: float | None, key: str) -> None:
         if limit is not None and value > limit:
             raise self.refused(f"{value:,} {what}", f"at most {limit:,}", key)
 
-    def refused(self, what: str, allowed: str, key: str) -> PolicyRefused:
+    def refused(self, what: str, allowed: str, key: str, kind: type[PolicyRefused] = PolicyRefused) -> PolicyRefused:
         """Return a refusal that names the request, the allowed value and the key of the cap."""
-        return PolicyRefused(f"silo {self.silo!r}: {POLICY_REFUSES} {what}; {allowed} (policy.{key})")
+        return kind(f"silo {self.silo!r}: {POLICY_REFUSES} {what}; {allowed} (policy.{key})")
 
 
 @dataclass
@@ -144,10 +144,10 @@ class WorkGuard:
         """Check clock and memory."""
         limits, refused = self.policy.limits, self.policy.refused
         if time.monotonic() > self._until:
-            raise WorkRefused(str(refused("a request of so many seconds", f"at most {limits.seconds:g}", "seconds")))
+            raise refused("a request of so many seconds", f"at most {limits.seconds:g}", "seconds", WorkRefused)
         if limits.memory_mib is not None and memory_mib() > limits.memory_mib:
             allowed = f"at most {limits.memory_mib:,} MiB"
-            raise WorkRefused(str(refused("a request of so much memory", allowed, "memory_mib")))
+            raise refused("a request of so much memory", allowed, "memory_mib", WorkRefused)
 
 
 def memory_mib() -> float:

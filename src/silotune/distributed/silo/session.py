@@ -325,13 +325,12 @@ class Session:
         if prepared.row_plan is not None and self.settings.privacy is not None:  # of the unit, not of the silo
             budget, epsilon = self.settings.privacy.epsilon, self.store.ledger.spent(prepared.row_plan.unit) or 0.0
         key = derived_from_secret(folder, "status")  # without it nobody can try rows against the fingerprint
-        free = free_bytes(folder)
+        free, noised = free_bytes(folder), prepared.noise is not None
+        fingerprint = hmac.new(key, prepared.rows.encode(), hashlib.sha256).hexdigest()[:32]
         return SiloStatus(
-            rows_fingerprint=None
-            if prepared.noise is not None  # equal ones would tell equal rows
-            else hmac.new(key, prepared.rows.encode(), hashlib.sha256).hexdigest()[:32],
+            rows_fingerprint=None if noised else fingerprint,  # equal fingerprints would mean equal rows
             epsilon_left=None if budget is None else max(0.0, budget - epsilon),
-            disk_free_bytes=None if free is None or prepared.noise is not None else int(float(f"{free:.1e}")),
+            disk_free_bytes=None if free is None or noised else int(float(f"{free:.1e}")),
         )
 
     def _reason(self, kind: str, reason: str) -> Answer:

@@ -36,16 +36,16 @@ def pooling_of(settings: BackboneConfig, backbone: Backbone | None) -> str:
         settings: the section `backbone`.
         backbone: the model, if it is loaded.
     """
+    name = settings.name if backbone is None else backbone.name
+    if name in _MEAN:
+        return "mean"
     if backbone is None:
         from transformers import AutoConfig
 
         config: Any = AutoConfig.from_pretrained(model_source(settings.name), **hub_options(settings))
     else:
         config = backbone.base.config
-    if is_causal(config):
-        return "last"
-    name = settings.name if backbone is None else backbone.name
-    return "mean" if name in _MEAN else _noted_pooling(name)
+    return "last" if is_causal(config) else _noted_pooling(name)
 
 
 def _noted_pooling(name: str) -> str:

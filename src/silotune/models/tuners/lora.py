@@ -219,7 +219,7 @@ class LoRA(Tuner):
                 module = name.removesuffix(".lora_A.weight")
                 if module in backbone.experts:
                     weight = plan.weights.get(module, backbone.base.get_parameter(module))
-                    transposed = experts_are_transposed(backbone, module)
+                    transposed = experts_are_transposed(backbone.base, module)
                     plan.weights[module] = add_to_experts(weight, mix, module, self.scale, transposed)
                 else:
                     plan.outputs[module].append(add_update(mix, module, self.scale, dropout))

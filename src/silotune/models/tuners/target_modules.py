@@ -71,12 +71,12 @@ def layer_widths(module: nn.Module) -> tuple[int, int]:
 def expert_widths(backbone: Backbone, name: str) -> tuple[int, int, int]:
     """Return the number of experts whose layer a tensor holds, and the layer's input and output width."""
     experts, outputs, inputs = backbone.base.get_parameter(name).shape
-    return (experts, outputs, inputs) if experts_are_transposed(backbone, name) else (experts, inputs, outputs)
+    return (experts, outputs, inputs) if experts_are_transposed(backbone.base, name) else (experts, inputs, outputs)
 
 
-def experts_are_transposed(backbone: Backbone, name: str) -> bool:
-    """Return whether a tensor holds experts' weights as (in, out), as transformers notes it."""
-    return bool(getattr(backbone.module(name.rpartition(".")[0]), "is_transposed", False))
+def experts_are_transposed(base: nn.Module, name: str) -> bool:
+    """Return whether a tensor of the base transformer holds experts' weights as (in, out), as transformers notes it."""
+    return bool(getattr(base.get_submodule(name.rpartition(".")[0]), "is_transposed", False))
 
 
 def is_transposed(module: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from silotune.config import Config, differences
-from silotune.config.head import PLAIN
+from silotune.config.head import PLAIN, HeadConfig
 from silotune.core.clock import utc_now
 from silotune.core.files import make_folder, write_text
 from silotune.core.locking import LOCK_FILE, folder_lock
@@ -191,20 +191,25 @@ def continued(config: Config, path: Path) -> Config:
         return config
     if config.threads is None and isinstance(tree.get("threads"), int):
         config = config.model_copy(update={"threads": tree["threads"]})
-    head = tree.get("head") or {}
-    if config.head.pooling == "auto" and head.get("pooling"):
-        config = config.model_copy(update={"head": config.head.model_copy(update={"pooling": head["pooling"]})})
-    if config.head.writes and config.head.template is None and "template" in head:
-        template = head["template"] or PLAIN
-        config = config.model_copy(update={"head": config.head.model_copy(update={"template": template})})
-    if config.head.writes and head and "choices" not in head:
-        config = config.model_copy(update={"head": config.head.model_copy(update={"choices": "write"})})
+    config = config.model_copy(update={"head": _continued_head(config.head, tree.get("head") or {})})
     chosen = (tree.get("train") or {}).get("tokens_at_once")
     if config.train.tokens_at_once == "auto" and isinstance(chosen, int):
         config = config.model_copy(update={"train": config.train.model_copy(update={"tokens_at_once": chosen})})
     if config.evaluation.validation is not None or "validation" in (tree.get("evaluation") or {}):
         return config
     return config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"validation": "metric"})})
+
+
+def _continued_head(head: HeadConfig, before: Mapping[str, Any]) -> HeadConfig:
+    """Return the section `head` with the pooling, template and judging of choices that the run began with."""
+    kept: dict[str, Any] = {}
+    if head.pooling == "auto" and before.get("pooling"):
+        kept["pooling"] = before["pooling"]
+    if head.writes and head.template is None and "template" in before:
+        kept["template"] = before["template"] or PLAIN
+    if head.writes and before and "choices" not in before:  # older than the key
+        kept["choices"] = "write"
+    return head.model_copy(update=kept)
 
 
 @cache
