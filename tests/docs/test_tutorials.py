@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 import typer
 
 from silotune.cli.app import add_commands, app
-from tests.support.chats import chat_model, conversations, write_lines
+from tests.support.chats import chat_model, write_lines
 from tests.support.command_line import Silotune, command
 from tests.support.tiny import save_backbone
 
@@ -125,12 +127,13 @@ def test_a_language_model(silotune: Silotune, tmp_path: Path, monkeypatch: pytes
     backbone = str(chat_model(tmp_path / "model"))
     page = ROOT / "docs/tutorial-language-model.md"
     (text,) = blocks(page, "yaml")
-    Path("chat.yaml").write_text(text.replace("PATH-OR-HUB-ID", backbone), encoding="utf-8")
+    Path("federation.yaml").write_text(text.replace("smollm2", backbone), encoding="utf-8")
     for name in ("north", "south"):
-        write_lines(Path(f"{name}.jsonl"), conversations())
-    done(silotune, ["run", "chat.yaml", "--out", "RUN", "rounds=1", "train.steps=1"])
+        write_lines(Path(f"{name}.jsonl"), [{"instruction": f"say {n}", "output": f"now {n}"} for n in range(30)])
+    done(silotune, ["run", "federation.yaml", "--out", "RUN", "rounds=1", "train.steps=1"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO("What is a silo?\n"))  # of `silotune chat`
     for words in commands(page):
-        named = [backbone if word == "PATH-OR-HUB-ID" else word for word in words]
+        named = [backbone if word == "smollm2" else word for word in words]
         if NETWORK not in named:
-            done(silotune, named)
+            done(silotune, [*named, "--model", backbone] if named[0] == "demo" else named)
     assert (tmp_path / "adapter/adapter_config.json").is_file()
