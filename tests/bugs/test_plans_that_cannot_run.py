@@ -12,7 +12,7 @@ from silotune.lab.comparison import read_comparison
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        (["methods=local,fedmcp", "head.scope=shared"], ["fedmcp-", "head.scope=shared"]),
+        (["methods=local,fedper", "head.scope=shared"], ["fedper-", "head.scope=shared"]),
         (["methods=local,fedavg", "aggregation=krum"], ["fedavg-", "krum"]),
         (["--variant", "long: train.max_length=8000"], ["fedmcp-long-", "train.max_length"]),
         (["--variant", "few: sampling.count=9", "--workers", "2"], ["fedmcp-few-", "sampling.count"]),
@@ -28,7 +28,7 @@ def test_a_comparison_is_checked_whole_before_its_first_run(refused, words, name
         ["train.max_length=16,8000"],
         ["sampling.count=1,9"],
         ["train.max_length=16..8000:int", "--trials", "2"],
-        ["methods=local,fedmcp", "train.lr=1e-3,1e-4", "head.scope=shared"],
+        ["methods=local,fedper", "train.lr=1e-3,1e-4", "head.scope=shared"],
     ],
 )
 def test_a_sweep_is_checked_whole_before_its_first_trial(refused, words):

@@ -32,7 +32,7 @@ def test_a_run_that_diverges_ends_with_the_silo_and_the_rate(
     assert [event["event"] for event in found].count("silo") == logged
 
 
-@pytest.mark.parametrize("method", ["fedmcp", "fedmatch", "fedper", "fedrep"])
+@pytest.mark.parametrize("method", ["fedper", "fedrep"])
 def test_a_shared_head_is_refused_where_the_method_keeps_it(method: str, tiny_config, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=rf"head.scope=shared: method {method} keeps its heads in the silos"):
         run(tiny_config(method, "head.scope=shared", "data.tasks=[alpha]"), out=tmp_path / "run")

@@ -85,6 +85,7 @@ RANKED = {
 
 CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
     "fedavg, shared head": Case("fedavg", ("head.scope=shared", "tuner=lora", "method.adapters=1"), one_task=True),
+    "fedmcp, shared heads": Case("fedmcp", ("head.scope=shared",), one_task=True),
     "fedprox, one adapter": Case("fedprox", ("method.adapters=1", "method.mu=0.5")),
     "fedmcp, full": Case("fedmcp", ("tuner=full",)),
     "fedfame": Case("fedfame", _SEMI_SUPERVISED, one_task=True),

@@ -103,11 +103,26 @@ def data(
             )
     for note in notes:
         say(f"warning: {note}")
+    if _may_share_head(config, list(silos.values())):
+        say(
+            f"proposed: head.scope=shared (all {len(silos)} silos have one task, and each trains a head of its own now)"
+        )
     if picture is not None:
         say(f"shares of labels: {picture}")
     for name, rows in shown.items():
         for number, row in enumerate(rows, start=1):
             _print_row(name, number, row)
+
+
+def _may_share_head(config: Config, silos: list[SiloData]) -> bool:
+    """Return whether silos of one task train private heads, though their method could share one."""
+    from silotune.runs.build.resolve import make_method
+    from silotune.runs.build.validation import shares_head
+
+    scopes = [config.head.model_copy(update={"scope": scope}) for scope in ("private", "shared")]
+    now, then = (make_method(config.model_copy(update={"head": head})) for head in scopes)
+    one_task = len(silos) > 1 and len({silo.task.name for silo in silos}) == 1
+    return one_task and now.setting.head.has_tensors and shares_head(then) and not shares_head(now)
 
 
 def _compare_templates(config: Config, silos: list[SiloData], as_json: bool) -> None:

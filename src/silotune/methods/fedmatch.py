@@ -15,7 +15,7 @@ from silotune.methods import (
 
 
 class FedMatch(OneModel):
-    """The backbone-patch architecture in the PEFT setting: the adapter is averaged, patch and head stay."""
+    """The backbone-patch architecture in the PEFT setting: the adapter is averaged, the patch stays."""
 
     name = "fedmatch"
     paper = "Chen et al. 2021, FedMatch: Federated Learning Over Heterogeneous Question Answering Data"
@@ -23,8 +23,7 @@ class FedMatch(OneModel):
 
     def parts(self) -> dict[str, Part]:
         """Adapter, patch, head."""
-        tuner = self.setting.tuner
-        return {GLOBAL: shared(tuner), PRIVATE: private(tuner), HEAD: private(self.setting.head)}
+        return {GLOBAL: shared(self.setting.tuner), PRIVATE: private(self.setting.tuner), HEAD: self.head()}
 
     def phases(self) -> list[Phase]:
         """One phase that trains all parts together."""

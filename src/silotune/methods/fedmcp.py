@@ -41,7 +41,7 @@ class FedMCPOptions(MethodOptions):
 
 
 class FedMCP(Method):
-    """FedMCP by its Algorithm 1 and eqs. 3-9; only the global adapter is sent."""
+    """FedMCP by its Algorithm 1 and eqs. 3-9; the global adapter is sent, and the heads if they are shared."""
 
     name = "fedmcp"
     paper = "Zhao et al. 2024, FedMCP: Parameter-Efficient Federated Learning with Model-Contrastive Personalization"
@@ -50,12 +50,12 @@ class FedMCP(Method):
 
     def parts(self) -> dict[str, Part]:
         """Return two adapters at the same target modules, and a head for each of the two models (section IV-B)."""
-        adapter, head = self.setting.tuner, self.setting.head
+        adapter = self.setting.tuner
         return {
             GLOBAL: shared(adapter),
             PRIVATE: private(adapter),
-            "head_full": private(head),
-            HEAD_GLOBAL: private(head),
+            "head_full": self.head(),
+            HEAD_GLOBAL: self.head(),
         }
 
     def phases(self) -> list[Phase]:

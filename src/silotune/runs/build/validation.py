@@ -101,21 +101,22 @@ def _check_head(config: Config, method: Method, tasks: Mapping[str, Task]) -> No
     parts = method.parts()
     names = sorted({task.name for task in tasks.values()})
     shared_parts = names_with(parts, Scope.SHARED)
-    if (
-        config.head.scope == "shared"
-        and shared_parts
-        and not any(isinstance(parts[n].module, Head) for n in shared_parts)
-    ):
+    if config.head.scope == "shared" and shared_parts and not shares_head(method):
         raise InputError(f"head.scope=shared: method {method.name} keeps its heads in the silos; allowed: private")
     if any(isinstance(parts[name].module, Table) for name in shared_parts) and len(names) > 1:
         raise InputError(
             f"method={method.name}: shares a table by label, so that it needs one task in all silos, found "
             f"{', '.join(names)}; allowed: silos of one task (data.task)"
         )
-    shares_head = any(parts[name].module is head for name in shared_parts)
-    if shares_head and head.has_tensors and len(names) > 1:
+    if shares_head(method) and head.has_tensors and len(names) > 1:
         remedy = "use head.scope=private" if config.head.scope == "shared" else f"method={method.name} shares its head"
         raise InputError(f"head.scope: a shared head needs one task in all silos, found {', '.join(names)}; {remedy}")
+
+
+def shares_head(method: Method) -> bool:
+    """Return whether a head is among the method's shared parts."""
+    parts = method.parts()
+    return any(isinstance(parts[name].module, Head) for name in names_with(parts, Scope.SHARED))
 
 
 def _check_meanings(tasks: Mapping[str, Task], labeled: Task | None) -> None:
