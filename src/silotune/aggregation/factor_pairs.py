@@ -72,8 +72,13 @@ def stacked(factors: list[tuple[float, tuple[Tensor, Tensor]]]) -> tuple[Tensor,
     return torch.cat([weight * b for weight, (b, _) in factors], 1), torch.cat([a for _, (_, a) in factors])
 
 
+def is_thin(left: Tensor, right: Tensor) -> bool:
+    """Return whether two factors are much smaller than their product."""
+    return 4 * left.shape[1] < min(left.shape[0], right.shape[1])
+
+
 def product_norm(left: Tensor, right: Tensor) -> float:
-    """Return `‖left·right‖`, by triangular factors where these are much smaller than the product, and so faster."""
-    if 4 * left.shape[1] < min(left.shape[0], right.shape[1]):
+    """Return `‖left·right‖`, by triangular factors where these are thin, and so faster."""
+    if is_thin(left, right):
         left, right = torch.linalg.qr(left, mode="r")[1], torch.linalg.qr(right.T, mode="r")[1].T
     return float(torch.linalg.matrix_norm(left @ right))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from silotune.aggregation.factor_pairs import deltas, factor_pairs, factors_of, product_norm, stacked
+from silotune.aggregation.factor_pairs import deltas, factor_pairs, factors_of, is_thin, product_norm, stacked
 from silotune.aggregation.update import Update
 from silotune.core.tensors import Tensors
 
@@ -62,11 +62,15 @@ class ProductError:
             factors = [(weight / total, factors_of(pair, update, self._before)) for weight, update in self._kept]
             left, right = stacked(factors)
             b, a = (aggregate.get(name, self._before[name]).double() for name in (pair.b, pair.a))
-            size += product_norm(left, right) ** 2
-            left, right = torch.cat([left, -b], 1), torch.cat([right, a])
-            if (delta := by_module.get(pair.module)) is not None:
-                moved = aggregate[delta].double() - self._before[delta].double()
-                difference += float(torch.linalg.matrix_norm(left @ right - moved)) ** 2
-            else:
-                difference += product_norm(left, right) ** 2
+            delta = by_module.get(pair.module)
+            if delta is None and is_thin(left, right):
+                size += product_norm(left, right) ** 2
+                difference += product_norm(torch.cat([left, -b], 1), torch.cat([right, a])) ** 2
+                continue
+            mean = left @ right
+            size += float(torch.linalg.matrix_norm(mean)) ** 2
+            mean -= b @ a
+            if delta is not None:
+                mean -= aggregate[delta].double() - self._before[delta].double()
+            difference += float(torch.linalg.matrix_norm(mean)) ** 2
         return (difference / size) ** 0.5 if size else None

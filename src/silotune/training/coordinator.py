@@ -120,7 +120,7 @@ class Coordinator:
         """Names and shapes of the tensors in a broadcast, as the coordinator has them; see `expected_of`."""
         self.uplink = uplink
         self.product_error: float | None = None
-        """Of the last aggregate (`ProductError`); None where there is none."""
+        """Of the last aggregate (`ProductError`); None where there is none, and but in rounds 1, 2, 4, 8 and so on."""
         self._noise = noise
         self._sent = sent or (lambda number: shared)
         self._by_rows = by_rows
@@ -265,7 +265,8 @@ class Coordinator:
             if self._own:
                 ordered = self._watch_own(ordered, whole)
             in_common = self._in_common(before)
-            error = ProductError(in_common, self._by_rows, chosen)
+            measured = number is None or number & (number - 1) == 0
+            error = ProductError(in_common if measured else {}, self._by_rows, chosen)
             combined = self._combine(error.watch(ordered), in_common)
             self.product_error = error.of(combined)
             own, kept = self._combine_own(whole)
