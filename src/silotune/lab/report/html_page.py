@@ -13,7 +13,7 @@ from silotune.lab.report.drawing import FigureSpec, line_style, panel_svg, save_
 from silotune.lab.report.entries import FinishedRun, ReportEntry
 from silotune.lab.report.figures import report_figures
 from silotune.lab.report.frame import MIB, Results
-from silotune.lab.report.significance import NOTE, beaten_by_words, paired_tests
+from silotune.lab.report.significance import NOTE, beaten_by_words, headline, paired_tests
 from silotune.lab.report.tables import (
     COST_NOTE,
     INTERVAL_NOTE,
@@ -95,6 +95,7 @@ def _content(results: Results, specs: Sequence[FigureSpec], title: str) -> dict[
     entries, scores = results.entries, score_table(results)
     return {
         "title": title or _title(results),
+        "headline": headline(results),
         "facts": _facts(results),
         "warnings": list_caveats(results),
         "scores": scores,

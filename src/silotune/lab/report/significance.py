@@ -10,8 +10,8 @@ from silotune.data.metrics import lower_is_better, metric_title
 from silotune.errors import InputError
 from silotune.evaluation.baselines import BAG_OF_WORDS
 from silotune.lab.report.entries import ReportEntry
-from silotune.lab.report.frame import Results
-from silotune.runs.scores import TITLES, metric_of_column
+from silotune.lab.report.frame import Results, apart
+from silotune.runs.scores import AVERAGE, TITLES, metric_of_column
 
 NOTE = (
     "Two-sided Wilcoxon signed-rank test on the differences of test scores (zeros dropped), paired by seed and silo, "
@@ -22,6 +22,8 @@ NOTE = (
 
 
 _CENTRAL = ":all"  # no silo can have this name
+
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 _MOST_NAMED = 6
 """Silos and averages that a sentence names."""
@@ -106,6 +108,36 @@ def holm(values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(values) - rank) * values[position]))
         adjusted[position] = largest
     return adjusted
+
+
+def headline(results: Results) -> str:
+    """Say in one sentence what the silos reach together and what each reaches alone; empty without both in the table.
+
+    Together is the entry that sends something and has the best validation scores: test scores choose nothing.
+    """
+    alone = [entry for entry in results.entries if entry.first.summary["method"] == "local"]
+    sending = [entry for entry in results.entries if entry not in alone and entry.mean_of("bytes_up")]
+    if not alone or not sending or len(results.parts) > 1 or results.averages != [AVERAGE]:
+        return ""
+    try:
+        together = best_by_validation(sending)
+    except InputError:  # no validation rows
+        return ""
+    pair = [results.score(entry.label, AVERAGE) for entry in (together, alone[0])]
+    if None in pair:
+        return ""
+    metric, number, label = results.metric(AVERAGE), len(results.silos), together.label
+    right = metric == "accuracy"
+    ours, own = (f"{score.mean:.{0 if right else 1}f}" for score in pair if score)
+    silos = f"the {_NUMBERS[number] if number < len(_NUMBERS) else number} silos"
+    reach = "label {} of 100 test rows right" if right else f"reach a test {metric_title(metric)} of {{}}"
+    if ours == own:
+        return f"Alone and together ({label}) {silos} {reach.format(own)}: sharing does not help here."
+    if (float(ours) < float(own)) != results.lower(AVERAGE):
+        return f"Alone {silos} {reach.format(own)}, together ({label}) {ours}: sharing does not help here."
+    interval, other = (results.interval(entry, AVERAGE) for entry in (together, alone[0]))
+    unsure = "" if apart(interval, other, results.lower(AVERAGE)) else " (too few test rows to be sure)"
+    return f"Together ({label}) {silos} {reach.format(ours)}, alone {own}{unsure}."
 
 
 def beaten_by_words(results: Results) -> list[str]:
