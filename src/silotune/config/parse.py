@@ -201,10 +201,6 @@ def differences(before: str, after: str) -> list[str]:
     """Return the keys in which two configurations differ, as `section.key: old → new`.
 
     Keys that one text lacks have their defaults. The description does not count.
-
-    Args:
-        before: a configuration as `dump` writes it.
-        after: another one.
     """
     if before == after:
         return []

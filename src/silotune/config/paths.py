@@ -24,13 +24,7 @@ def read_tree(path: Path) -> Tree:
 
 
 def absolute(tree: Tree, folder: Path, model: type[BaseModel] = Config) -> Tree:
-    """Make a tree's paths absolute: the values of all keys that the schema marks as `ConfigPath` or `PathOrName`.
-
-    Args:
-        tree: the keys of a model.
-        folder: what its paths are relative to.
-        model: the model.
-    """
+    """Make a tree's paths absolute: the values of all keys that the schema marks as `ConfigPath` or `PathOrName`."""
     for key in tree.keys() & model.model_fields.keys():
         field = model.model_fields[key]
         tree[key] = _absolute(tree[key], Annotated[field.annotation, None, *field.metadata], folder)

@@ -26,10 +26,6 @@ def preset_tree(name: str, base: str | None = None) -> Tree:
     """Return a preset's keys, laid over the keys of its base if it names one (`preset: NAME`).
 
     The base's comparison is not taken along: rows belong to the preset that lists them.
-
-    Args:
-        name: the preset.
-        base: a preset that replaces the named one.
     """
     tree = parse_tree(preset_text(name), name)
     named = tree.pop("preset", None)

@@ -49,12 +49,7 @@ def _entry(silo: object, key: str) -> object:
 
 
 def keep(table: object, key: str) -> str:
-    """Keep a table, or split → table, in this process; return the path that names it.
-
-    Args:
-        table: see `silo_entries`.
-        key: for messages.
-    """
+    """Keep a table, or split → table, in this process; return the path that names it."""
     if isinstance(table, Mapping):
         if "train" not in table or not {*table} <= {*SPLITS}:
             raise InputError(

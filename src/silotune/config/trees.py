@@ -120,12 +120,7 @@ def _set(tree: Tree, key: str, value: Any) -> None:
 
 
 def plain(value: object, key: str) -> Any:
-    """Return a value of Python as YAML would give it: paths become text, tuples lists.
-
-    Args:
-        value: of a key or a group of keys.
-        key: for the message.
-    """
+    """Return a value of Python as YAML would give it: paths become text, tuples lists."""
     if isinstance(value, Mapping):
         return {str(name): plain(item, f"{key}.{name}") for name, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -19,13 +19,7 @@ COLORS = (
 
 
 def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return an HTML table; all texts are escaped.
-
-    Args:
-        caption: the line above the table.
-        header: the columns' names.
-        rows: the cells, as many as columns.
-    """
+    """Return an HTML table; all texts are escaped."""
     body = "".join(_row(row, "td") for row in rows)
     return (
         f"<table><caption>{html.escape(caption)}</caption><thead>{_row(header, 'th')}</thead>"

@@ -55,11 +55,6 @@ class RayPool(ThreadPoolExecutor):
     """Calls functions of installed modules on a cluster, each in a task with cores and a share of the GPUs of its own.
 
     A thread waits for each task, so that no more tasks run at a time than there are workers.
-
-    Args:
-        ray: the module.
-        workers: number of tasks that run at a time.
-        cores: of each.
     """
 
     def __init__(self, ray: Any, workers: int, cores: int) -> None:

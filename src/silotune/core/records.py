@@ -107,9 +107,6 @@ class Records:
 def check_audit(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """Read an audit log and look for changed, removed, inserted and reordered lines.
 
-    Args:
-        folder: the folder of the records.
-
     Returns:
         The lines that could be read, and what is wrong with the chain, each with the line's number.
     """

@@ -23,11 +23,7 @@ def require_short_tmpdir() -> None:
 
 
 def require_posix(what: str) -> None:
-    """Refuse a feature that needs Unix sockets and POSIX processes on a system without them.
-
-    Args:
-        what: names it in the message.
-    """
+    """Refuse a feature that needs Unix sockets and POSIX processes on a system without them."""
     if not hasattr(socket, "AF_UNIX") or not hasattr(os, "fork"):
         raise InputError(
             f"{what}: cannot run here, as it needs Linux or macOS; on Windows use WSL (`wsl --install`), and silotune "

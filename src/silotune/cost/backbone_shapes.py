@@ -71,10 +71,6 @@ class Shape:
         The papers' fine-tuned models are classes of transformers. A `linear` head reads the pooler where the family has
         one, and an `mlp` head replaces the pooler, so that both are the sequence classifier on BERT and RoBERTa. Heads
         over the vocabulary are the language model.
-
-        Args:
-            head: the head's name.
-            head_parameters: number of parameters of one head.
         """
         if head in LANGUAGE_MODEL_HEADS:
             return self.language_model

@@ -23,10 +23,6 @@ EXAMPLE_TASK = Task("task", ("no", "yes"))
 def describe(method: str, overrides: list[str]) -> dict[str, Any]:
     """Describe a method on the demo's setting.
 
-    Args:
-        method: the method's id.
-        overrides: `key=value` words.
-
     Returns:
         `method`, `backbone`, `parts` (a list of name, module, scope and sizes), `tuned` (the backbone's modules that
         parts act on: their name, how many there are, and their percentage of the backbone's weights), the sentence

@@ -101,13 +101,6 @@ def make_backdoor(
     """Draw the malicious silos.
 
     With the same seed, a larger fraction keeps the malicious silos of a smaller one and adds others.
-
-    Args:
-        config: the configuration section `attack`.
-        seed: seed of the draws.
-        data: all silos.
-        lengths: see `Backdoor`.
-        max_tokens: see `Backdoor`.
     """
     candidates = sorted(silo.name for silo in data if config.target in silo.task.labels and _can_poison(silo, config))
     if not candidates:

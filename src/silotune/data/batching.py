@@ -248,12 +248,6 @@ def pad_lists(
 ) -> tuple[Tensor, Tensor]:
     """Pad lists of ids to one tensor.
 
-    Args:
-        lists: token ids per row.
-        filler: id for padding.
-        left: pad on the left instead of the right.
-        width: minimum width.
-
     Returns:
         Ids and attention mask, both of shape (rows, max(width, longest row)).
     """
@@ -268,12 +262,7 @@ def pad_lists(
 
 
 def call_cost_for(device: torch.device, weights: int) -> int:
-    """Return the overhead of a forward call, in tokens.
-
-    Args:
-        device: where the model runs.
-        weights: number of its weights, without embeddings.
-    """
+    """Return the overhead of a forward call, in tokens."""
     return CALL_COST if device.type == "cpu" else CALL_COST_GPU + LAUNCH_COST_GPU // max(1, weights)
 
 

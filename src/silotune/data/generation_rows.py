@@ -59,13 +59,7 @@ def find_format(record: Record) -> Format | None:
 
 
 def generation_rows(path: Path, records: Sequence[Record], format: Format) -> list[Row]:
-    """Make the rows of a generation task in one of the known formats.
-
-    Args:
-        path: the file, for messages.
-        records: rows of the file.
-        format: from `find_format`.
-    """
+    """Make the rows of a generation task in one of the known formats."""
     rows = _READERS[format](path, records)
     remarks = [_left_out(record, format) for record in records]
     return [replace(row, remarks=found) if found else row for row, found in zip(rows, remarks, strict=True)]
@@ -166,12 +160,7 @@ def _preference_rows(path: Path, records: Sequence[Record]) -> list[Row]:
 
 
 def asked_row(turns: Any, where: str) -> Row:
-    """Make the row of a conversation that the assistant is to continue; it has no answer.
-
-    Args:
-        turns: the turns, or an object with `messages` and `tools`.
-        where: source of the turns, for messages.
-    """
+    """Make the row of a conversation that the assistant is to continue; it has no answer."""
     tools = ""
     if isinstance(turns, Mapping):
         tools, turns = _read_tools(turns.get(TOOLS), f"{where}: {TOOLS!r}"), turns.get(MESSAGES)

@@ -139,12 +139,7 @@ def ensure_minimum(groups: Sequence[Indices], least: int, draws: np.random.Gener
 
 
 def partition_by_value(values: Sequence[str], least: int) -> dict[str, Indices]:
-    """Make natural silos: one per value of a column, in sorted order, named after it.
-
-    Args:
-        values: the column's value of each row.
-        least: minimum number of rows per silo.
-    """
+    """Make natural silos: one per value of a column, in sorted order, named after it."""
     empty = sum(not value for value in values)
     if empty:
         raise InputError(f"partition.column: missing or empty in {empty} of {len(values)} rows")

@@ -92,12 +92,7 @@ def alike_labels(labels: Iterable[str]) -> list[list[str]]:
 
 
 def row_warnings(silo: SiloData, described: Mapping[str, Any]) -> list[str]:
-    """Return warnings about a silo's rows, one sentence each.
-
-    Args:
-        silo: the silo.
-        described: from `describe_rows`.
-    """
+    """Return warnings about a silo's rows, one sentence each."""
     name, counts = f"silo {silo.name!r}", silo.splits.counts()
     rows: list[Row] = [row for split in SPLITS for row in getattr(silo.splits, split)]
     remarks = Counter(remark for row in rows for remark in row.remarks)
@@ -135,13 +130,7 @@ def row_warnings(silo: SiloData, described: Mapping[str, Any]) -> list[str]:
 
 
 def token_warnings(silo: SiloData, tokenizer: Any, tokenize: Callable[[Task, list[Row]], TokenizedRows]) -> list[str]:
-    """Return warnings about the tokens of a silo's rows: control tokens in texts, two begin tokens, turns left out.
-
-    Args:
-        silo: the silo.
-        tokenizer: the backbone's.
-        tokenize: the head's function that tokenizes rows.
-    """
+    """Return warnings about the tokens of a silo's rows: control tokens in texts, two begin tokens, turns left out."""
     name, rows = f"silo {silo.name!r}", [row for split in SPLITS for row in getattr(silo.splits, split)]
     control = {*tokenizer.all_special_tokens, *(str(t) for t in tokenizer.added_tokens_decoder.values() if t.special)}
     texts = ["\n".join([*_texts(row), row.answer, row.rejected]) for row in rows]

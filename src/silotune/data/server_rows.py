@@ -26,11 +26,6 @@ def draw_labeled_rows(data: Sequence[SiloData], server: ServerConfig, seed: int)
     """Draw the coordinator's labeled rows from all silos' training rows, balanced by label.
 
     The silos keep the drawn rows. The draw depends on the rows and the seed, but not on their division among silos.
-
-    Args:
-        data: all silos.
-        server: the configuration section `server`.
-        seed: seed of the draw.
     """
     task = data[0].task
     task_names = sorted({silo.task.name for silo in data})

@@ -54,12 +54,7 @@ class Finding:
 
 
 def examine_coordinator(settings: CoordinatorSettings, backbone: str = "default") -> list[Finding]:
-    """Check a coordinator.
-
-    Args:
-        settings: the coordinator's.
-        backbone: the one whose hash silos compare.
-    """
+    """Check a coordinator."""
     found = []
     if settings.ca and settings.certificate and settings.key:
         certificate, ca, address = settings.certificate, settings.ca, settings.public_address

@@ -50,12 +50,7 @@ _VERSIONS = {"protocol": PROTOCOL, "version": __version__}
 
 
 def serve_enrollment(settings: CoordinatorSettings, say: Callable[[str], None]) -> Server | None:
-    """Serve `PATH` on `enrollment_port` from a thread, if the coordinator's file has one.
-
-    Args:
-        settings: the coordinator's.
-        say: called with a line for the operator.
-    """
+    """Serve `PATH` on `enrollment_port` from a thread, if the coordinator's file has one."""
     if settings.enrollment_port is None or settings.certificate is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

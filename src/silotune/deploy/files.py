@@ -74,9 +74,6 @@ def require_root() -> None:
 def install(folder: Path) -> bool:
     """Let systemd make the users and modes that a party's files ask for, and start its units.
 
-    Args:
-        folder: with units, `sysusers.conf` and `tmpfiles.conf`.
-
     Returns:
         Whether systemd runs here, so that the units were started.
     """

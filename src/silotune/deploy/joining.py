@@ -165,11 +165,7 @@ def replace_key(invitation: Invitation, folder: Path) -> Path:
 
 
 def config_of_one(tree: dict[str, Any]) -> Config:
-    """Return a configuration in which one silo trains alone.
-
-    Args:
-        tree: its keys, beside the method.
-    """
+    """Return a configuration in which one silo trains alone."""
     with TemporaryDirectory(prefix="silotune-") as folder:
         path = Path(folder) / "one.yaml"
         path.write_text(dump_yaml({"method": "local"} | tree), encoding="utf-8")

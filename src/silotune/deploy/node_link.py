@@ -20,11 +20,7 @@ INTERVAL = 30.0
 
 
 class NodeLink:
-    """Tries whether the coordinator answers, with the node's own settings and this machine's proxy.
-
-    Args:
-        settings: the node's.
-    """
+    """Tries whether the coordinator answers, with the node's own settings and this machine's proxy."""
 
     def __init__(self, settings: SiloSettings | NodeSettings) -> None:
         self._settings = settings

@@ -70,13 +70,7 @@ def key_digest(public: bytes) -> str:
 
 
 def register_node(settings: CoordinatorSettings, silo: str, key: Path) -> str:
-    """Register a silo's public key, and return the node's id.
-
-    Args:
-        settings: the coordinator's.
-        silo: the silo's name.
-        key: file of the public key.
-    """
+    """Register a silo's public key, and return the node's id."""
     check_silo_name(silo)
     if not key.is_file():
         raise InputError(f"key {key}: no such file; give the public key (….pub) of `ssh-keygen -t ecdsa -b 384`")

@@ -56,12 +56,7 @@ class LinkLost(SilotuneError):
 
 
 def up(settings: CoordinatorSettings, say: Callable[[str], None]) -> None:
-    """Run the SuperLink, the queue of runs, and the endpoint for invited silos, until Ctrl-C or SIGTERM.
-
-    Args:
-        settings: the coordinator's.
-        say: called with messages for the operator.
-    """
+    """Run the SuperLink, the queue of runs, and the endpoint for invited silos, until Ctrl-C or SIGTERM."""
     require_posix("silotune federation up")
     require_flower()
     folder = Path(settings.folder)
@@ -107,13 +102,7 @@ def _await_superlink(settings: CoordinatorSettings, processes: _Processes) -> No
 
 
 def join(path: Path, settings: SiloSettings | NodeSettings, say: Callable[[str], None]) -> None:
-    """Run a silo's worker and SuperNode until Ctrl-C or SIGTERM; for a node's file the SuperNode alone.
-
-    Args:
-        path: the file.
-        settings: its content.
-        say: called with messages for the operator.
-    """
+    """Run a silo's worker and SuperNode until Ctrl-C or SIGTERM; for a node's file the SuperNode alone."""
     require_posix("silotune federation join")
     require_flower()
     assert settings.superlink is not None, "the file was checked"

@@ -121,11 +121,7 @@ class QueuedRun:
 
 
 class RunQueue:
-    """The runs of one coordinator. Several processes may read and change them.
-
-    Args:
-        folder: the coordinator's folder.
-    """
+    """The runs of one coordinator. Several processes may read and change them."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
@@ -177,14 +173,7 @@ def _run(row: Any) -> QueuedRun:
 
 
 def start(settings: CoordinatorSettings, config: Config, out: Path, resume: bool = False) -> QueuedRun:
-    """Queue a run; the coordinator's `up` submits it when the runs before it are over.
-
-    Args:
-        settings: the coordinator's.
-        config: the run's configuration.
-        out: the run folder.
-        resume: continue an interrupted run.
-    """
+    """Queue a run; the coordinator's `up` submits it when the runs before it are over."""
     from silotune.distributed.coordinator.job import prepare
 
     require_flower()
@@ -223,13 +212,7 @@ def _queued(settings: CoordinatorSettings, configs: Sequence[Config], out: Path)
 
 
 def resume(settings: CoordinatorSettings, number: int, overrides: Sequence[str]) -> QueuedRun:
-    """Queue a run again that failed or was stopped.
-
-    Args:
-        settings: the coordinator's.
-        number: the run's number.
-        overrides: `federation.…=value`, e.g. another quorum, or other silos.
-    """
+    """Queue a run again that failed or was stopped."""
     from silotune.distributed.coordinator.job import Job
     from silotune.runs.build.resolve import read_config
 
@@ -250,10 +233,6 @@ def resume(settings: CoordinatorSettings, number: int, overrides: Sequence[str])
 def stop(settings: CoordinatorSettings, number: int) -> QueuedRun:
     """Stop a run, or take it out of the queue. Its finished rounds are kept.
 
-    Args:
-        settings: the coordinator's.
-        number: the run's number.
-
     Returns:
         The run; `up` ends one that is running.
     """
@@ -270,14 +249,7 @@ def stop(settings: CoordinatorSettings, number: int) -> QueuedRun:
 def follow(
     settings: CoordinatorSettings, number: int, progress: Progress, announce: Callable[[str], None] | None = None
 ) -> None:
-    """Wait until a run is over.
-
-    Args:
-        settings: the coordinator's.
-        number: the run's number.
-        progress: called with the coordinator's progress.
-        announce: called with each line of the privacy guarantee.
-    """
+    """Wait until a run is over."""
     queue = RunQueue(settings.folder)
     run = queue.run(number)
     follower = RunFollower(run.folder, progress, announce)

@@ -44,12 +44,7 @@ FAILURE_EVENTS = {"silo-failed": "failure", "refused": "refused"}
 
 
 def federation_status(settings: CoordinatorSettings, nodes: Nodes = node_statuses) -> dict[str, Any]:
-    """Return the state of a federation as plain values; None where something is not known.
-
-    Args:
-        settings: the coordinator's.
-        nodes: asks the SuperLink for its nodes.
-    """
+    """Return the state of a federation as plain values; None where something is not known."""
     folder = Path(settings.folder)
     running, problem = is_locked(folder), None
     online: Mapping[str, str] = {}
@@ -149,12 +144,7 @@ def _busy(entry: SiloEntry, run: int) -> dict[str, Any]:
 
 
 class FederationMetrics:
-    """The coordinator's metrics for Prometheus; labels name runs, silos and kinds alone.
-
-    Args:
-        settings: the coordinator's.
-        nodes: asks the SuperLink for its nodes.
-    """
+    """The coordinator's metrics for Prometheus; labels name runs, silos and kinds alone."""
 
     def __init__(self, settings: CoordinatorSettings, nodes: Nodes = node_statuses) -> None:
         self._settings = settings

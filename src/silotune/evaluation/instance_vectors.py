@@ -39,11 +39,6 @@ class Weights:
 def embed(context: PredictionContext, state: State, rows: TokenizedRows) -> Tensor:
     """Embed each row's text, without the answer, under the method's view.
 
-    Args:
-        context: the context of a run whose method weighs texts.
-        state: all parts of a model by name.
-        rows: rows of any task.
-
     Returns:
         Vectors, shape (rows, hidden), float32, on the CPU.
     """

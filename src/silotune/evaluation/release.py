@@ -111,12 +111,7 @@ class Membership:
 
 
 def membership(trained: Sequence[float], others: Sequence[float]) -> Membership:
-    """Measure membership inference by loss.
-
-    Args:
-        trained: losses of training rows.
-        others: losses of rows that were not trained on.
-    """
+    """Measure membership inference by loss."""
     inside, outside = torch.tensor(trained, dtype=torch.float64), torch.tensor(others, dtype=torch.float64)
     pairs = outside[None] - inside[:, None]
     auc = float(((pairs > 0).double() + (pairs == 0).double() / 2).mean())

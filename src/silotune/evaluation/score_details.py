@@ -27,11 +27,6 @@ MOST_CLASSES = 100
 def score_details(measured: Measured, rows: TokenizedRows, bootstrap: Bootstrap) -> dict[str, Any] | None:
     """Compute all metrics of predictions, with intervals, per-class scores and the confusion matrix.
 
-    Args:
-        measured: a model's predictions of the rows.
-        rows: the rows.
-        bootstrap: draws the resamples of intervals.
-
     Returns:
         JSON values: `metric`, `score`, `rows`, `metrics` (name → score) and `intervals` (name → two bounds); of rows
         with labels also `per_class`, and if they have one each `confusion` (true class, predicted class) and

@@ -35,11 +35,7 @@ _known: dict[bytes, float | None] = {}
 
 
 def untouched_context(context: PredictionContext) -> PredictionContext:
-    """Return a context that predicts with the backbone alone.
-
-    Args:
-        context: of a run whose head has no tensors.
-    """
+    """Return a context that predicts with the backbone alone."""
     head = context.head
     if head.has_tensors:
         raise InputError(f"the untouched backbone cannot answer: head={head.name} has tensors that are not trained")
@@ -127,11 +123,6 @@ def with_shots(context: PredictionContext, task: Task, shown: Sequence[Row]) -> 
 
     A chat template gets them as turns before the question, another template as filled texts with empty lines between,
     and label words as filled lines.
-
-    Args:
-        context: the model, whose head has no tensors.
-        task: the rows' task.
-        shown: the answered rows.
     """
     if not shown:
         raise InputError("evaluation.shots: there are no training rows to show")

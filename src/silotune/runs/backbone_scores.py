@@ -71,11 +71,6 @@ def evaluate_backbone(
     With `evaluation.shots`, that many training rows go before each question (of a file without training rows its
     first ones, which are not scored then).
 
-    Args:
-        config: the setting.
-        silos: the silos' rows.
-        backbone: the model, if it is loaded.
-
     Returns:
         The configuration as it took effect, and silo → its scores.
     """

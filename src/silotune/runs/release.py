@@ -128,14 +128,7 @@ def measure_release(run: Path, silo: str) -> Release:
 
 
 def measure(federation: Federation, silo: Silo, context: PredictionContext, state: State) -> Release:
-    """Measure a silo's model.
-
-    Args:
-        federation: of the run.
-        silo: with its rows.
-        context: predicts with the model.
-        state: the model's parts.
-    """
+    """Measure a silo's model."""
     (rows,), (evaluation,) = silo.train.values(), silo.evaluations.values()
     delta, own = federation.config.privacy.delta or DELTA, rows.examples
     found = None

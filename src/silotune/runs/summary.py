@@ -106,11 +106,7 @@ def averages(silos: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
 
 
 def intervals(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the 95 % bootstrap intervals of the test scores: `silos` (name → two bounds) and `global`.
-
-    Args:
-        scores: content of `scores.json`.
-    """
+    """Return the 95 % bootstrap intervals of the test scores: `silos` (name → two bounds) and `global`."""
     of_silos = {name: details["intervals"].get(details["metric"]) for name, details in scores["silos"].items()}
     central = scores["global"]
     return {"silos": of_silos, "global": central["intervals"].get(central["metric"]) if central else None}

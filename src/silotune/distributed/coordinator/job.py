@@ -58,11 +58,6 @@ class Job:
 def prepare(config: Config, out: Path, resume: bool) -> Path:
     """Prepare a run folder for its coordinator.
 
-    Args:
-        config: the run's.
-        out: the run folder.
-        resume: continue an interrupted run.
-
     Returns:
         Path of the job file.
     """

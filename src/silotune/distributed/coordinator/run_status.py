@@ -91,12 +91,7 @@ class RunStatus:
 
     @classmethod
     def begin(cls, folder: Path, state: Literal["submitted", "working"] = "working") -> RunStatus:
-        """Write the status of a coordinator that starts or will start; counts of an interrupted run continue.
-
-        Args:
-            folder: the run's `federation` folder.
-            state: what to write.
-        """
+        """Write the status of a coordinator that starts or will start; counts of an interrupted run continue."""
         before = read_status(folder) or cls()
         counts = {name: getattr(before, name) for name in _COUNTS}
         silos = {name: replace(old, asked=None, waits=False, failure=None) for name, old in before.silos.items()}
@@ -199,13 +194,7 @@ def read_status(folder: Path) -> RunStatus | None:
 
 
 class RunFollower:
-    """Follows a coordinator on this machine, from its submission to its end.
-
-    Args:
-        folder: the run's `federation` folder.
-        progress: called with the coordinator's progress when it changes.
-        announce: called with each line of the privacy guarantee.
-    """
+    """Follows a coordinator on this machine, from its submission to its end."""
 
     def __init__(
         self, folder: Path, progress: Progress | None = None, announce: Callable[[str], None] | None = None

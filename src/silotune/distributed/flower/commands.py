@@ -77,9 +77,6 @@ def flower_environment(home: Path) -> dict[str, str]:
     """Return the environment of Flower's processes, which find each other's commands beside this Python.
 
     Connections on this machine go through no proxy.
-
-    Args:
-        home: Flower's home folder.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
@@ -106,15 +103,7 @@ def superlink_command(host: str, port: int, options: Sequence[str] = ("--insecur
 def supernode_command(
     address: str, port: int, silo: str, worker: Path, options: Sequence[str] = ("--insecure",)
 ) -> list[str]:
-    """Return the command line of a SuperNode.
-
-    Args:
-        address: the SuperLink's address.
-        port: the SuperNode's port on this machine.
-        silo: the silo's name.
-        worker: path of the worker's socket.
-        options: Flower's options for TLS and isolation.
-    """
+    """Return the command line of a SuperNode."""
     config = f'silo="{silo}" worker="{worker}"'
     words = ["flower-supernode", *options, "--superlink", address, "--host", "127.0.0.1", "--port", str(port)]
     return [*words, "--node-config", config]
@@ -137,13 +126,7 @@ def submit_job(app: Path, job: Path, environment: Mapping[str, str]) -> str:
 
 
 def run_flwr(command: Sequence[str], environment: Mapping[str, str], failure: str) -> subprocess.CompletedProcess[str]:
-    """Run one of Flower's commands. With `--format json` its exit code is 0 even if it failed.
-
-    Args:
-        command: the command line.
-        environment: the whole environment of the command.
-        failure: beginning of the error message.
-    """
+    """Run one of Flower's commands. With `--format json` its exit code is 0 even if it failed."""
     try:
         return subprocess.run(
             command,

@@ -101,11 +101,7 @@ class Link(Protocol):
 
 
 class FlowerLink(Link):
-    """A link over Flower's grid.
-
-    Args:
-        grid: the grid that Flower gives the ServerApp.
-    """
+    """A link over Flower's grid."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid

@@ -58,12 +58,7 @@ _FORKS = sys.platform == "linux"
 
 
 class ProcessGroup:
-    """A context in which processes run; all of them end with it, and with this process, even if that is killed.
-
-    Args:
-        logs: the folder of their logs.
-        environment: their whole environment.
-    """
+    """A context in which processes run; all of them end with it, and with this process, even if that is killed."""
 
     def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
         logs.mkdir(parents=True, exist_ok=True)

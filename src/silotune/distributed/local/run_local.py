@@ -186,16 +186,7 @@ def _silo_folder(out: Path, name: str) -> Path:
 def _run_parties(
     config: Config, out: Path, silos: Sequence[str], job: Path, scratch: Path, progress: Progress | None
 ) -> None:
-    """Run SuperLink, SuperNodes, workers and coordinator until the coordinator has ended.
-
-    Args:
-        config: the run's.
-        out: the run folder, with all parties' files.
-        silos: the silos' names.
-        job: the coordinator's.
-        scratch: a folder whose path is short.
-        progress: called with the coordinator's progress.
-    """
+    """Run SuperLink, SuperNodes, workers and coordinator until the coordinator has ended."""
     if progress is not None:
         progress(1, "starting workers and Flower", 0, len(silos))
     folder, home = out / FEDERATION_FOLDER, scratch / "flwr"

@@ -64,11 +64,7 @@ class WaitsForApproval(SilotuneError):
 
 
 class Approvals:
-    """The decisions of one silo's operator.
-
-    Args:
-        folder: the silo's folder.
-    """
+    """The decisions of one silo's operator."""
 
     def __init__(self, folder: Path) -> None:
         self._records = Records(folder, _TABLE)

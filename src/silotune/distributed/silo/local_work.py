@@ -42,13 +42,7 @@ _ROW_BYTES = 64
 
 
 class LocalWork:
-    """Trains and scores one silo, counted against its operator's caps.
-
-    Args:
-        settings: the operator's.
-        policy: the operator's caps.
-        store: of the silo.
-    """
+    """Trains and scores one silo, counted against its operator's caps."""
 
     def __init__(self, settings: SiloSettings, policy: Policy, store: SiloStore) -> None:
         self.settings = settings
@@ -137,13 +131,7 @@ class LocalWork:
         return Answer(Frame("scores", {"silo": silo.name, "scores": scores}), {}, name, int(number), asked)
 
     def _kept_here(self, prepared: Prepared, work: Callable[[], Result], otherwise: Result) -> Result:
-        """Do work of which nothing leaves; where rows have noise not even that it failed, which may follow from them.
-
-        Args:
-            prepared: what the run's configuration came to.
-            work: the work.
-            otherwise: what counts as its result if it failed.
-        """
+        """Do work of which nothing leaves; where rows have noise not even that it failed, which may follow from them."""
         try:
             return work()
         except Exception:
@@ -161,15 +149,7 @@ class LocalWork:
         return plan
 
     def _charge(self, prepared: Prepared, run: str, number: int, silo: Silo, shared: State) -> Charge | None:
-        """Return what a round's answer costs, after a look at the budget; None without noise on rows.
-
-        Args:
-            prepared: what the run's configuration came to.
-            run: the run's id.
-            number: the round.
-            silo: at the state that the request starts from.
-            shared: the shared parts as received.
-        """
+        """Return what a round's answer costs, after a look at the budget; None without noise on rows."""
         plan, context = self._noise(prepared, run), prepared.federation.context
         if plan is None or context.row_privacy is None:
             return None

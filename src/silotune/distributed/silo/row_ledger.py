@@ -136,13 +136,7 @@ class RowLedger:
         return replace(filter, orders=tuple(json.loads(known)))
 
     def _costs(self, filter: RenyiFilter, unit: str, more: Charge | None = None) -> list[float]:
-        """Return two costs at each order: of all answers, and of the unused reservations of open runs.
-
-        Args:
-            filter: of the unit's budget.
-            unit: the unit.
-            more: an answer that is about to be charged.
-        """
+        """Return two costs at each order: of all answers, and of the unused reservations of open runs."""
         charges = "SELECT run, config, multiplier, rate, steps FROM row_charges WHERE unit = ?"
         charged = self._records.rows(charges, unit)
         if more is not None:

@@ -43,12 +43,7 @@ NOT_UNDONE = (
 
 
 def marks_of(folder: Path, rows: Sequence[Row]) -> list[bytes]:
-    """Return the digests of rows.
-
-    Args:
-        folder: the silo's, with its secret.
-        rows: the rows.
-    """
+    """Return the digests of rows."""
     key = derived_from_secret(folder, "marks of rows")  # a key of its own: noise is drawn from another
     return [hmac.digest(key, json.dumps(list(filter(None, text_key(row)))).encode(), "sha256")[:16] for row in rows]
 

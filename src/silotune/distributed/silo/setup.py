@@ -136,11 +136,7 @@ class Prepared:
 
 
 class SiloSetup:
-    """Builds and caches backbone, rows and parts for the coordinator's configuration.
-
-    Args:
-        settings: the operator's settings.
-    """
+    """Builds and caches backbone, rows and parts for the coordinator's configuration."""
 
     def __init__(self, settings: SiloSettings) -> None:
         self.settings = settings

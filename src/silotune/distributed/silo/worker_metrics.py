@@ -25,11 +25,7 @@ OUTCOMES = ("answered", "waiting", "refused", "refused by policy", "failed")
 
 
 class WorkerMetrics:
-    """Counts a worker's requests.
-
-    Args:
-        settings: the silo's.
-    """
+    """Counts a worker's requests."""
 
     def __init__(self, settings: SiloSettings) -> None:
         self._settings = settings
@@ -39,13 +35,7 @@ class WorkerMetrics:
         self._seconds = 0.0
 
     def count(self, kind: str, reply: bytes, seconds: float) -> None:
-        """Count a request that was worked on.
-
-        Args:
-            kind: the request's.
-            reply: the reply's frame.
-            seconds: time that it took.
-        """
+        """Count a request that was worked on."""
         with self._lock:
             self._requests[kind if kind in KINDS else "other", _outcome(decode(reply))] += 1
             self._seconds += seconds

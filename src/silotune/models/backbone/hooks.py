@@ -184,10 +184,6 @@ class ReplicateMode(TorchFunctionMode):
     `rows · replicas` rows is done with the former repeated (ordinary broadcasting would be an error, so no valid
     operation is changed). A reshape to `rows` of a tensor that has all replicas keeps the replicas (models ask a
     module's input for its shape and reshape its outputs).
-
-    Args:
-        rows: rows of one replica.
-        replicas: number of replicas.
     """
 
     def __init__(self, rows: int, replicas: int) -> None:

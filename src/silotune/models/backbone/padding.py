@@ -65,12 +65,7 @@ _wrapped: set[str] = set()
 
 @contextlib.contextmanager
 def known_masks(hides: Mapping[int, bool], attention: str) -> Iterator[None]:
-    """Within the context, build transformers' masks from the known padding instead of reading it from the device.
-
-    Args:
-        hides: see `Padding.by_length`.
-        attention: the model's kind of attention, e.g. `sdpa`.
-    """
+    """Within the context, build transformers' masks from the known padding instead of reading it from the device."""
     global _known
     if hides:
         _wrap(attention)

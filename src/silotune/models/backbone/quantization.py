@@ -83,13 +83,7 @@ def resolve_quantization(name: str, device: torch.device) -> str:
 
 
 def quantized_loading(name: str, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` that load a model quantized, onto its device.
-
-    Args:
-        name: a key of `QUANTIZATIONS`.
-        dtype: the data type in which the layers compute.
-        device: where the model runs.
-    """
+    """Return the arguments of `from_pretrained` that load a model quantized, onto its device."""
     _require(name)
     return {"quantization_config": QUANTIZATIONS[name].settings(dtype), "device_map": {"": device}}
 
@@ -161,10 +155,6 @@ def quantized_shapes(model: Any, name: str) -> dict[str, tuple[int, int]]:
 
     transformers leaves out the output embeddings, what is tied to the embeddings, and layers that a family keeps in
     float32 (T5's `wo`).
-
-    Args:
-        model: a model of transformers, with or without data.
-        name: a key of `QUANTIZATIONS`.
 
     Returns:
         Module name → output and input width.

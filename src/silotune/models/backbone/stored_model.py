@@ -92,11 +92,6 @@ def model_class_of(settings: BackboneConfig, source: str, model_class: ModelClas
     """Return a stored model's configuration, the auto class of transformers for it, and arguments for reading it.
 
     Of a model of several modalities, the configuration is its text part's and has the whole's type as `text_part_of`.
-
-    Args:
-        settings: the section `backbone`.
-        source: the model's folder or its id of the hub.
-        model_class: the class that the head needs.
     """
     import transformers
 

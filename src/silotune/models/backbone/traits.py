@@ -31,10 +31,6 @@ def pooling_of(settings: BackboneConfig, backbone: Backbone | None) -> str:
 
     It is `last` in a causal model, whose other states have not seen the whole text; else what the model was trained
     with, as sentence-transformers notes it; else `first`.
-
-    Args:
-        settings: the section `backbone`.
-        backbone: the model, if it is loaded.
     """
     name = settings.name if backbone is None else backbone.name
     if name in _MEAN:

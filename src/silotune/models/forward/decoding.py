@@ -119,13 +119,7 @@ def start_decoding(
 
 
 class Decoding(ABC):
-    """A batch of answers that grow by one token at a time; `select` drops or repeats rows on the way.
-
-    Args:
-        backbone: loaded with its language-model head.
-        prompts: token ids per row.
-        mixes: which parts act on which rows.
-    """
+    """A batch of answers that grow by one token at a time; `select` drops or repeats rows on the way."""
 
     def __init__(self, backbone: Backbone, prompts: Sequence[Sequence[int]], mixes: RowMixes) -> None:
         self._backbone = backbone

@@ -237,11 +237,6 @@ def plan_of_segments(backbone: Backbone, mixes: Sequence[Sequence[MixEntry]], se
     If all mixes are equal, the plan is that mix's. If they have one form, each tuner may act on all segments at once:
     by tensors that all silos have in common, or in batched products (`Tuner.act_on_segments`). Otherwise the segments'
     plans are applied one after the other.
-
-    Args:
-        backbone: runs the plan.
-        mixes: one per segment.
-        segments: which rows are which silo's.
     """
     draws = bool(segments.streams) and any(part.tuner.draws for mix in mixes for part in mix)
     by_row = any(part.by_row for mix in mixes for part in mix)

@@ -110,11 +110,7 @@ class _Table:
 
 
 class ConstantViews:
-    """Caches one silo's constant views, by view and set of rows, for one phase; nothing is evicted.
-
-    Args:
-        names: the views to keep.
-    """
+    """Caches one silo's constant views, by view and set of rows, for one phase; nothing is evicted."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self.names = frozenset(names)

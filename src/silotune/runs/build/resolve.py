@@ -78,12 +78,7 @@ def keys_of(source: str | Config) -> str | dict[str, object]:
 
 
 def on_this_machine(config: Config, backbone: Backbone | None = None) -> Config:
-    """Return the configuration with what is `auto` resolved, for this machine and for the model.
-
-    Args:
-        config: the run's configuration.
-        backbone: the model, if it is loaded.
-    """
+    """Return the configuration with what is `auto` resolved, for this machine and for the model."""
     config = with_model_defaults(config, backbone)
     threads = config.threads or torch.get_num_threads()
     device = resolve_device(config.device)
@@ -112,12 +107,7 @@ def with_model_defaults(config: Config, backbone: Backbone | None = None) -> Con
 
 
 def chosen_defaults(given: Config, config: Config) -> list[str]:
-    """Return a line for each key of the head that followed from the model, for people.
-
-    Args:
-        given: the run's configuration as it was given.
-        config: the resolved one.
-    """
+    """Return a line for each key of the head that followed from the model, for people."""
     lines = []
     if given.head.template is None and config.head.template is not None:
         plain = "“### Instruction: … ### Response:”, as the tokenizer has no chat template"

@@ -62,14 +62,7 @@ def describe_silo(silo: SiloData) -> dict[str, Any]:
 
 
 def show_rows(tokenizer: Any, tokenize: TokenizeRows, silo: SiloData, number: int) -> list[ShownRow]:
-    """Tokenize a silo's first training rows as training does.
-
-    Args:
-        tokenizer: the backbone's tokenizer.
-        tokenize: the head's function that tokenizes rows.
-        silo: the silo.
-        number: how many rows.
-    """
+    """Tokenize a silo's first training rows as training does."""
     rows = silo.splits.train[:number]
     tokenized = tokenize(silo.task, rows)
     shown = []

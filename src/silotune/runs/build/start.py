@@ -43,14 +43,7 @@ _DIGEST = "start.sha256"
 def read_start(
     config: Config, method: Method, tasks: Collection[Task], backbone: Backbone
 ) -> Tensors | TrainedParts | None:
-    """Read what the key `start` names; None without it.
-
-    Args:
-        config: the run's configuration.
-        method: the configured method.
-        tasks: the run's.
-        backbone: the run's.
-    """
+    """Read what the key `start` names; None without it."""
     if config.start is None:
         return None
     source, tuner = Path(config.start), method.setting.tuner

@@ -62,10 +62,6 @@ class RoundLines(Callback):
 class NotebookBar(Callback):
     """Draws a bar with the last round's scores under the cell that runs; it stays there as text.
 
-    Args:
-        title: what runs.
-        rounds: how many rounds the run has.
-
     Raises:
         ImportError: IPython is not installed.
     """
@@ -120,11 +116,7 @@ class NotebookBar(Callback):
 
 
 class TimeLeft:
-    """Estimates the time left from the rounds that this process ran.
-
-    Args:
-        rounds: how many rounds the run has.
-    """
+    """Estimates the time left from the rounds that this process ran."""
 
     def __init__(self, rounds: int) -> None:
         self._rounds = rounds
