@@ -170,7 +170,7 @@ for name in ("fcntl", "grp", "pwd", "resource"):
     sys.modules[name] = None
 import silotune.deploy.joining, silotune.deploy.doctor, silotune.deploy.processes, silotune.distributed.silo.session
 import silotune.distributed.silo.worker, silotune.distributed.flower.client_app, silotune.distributed.local.run_local
-import silotune.distributed.flower.supernode, silotune.deploy.silo_commands, silotune.deploy.node_link
+import silotune.distributed.flower.supernode, silotune.deploy.silo_commands, silotune.deploy.processes
 from silotune.core.clock import current_user
 from silotune.core.locking import folder_lock, is_locked
 from silotune.distributed.silo.policy import memory_mib

@@ -12,7 +12,7 @@ from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worke
 from silotune.distributed.silo import worker
 from silotune.distributed.silo.approvals import Approvals
 from silotune.distributed.silo.session import Session
-from silotune.distributed.silo.worker_metrics import WorkerMetrics
+from silotune.distributed.silo.worker import WorkerMetrics
 from tests.support.session_rig import federate, local_configs
 
 

@@ -20,7 +20,7 @@ import yaml
 
 from silotune.deploy import nodes, processes
 from silotune.deploy.enrollment import ask
-from silotune.deploy.node_link import NodeLink
+from silotune.deploy.processes import NodeLink
 from silotune.deploy.settings import (
     CoordinatorSettings,
     NodeSettings,

@@ -17,9 +17,8 @@ from silotune.deploy.queue import RunQueue
 from silotune.deploy.scheduler import Scheduler
 from silotune.deploy.settings import CoordinatorSettings
 from silotune.distributed.coordinator import dispatcher
-from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.coordinator.coordinate import coordinate, run_plan
 from silotune.distributed.coordinator.job import Job
-from silotune.distributed.coordinator.plan import run_plan
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.approvals import Approvals
 from silotune.errors import SilotuneError
@@ -139,7 +138,7 @@ def test_what_nobody_knows_beforehand_or_cannot_run_is_refused_before_anything_i
     file, settings = federation.file, federation.run
     for words, said in (
         (("sweep", settings, "train.lr=1e-4..1e-2:log", "--trials", 3), "nobody knows a sampler's trials beforehand"),
-        (("compare", settings, "methods=fedavg,centralized"), "method=centralised: trains in one place"),
+        (("compare", settings, "methods=fedavg,centralised"), "method=centralised: trains in one place"),
         (("compare", settings, "methods=fedavg", "--workers", 2), "excludes --engine, --workers and --address"),
     ):
         refused = silotune(*words, "--out", tmp_path / "out", "--federation", file)

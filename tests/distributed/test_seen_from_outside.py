@@ -27,7 +27,7 @@ from silotune.distributed.protocol.frames import Frame
 from silotune.distributed.silo.policy import Request
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.store import Answer, Price, SiloStore
-from silotune.distributed.silo.worker_metrics import WorkerMetrics
+from silotune.distributed.silo.worker import WorkerMetrics
 from silotune.errors import InputError
 from silotune.version import __version__
 from tests.support.session_rig import ALL, DirectLink, answering, job, local_configs

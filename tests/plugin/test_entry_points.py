@@ -77,7 +77,7 @@ def compared(words: list[str], folder: Path, workers: int) -> dict[str, str]:
     out = folder / f"compared-{workers}"
     more = [word for word in OUTSIDE if not word.startswith("method=")]
     summaries = silotune.compare(
-        "demo", *words, *more, methods=["half-fedavg", "centralized"], seeds=[1], out=out, workers=workers
+        "demo", *words, *more, methods=["half-fedavg", "centralised"], seeds=[1], out=out, workers=workers
     )
     assert set(summaries) == {"half-fedavg-1", "centralised-1"}
     assert (out / "table.csv").read_text().count("half-fedavg") == 3

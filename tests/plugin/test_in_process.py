@@ -21,7 +21,7 @@ from silotune import (
 from silotune.communication.uplink import make_pipeline
 from silotune.config.registries import Registry
 from silotune.config.uplink import UplinkConfig
-from silotune.methods import GLOBAL, HEAD, METHODS, PredictionMix, Scope, Supervised, shared
+from silotune.methods import GLOBAL, HEAD, PredictionMix, Scope, Supervised, shared
 from silotune.models.heads import Head
 from silotune.models.tuners import TUNERS, Tuner, TunerOptions
 
@@ -174,7 +174,6 @@ def test_names_are_unique() -> None:
     for register, thing, line in (
         (register_method, type("Other", (Late,), {}), "method 'late': there is one of this name already"),
         (register_method, type("Other", (Late,), {"name": "fedavg"}), "method 'fedavg': there is one of this name"),
-        (register_method, type("Other", (Late,), {"name": "centralized"}), "method 'centralized': there is one"),
         (register_method, type("Other", (Late,), {"name": "a/b"}), "method 'a/b': cannot be a name; allowed: letters"),
         (register_method, TUNERS["lora"], "method 'lora': must be a subclass of Method (got <class"),
         (silotune.register_tuner, type("Other", (TUNERS["lora"],), {}), "tuner 'lora': there is one of this name"),
@@ -232,12 +231,11 @@ def test_what_is_no_plug_in_is_refused_in_a_line() -> None:
         assert str(error.value).startswith(line)
 
 
-def test_a_registry_is_a_mapping_that_knows_aliases() -> None:
-    registry: Registry[int] = Registry("thing", reserved=("known",), aliases={"colour": "color"})
+def test_a_registry_is_a_mapping() -> None:
+    registry: Registry[int] = Registry("thing", reserved=("known",))
     registry.provide(lambda: {"color": 1})
     registry.register("late", 2)
     assert dict(registry) == {"color": 1, "late": 2}
-    assert (registry["colour"], registry.find("colour"), registry.canonical("colour")) == (1, 1, "color")
     assert list(registry.names) == ["known", "color", "late"]
     assert len(registry.names) == 3
     assert "known" in registry.names
@@ -246,16 +244,6 @@ def test_a_registry_is_a_mapping_that_knows_aliases() -> None:
         registry.find("lat")
     with pytest.raises(KeyError):
         registry["lat"]
-
-
-def test_centralized_is_another_spelling_of_the_id(tiny_config, tmp_path) -> None:
-    config = tiny_config("centralized", "rounds=1", "train.steps=1")
-    assert config == tiny_config("centralised", "rounds=1", "train.steps=1")
-    assert config.method.name == "centralised"
-    assert silotune.run(config, out=tmp_path / "run").summary["method"] == "centralised"
-    assert "centralized" not in (tmp_path / "run" / "config.yaml").read_text()
-    own = tiny_config("centralized", "per_method.centralised.rounds=3", "per_method.centralized.seed=4")
-    assert (own.seed, METHODS["centralized"].name) == (4, "centralised")
 
 
 def test_noise_before_a_registered_codec_does_not_depend_on_the_process() -> None:

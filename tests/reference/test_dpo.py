@@ -130,7 +130,7 @@ def test_the_loss_of_a_trained_model_is_that_of_its_merged_export(dpo, tmp_path,
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "method", ["fedavg", "fedprox", "ditto", "fedrep", "feddpa-t", "feddpa-f", "local", "centralized"]
+    "method", ["fedavg", "fedprox", "ditto", "fedrep", "feddpa-t", "feddpa-f", "local", "centralised"]
 )
 def test_methods_train_by_it(method, dpo, tmp_path):
     words = [f"method={method}"]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from silotune.config.registries import METHODS
 from silotune.config.section import Section
 from silotune.config.validators import ConfigPath, KeyGroup, RowsAtOnce, Words, distinct, listed
 
@@ -114,10 +113,3 @@ class CompareConfig(Section):
         [], description="folders of `silotune sweep`, for each method's best values."
     )
     std: StdConfig = Field(StdConfig(), description="the standard deviation over seeds.")
-
-    @field_validator("methods")
-    @classmethod
-    def _ids(cls, names: list[str]) -> list[str]:
-        if not all(names):
-            raise ValueError("an empty name; allowed: ids of methods with commas between")
-        return distinct([METHODS.canonical(name) for name in names])

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from silotune.config.data import DATA_SOURCES
-from silotune.config.head import PLAIN, HeadConfig
+from silotune.config.head import PLAIN
 from silotune.config.input_errors import input_error, shown
 from silotune.config.paths import absolute, read_tree, resolve
 from silotune.config.presets import preset_tree
@@ -63,7 +63,7 @@ def _of_another(given: Tree, chosen: Tree) -> bool:
     Its other keys then act as a preset's do, so that the new method's defaults (its aggregation, say) replace them.
     """
     method = chosen.get("method", {}).get("name")
-    return isinstance(method, str) and METHODS.canonical(method) != given.get("method", {}).get("name")
+    return isinstance(method, str) and method != given.get("method", {}).get("name")
 
 
 def _layered(preset: Tree, file: Tree, words: Tree, last: Tree) -> Tree:
@@ -118,15 +118,10 @@ def _defaults() -> Tree:
 
 
 def _keep_one_method(layers: Sequence[Tree]) -> Any:
-    """Return the method in effect after all layers; drop options that lower layers set for another method.
-
-    Aliases of methods become their ids.
-    """
+    """Return the method in effect after all layers; drop options that lower layers set for another method."""
     in_effect: list[Any] = []
     for layer in layers:
         chosen = layer.get("method", {})
-        if isinstance(chosen.get("name"), str):
-            chosen["name"] = METHODS.canonical(chosen["name"])
         in_effect.append(chosen.get("name", in_effect[-1] if in_effect else None))
     for layer, method in zip(layers, in_effect, strict=True):
         if method != in_effect[-1]:
@@ -145,7 +140,7 @@ def _per_method(tree: Tree) -> dict[str, dict[str, Any]]:
             raise InputError(f"per_method.{name}: must be a group of keys (got {shown(entry)})")
         if "name" in nested(entry.items()).get("method", {}):
             raise InputError(f"per_method.{name}: cannot choose another method")
-    return {METHODS.canonical(name): entry for name, entry in entries.items()}
+    return entries
 
 
 def validated(tree: Tree) -> Config:
@@ -162,20 +157,12 @@ def load_resolved(path: Path) -> Config:
     Sections that equal the schema's defaults are left to the schema, which does not check its defaults again.
     """
     chosen = {}
-    for key, value in _as_it_was(load_tree(path)).items():
+    for key, value in load_tree(path).items():
         default = _dumped_defaults().get(key)
         is_default = isinstance(value, dict) and isinstance(default, dict) and value.items() <= default.items()
         if not is_default:
             chosen[key] = value
     return validated(chosen)
-
-
-def _as_it_was(tree: Tree) -> Tree:
-    """Return a run's resolved configuration with what it meant before it had the key `head.choices`."""
-    head = tree.get("head") or {}
-    if head.get("name") in HeadConfig.owners["choices"] and "choices" not in head:
-        tree["head"] = {**head, "choices": "write"}
-    return tree
 
 
 @cache
@@ -204,9 +191,7 @@ def differences(before: str, after: str) -> list[str]:
     """
     if before == after:
         return []
-    old, new = (
-        dict(flat(_all_values(validated(_as_it_was(parse_tree(text, "of the run")))))) for text in (before, after)
-    )
+    old, new = (dict(flat(_all_values(validated(parse_tree(text, "of the run"))))) for text in (before, after))
     names = dict.fromkeys([*old, *new])
     return [f"{name}: {old.get(name)} → {new.get(name)}" for name in names if old.get(name) != new.get(name)]
 

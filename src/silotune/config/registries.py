@@ -32,19 +32,15 @@ class Registry(Mapping[str, T]):
         kind: the kind in the singular, as error lines name it; the entry-point group is `silotune.<kind>s`.
         reserved: names that plug-ins cannot take: those of built-in objects that are loaded later, or made without
             this registry. They are listed first and known without an import.
-        aliases: other spelling → name.
         home: the module that provides the built-in objects; a look-up of a name that is not reserved imports it.
     """
 
-    def __init__(
-        self, kind: str, reserved: tuple[str, ...] = (), aliases: Mapping[str, str] = {}, home: str | None = None
-    ) -> None:
+    def __init__(self, kind: str, reserved: tuple[str, ...] = (), home: str | None = None) -> None:
         self.kind = kind
         self.group = f"silotune.{kind}s"
         self.reserved = reserved
         self.problem: Callable[[object], str | None] = lambda value: None
         """Returns why an object cannot be registered, or None; the room that defines the objects sets it."""
-        self._aliases = dict(aliases)
         self._home = home
         self._entries: dict[str, T] = {}
         self._built_in: Callable[[], Mapping[str, T]] | None = None
@@ -63,7 +59,7 @@ class Registry(Mapping[str, T]):
                 "letter or digit"
             )
         self._load_built_in()
-        if name in self.reserved or name in self._aliases or self._entries.get(name, value) is not value:
+        if name in self.reserved or self._entries.get(name, value) is not value:
             raise InputError(f"{self.kind} {name!r}: there is one of this name already; choose another name")
         if problem:
             raise InputError(f"{self.kind} {name!r}: {problem}")
@@ -82,10 +78,6 @@ class Registry(Mapping[str, T]):
         """Set the function that returns the built-in objects, in listing order; the first look-up calls it."""
         self._built_in = load
 
-    def canonical(self, name: str) -> str:
-        """Return the name that an alias stands for; return other names unchanged."""
-        return self._aliases.get(name, name)
-
     @property
     def names(self) -> Names:
         """All names: reserved, registered, and from entry points; looked up when they are used."""
@@ -98,7 +90,6 @@ class Registry(Mapping[str, T]):
         return self[name]
 
     def __getitem__(self, name: str) -> T:
-        name = self.canonical(name)
         self._load_built_in()
         if name not in self._entries and name not in self.reserved:
             self._load_entry_points()
@@ -166,7 +157,7 @@ class Names(Collection[str]):
         return len(list(iter(self)))
 
 
-METHODS: Registry[Any] = Registry("method", aliases={"centralized": "centralised"})
+METHODS: Registry[Any] = Registry("method")
 
 TUNERS: Registry[Any] = Registry("tuner")
 

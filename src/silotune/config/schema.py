@@ -5,16 +5,14 @@ from __future__ import annotations
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from silotune.config.attack import AttackConfig
-from silotune.config.audit import AuditConfig
 from silotune.config.backbone import BackboneConfig, PrecisionConfig
 from silotune.config.coordinator import AggregationConfig, FederationConfig, ServerConfig
 from silotune.config.data import DATA_SOURCES, DataConfig, PartitionConfig, SiloConfig
 from silotune.config.evaluation import CompareConfig, EvaluationConfig
 from silotune.config.head import GenerationConfig, HeadConfig
-from silotune.config.registries import METHODS
 from silotune.config.section import Choice, Section
 from silotune.config.train import CacheConfig, CohortSize, SamplingConfig, StateConfig, TrainConfig
-from silotune.config.uplink import PrivacyConfig, UplinkConfig
+from silotune.config.uplink import AuditConfig, PrivacyConfig, UplinkConfig
 from silotune.config.validators import ConfigPath, Device, KeyGroup, distinct
 
 
@@ -83,13 +81,6 @@ class Config(Section):
     def data_seed(self) -> int:
         """Seed of the choice of rows: `data.seed`, or the run's seed if that is unset."""
         return self.seed if self.data.seed is None else self.data.seed
-
-    @field_validator("method")
-    @classmethod
-    def _method_id(cls, method: Choice) -> Choice:
-        """Replace an alias by the method's id, so that files contain ids only."""
-        name = METHODS.canonical(method.name)
-        return method if name == method.name else method.model_copy(update={"name": name})
 
     @field_validator("silos")
     @classmethod

@@ -1,4 +1,4 @@
-"""Sections `uplink` and `privacy`: the steps that a silo's change passes, and the budget of its noise."""
+"""Sections `uplink`, `privacy` and `audit`: the steps of a silo's change, the budget of its noise, its canaries."""
 
 from __future__ import annotations
 
@@ -155,3 +155,15 @@ class PrivacyConfig(Section):
     def unit_column(self) -> str | None:
         """The column whose values are the units; None where every row is one, or nothing has noise."""
         return None if self.unit in (None, "row") else self.unit
+
+
+class AuditConfig(Section):
+    """Canaries in every silo, for `silotune release`."""
+
+    canaries: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        description="rows of random words that every silo adds to its training rows, each present or empty by a fair "
+        "coin; `silotune release` guesses the coins. A silo on its own machine adds at most its file's `canaries`.",
+    )

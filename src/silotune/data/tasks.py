@@ -149,8 +149,6 @@ def numbered_positive(labels: Sequence[str]) -> str | None:
 def read_task(fields: Any) -> Task:
     """Parse a task from JSON values, as `Task.fields` writes them.
 
-    Older versions wrote no positive label: F1 was of label 1 then.
-
     Raises:
         ValueError: the value does not describe a task.
     """
@@ -163,7 +161,7 @@ def read_task(fields: Any) -> Task:
         raise ValueError("not a task")
     if fields["metric"] not in METRICS_OF[fields["kind"]]:
         raise ValueError("not a task's metric")
-    positive = fields.get("positive", (numbered_positive(labels) or "") if fields["metric"] == "f1" else "")
+    positive = fields.get("positive", "")
     if positive not in ("", *labels) or (fields["metric"] == "f1" and not positive):
         raise ValueError("not a task's positive label")
     return Task(fields["name"], tuple(labels), fields["metric"], fields["kind"], positive)

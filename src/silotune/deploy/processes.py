@@ -6,6 +6,7 @@ Whoever starts these commands (the systemd units, compose) starts them again, ke
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import subprocess
 import sys
@@ -18,11 +19,12 @@ from threading import Thread
 from typing import IO, Any
 
 from silotune.cli.termination import ended_by_sigterm
-from silotune.core.clock import log_line, logs_json
+from silotune.core.clock import log_line, logs_json, utc_now
+from silotune.core.files import write_text
 from silotune.core.locking import folder_lock, is_locked
 from silotune.core.surroundings import require_posix
-from silotune.deploy.enrollment import serve_enrollment
-from silotune.deploy.node_link import NodeLink
+from silotune.deploy.certificates import days_left
+from silotune.deploy.enrollment import ask, serve_enrollment
 from silotune.deploy.nodes import record_decision
 from silotune.deploy.queue import CHECK_INTERVAL
 from silotune.deploy.scheduler import Scheduler
@@ -37,12 +39,15 @@ from silotune.distributed.flower.commands import (
     superlink_command,
     supernode_command,
 )
-from silotune.distributed.metrics import link_measures, serve_metrics
+from silotune.distributed.metrics import LINK_FILE, Link, link_measures, read_link, serve_metrics
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import InputError, SilotuneError
 
 GRACE = 20.0
 """Seconds for a process to end by itself."""
+
+TRY_INTERVAL = 30.0
+"""Seconds between tries whether the coordinator answers."""
 
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -172,6 +177,56 @@ class _Processes:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+class NodeLink:
+    """Tries whether the coordinator answers, with the node's own settings and this machine's proxy."""
+
+    def __init__(self, settings: SiloSettings | NodeSettings) -> None:
+        self._settings = settings
+        self._folder = Path(settings.folder)
+        self._next = 0.0
+
+    def try_now(self) -> None:
+        """Try, and keep the result.
+
+        Raises:
+            SilotuneError: why the coordinator cannot be reached.
+        """
+        self._next = time.monotonic() + TRY_INTERVAL
+        address, authority = str(self._settings.superlink), Path(str(self._settings.root_certificates))
+        try:
+            status, answer = ask(address, authority, "GET", "/health", seconds=10)
+            if status != 200:
+                raise SilotuneError(f"coordinator {address}: /health answers {status}")
+        except SilotuneError as error:
+            self.keep(str(error))
+            raise
+        self.keep("", {"coordinator": answer["days"], "authority": days_left(authority.read_bytes())})
+
+    def look(self) -> None:
+        """Try if it is time; a failure is kept alone, as Flower's node tries again by itself."""
+        if time.monotonic() >= self._next:
+            try:
+                self.try_now()
+            except SilotuneError:
+                return
+
+    def keep(self, reason: str, days: dict[str, float] | None = None) -> None:
+        """Keep that the link is up, or the reason why it is not.
+
+        Args:
+            reason: empty if it is up.
+            days: certificate → days left; None: as before.
+        """
+        before = read_link(self._folder)
+        same = before is not None and (not before.reason) == (not reason)
+        before = before or Link("", "", 0, {})
+        since, losses = before.since if same else utc_now(), before.losses + (bool(reason) and not same)
+        left = before.days if days is None else {name: int(number) for name, number in days.items()}
+        found = Link(since, reason, losses, left)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_text(self._folder / LINK_FILE, json.dumps(vars(found)))
 
 
 def _log_as_json(name: str, output: IO[bytes]) -> None:

@@ -61,7 +61,6 @@ def _dimension(key: str, text: str) -> Dimension | None:
     method, plain_key = None, key
     if key.startswith("per_method."):
         _, method, plain_key = ([*key.split(".", 2), ""])[:3]
-        method = METHODS.canonical(method)
         if method not in METHODS:
             raise unknown_name_error("key", f"per_method.{method}", [f"per_method.{name}" for name in METHODS])
     if _takes_list(plain_key):

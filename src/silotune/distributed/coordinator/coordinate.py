@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, RunSt
 from silotune.distributed.flower.link import ConnectionLost, Link
 from silotune.distributed.protocol.agreement import check_federated, wire_config
 from silotune.distributed.protocol.frames import WAITS_FOR_APPROVAL, Frame
-from silotune.distributed.protocol.handshake import Identity
+from silotune.distributed.protocol.handshake import Hello, Identity
 from silotune.errors import InputError, SilotuneError
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
@@ -298,3 +299,64 @@ def _finish(engine: FlowerEngine, out: Path, local: bool) -> None:
     else:
         write_shared_model(out, federation)
     write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")
+
+
+# -- plans: several runs that silos check and approve as one, and that then follow one another -------------------------
+
+
+def run_plan(job: Job, link: Link, record: Records, status: RunStatus) -> None:
+    """Have all runs of a plan checked and approved, and run those that are not finished.
+
+    Raises:
+        SilotuneError: some runs failed; the others are finished.
+    """
+    load = lru_cache(maxsize=1)(partial(BackboneRequirements.load, on_use=True))  # most runs need the same
+    _approve(job, link, record, status, load)
+    failed: dict[str, str] = {}
+    for name in job.cells:
+        cell = job.cell(name)
+        if (Path(cell.out) / "summary.json").exists():
+            continue
+        try:
+            with folder_lock(Path(cell.out)):
+                run_job(cell, link, record, status, load)
+        except ConnectionLost:
+            raise
+        except SilotuneError as error:
+            failed[name] = str(error)
+    if failed:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+        raise SilotuneError(f"{len(failed)} of {len(job.cells)} runs failed, the others are finished: {reasons}")
+
+
+def _approve(job: Job, link: Link, record: Records, status: RunStatus, load: Load) -> None:
+    """Ask all silos for one approval of all runs; then build every run from their answers, before the first trains."""
+    starts: dict[str, RunStart] = {}
+    for name in job.cells:
+        with _named(name):
+            starts[name] = RunStart.of(job.cell(name), record, load)
+    first, cells = starts[job.cells[0]], [{"name": name, **start.request} for name, start in starts.items()]
+
+    def admit(frame: Frame) -> None:
+        hellos = frame.fields.get("hellos")
+        kinds = [type(said) for said in hellos] if isinstance(hellos, list) else []
+        if frame.kind != "planned" or kinds != [dict] * len(starts):
+            Hello.read(Frame("refused", frame.fields))  # raises the silo's own reason
+        for (name, start), said in zip(starts.items(), hellos or [], strict=True):
+            with _named(name):
+                start.admission(Frame("hello", {**said, "silo": frame.fields.get("silo")}))
+
+    greeting = Frame("plan", {"run": RunRegistry.open(Path(job.out)).run, "cells": cells})
+    greet(first, link, greeting, admit, FailureLog(status.report), status, record)
+    for name, start in starts.items():
+        with _named(name):
+            start.federation()
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Prefix refusals raised inside the block with the run's name."""
+    try:
+        yield
+    except InputError as error:
+        raise type(error)(f"{name}: {error}") from error

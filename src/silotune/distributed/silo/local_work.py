@@ -131,7 +131,7 @@ class LocalWork:
         return Answer(Frame("scores", {"silo": silo.name, "scores": scores}), {}, name, int(number), asked)
 
     def _kept_here(self, prepared: Prepared, work: Callable[[], Result], otherwise: Result) -> Result:
-        """Do work of which nothing leaves; where rows have noise not even that it failed, which may follow from them."""
+        """Do work of which nothing leaves; where rows have noise, not even that it failed."""
         try:
             return work()
         except Exception:

@@ -13,21 +13,25 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from silotune.core.clock import log_line
+from silotune.core.files import free_bytes
 from silotune.core.surroundings import require_posix
-from silotune.distributed.metrics import serve_metrics
+from silotune.distributed.metrics import link_measures, measure, serve_metrics
 from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, decode, peek_kind, receive, send
 from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings
 from silotune.errors import InputError
 
 if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
     from silotune.distributed.silo.session import Session
-    from silotune.distributed.silo.worker_metrics import WorkerMetrics
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,55 @@ _SLOW_PEER = 60.0
 
 _LOOK = 1.0
 """Seconds between looks whether the peer of a request that waits is still there."""
+
+
+KINDS = ("hello", "round", "final", "score")
+"""Kinds of requests; any other is counted as `other`, because the coordinator chooses the word."""
+
+OUTCOMES = ("answered", "waiting", "refused", "refused by policy", "failed")
+
+
+class WorkerMetrics:
+    """Counts a worker's requests."""
+
+    def __init__(self, settings: SiloSettings) -> None:
+        from silotune.distributed.silo.store import SiloStore  # it imports torch, which pings do without
+
+        self._settings = settings
+        self._store = SiloStore(Path(settings.folder))
+        self._lock = threading.Lock()
+        self._requests: Counter[tuple[str, str]] = Counter()
+        self._seconds = 0.0
+
+    def count(self, kind: str, reply: bytes, seconds: float) -> None:
+        """Count a request that was worked on."""
+        with self._lock:
+            self._requests[kind if kind in KINDS else "other", _outcome(decode(reply))] += 1
+            self._seconds += seconds
+
+    def measures(self) -> Iterator[Metric]:
+        """Yield the present values; nothing in them is about the rows."""
+        with self._lock:
+            requests, seconds = Counter(self._requests), self._seconds
+        values = [((kind, outcome), requests[kind, outcome]) for kind in (*KINDS, "other") for outcome in OUTCOMES]
+        yield measure("worker_requests", "Requests by kind and outcome.", values, ("kind", "outcome"), "counter")
+        yield measure("worker_busy_seconds", "Time spent on requests.", seconds, kind="counter")
+        free = free_bytes(Path(self._settings.folder))
+        yield measure("worker_disk_free_bytes", "Free space for its states.", free)
+        run, numbers = self._store.last_run()
+        yield measure("worker_run_numbers", "Numbers that left in the last run.", numbers if run else None)
+        description = "Epsilon of all noised replies, plainly added up: what composition counts is less."
+        yield measure("worker_epsilon_sum", description, self._store.spent("").epsilon)
+        yield measure("worker_epsilon_budget", "Epsilon of all runs together.", self._settings.budget)
+        yield from link_measures(Path(self._settings.folder))  # where `federation join` runs worker and node
+
+
+def _outcome(reply: Frame) -> str:
+    from silotune.distributed.silo.policy import POLICY_REFUSES
+
+    if reply.kind == "refused" and POLICY_REFUSES in str(reply.fields.get("reason", "")):
+        return "refused by policy"
+    return reply.kind if reply.kind in ("waiting", "refused", "failed") else "answered"
 
 
 @dataclass
@@ -106,7 +159,6 @@ def serve(settings: SiloSettings) -> None:
     threading.Thread(target=_accept, args=(listener, worker), daemon=True).start()
     try:
         from silotune.distributed.silo.session import Session
-        from silotune.distributed.silo.worker_metrics import WorkerMetrics
 
         session, metrics = Session(settings), WorkerMetrics(settings)
         session.warm()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from typing_extensions import override
 
+from silotune.core.randomness import generator as derived_generator
 from silotune.core.tensors import Tensors
 from silotune.data.tasks import Task
 from silotune.errors import InputError
@@ -20,8 +23,8 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.quantization import NONE
 from silotune.models.backbone.segments import Segments
+from silotune.models.initializers import uniform
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors
-from silotune.models.tuners.lora_init import INITS, principal_factors
 from silotune.models.tuners.low_rank_update import add_to_experts, add_update, add_update_to_segments, trains
 from silotune.models.tuners.peft_import import read_peft_lora
 from silotune.models.tuners.start_adapter import StartAdapter, unpack
@@ -30,9 +33,15 @@ from silotune.models.tuners.target_modules import (
     expert_widths,
     experts_are_transposed,
     find_target_modules,
+    layer_weight,
     layer_widths,
     peft_target_modules,
 )
+
+Factors = tuple[Tensor, Tensor]
+"""A of shape (r, in) and B of shape (out, r)."""
+
+_PRINCIPAL: WeakKeyDictionary[Backbone, dict[tuple[str, int, torch.device], Factors]] = WeakKeyDictionary()
 
 
 class LoRAOptions(TargetModuleOptions):
@@ -319,3 +328,58 @@ class LoRA(Tuner):
     @property
     def _options(self) -> LoRAOptions:
         return cast(LoRAOptions, self.options)
+
+
+# -- the start of A and B ----------------------------------------------------------------------------------------------
+
+
+def _uniform(inputs: int, outputs: int, rank: int, draws: torch.Generator) -> Factors:
+    """Draw A uniform in ±1/√in, and B of zeros, as in LoRA's authors' code and in peft."""
+    return uniform(draws, 1 / math.sqrt(inputs), rank, inputs), torch.zeros(outputs, rank)
+
+
+def _orthogonal(inputs: int, outputs: int, rank: int, draws: torch.Generator) -> Factors:
+    """Draw A and B along orthogonal directions, so that B·A is zero while neither is; a tenth of normal draws.
+
+    As `init_lora_weights="orthogonal"` of peft. The directions are the same in every part, so that B·A is zero also
+    where A and B are parts of their own.
+    """
+    directions = torch.linalg.qr(torch.randn(rank, rank, generator=derived_generator(0, "orthogonal start", rank)))[0]
+    a = torch.randn(inputs, rank // 2, generator=draws) @ directions[0::2]
+    b = torch.randn(outputs, rank // 2, generator=draws) @ directions[1::2]
+    return a.T.contiguous() / 10, b / 10
+
+
+INITS: dict[str, Callable[[int, int, int, torch.Generator], Factors]] = {
+    "uniform": _uniform,
+    "orthogonal": _orthogonal,
+}
+"""Value of `tuner.init` → a function of width in, width out, rank and generator; of `pissa`: `principal_factors`."""
+
+
+def principal_factors(backbone: Backbone, module: str, rank: int, device: torch.device) -> Factors:
+    """Return `√Σ·Vᵀ` and `U·√Σ` of the `rank` largest singular values of a module's weight W = U·Σ·Vᵀ, float32.
+
+    PiSSA (Meng et al. 2024, eqs. 2 and 3). They are computed once for a backbone and a device. The largest entry of
+    each row of Vᵀ is positive, so that machines agree on signs.
+    """
+    known = _PRINCIPAL.setdefault(backbone, {})
+    if (module, rank, device) not in known:
+        layer = backbone.module(module)
+        most = min(layer_widths(layer))
+        if rank > most:
+            raise InputError(f"tuner.r: init=pissa takes singular values of {module}, which has {most}; {rank} asked")
+        a, b = _principal(layer_weight(layer).detach().float(), rank)
+        factors = a.to(device), b.to(device)
+        if isinstance(a, FakeTensor):  # of a plan; kept, they would stand for the factors themselves
+            return factors
+        known[module, rank, device] = factors
+    return known[module, rank, device]
+
+
+def _principal(weight: Tensor, rank: int) -> Factors:
+    u, values, vh = torch.linalg.svd(weight, full_matrices=False)
+    u, values, vh = u[:, :rank], values[:rank].sqrt(), vh[:rank]
+    largest = vh.gather(1, vh.abs().argmax(1, keepdim=True))
+    signs = torch.where(largest < 0, -1.0, 1.0)
+    return (signs * vh * values.unsqueeze(1)).contiguous(), (u * signs.T * values).contiguous()

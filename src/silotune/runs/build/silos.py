@@ -1,10 +1,12 @@
-"""Build silos of rows: tokenized, and poisoned in malicious silos."""
+"""Build silos of rows: tokenized, poisoned in malicious silos, and with canaries for an audit."""
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from silotune.communication.privacy.noise_stream import NoiseStream
 from silotune.config import Config
 from silotune.core.clock import log_line
 from silotune.data.backdoor import Backdoor, check_trigger, make_backdoor
@@ -17,9 +19,12 @@ from silotune.errors import InputError
 from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.heads.base import TokenizeRows
-from silotune.runs.build.canaries import canaries_of
 from silotune.training.context import TrainingContext
 from silotune.training.silo import AttackedRows, EvaluationRows, Silo, centralized
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+_WORDS, _LENGTH = 6, 5
 
 
 def build_silos(
@@ -139,3 +144,55 @@ def _backdoor(config: Config, data: Sequence[SiloData], method: Method, backbone
         return [len(ids) for ids in tokenize(task, rows).ids]
 
     return make_backdoor(config.attack, config.seed, list(data), lengths, config.train.max_length)
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """A silo's canaries: rows of random words, whose presence in the training rows a fair coin decides.
+
+    An audit guesses the coins from a finished model. Each right guess more than chance tells something of the model's
+    privacy (Steinke, Nasr and Jagielski 2023, "Privacy auditing with one training run").
+
+    Args:
+        rows: one row each.
+        present: the coins: whether the silo trains on the row.
+    """
+
+    rows: Sequence[Row]
+    present: Sequence[bool]
+
+    @property
+    def trained(self) -> list[Row]:
+        """The rows that the silo trains on."""
+        return [row for row, present in zip(self.rows, self.present, strict=True) if present]
+
+
+def canaries_of(config: Config, data: SiloData, secret: bytes | None = None) -> Canaries:
+    """Return a silo's canaries in a run, if it has some; without a secret they follow from the seed."""
+    key = f"canaries {config.seed}".encode() if secret is None else secret
+    return make_canaries(data.task, len(data.splits.train[0].texts), config.audit.canaries, data.name, key)
+
+
+def make_canaries(task: Task, texts: int, count: int, silo: str, secret: bytes) -> Canaries:
+    """Draw a silo's canaries and their coins, the same for the same secret."""
+    stream = NoiseStream(hmac.digest(secret, f"canaries\x1f{silo}\x1f{count}".encode(), "sha256"))
+    rows = []
+    for number in range(count):
+        words = [_text(stream, f"{number}/{place}") for place in range(texts)]
+        draw = float(stream.uniform("label", str(number), (1,)))
+        row = Row(tuple(words), 0, unit=f"canary {number}")
+        if task.kind == "generation":
+            row = Row((words[0], ""), 0, _text(stream, f"{number}/answer"), unit=row.unit)
+        elif task.kind == "regression":
+            row = Row(row.texts, 0, target=draw, unit=row.unit)
+        elif task.kind == "multilabel":
+            row = Row(row.texts, 0, target=(int(draw * len(task.labels)),), unit=row.unit)
+        else:
+            row = Row(row.texts, int(draw * len(task.labels)), unit=row.unit)
+        rows.append(row)
+    return Canaries(rows, (stream.uniform("coins", "", (count,)) < 0.5).tolist())
+
+
+def _text(stream: NoiseStream, name: str) -> str:
+    letters = (stream.uniform("letters", name, (_WORDS, _LENGTH)) * len(_LETTERS)).long().tolist()
+    return " ".join("".join(_LETTERS[letter] for letter in word) for word in letters)

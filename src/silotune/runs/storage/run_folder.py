@@ -182,8 +182,7 @@ def _begun(entry: Path) -> bool:
 def continued(config: Config, path: Path) -> Config:
     """Return the configuration for resuming a run; keys that are not given are those the run started with.
 
-    A run that is older than the key `evaluation.validation` validates by the metric, in whatever round it was
-    interrupted. Bits depend on `threads` and on the value of `train.tokens_at_once=auto`, so both stay as they were.
+    Bits depend on `threads` and on the value of `train.tokens_at_once=auto`, so both stay as they were.
     """
     file = path / "config.yaml"
     tree = load_yaml(file.read_text(encoding="utf-8")) if file.is_file() else None
@@ -195,20 +194,16 @@ def continued(config: Config, path: Path) -> Config:
     chosen = (tree.get("train") or {}).get("tokens_at_once")
     if config.train.tokens_at_once == "auto" and isinstance(chosen, int):
         config = config.model_copy(update={"train": config.train.model_copy(update={"tokens_at_once": chosen})})
-    if config.evaluation.validation is not None or "validation" in (tree.get("evaluation") or {}):
-        return config
-    return config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"validation": "metric"})})
+    return config
 
 
 def _continued_head(head: HeadConfig, before: Mapping[str, Any]) -> HeadConfig:
-    """Return the section `head` with the pooling, template and judging of choices that the run began with."""
+    """Return the section `head` with the pooling and the template that the run began with."""
     kept: dict[str, Any] = {}
     if head.pooling == "auto" and before.get("pooling"):
         kept["pooling"] = before["pooling"]
     if head.writes and head.template is None and "template" in before:
         kept["template"] = before["template"] or PLAIN
-    if head.writes and before and "choices" not in before:  # older than the key
-        kept["choices"] = "write"
     return head.model_copy(update=kept)
 
 
