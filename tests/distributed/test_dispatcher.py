@@ -29,8 +29,6 @@ class Nodes:
     now: float = 0.0
     sent: list[tuple[float, int, str]] = field(default_factory=list)
     answers: dict[str, bytes] = field(default_factory=dict)
-    large: set[str] = field(default_factory=set)
-    """Messages whose replies are too large."""
     script: dict[float, object] = field(default_factory=dict)
     """What happens at which moment."""
 
@@ -42,10 +40,7 @@ class Nodes:
         return f"m{len(self.sent)}"
 
     def pull(self, messages):
-        large = [Arrival(message, error="too large", too_large=True) for message in self.large & {*messages}]
-        return large + [
-            Arrival(message, self.answers.pop(message)) for message in [*messages] if message in self.answers
-        ]
+        return [Arrival(message, self.answers.pop(message)) for message in [*messages] if message in self.answers]
 
     def clock(self):
         return self.now
@@ -80,21 +75,6 @@ def dispatcher_of(nodes, *silos, admit=lambda frame: None):
         nodes.sleep,
     )
     return dispatcher, reports
-
-
-def test_a_reply_that_is_too_large_is_a_failure_and_not_asked_for_again():
-    nodes = Nodes({1: "a"})
-    dispatcher, reports = dispatcher_of(nodes, "a")
-    nodes.script = {0.5: lambda: nodes.large.add("m1")}
-    assert dispatcher.wait_for_all(5.0) == ["a"]
-    assert reports == [("node 1", "too large")]
-    nodes.script = {12.0: lambda: nodes.answer(2, hello("a"))}
-    assert dispatcher.wait_for_all(60.0) == []
-    nodes.script = {nodes.now + 1: lambda: nodes.large.add("m3")}
-    (reply,) = dispatcher.request({"a": ROUND}, 60.0)
-    assert (reply.kind, reply.fields["silo"]) == ("failed", "a")
-    assert reply.fields["reason"] == "too large"
-    assert nodes.when("round") == [(nodes.when("round")[0][0], 1)]
 
 
 def test_a_greeting_that_went_under_is_repeated_until_the_silo_is_in():

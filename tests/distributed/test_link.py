@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from threading import Event
 
 import pytest
-from flwr.app import Error, Message, MessageType, Metadata, RecordDict
-from flwr.app.message import make_message
-from flwr.common.serde import message_to_proto
-from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
-from flwr.proto.runtime_pb2 import PullAppMessagesResponse
-from flwr.supercore.run import Run
+from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import http_grid
 
 from silotune.distributed.flower.link import ConnectionLost, FlowerLink, wrap
 
@@ -109,60 +102,3 @@ def test_polls_end_with_the_request():
     asked = len(grid.asked)
     time.sleep(0.3)
     assert len(grid.asked) <= asked + 1
-
-
-class Client:
-    """Flower's client of the Runtime API; a reply has pieces of 100 bytes, of which the last is never uploaded."""
-
-    def __init__(self, pieces):
-        self.pieces = pieces
-        self.pulled = []
-
-    def PullMessages(self, _request):
-        metadata = Metadata(1, "reply", 2, 1, "m", "", time.time(), 60.0, MessageType.QUERY)
-        proto = message_to_proto(make_message(metadata, content=RecordDict()))
-        tree = ObjectTree(object_id="0", children=[ObjectTree(object_id=str(n + 1)) for n in range(self.pieces)])
-        return PullAppMessagesResponse(messages_list=[proto], message_object_trees=[tree])
-
-    def PullObject(self, request):
-        self.pulled.append(time.monotonic())
-        there = request.object_id != str(self.pieces)
-        return PullObjectResponse(object_found=True, object_available=there, object_content=b"0" * 100 * there)
-
-
-@pytest.fixture
-def _impatient(monkeypatch):
-    """Flower asks for a missing piece after 0.05 s, not after a second."""
-    monkeypatch.setattr(http_grid, "pull_objects", partial(http_grid.pull_objects, initial_backoff=0.05))
-
-
-def grid_over(client):
-    """Flower's own grid, over another client."""
-    grid = http_grid.HttpGrid("127.0.0.1:1", insecure=True, token="t")
-    grid.set_run(Run.create_empty(1))
-    grid._client = client
-    return grid
-
-
-def test_a_reply_that_is_too_large_is_pulled_no_further():
-    client = Client(50)
-    link = FlowerLink(grid_over(client))
-    link.largest_reply = 1000
-    come = arrivals(link, ["m"], 1, seconds=30)
-    assert come["m"].too_large
-    assert come["m"].error == "a reply of more than 1,000 bytes is too large"
-    assert len(client.pulled) < 50
-
-
-@pytest.mark.usefixtures("_impatient")
-def test_an_abandoned_pull_ends_with_its_next_piece():
-    client = Client(1)
-    link = FlowerLink(grid_over(client))
-    assert link.pull(["m"]) == []
-    (pull,) = link._pulls.values()
-    while len(client.pulled) < 3:  # it waits for a piece that is announced
-        time.sleep(0.05)
-    assert pull.is_alive()
-    link.pull([])
-    pull.join(5)
-    assert not pull.is_alive()

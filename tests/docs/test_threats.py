@@ -77,7 +77,6 @@ TESTS: dict[str, tuple[list[str], list[str], list[str]]] = {
         [
             "tests/distributed/test_malformed_over_flower.py::test_malformed_answers_are_refused_and_the_round_goes_on",
             "tests/distributed/test_handshake.py::test_a_stranger_is_not_let_in",
-            "tests/distributed/test_link.py::test_a_reply_that_is_too_large_is_pulled_no_further",
         ],
         [
             "tests/properties/test_outliers.py::test_over_flower_the_same_update_is_held_back",

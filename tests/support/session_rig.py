@@ -29,7 +29,6 @@ class DirectLink:
     names: dict[int, str] = field(default_factory=dict)
     sent: list[tuple[int, bytes]] = field(default_factory=list)
     came: list[tuple[int, bytes]] = field(default_factory=list)
-    largest_reply: int = 2**25
     _ready: dict[str, Arrival] = field(default_factory=dict)
 
     def nodes(self) -> Mapping[int, str]:

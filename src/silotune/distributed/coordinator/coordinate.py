@@ -133,7 +133,6 @@ def run_job(job: Job, link: Link, record: Records, status: RunStatus, load: Load
     known, greeting = admission.registry.silos, Frame("hello", start.request)
     dispatcher = greet(start, link, greeting, admission, failures, status, record, known)
     federation = start.federation()
-    link.largest_reply += federation.coordinator.uplink.expected(federation.coordinator.expected).bytes
     folder = _run_folder(out, federation)
     with closing(folder.checkpoints):
         failures.folder = folder

@@ -231,8 +231,6 @@ class SiloDispatcher:
             return None
         sender = request.silo or f"node {request.node}"
         frame, error = None, arrival.error
-        if arrival.too_large:
-            return self._too_large(request, error, waiting)
         if not error:
             try:
                 frame = _plain(decode(arrival.data))
@@ -254,12 +252,6 @@ class SiloDispatcher:
             self.report(sender, f"answered in the name of {frame.fields.get('silo')!r}")
             frame = Frame("failed", {"silo": request.silo, "reason": "answered in another name"})
         return frame if request.silo in waiting else None
-
-    def _too_large(self, request: _PendingRequest, reason: str, waiting: dict[str, float]) -> Frame | None:
-        """Take a reply that is not read for a failure: asked again at once, the silo would send another."""
-        if request.greeting:
-            self.report(f"node {request.node}", reason)
-        return Frame("failed", {"silo": request.silo, "reason": reason}) if request.silo in waiting else None
 
     def _note(self, request: _PendingRequest, frame: Frame, size: int) -> None:
         """Note a message in the status; a greeted node speaks for a silo only if no other key is registered for it."""

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass
-from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, Any, Protocol
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Protocol
 
 from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from typing_extensions import override
 
-from silotune.distributed.protocol.frames import LARGEST_HEADER, ProtocolError
+from silotune.distributed.protocol.frames import ProtocolError
 from silotune.errors import SilotuneError
 
 if TYPE_CHECKING:  # a ClientApp, which starts anew for every message, imports this module without it
@@ -23,9 +22,6 @@ if TYPE_CHECKING:  # a ClientApp, which starts anew for every message, imports t
 
 PULL_INTERVAL = 0.1
 """Least seconds between polls for the reply to a message."""
-
-SMALLEST_LIMIT = 2 * LARGEST_HEADER
-"""Bytes of the largest reply before the coordinator knows what a run's messages hold."""
 
 PULLS_PER_SECOND = 100.0
 """Most polls a second, over all messages."""
@@ -71,13 +67,11 @@ class Arrival:
         message_id: the id of the message that was replied to.
         data: the reply's frame.
         error: the reason if there is no frame.
-        too_large: whether it is that the reply is larger than any that was asked for.
     """
 
     message_id: str
     data: bytes = b""
     error: str = ""
-    too_large: bool = False
 
 
 class ConnectionLost(SilotuneError):
@@ -86,9 +80,6 @@ class ConnectionLost(SilotuneError):
 
 class Link(Protocol):
     """Carries frames between the coordinator and nodes."""
-
-    largest_reply: int
-    """Bytes of the largest reply that is read."""
 
     def nodes(self) -> Mapping[int, str]:
         """Return the connected nodes: id → name under which the node's key is registered; empty if it has none."""
@@ -105,7 +96,6 @@ class FlowerLink(Link):
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self.largest_reply = SMALLEST_LIMIT
         self._pulls: dict[str, _Pull] = {}
 
     @override
@@ -127,7 +117,7 @@ class FlowerLink(Link):
             self._pulls.pop(message_id).abandon()
         for message_id in message_ids:
             if message_id not in self._pulls:
-                self._pulls[message_id] = _Pull(self._grid, message_id, self.largest_reply)
+                self._pulls[message_id] = _Pull(self._grid, message_id)
         interval = max(PULL_INTERVAL, len(self._pulls) / PULLS_PER_SECOND)
         for pull in self._pulls.values():
             pull.interval = interval
@@ -140,8 +130,6 @@ class FlowerLink(Link):
         Raises:
             ConnectionLost: the pull failed and Flower cannot be reached; otherwise the reply itself was at fault.
         """
-        if isinstance(pull.error, ReplyTooLarge):
-            return Arrival(message_id, error=str(pull.error), too_large=True)
         if pull.error is not None:
             self.nodes()
             return Arrival(message_id, error=f"unreadable reply ({type(pull.error).__name__}: {str(pull.error)[:120]})")
@@ -156,26 +144,20 @@ class FlowerLink(Link):
 
 
 class _Pull(Thread):
-    """Polls for the reply to one message; Flower returns it when all of it is uploaded, at most 180 s after the start.
+    """Polls for the reply to one message, which Flower returns when all is uploaded, at most 180 s after the start."""
 
-    Args:
-        grid: Flower's.
-        message_id: the message that is replied to.
-        largest: bytes of the largest reply that is read.
-    """
-
-    def __init__(self, grid: Grid, message_id: str, largest: int) -> None:
+    def __init__(self, grid: Grid, message_id: str) -> None:
         super().__init__(name=f"pull {message_id[:8]}", daemon=True)
         self.interval = PULL_INTERVAL
         self.reply: Message | None = None
         self.error: Exception | None = None
         self._message_id = message_id
         self._abandoned = Event()
-        self._grid = bounded(grid, largest, self._abandoned)
+        self._grid = grid
         self.start()
 
     def abandon(self) -> None:
-        """End the polling, also for a reply that is being uploaded."""
+        """End the polling."""
         self._abandoned.set()
 
     def run(self) -> None:
@@ -190,60 +172,3 @@ class _Pull(Thread):
                 self._abandoned.wait(self.interval)
         except Exception as error:  # httpx, Flower and its retries raise errors without a common class
             self.error = error
-
-
-# -- replies of bounded size: Flower has no hook for them, so this touches `HttpGrid._client` of Flower 1.41 -----------
-
-
-class ReplyTooLarge(Exception):
-    """A reply is larger than any that was asked for."""
-
-
-class PullAbandoned(Exception):
-    """Nobody waits for the reply any more."""
-
-
-def bounded(grid: Grid, largest: int, abandoned: Event) -> Grid:
-    """Return a grid for the pull of one reply, over the same connection.
-
-    Args:
-        grid: Flower's; a grid that is not connected over HTTP is returned unchanged, because it holds its messages.
-        largest: bytes of the reply's pieces together.
-        abandoned: set when nobody waits for the reply any more; ends the pull with its next piece.
-    """
-    client = getattr(grid, "_runtime_client", None)
-    if client is None:
-        return grid
-    limited = copy(grid)
-    vars(limited)["_client"] = _BoundedClient(client, largest, abandoned)
-    return limited
-
-
-class _BoundedClient:
-    """Flower's client, whose `PullObject` raises where the pull should end."""
-
-    def __init__(self, client: Any, largest: int, abandoned: Event) -> None:
-        self._client = client
-        self._largest = largest
-        self._abandoned = abandoned
-        self._bytes = 0
-        self._lock = Lock()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-    def PullObject(self, request: Any) -> Any:  # noqa: N802 (Flower's name)
-        """Pull one piece; threads of Flower call this at the same time.
-
-        Raises:
-            ReplyTooLarge: there is more than was asked for.
-            PullAbandoned: nobody waits for the reply any more.
-        """
-        if self._abandoned.is_set():
-            raise PullAbandoned
-        response = self._client.PullObject(request)
-        with self._lock:
-            self._bytes += len(response.object_content)
-            if self._bytes > self._largest:
-                raise ReplyTooLarge(f"a reply of more than {self._largest:,} bytes is too large")
-        return response

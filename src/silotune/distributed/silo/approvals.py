@@ -96,11 +96,6 @@ class Approvals:
         if known.state == "pending":
             raise WaitsForApproval(f"{WAITS_FOR_APPROVAL} at {silo} (silotune silo show {known.name})")
 
-    def holds(self, run: str, config: Config) -> bool:
-        """Return whether a run is approved; its operator may have rejected it since it was let in."""
-        known = self.find(run, configuration_digest(approved_part(config)))
-        return known is not None and known.state == "approved"
-
     def all(self) -> list[WaitingRun]:
         """Return all runs that ever asked, oldest first."""
         return self._read("ORDER BY seen, name")

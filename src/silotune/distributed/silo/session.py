@@ -11,7 +11,7 @@ import hmac
 import math
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,16 +53,6 @@ from silotune.version import __version__
 CHANGED_ROWS = "its rows changed within this run"
 
 
-@dataclass(frozen=True)
-class _Hello:
-    """The last accepted greeting, with its answer, the run's id and its configuration."""
-
-    request: bytes
-    reply: bytes
-    run: str
-    config: Config
-
-
 class Session:
     """Answers requests for one silo.
 
@@ -80,7 +70,6 @@ class Session:
         """Whether reasons stay here, because the present request's run has noise on rows."""
         self._compared: tuple[str, object] | None = None
         """The last configuration and identity of a coordinator that were compared with this silo's."""
-        self._last_hello: _Hello | None = None
         self._last_plan: tuple[object, list[PlannedRun]] | None = None
         """The last plan that was checked, as it was sent, and what its runs came to."""
         self._run = ""
@@ -133,29 +122,7 @@ class Session:
         leaving = frame.encode()
         about = request_of(request)
         self.store.commit(str(about["run"]), answer, {**about, **describe_frame(leaving, frame), **answer.about})
-        if frame.kind == "hello" and self._setup.prepared is not None:
-            self._last_hello = _Hello(data, leaving, str(about["run"]), self._setup.prepared.config)
         return leaving
-
-    def known_hello(self, data: bytes) -> bytes | None:
-        """Answer a greeting as before, without torch: for other threads, while a request is worked on.
-
-        Args:
-            data: bytes of the request's frame.
-
-        Returns:
-            The last hello, if the same greeting got it and the operator has not rejected the run since; else None.
-
-        Raises:
-            InputError, OSError: as `answer`.
-        """
-        known = self._last_hello
-        if known is None or known.request != data:
-            return None
-        if self._asks_operator and not self._approvals.holds(known.run, known.config):
-            return None
-        self.store.records.append({**request_of(decode(data)), **describe_frame(known.reply)})
-        return known.reply
 
     def _answer(self, request: Frame) -> Answer:
         if request.kind == "plan":

@@ -115,15 +115,11 @@ class _Worker:
         settings: the operator's.
         requests: the requests that wait for the main thread.
         busy: what the main thread does; empty while it waits.
-        session: once it is ready.
-        metrics: once the session is ready.
     """
 
     settings: SiloSettings
     requests: queue.SimpleQueue[_Request] = field(default_factory=queue.SimpleQueue)
     busy: str = "loading"
-    session: Session | None = None
-    metrics: WorkerMetrics | None = None
     connections: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MOST_CONNECTIONS))
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _bytes: int = 0
@@ -163,7 +159,6 @@ def serve(settings: SiloSettings) -> None:
         session, metrics = Session(settings), WorkerMetrics(settings)
         session.warm()
         serve_metrics(settings.metrics_port, metrics.measures)
-        worker.session, worker.metrics = session, metrics
         _log(settings, f"ready on {settings.socket_path}")
         while True:
             worker.busy = ""
@@ -239,7 +234,7 @@ def _accept(listener: socket.socket, worker: _Worker) -> None:
 
 
 def _connection(connection: socket.socket, worker: _Worker) -> None:
-    """Read one request, wait for its reply and send that; pings and known greetings are answered here."""
+    """Read one request, wait for its reply and send that; pings are answered here."""
     settings, claimed = worker.settings, [0]
 
     def claim(length: int) -> None:
@@ -254,11 +249,9 @@ def _connection(connection: socket.socket, worker: _Worker) -> None:
                 fields = {"silo": settings.name, "busy": worker.busy, "pid": os.getpid()}
                 send(connection, Frame("pong", fields).encode())
                 return
-            reply = _known_hello(kind, data, worker)
-            if reply is None:
-                request = _Request(kind, data)
-                worker.requests.put(request)
-                reply = _awaited(request, connection)
+            request = _Request(kind, data)
+            worker.requests.put(request)
+            reply = _awaited(request, connection)
             if not reply:  # the records cannot be written
                 return
             connection.settimeout(_SLOW_PEER)
@@ -297,19 +290,6 @@ def hung_up(connection: socket.socket) -> bool:
         return False
     except OSError:
         return True
-
-
-def _known_hello(kind: str, data: bytes, worker: _Worker) -> bytes | None:
-    """Answer a greeting that was answered before while the main thread works; None for all others."""
-    if kind != "hello" or worker.busy != "working" or worker.session is None or worker.metrics is None:
-        return None
-    try:
-        reply = worker.session.known_hello(data)
-    except (InputError, OSError) as error:
-        raise ProtocolError(f"no answer leaves, as it cannot be recorded: {error}") from error
-    if reply is not None:
-        worker.metrics.count(kind, reply, 0.0)
-    return reply
 
 
 def _log(settings: SiloSettings, text: str) -> None:

@@ -46,11 +46,11 @@ def partition(
 
 
 def import_data(
-    kind: Annotated[str, typer.Argument(help="feddpa, glue, imdb, offenseval, enron or lingspam.", metavar="KIND")],
+    kind: Annotated[str, typer.Argument(help="feddpa or lingspam.", metavar="KIND")],
     source: Annotated[Path, typer.Argument(help="The folder as it was downloaded and unpacked.", metavar="SOURCE")],
     to: Annotated[Path, typer.Option("--to", help="The folder for data.path; other tasks in it stay.")],
 ) -> None:
-    """Convert a data set as its authors distribute it into folders of tasks for data.path."""
+    """Convert a data set that the hub lacks, as its authors distribute it, into folders of tasks for data.path."""
     from silotune.lab.published import PUBLISHED, write_tasks
 
     if kind not in PUBLISHED:
@@ -59,6 +59,5 @@ def import_data(
     write_tasks(tasks, to)
     for task in tasks:
         rows = ", ".join(f"{len(found):,} {split}" for split, found in task.splits.items())
-        short = f"; {task.left_out} lines that lack columns are left out" if task.left_out else ""
-        say(f"{to / task.name}: {rows}{short}")
+        say(f"{to / task.name}: {rows}")
     say(f"use it with data.path={to}")
