@@ -18,7 +18,7 @@ from silotune.lab.report.html_page import write_report
 from tests.support.command_line import Silotune
 from tests.support.report_runs import curve, write_run
 
-FIGURES = {"tests": 1, "communication": 1, "rounds": 3, "losses": 4, "similarity": 1, "sent": 1, "seconds": 1}
+FIGURES = {"tests": 1, "communication": 1, "rounds": 3, "losses": 4, "sent": 1, "seconds": 1}
 """Panels by figure, for the runs of the fixture."""
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -73,7 +73,7 @@ def test_what_it_says(written: Path) -> None:
 def test_figures_without_data_are_left_out(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", "local", 1, {"a": 50.0}, message=0)
     page_sections = sections_of(run, tmp_path / "page.html")
-    assert not {"communication", "sent", "similarity"} & set(page_sections)
+    assert not {"communication", "sent"} & set(page_sections)
     assert {"tests", "rounds", "losses", "seconds"} <= set(page_sections)
 
 

@@ -105,7 +105,6 @@ def test_forty_silos_stay_readable(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     rounds = re.search(r'<section id="rounds".*?</section>', page, re.DOTALL)
     assert rounds is not None
-    assert rounds.group().count('class="panel further" data-silo="') == 40
     assert "spread over 40 silos" in rounds.group()
     assert re.findall(r"<option[^>]*>(.*?)</option>", page) == ["all", *names]
     tests = re.search(r'<section id="tests".*?</section>', page, re.DOTALL)

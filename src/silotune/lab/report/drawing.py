@@ -90,7 +90,6 @@ class FigureSpec:
         caption: text below.
         panels: its diagrams.
         legend: position of a row → its label; color and marker follow from the position.
-        further: diagrams that only the page has, one per silo, of which the reader chooses.
     """
 
     name: str
@@ -98,7 +97,6 @@ class FigureSpec:
     caption: str
     panels: Sequence[Panel]
     legend: Mapping[int, str] = field(default_factory=dict)
-    further: Sequence[Panel] = ()
 
 
 def line_style(position: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The figures of a report: test scores, validation over rounds and traffic, loss terms, similarities, bytes, time."""
+"""The figures of a report: test scores, validation over rounds and traffic, loss terms, bytes, time."""
 
 from __future__ import annotations
 
@@ -38,10 +38,7 @@ _MOST_LINES = 16
 """Number of silos up to which a figure has a line of its own for each; beyond it, silos are dots in one line."""
 
 _MOST_PANELS = 12
-"""Number of silos up to which a figure has a diagram for each; beyond it, the page's reader chooses one."""
-
-_MOST_CHOICES = 60
-"""Number of silos up to which the page has a diagram for each."""
+"""Number of silos up to which a figure has a diagram for each; beyond it, their spread is drawn."""
 
 _UNITS = {"contrastive": "mean over steps", "distance": "mean over steps (no unit)"}
 """Units of loss terms that are no log probabilities."""
@@ -51,7 +48,7 @@ _WIDE = 4.3  # inches
 
 def report_figures(results: Results) -> list[FigureSpec]:
     """Return all figures that have data."""
-    makers = (_tests, _traffic, rounds_figure, _losses, _similarity, product_error_figure, _sent, _seconds)
+    makers = (_tests, _traffic, rounds_figure, _losses, product_error_figure, _sent, _seconds)
     return [spec for make in makers if (spec := make(results)).panels]
 
 
@@ -107,24 +104,21 @@ def _band_note(results: Results) -> str:
 
 
 def rounds_figure(results: Results) -> FigureSpec:
-    """Draw validation over rounds: of every silo and their mean; of many silos, their spread and one by choice."""
+    """Draw validation over rounds: of every silo and their mean; of many silos, their mean and their spread."""
     names, axis = results.silos, _validation_axis(results)
 
     def panel(title: str, curves: Sequence[LabeledCurve], silo: str = "") -> list[Panel]:
         return [Panel(title, "round", axis, partial(_over_rounds, curves), silo=silo)] if curves else []
 
-    chosen = names if 1 < len(names) <= _MOST_CHOICES else []
+    chosen = names if 1 < len(names) <= _MOST_PANELS else []
     of_silos = [one for name in chosen for one in panel(name, _curves(results, "validation", name), name)]
-    whole = panel(_whole(results), _curves(results, "validation"))
+    spread = _spread(results, axis) if len(names) > _MOST_PANELS else []
     caption = f"Validation after every round{_band_note(results)}."
-    if len(names) <= _MOST_PANELS:
-        panels, further = [*of_silos, *whole], []
-    else:
-        panels, further = [*whole, *_spread(results, axis)], of_silos
-        if len(panels) > 1:
-            caption += " Spread: the median over silos, and the band from the 10th to the 90th percentile of silos."
+    if spread:
+        caption += " Spread: the median over silos, and the band from the 10th to the 90th percentile of silos."
     title = "Validation over rounds" if results.central else "Validation per round and silo"
-    return FigureSpec("rounds", title, caption, panels, _legend(results), further)
+    whole = panel(_whole(results), _curves(results, "validation"))
+    return FigureSpec("rounds", title, caption, [*of_silos, *whole, *spread], _legend(results))
 
 
 def _spread(results: Results, axis: str) -> list[Panel]:
@@ -217,46 +211,6 @@ def product_error_figure(results: Results) -> FigureSpec:
     panel = Panel("all target modules", "round", "share of the mean product", draw, 3.6, _WIDE)
     labels = {position: label for position, label, _ in curves}
     return FigureSpec("product_error", "Error of averaging A and B", caption, [panel] if curves else [], labels)
-
-
-def _similarity(results: Results) -> FigureSpec:
-    """Draw how alike a silo's global and private adapters are, by silo and round."""
-
-    def by_round(label: str) -> pandas.DataFrame:
-        logged = results.logged(label, "term similarity_private")
-        return logged.groupby(["silo", "round"])["value"].mean().unstack("round").sort_index()
-
-    tables = _of_entries(results, by_round)
-    low = -1.0 if any(table.min(axis=None) < 0 for *_, table in tables) else 0.0
-    high = max([1.0, *(float(table.max(axis=None)) for *_, table in tables)])
-    panels = [
-        Panel(label, "round", "silo", partial(_similarities, table, low, high), max(2.9, 0.9 + 0.2 * len(table)))
-        for _, label, table in tables
-    ]
-    caption = (
-        "Similarity of a silo's global and private adapter as the method's loss measures it on training batches (CKA "
-        "unless method.similarity says otherwise), mean over steps and seeds; one color scale for all, over all values "
-        "that a similarity can have."
-    )
-    return FigureSpec("similarity", "Private against global adapters", caption, panels)
-
-
-def _similarities(table: pandas.DataFrame, low: float, high: float, axes: Axes) -> list[Mark]:
-    rounds, silos = [*table.columns], [*table.index]
-    edges = [*(number - 0.5 for number in rounds), rounds[-1] + 0.5]
-    places = [number - 0.5 for number in range(len(silos) + 1)]
-    mesh = axes.pcolormesh(edges, places, table.to_numpy(), cmap="viridis", vmin=low, vmax=high)
-    name_rows(axes, silos)
-    axes.grid(visible=False)
-    whole_rounds(axes)
-    scale = axes.figure.colorbar(mesh, ax=axes, label="similarity (no unit)")
-    scale.outline.set_visible(False)
-    known = enumerate(table.iterrows())
-    return [
-        (number, row, f"{silo}, round {number:g}: {value:.4f}")
-        for row, (silo, values) in known
-        for number, value in values.dropna().items()
-    ]
 
 
 def _sent(results: Results) -> FigureSpec:

@@ -124,7 +124,7 @@ def _content(results: Results, specs: Sequence[FigureSpec], title: str) -> dict[
 
 def _is_wide(spec: FigureSpec) -> bool:
     """Whether a figure takes the page's whole width; the others are arranged in columns."""
-    return len(spec.panels) + len(spec.further) > 2
+    return len(spec.panels) > 2
 
 
 def _title(results: Results) -> str:

@@ -38,12 +38,11 @@ for (const button of document.querySelectorAll(".legend button")) {
   });
 }
 
-// The reader chooses a silo: rows and diagrams of others go. Of many silos, the first has its diagram at the start.
-const choice = document.getElementById("silo"), further = [...document.querySelectorAll(".further")];
+// The reader chooses a silo: rows and diagrams of others go.
+const choice = document.getElementById("silo");
 function show() {
   for (const part of document.querySelectorAll("[data-silo]"))
     part.hidden = choice.value !== "" && part.dataset.silo !== choice.value;
-  if (choice.value === "") further.forEach((panel, position) => { panel.hidden = position > 0; });
 }
 if (choice) {
   choice.closest("p").hidden = false;
