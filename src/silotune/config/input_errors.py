@@ -38,14 +38,7 @@ _SHOULD = re.compile(r"^\w+ should")
 def input_error(
     error: ValidationError, model: type[BaseModel], prefix: str = "", silos: Sequence[str] = ()
 ) -> InputError:
-    """Return pydantic's first error as one line: the key, the allowed values, the given value.
-
-    Args:
-        error: pydantic's error.
-        model: the model that was validated.
-        prefix: the key of the model itself.
-        silos: names of the entries of `silos`, which replace their numbers in keys.
-    """
+    """Return pydantic's first error as one line: the key, the allowed values, the given value."""
     first = error.errors()[0]
     location = [str(word) for word in first["loc"] if not str(word).endswith("]")]
     words = [*([prefix] if prefix else []), *location]

@@ -14,11 +14,7 @@ NAME_RULE = "letters, digits, spaces, '.', '_' and '-', beginning with a letter 
 
 
 def distinct(names: list[Any]) -> list[Any]:
-    """Return the names if each appears once.
-
-    Raises:
-        ValueError: naming the first that appears twice.
-    """
+    """Return the names if each appears once."""
     for position, name in enumerate(names):
         if name in names[:position]:
             raise ValueError(f"{name!r} appears twice")
@@ -137,11 +133,7 @@ RowsAtOnce = Annotated[int | Literal["auto"], number_or_auto("rows", 2**16)]
 
 
 def quoted(values: Iterable[object], what: str) -> None:
-    """Refuse truth values, which YAML reads from a bare yes or no.
-
-    Raises:
-        ValueError: naming `what` to put in quotes.
-    """
+    """Refuse truth values, which YAML reads from a bare yes or no."""
     if any(isinstance(value, bool) for value in values):
         raise ValueError(f"YAML reads a bare yes, no, true, false, on or off as a truth value; put {what} in quotes")
 

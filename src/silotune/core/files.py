@@ -15,12 +15,7 @@ from silotune.errors import InputError
 
 
 def make_folder(path: Path, culprit: str) -> None:
-    """Make a folder that a user asked for, with its parents; an existing one is kept.
-
-    Args:
-        path: the folder.
-        culprit: what to name in the error message, e.g. `--out PATH`.
-    """
+    """Make a folder that a user asked for, with its parents; an existing one is kept."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -26,10 +26,6 @@ _TYPES = {"F32": torch.float32, "F64": torch.float64, "F16": torch.float16, "BF1
 def tensor_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
     """Serialize tensors as a safetensors file.
 
-    Args:
-        tensors: tensors by name, on any device and with any strides.
-        metadata: entries of the file's header.
-
     Returns:
         The file's content.
     """

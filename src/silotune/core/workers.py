@@ -154,11 +154,6 @@ def _initialize_worker(started: Synchronized[int], prepare: Callable[[Any], None
     """Set up a worker: ignore `Ctrl-C` (the parent handles it), exit with the parent, choose a GPU.
 
     A worker that outlived its parent would write into the folders of the next run.
-
-    Args:
-        started: number of workers set up so far, shared by all of them.
-        prepare: called last.
-        given: its argument.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()

@@ -44,14 +44,7 @@ def count_cuts(
     tokenize: Callable[[Task, Sequence[Row]], TokenizedRows],
     whole: Callable[[Task, Sequence[Row]], TokenizedRows],
 ) -> Cuts:
-    """Compare rows as they are trained with the same rows uncut.
-
-    Args:
-        task: the rows' task.
-        rows: the rows.
-        tokenize: the head's function that tokenizes rows, with the run's length.
-        whole: the same with `ANY_LENGTH`.
-    """
+    """Compare rows as they are trained with the same rows uncut."""
     kept, full = tokenize(task, rows), whole(task, rows)
     lengths, cut, prompts, longest = [], [], [], 0
     for place in range(full.examples):

@@ -231,11 +231,7 @@ def with_groups(path: Path, records: Sequence[Record], rows: Sequence[Row], colu
 
 
 def with_units(path: Path, records: Sequence[Record], rows: Sequence[Row], column: str | None) -> list[Row]:
-    """Set whose each row is to its cell in a column; None returns the rows unchanged.
-
-    Raises:
-        InputError: the file lacks the column, or a row has no value in it.
-    """
+    """Set whose each row is to its cell in a column; None returns the rows unchanged."""
     if column is None:
         return list(rows)
     require_columns(path, records[0], [column])

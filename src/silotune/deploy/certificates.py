@@ -48,11 +48,7 @@ class KeyPair:
 
 
 def make_authority(host: str) -> KeyPair:
-    """Make the key and the self-signed certificate of a federation's authority.
-
-    Args:
-        host: the coordinator's name, which becomes part of the authority's own.
-    """
+    """Make the key and the self-signed certificate of a federation's authority."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name(f"silotune federation of {host}")
     extensions = [(x509.BasicConstraints(ca=True, path_length=0), True), (_usage(signs=True), True)]

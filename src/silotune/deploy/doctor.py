@@ -38,14 +38,7 @@ _SILO_RENEWS = "ask the coordinator for an invitation with the new one: silotune
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
-
-    Args:
-        check: what was checked.
-        state: `skipped` if it could not be checked, because of another problem.
-        detail: what was found.
-        remedy: what to do, for a problem.
-    """
+    """The result of one check."""
 
     check: str
     state: Literal["ok", "problem", "skipped"]

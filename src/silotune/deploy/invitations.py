@@ -77,15 +77,7 @@ class Invitation:
 def invite(
     settings: CoordinatorSettings, silo: str, path: Path, days: float = DAYS, replace: bool = False
 ) -> Invitation:
-    """Write an invitation for a silo, and note its token's hash; an earlier one of the same silo is void.
-
-    Args:
-        settings: the coordinator's.
-        silo: the silo's name.
-        path: the file to write.
-        days: how long it is valid.
-        replace: the silo has a key already, which the new one replaces.
-    """
+    """Write an invitation for a silo, and note its token's hash; an earlier one of the same silo is void."""
     check_silo_name(silo)
     if settings.ca is None or settings.public_address is None or settings.enrollment_port is None:
         raise InputError("invite: set public_address (HOST:PORT) and enrollment_port in the coordinator's file")
@@ -119,9 +111,6 @@ def claim(folder: Path, silo: str, token: str, public: bytes) -> bool:
 
     The same key may claim it again: the answer to the first time may have been lost. Before another key may, the claim
     is to be undone by `unclaim`.
-
-    Raises:
-        InvitationRefused: no such invitation, or expired, or used by another key.
     """
     with transaction(folder) as database:
         row = database.execute("select * from invitations where silo = ?", (silo,)).fetchone()

@@ -139,10 +139,6 @@ def join(
 def replace_key(invitation: Invitation, folder: Path) -> Path:
     """Register a new key for a silo that has its files, and take over the invitation's authority.
 
-    Args:
-        invitation: one made with `--replace`, or after the silo was expelled.
-        folder: of the silo's `silo.yaml`.
-
     Returns:
         The key's file; the old ones stay as `NAME.old`.
     """

@@ -188,11 +188,7 @@ class NodeLink:
         self._next = 0.0
 
     def try_now(self) -> None:
-        """Try, and keep the result.
-
-        Raises:
-            SilotuneError: why the coordinator cannot be reached.
-        """
+        """Try, and keep the result."""
         self._next = time.monotonic() + TRY_INTERVAL
         address, authority = str(self._settings.superlink), Path(str(self._settings.root_certificates))
         try:

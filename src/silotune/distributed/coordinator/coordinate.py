@@ -304,11 +304,7 @@ def _finish(engine: FlowerEngine, out: Path, local: bool) -> None:
 
 
 def run_plan(job: Job, link: Link, record: Records, status: RunStatus) -> None:
-    """Have all runs of a plan checked and approved, and run those that are not finished.
-
-    Raises:
-        SilotuneError: some runs failed; the others are finished.
-    """
+    """Have all runs of a plan checked and approved, and run those that are not finished."""
     load = lru_cache(maxsize=1)(partial(BackboneRequirements.load, on_use=True))  # most runs need the same
     _approve(job, link, record, status, load)
     failed: dict[str, str] = {}

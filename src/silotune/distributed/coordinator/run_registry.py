@@ -59,11 +59,7 @@ class RunRegistry:
         return cls(secrets.token_hex(8), {})
 
     def with_silo(self, hello: Hello) -> RunRegistry:
-        """Return the registry with one more silo.
-
-        Raises:
-            HandshakeRefused: the silo is registered with another task or rank.
-        """
+        """Return the registry with one more silo."""
         info = SiloInfo(hello.task, hello.texts, hello.rank)
         known = self.silos.get(hello.silo, info)
         if replace(known, rank=info.rank) != info:
@@ -97,11 +93,7 @@ class AdmissionPolicy:
         self._shapes: Shapes | None = None
 
     def __call__(self, frame: Frame) -> None:
-        """Check a silo's hello and register the silo.
-
-        Raises:
-            HandshakeRefused: its identity differs from the coordinator's.
-        """
+        """Check a silo's hello and register the silo."""
         hello = Hello.read(frame)
         check_identity(hello.silo, self.identity_for(hello.silo), hello.identity)
         self.registry = self.registry.with_silo(hello)

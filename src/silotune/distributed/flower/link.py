@@ -39,11 +39,7 @@ def wrap(data: bytes) -> RecordDict:
 
 
 def unwrap(message: Message) -> bytes:
-    """Return the bytes of a message's frame.
-
-    Raises:
-        ProtocolError: the message holds no frame.
-    """
+    """Return the bytes of a message's frame."""
     content = message.content
     record = content.array_records.get(_RECORD)
     if record is None or _ARRAY not in record:
@@ -61,13 +57,7 @@ def _connection_errors() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Arrival:
-    """The reply to a message: a frame's bytes, or an error.
-
-    Args:
-        message_id: the id of the message that was replied to.
-        data: the reply's frame.
-        error: the reason if there is no frame.
-    """
+    """The reply to a message: a frame's bytes, or an error."""
 
     message_id: str
     data: bytes = b""
@@ -125,11 +115,7 @@ class FlowerLink(Link):
         return [self._arrival(message_id, self._pulls.pop(message_id)) for message_id in finished]
 
     def _arrival(self, message_id: str, pull: _Pull) -> Arrival:
-        """Return the result of a finished pull.
-
-        Raises:
-            ConnectionLost: the pull failed and Flower cannot be reached; otherwise the reply itself was at fault.
-        """
+        """Return the result of a finished pull."""
         if pull.error is not None:
             self.nodes()
             return Arrival(message_id, error=f"unreadable reply ({type(pull.error).__name__}: {str(pull.error)[:120]})")

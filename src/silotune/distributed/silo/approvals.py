@@ -125,12 +125,7 @@ class Approvals:
             return known
 
     def decide(self, name: str, state: State) -> WaitingRun:
-        """Record the operator's decision.
-
-        Args:
-            name: the run's name, or a beginning of it that no other run has.
-            state: the decision.
-        """
+        """Record the operator's decision."""
         with self._records.transaction():
             decided = replace(self.named(name), state=state, decided=utc_now())
             self._write(decided)

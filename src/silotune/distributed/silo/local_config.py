@@ -21,11 +21,7 @@ from silotune.runs.model_file import MODELS
 
 
 def check_settings(settings: SiloSettings, config: Config) -> None:
-    """Compare a coordinator's configuration with the operator's settings; the policy is judged elsewhere.
-
-    Raises:
-        HandshakeRefused: the settings exclude the configuration.
-    """
+    """Compare a coordinator's configuration with the operator's settings; the policy is judged elsewhere."""
     who = f"silo {settings.name!r}"
     if config.aggregation.name in BY_ROWS and "rows" not in settings.share:
         raise HandshakeRefused(
@@ -41,11 +37,7 @@ def check_settings(settings: SiloSettings, config: Config) -> None:
 
 
 def check_sent(settings: SiloSettings, method: Method) -> None:
-    """Compare the parts that a method sends with the operator's `send`.
-
-    Raises:
-        HandshakeRefused: another part would leave.
-    """
+    """Compare the parts that a method sends with the operator's `send`."""
     allowed = settings.send
     others = [] if allowed is None else [name for name in method.sends() if name not in allowed]
     if others:

@@ -74,9 +74,6 @@ class RowLedger:
             config: digest of its configuration.
             wanted: the plan that meets the run's own target.
             reserve: whether to set its cost aside, which fixes the noise for the run's other rounds.
-
-        Raises:
-            InputError: the rest of the budget is too small for any noise.
         """
         query = "SELECT multiplier FROM row_runs WHERE run = ? AND config = ?"
         for (multiplier,) in self._records.rows(query, run, config):

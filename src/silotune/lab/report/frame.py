@@ -45,12 +45,7 @@ def over_seeds(values: Sequence[float], ddof: int) -> Score | None:
 
 
 class Results:
-    """The results of a report's entries.
-
-    Args:
-        entries: rows of the report's tables.
-        ddof: the standard deviation over n seeds has the divisor n − ddof.
-    """
+    """The results of a report's entries."""
 
     def __init__(self, entries: Sequence[ReportEntry], ddof: int = 1) -> None:
         self.entries = tuple(entries)

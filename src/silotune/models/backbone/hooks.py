@@ -260,12 +260,7 @@ _RATES = ("attention_dropout", "activation_dropout", "dropout")
 
 @contextlib.contextmanager
 def dropout_of(module: nn.Module, plan: ForwardPlan) -> Iterator[None]:
-    """Set a module's dropout to a plan's within the context, and restore it afterwards.
-
-    Args:
-        module: the whole model, or a block that runs again for the backward pass.
-        plan: its `dropout` and `dropout_rate`.
-    """
+    """Set a module's dropout to a plan's within the context, and restore it afterwards."""
     if not plan.dropout and not module.training:
         yield
         return

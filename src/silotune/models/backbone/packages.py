@@ -46,9 +46,6 @@ def model_source(name: str) -> str:
 
     Args:
         name: `default`, `smollm2`, `mpnet`, a GGUF file or a folder with one, another folder, or an id of the hub.
-
-    Raises:
-        InputError: a package is not installed, its files are not the known ones, or a path leads nowhere.
     """
     if name in PACKAGED:
         return PACKAGED[name]()

@@ -22,11 +22,7 @@ _CACHE: WeakKeyDictionary[Backbone, dict[tuple[tuple[str, ...], str, bool], list
 
 
 def parse_words(value: object) -> object:
-    """Turn `"a, b"` or a list of words into a tuple of words.
-
-    Raises:
-        ValueError: if the value is neither, or a word looks like a mistyped field.
-    """
+    """Turn `"a, b"` or a list of words into a tuple of words."""
     words = value.split(",") if isinstance(value, str) else value
     if not isinstance(words, list | tuple) or not words or not all(isinstance(word, str) and word for word in words):
         raise ValueError(f"a list of {', '.join(TARGET_FIELDS)}, or of patterns of module names, is needed")

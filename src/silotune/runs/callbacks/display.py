@@ -19,14 +19,7 @@ _FEW = 8
 
 
 class RoundLines(Callback):
-    """Prints a line a round with scores and the time left, and one a minute within long rounds.
-
-    Args:
-        write: prints a line.
-        title: begins every line.
-        rounds: how many rounds the run has.
-        silos: also a line for every silo's round, with its losses.
-    """
+    """Prints a line a round with scores and the time left, and one a minute within long rounds."""
 
     def __init__(self, write: Callable[[str], None], title: str, rounds: int, silos: bool = False) -> None:
         self._write = write

@@ -320,11 +320,7 @@ class History:
     """Silo → the name of its last state in its own folder, if silos keep their own states."""
 
     def __post_init__(self) -> None:
-        """Check the values of a checkpoint.
-
-        Raises:
-            TypeError: a value is of another kind than it begins with.
-        """
+        """Check the values of a checkpoint."""
         for each in fields(self):
             usual = each.default if each.default_factory is MISSING else each.default_factory()
             value = getattr(self, each.name)

@@ -95,14 +95,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, config: str, backbone: Backbone, may_differ: Sequence[str] = MAY_DIFFER) -> RunFolder:
-        """Open a run to resume it.
-
-        Args:
-            path: the folder.
-            config: the configuration's text.
-            backbone: the run's backbone.
-            may_differ: beginnings of the names of keys that may differ, with an event.
-        """
+        """Open a run to resume it."""
         made = cls._made(path, config, may_differ)
         if backbone.fingerprint != made["backbone"]:
             raise InputError(f"--resume: {path} was made with another backbone (its weights differ)")
