@@ -69,7 +69,7 @@ def test_a_silo_reaches_its_coordinator_through_a_proxy_with_a_password(without_
         assert asked == [name], "this machine is reached without it"
 
         without_proxy.setenv("HTTPS_PROXY", f"http://me:wrong@{proxy}")
-        invitation = Invitation("north", name, "token", "", "", ca.read_text())
+        invitation = Invitation(silo="north", superlink=name, token="t", expires="", fingerprint="", ca=ca.read_text())
         with pytest.raises(SilotuneError, match=f"does not answer through the proxy {proxy} .*407") as refused:
             enroll(invitation, b"key")
         (connection, *_) = check_proxy(name, ca)

@@ -57,7 +57,7 @@ def test_it_is_resumed_and_opened_as_any_other(tiny_config, tmp_path: Path) -> N
 
     newer = tiny_config("fedmcp", *SHORT, f"start={tmp_path / 'two'}")
     lines: list[str] = []
-    build(newer, look=lambda silos, context: lines.extend(run_warnings(newer, silos, context)))
+    build(newer, look=lambda silos, context, _: lines.extend(run_warnings(newer, silos, context)))
     words = f"silo 'gamma': not in start={tmp_path / 'two'}; its private parts begin untrained"
     assert [line for line in lines if "start=" in line] == [words]
 

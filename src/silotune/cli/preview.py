@@ -13,8 +13,7 @@ from silotune.runs.summary import parameters
 
 if TYPE_CHECKING:
     from silotune.config import Config
-    from silotune.models.backbone.backbone import Backbone
-    from silotune.training.federation import Federation
+    from silotune.training.context import TrainingContext
 
 _MOST_SILOS = 20
 """Silos that are listed."""
@@ -25,10 +24,17 @@ END = "nothing was trained or written (--dry-run)"
 def preview_run(config: Config) -> None:
     """Build a run's federation, and say what would be trained on which rows and what would be sent."""
     rows: list[SiloData] = []
-    federation = built(config, None, rows)
+    warnings: list[str] = []
+
+    def look(silos: list[SiloData], context: TrainingContext, cuts: list[str]) -> None:
+        rows.extend(silos)
+        warnings.extend(run_warnings(config, silos, context, cuts))
+
+    with numerics(config.precision.deterministic, config.precision.tf32):
+        federation = build(config, look=look)
     for line in chosen_defaults(config, federation.config):
         say(line)
-    for line in run_warnings(config, rows, federation.context):
+    for line in warnings:
         say(f"warning: {line}")
     for silo in rows[:_MOST_SILOS]:
         counts = ", ".join(f"{number:,} {split}" for split, number in silo.splits.counts().items())
@@ -43,9 +49,3 @@ def preview_run(config: Config) -> None:
     for line in federation.privacy.lines() if federation.privacy is not None else ():
         say(line)
     say(END)
-
-
-def built(config: Config, backbone: Backbone | None, rows: list[SiloData]) -> Federation:
-    """Build a federation as a run would, and add its silos' data to `rows`."""
-    with numerics(config.precision.deterministic, config.precision.tf32):
-        return build(config, backbone, look=lambda silos, context: rows.extend(silos))

@@ -42,6 +42,14 @@ def _plain_name(name: str) -> str:
     return name
 
 
+def _host_and_port(text: str) -> str:
+    if not is_address(text):
+        raise ValueError(f"{text!r} is not HOST:PORT, as in example.org:443")
+    return text
+
+
+Address = Annotated[str, AfterValidator(_host_and_port)]
+
 Name = Annotated[str, AfterValidator(_plain_name)]
 """The name of a silo or task: it becomes part of paths in the run folder."""
 

@@ -154,6 +154,15 @@ def token_warnings(silo: SiloData, tokenizer: Any, tokenize: Callable[[Task, lis
     return warnings
 
 
+def as_one(silos: Sequence[SiloData], central: bool) -> Sequence[SiloData]:
+    """Return the silos of one partitioned (`central`) data set as one, with all training rows; else the silos."""
+    if not central:
+        return silos
+    first = silos[0]
+    train = [row for silo in silos for row in silo.splits.train]
+    return [SiloData(first.task.name, first.task, Splits(train, first.splits.validation, first.splits.test))]
+
+
 def warnings_of(
     silos: Sequence[SiloData], central: bool, further: Callable[[SiloData], list[str]] = lambda silo: []
 ) -> list[str]:
@@ -164,10 +173,7 @@ def warnings_of(
         central: whether one data set is partitioned; its rows are then looked at together.
         further: silo → other warnings about its rows.
     """
-    if central:
-        train = [row for silo in silos for row in silo.splits.train]
-        splits = silos[0].splits
-        silos = [SiloData(silos[0].task.name, silos[0].task, Splits(train, splits.validation, splits.test))]
+    silos = as_one(silos, central)
     warnings = silos_warnings(silos) + [text for silo in silos for text in further(silo)]
     warnings += [text for silo in silos for text in row_warnings(silo, describe_rows(silo))]
     rest = len(warnings) - MOST_WARNINGS

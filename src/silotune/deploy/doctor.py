@@ -19,7 +19,7 @@ from silotune.deploy.settings import CoordinatorSettings, NodeSettings
 from silotune.distributed.protocol.frames import PROTOCOL
 from silotune.distributed.silo.secret import SECRET_FILE
 from silotune.distributed.silo.silo_config import SiloSettings
-from silotune.errors import InputError, SilotuneError
+from silotune.errors import SilotuneError
 from silotune.version import __version__
 
 SOON = 30
@@ -77,7 +77,8 @@ def examine_silo(settings: SiloSettings | NodeSettings, train: bool = True) -> l
     found.append(_disk(settings.folder))
     if isinstance(settings, NodeSettings):
         remedy = "start the worker (`silotune worker SILO_YAML`)"
-        return [*found, attempt("worker", remedy, lambda: _socket(settings.socket_path))]
+        path = settings.socket_path
+        return [*found, attempt("worker", remedy, lambda: (path.is_socket(), f"socket {path}"))]
     own = Path(settings.folder) / SECRET_FILE
     if settings.secret:
         found.append(check_secret("secret", settings.secret))
@@ -89,10 +90,15 @@ def examine_silo(settings: SiloSettings | NodeSettings, train: bool = True) -> l
     return found
 
 
-def attempt(check: str, remedy: str, examine: Callable[[], str]) -> Finding:
-    """Run a check and return its finding; an error becomes a problem."""
+Judged = tuple[bool, str]
+"""Whether something is as it should be, and what was found."""
+
+
+def attempt(check: str, remedy: str, examine: Callable[[], Judged]) -> Finding:
+    """Run a check and return its finding; an error is a problem, too."""
     try:
-        return Finding(check, "ok", examine())
+        good, detail = examine()
+        return Finding(check, "ok", detail) if good else Finding(check, "problem", detail, remedy)
     except (SilotuneError, OSError, RuntimeError, ValueError) as error:
         return Finding(check, "problem", " ".join(str(error).split()) or type(error).__name__, remedy)
 
@@ -100,12 +106,10 @@ def attempt(check: str, remedy: str, examine: Callable[[], str]) -> Finding:
 def check_secret(check: str, path: str | Path) -> Finding:
     """Check that a secret file can be read by this user and by no other."""
 
-    def look() -> str:
+    def look() -> Judged:
         mode = Path(path).stat().st_mode & 0o777
         Path(path).open("rb").close()
-        if mode & 0o077:
-            raise InputError(f"{path}: others may read it (mode {mode:04o})")
-        return f"{path}: mode {mode:04o}"
+        return not mode & 0o077, f"{path}: {'others may read it, ' if mode & 0o077 else ''}mode {mode:04o}"
 
     return attempt(check, f"chmod 600 {path}, and run the doctor as its user", look)
 
@@ -128,10 +132,16 @@ def check_proxy(address: str, certificates: str | Path) -> list[Finding]:
         later = [Finding(name, "skipped", "no connection") for name in ("clock", "control API", "version")]
         return [Finding("connection", "problem", str(error), remedy), *later]
     exposed = "stop the proxy now, and use the nginx.conf of `federation init`: who reaches it runs code on the silos"
+
+    def control() -> Judged:
+        found = get("POST", "/v1/control/list-runs")[0]
+        return found == 404, "not reachable (404)" if found == 404 else f"reachable: HTTP status {found}"
+
+    start, health = "start the coordinator (`silotune federation up`)", f"{address}: /health answers {status}"
     return [
-        attempt("connection", "start the coordinator (`silotune federation up`)", lambda: _healthy(address, status)),
+        attempt("connection", start, lambda: (status == 200, health)),
         attempt("clock", "set the clock, best by NTP: nodes that are off are refused", lambda: _clock(answer["date"])),
-        attempt("control API", exposed, lambda: _hidden(get("POST", "/v1/control/list-runs")[0])),
+        attempt("control API", exposed, control),
         attempt("version", "install the coordinator's version", lambda: _same_version(*get("GET", PATH))),
     ]
 
@@ -139,87 +149,55 @@ def check_proxy(address: str, certificates: str | Path) -> list[Finding]:
 def _valid(check: str, path: str, remedy: str) -> Finding:
     """Check that a certificate is valid for another month."""
 
-    def look() -> str:
+    def look() -> Judged:
         pem = Path(path).read_bytes()
-        detail = f"{path}: {days_left(pem):.0f} days left, sha256 {fingerprint(pem)}"
-        if days_left(pem) < SOON:
-            raise InputError(detail)
-        return detail
+        return days_left(pem) >= SOON, f"{path}: {days_left(pem):.0f} days left, sha256 {fingerprint(pem)}"
 
     return attempt(check, remedy, look)
 
 
-def _healthy(address: str, status: int) -> str:
-    if status != 200:
-        raise InputError(f"{address}: /health answers {status}")
-    return f"{address}: /health answers"
-
-
-def _clock(date: str | None) -> str:
+def _clock(date: str | None) -> Judged:
     """Compare this machine's clock with the server's header."""
     ahead = time.time() - parsedate_to_datetime(date or "").timestamp()
-    detail = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the coordinator"
-    if not -BEHIND < ahead < AHEAD:
-        raise InputError(detail)
-    return detail
+    return -BEHIND < ahead < AHEAD, f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the coordinator"
 
 
-def _hidden(status: int) -> str:
-    """Check that the proxy hides the Control API."""
-    if status != 404:
-        raise InputError(f"reachable: HTTP status {status}")
-    return "not reachable (404)"
-
-
-def _same_version(status: int, answer: dict[str, Any]) -> str:
+def _same_version(status: int, answer: dict[str, Any]) -> Judged:
     """Compare protocol and version with the coordinator's."""
     if status != 200:
-        raise InputError(f"the coordinator does not tell its version (HTTP status {status})")
+        return False, f"the coordinator does not tell its version (HTTP status {status})"
     own, theirs = (__version__, PROTOCOL), (answer.get("version"), answer.get("protocol"))
-    detail = f"silotune {own[0]}, protocol {own[1]}; coordinator: {theirs[0]}, {theirs[1]}"
-    if own != theirs:
-        raise InputError(detail)
-    return detail
+    return own == theirs, f"silotune {own[0]}, protocol {own[1]}; coordinator: {theirs[0]}, {theirs[1]}"
 
 
 def _disk(folder: str) -> Finding:
     """Check that there is room where states are written."""
 
-    def look() -> str:
+    def look() -> Judged:
         place = next(place for place in (Path(folder).resolve(), *Path(folder).resolve().parents) if place.exists())
         free = shutil.disk_usage(place).free
-        if free < DISK:
-            raise InputError(f"{free / 2**30:.1f} GiB free at {folder}")
-        return f"{free / 2**30:.1f} GiB free at {folder}"
+        return free >= DISK, f"{free / 2**30:.1f} GiB free at {folder}"
 
     return attempt("disk", "make room", look)
 
 
-def _socket(path: Path) -> str:
-    if not path.is_socket():
-        raise InputError(f"{path} is missing")
-    return f"{path} is there"
-
-
-def _named(host: str, certificate: Path) -> str:
+def _named(host: str, certificate: Path) -> Judged:
     names = names_in(certificate)
-    if host not in names:
-        raise InputError(f"{certificate}: is for {', '.join(names) or 'no host'}, not for {host}")
-    return f"{certificate}: is for {', '.join(names)}"
+    return host in names, f"{certificate}: is for {', '.join(names) or 'no host'}, and the host is {host}"
 
 
 def _backbone(backbone: BackboneConfig, device: str) -> Finding:
     """Load the backbone where runs load it, and tell the hash that the handshake compares."""
     from silotune.models.backbone.loading import load_backbone
 
-    def load() -> str:
+    def load() -> Judged:
         loaded = load_backbone(backbone, device=device)
-        return f"{backbone.name} on {loaded.device}, sha256 {loaded.fingerprint}"
+        return True, f"{backbone.name} on {loaded.device}, sha256 {loaded.fingerprint}"
 
     return attempt("backbone", "check backbone and device, and that its files are on this machine", load)
 
 
-def _dry_round(settings: SiloSettings) -> str:
+def _dry_round(settings: SiloSettings) -> Judged:
     """Train one step over this silo's rows, in a folder that is removed."""
     from silotune.data.row_folder import read_rows
     from silotune.runs.run import run
@@ -227,7 +205,7 @@ def _dry_round(settings: SiloSettings) -> str:
     if settings.data is None:
         assert settings.rows is not None, "the file was checked"
         splits = read_rows(Path(settings.rows), settings.name).splits
-        return f"read {len(splits.train)} training rows of a prepared folder; such rows are trained in runs only"
+        return True, f"read {len(splits.train)} training rows of a prepared folder; such rows are trained in runs only"
     tree: dict[str, Any] = {
         "silos": [settings.data.model_dump(mode="json", exclude_none=True)],
         "rounds": 1,
@@ -238,4 +216,4 @@ def _dry_round(settings: SiloSettings) -> str:
     with tempfile.TemporaryDirectory(prefix="silotune-") as folder:
         summary = run(config_of_one(tree), out=Path(folder) / "run").summary
     rows = summary["silos"][settings.name]["rows"]
-    return f"trained one step, scored {rows['validation']} validation and {rows['test']} test rows"
+    return True, f"trained one step, scored {rows['validation']} validation and {rows['test']} test rows"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import secrets
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Literal
 
-from silotune.config.validators import is_address, is_name
+from pydantic import BaseModel, ConfigDict
+
+from silotune.config.validators import Address, Name
 from silotune.core.files import read_json
 from silotune.deploy.certificates import fingerprint
 from silotune.deploy.files import require_absent, write_new
@@ -21,15 +22,12 @@ from silotune.errors import InputError
 DAYS = 7.0
 """Days for which an invitation is valid."""
 
-_FORMAT = 1
-
 
 class InvitationRefused(InputError):
     """The token cannot register a key: it is unknown, used or expired."""
 
 
-@dataclass(frozen=True)
-class Invitation:
+class Invitation(BaseModel):
     """The content of an invitation's file, which is secret until it is used.
 
     Args:
@@ -42,31 +40,25 @@ class Invitation:
         invitation: number of this format.
     """
 
-    silo: str
-    superlink: str
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    silo: Name
+    superlink: Address
     token: str
     expires: str
     fingerprint: str
     ca: str
-    invitation: int = _FORMAT
+    invitation: Literal[1] = 1
 
     @classmethod
     def read(cls, path: Path) -> Invitation:
         """Read an invitation's file."""
         try:
-            fields = read_json(path)
+            found = cls.model_validate(read_json(path))
         except OSError as error:
             raise InputError(f"invitation {path}: cannot be read ({error.strerror})") from error
         except ValueError as error:
-            raise InputError(f"invitation {path}: is none, or is damaged ({error})") from error
-        if fields.get("invitation") != _FORMAT:
-            raise InputError(f"invitation {path}: is none that this version reads (format {_FORMAT})")
-        texts = {name: value for name, value in fields.items() if name != "invitation" and isinstance(value, str)}
-        if len(texts) + 1 != len(fields) or texts.keys() != set(cls.__dataclass_fields__) - {"invitation"}:
-            raise InputError(f"invitation {path}: is damaged; ask for another")
-        found = cls(**texts)  # type: ignore[arg-type]
-        if not is_name(found.silo) or not is_address(found.superlink):
-            raise InputError(f"invitation {path}: is damaged (silo or superlink); ask for another")
+            raise InputError(f"invitation {path}: is damaged, or of another version; ask for another") from error
         if fingerprint(found.ca.encode()) != found.fingerprint:
             raise InputError(f"invitation {path}: its certificate is not that of its fingerprint; ask for another")
         if _expired(found.expires):
@@ -92,10 +84,16 @@ def invite(
         raise InputError(f"ca {settings.ca}: cannot be read ({error.strerror})") from error
     token = secrets.token_urlsafe(32)
     expires = (datetime.now(UTC) + timedelta(days=days)).isoformat(timespec="seconds")
-    address, ca = settings.public_address, authority.decode("ascii")
-    made = Invitation(silo, address, token, expires, fingerprint(authority), ca)
+    made = Invitation(
+        silo=silo,
+        superlink=settings.public_address,
+        token=token,
+        expires=expires,
+        fingerprint=fingerprint(authority),
+        ca=authority.decode("ascii"),
+    )
     note(Path(settings.folder), silo, token, expires, replace)
-    write_new(path, json.dumps(asdict(made), indent=1) + "\n", 0o600)
+    write_new(path, made.model_dump_json(indent=1) + "\n", 0o600)
     return made
 
 

@@ -14,7 +14,7 @@ from silotune.config.input_errors import input_error
 from silotune.config.paths import resolve
 from silotune.config.section import Section
 from silotune.config.trees import parse_tree
-from silotune.config.validators import Name, is_address
+from silotune.config.validators import Address, Name, is_address
 from silotune.core.files import decode_text
 from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings
 from silotune.errors import InputError
@@ -50,7 +50,7 @@ class CoordinatorSettings(Section):
     certificate: str | None = Field(None, min_length=1)
     key: str | None = Field(None, min_length=1)
     insecure: bool = False
-    public_address: str | None = None
+    public_address: Address | None = None
     enrollment_port: int | None = Field(None, ge=1, le=65535)
     metrics_port: int | None = Field(None, ge=1, le=65535)
 
@@ -63,13 +63,6 @@ class CoordinatorSettings(Section):
                 f"{', '.join(LOOPBACK)}, with a proxy before it (docs/deployment.md)"
             )
         return host
-
-    @field_validator("public_address")
-    @classmethod
-    def _as_silos_use_it(cls, address: str | None) -> str | None:
-        if address is not None and not is_address(address):
-            raise ValueError(f"{address!r} is not HOST:PORT, as in example.org:443")
-        return address
 
     @model_validator(mode="after")
     def _fitting(self) -> CoordinatorSettings:

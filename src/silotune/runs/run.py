@@ -119,9 +119,9 @@ def _run(
     # with several processes, the main one leaves the device's memory to the others
     kept: list[SiloData] = []
 
-    def look(silos: list[SiloData], context: TrainingContext) -> None:
+    def look(silos: list[SiloData], context: TrainingContext, cuts: list[str]) -> None:
         if warn is not None:
-            for line in run_warnings(config, silos, context):
+            for line in run_warnings(config, silos, context, cuts):
                 warn(line)
         if config.evaluation.baselines:
             kept.extend(silos)

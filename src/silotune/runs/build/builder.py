@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from silotune.config import Config
-from silotune.data.cuts import ANY_LENGTH, MOST_LOOKED_AT, Cuts, count_cuts, cut_text
+from silotune.data.cuts import ANY_LENGTH, MOST_LOOKED_AT, count_cuts, cut_text
 from silotune.data.loading import load_absent, load_silos
-from silotune.data.row_checks import token_warnings, warnings_of
+from silotune.data.row_checks import MOST_WARNINGS, as_one, token_warnings, warnings_of
 from silotune.data.rows import SiloData
 from silotune.data.server_rows import draw_labeled_rows
 from silotune.errors import InputError
@@ -37,7 +37,7 @@ def build(
     data: list[SiloData] | None = None,
     labeled: SiloData | None = None,
     load: Callable[[BackboneRequirements], Backbone] = BackboneRequirements.load,
-    look: Callable[[list[SiloData], TrainingContext], None] | None = None,
+    look: Callable[[list[SiloData], TrainingContext, list[str]], None] | None = None,
 ) -> Federation:
     """Build a federation whose silos' rows are all on this machine.
 
@@ -48,7 +48,8 @@ def build(
             `check_labels` itself.
         labeled: the coordinator's labeled rows; None: they are drawn from the silos' rows if the method needs them.
         load: loads the backbone if none is given.
-        look: called with the silos' rows and the model once all is built; the federation keeps them as token ids only.
+        look: called once all is built with the silos' rows (the federation keeps them as token ids only), the model,
+            and a line for each silo whose rows are cut.
     """
     config = use_this_machine(config, backbone)
     absent = load_absent(config) if data is None else []
@@ -76,9 +77,10 @@ def build(
             config, context, silos, lambda number: coordinator.choose(number, list(silos))
         )
         context.row_privacy = noise
-    _check_cuts(config, rows, context)
+    refuses = config.head.writes and not config.data.allow_cut
+    cuts = _cut_lines(config, rows, context, refuses) if refuses or look is not None else []
     if look is not None:
-        look(rows, context)
+        look(rows, context, cuts)
     return Federation(
         config,
         context,
@@ -94,21 +96,18 @@ def build(
     )
 
 
-def _check_cuts(config: Config, silos: Sequence[SiloData], context: TrainingContext) -> None:
-    """Refuse written answers to questions most of which the model would not read as a whole."""
-    head, length = context.method.setting.head, config.train.max_length
-    if not config.head.writes or config.data.allow_cut:
-        return
-    for silo in silos:
-        cuts = _cuts(silo, context.backbone, head, length)
-        if cuts.share > _MANY:
-            text = cut_text(silo, cuts, length, prompt_room(head, context.backbone, length))
-            raise InputError(f"{text}; raise train.max_length, or give data.allow_cut=true")
-
-
-def _cuts(silo: SiloData, backbone: Backbone, head: Head, length: int) -> Cuts:
+def _cut_lines(config: Config, silos: Sequence[SiloData], context: TrainingContext, refuses: bool) -> list[str]:
+    """Say of which silos rows are cut; refuse written answers to questions most of which the model would not read."""
+    head, length, backbone = context.method.setting.head, config.train.max_length, context.backbone
     tokenize, whole = (head.row_tokenizer(backbone, most) for most in (length, ANY_LENGTH))
-    return count_cuts(silo.task, silo.splits.train[:MOST_LOOKED_AT], tokenize, whole)
+    lines = []
+    for silo in as_one(silos, config.partition.name != "none"):
+        cuts = count_cuts(silo.task, silo.splits.train[:MOST_LOOKED_AT], tokenize, whole)
+        if cuts.prompts or cuts.share > _MANY:
+            lines.append(cut_text(silo, cuts, length, prompt_room(head, backbone, length)))
+            if refuses and cuts.share > _MANY:
+                raise InputError(f"{lines[-1]}; raise train.max_length, or give data.allow_cut=true")
+    return lines
 
 
 def prompt_room(head: Head, backbone: Backbone, length: int) -> int | None:
@@ -118,21 +117,18 @@ def prompt_room(head: Head, backbone: Backbone, length: int) -> int | None:
     return length if backbone.base.config.is_encoder_decoder else head.prompt_room(length)
 
 
-def run_warnings(config: Config, silos: Sequence[SiloData], context: TrainingContext | None = None) -> list[str]:
+def run_warnings(
+    config: Config, silos: Sequence[SiloData], context: TrainingContext | None = None, cuts: Sequence[str] = ()
+) -> list[str]:
     """Return the warnings of a run over these silos' rows, a line each; with a model also those about their tokens."""
 
     def further(silo: SiloData) -> list[str]:
         if context is None:
             return []
-        head, length = context.method.setting.head, config.train.max_length
-        tokenize = head.row_tokenizer(context.backbone, length)
-        warnings = token_warnings(silo, context.backbone.tokenizer, tokenize)
-        cuts = _cuts(silo, context.backbone, head, length)
-        if cuts.prompts or cuts.share > _MANY:
-            warnings.append(cut_text(silo, cuts, length, prompt_room(head, context.backbone, length)))
-        return warnings
+        tokenize = context.method.setting.head.row_tokenizer(context.backbone, config.train.max_length)
+        return token_warnings(silo, context.backbone.tokenizer, tokenize)
 
-    lines = warnings_of(silos, config.partition.name != "none", further)
+    lines = [*cuts[:MOST_WARNINGS], *warnings_of(silos, config.partition.name != "none", further)]
     start = None if context is None else context.initial.start
     if context is not None and isinstance(start, TrainedParts) and names_with(context.parts, Scope.PRIVATE):
         new = [silo.name for silo in silos if start.read(silo.name) is None]

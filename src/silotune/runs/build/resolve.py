@@ -119,7 +119,7 @@ def chosen_defaults(given: Config, config: Config) -> list[str]:
 
 
 def with_threads_for(config: Config, processes: int) -> Config:
-    """Return the configuration with a number of threads, if none is given: an equal share of the cores, at least one."""
+    """Return the configuration with a number of threads, if none is given: an equal share of the cores."""
     if config.threads is not None:
         return config
     return config.model_copy(update={"threads": max(1, torch.get_num_threads() // processes)})

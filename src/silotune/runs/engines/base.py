@@ -9,9 +9,11 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import field
 from functools import partial
 from typing import Any, ClassVar
+
+from pydantic.dataclasses import dataclass
 
 from silotune.aggregation import Update, in_name_order
 from silotune.core.numeric import mean_ignoring_none
@@ -152,8 +154,8 @@ class Engine(ABC):
         try:
             # run folders of 141778b count updates that silos withheld
             self.history = History(**{name: value for name, value in last.history.items() if name != "withheld"})
-        except TypeError as error:
-            raise InputError(f"checkpoint round-{last.round:04d}.json: damaged ({error})") from error
+        except (TypeError, ValueError) as error:
+            raise InputError(f"checkpoint round-{last.round:04d}.json: damaged ({error!s:.200})") from error
         self.load(last)
         if self.history.best_round not in (0, last.round):
             self._best = self.folder.checkpoints.load(self.history.best_round)
@@ -299,7 +301,7 @@ Scores = dict[str, float | None]
 
 @dataclass
 class History:
-    """The run's counters and scores so far; stored in every checkpoint."""
+    """The run's counters and scores so far; stored in every checkpoint, whose values pydantic checks."""
 
     best_round: int = 0
     best_validation: float = float("-inf")
@@ -318,15 +320,6 @@ class History:
     """The silos whose updates made the pending round."""
     taken: dict[str, str] = field(default_factory=dict)
     """Silo → the name of its last state in its own folder, if silos keep their own states."""
-
-    def __post_init__(self) -> None:
-        """Check the values of a checkpoint."""
-        for each in fields(self):
-            usual = each.default if each.default_factory is MISSING else each.default_factory()
-            value = getattr(self, each.name)
-            names = not isinstance(value, list) or all(type(name) is str for name in value)
-            if not names or not isinstance(value, (int, float) if type(usual) is float else type(usual)):
-                raise TypeError(f"{each.name}: {value!r:.60}")
 
     @property
     def samples_per_second(self) -> float | None:
