@@ -1,7 +1,6 @@
 """What is written and kept of tensors is what safetensors itself would write, in whatever way they lie in memory."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from safetensors.torch import load, save
 
 from silotune.core.serialization import read_block, tensor_bytes
 from silotune.core.tensors import compact
-from silotune.runs.storage.checkpoints import Checkpoint, Checkpoints
 
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -46,26 +44,6 @@ def test_a_compact_copy_is_the_same_and_lies_in_lines_of_64_bytes() -> None:
     assert len(blocks) == len({tensor.dtype for tensor in copies.values() if tensor.numel()})
     copies["scalar"].fill_(4)
     assert int(before["scalar"]) == 3
-
-
-def test_a_commit_drops_what_no_checkpoint_needs_also_what_a_killed_run_left(tmp_path: Path) -> None:
-    folder = Checkpoints(tmp_path)
-    left = folder.path / "silos" / "a.safetensors" / "0009.safetensors"  # a silo may be called so
-    left.parent.mkdir(parents=True)
-    left.write_bytes(b"cut o")
-    there: list[Checkpoint] = []
-    for number in (1, 2, 3):
-        names = [folder.write(f"silos/{silo}/{number:04d}", {"x": torch.ones(1)}) for silo in "ab"]
-        checkpoint = Checkpoint(
-            number, folder.write(f"shared-{number:04d}", {}), dict(zip("ab", names, strict=True)), {}
-        )
-        folder.commit(checkpoint, there[0] if there else None)  # the first stays the best
-        there.append(checkpoint)
-        folder.close()
-        files = {
-            path.relative_to(folder.path).as_posix() for path in folder.path.rglob("*.safetensors") if path.is_file()
-        }
-        assert files == there[0].files | checkpoint.files
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -6,21 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
-from silotune.communication.messages import broadcast_message, shared_tensors, update_message
+from silotune.communication.messages import shared_tensors, update_message
 from silotune.cost import estimate
-from silotune.cost.estimate import ROWS, SILO, message_sizes
+from silotune.cost.estimate import ROWS, SILO
 from silotune.errors import InputError
 from silotune.methods.lora_factors import A, B
-from silotune.methods.parts import shared
-from silotune.models.heads import LinearHead
 from silotune.training.federation import Federation
-
-SHAPES = {
-    "global": {"encoder.layer.10.é.weight": (3, 5), "encoder.layer.2.bias": (7,), "b": ()},
-    "head": {"task.out.weight": (2, 129)},
-}
 
 ADAPTERS = {"fedmcp": (), "fedavg": ("method.adapters=2",), "fedavg-full": ()}
 
@@ -56,14 +48,6 @@ def test_silos_of_other_ranks_are_counted_as_such(
     assert cost.message_bytes > up / 3
     with pytest.raises(InputError, match=r"silos: 1 a round, but tuner\.ranks names 2"):
         estimate("hetlora", [*words, "tuner.ranks.alpha=3", "silos=1"], count_flops=False)
-
-
-def test_sizes_are_those_of_built_messages() -> None:
-    for shapes in (SHAPES, {"global": SHAPES["global"]}, {"head": {"x" * n: (n,) for n in range(1, 40)}}):
-        parts = {name: shared(LinearHead("first")) for name in shapes}
-        zeros = {part: {name: torch.zeros(shape) for name, shape in of.items()} for part, of in shapes.items()}
-        built = update_message(zeros, parts, 1, SILO, ROWS), broadcast_message(zeros, 1)
-        assert message_sizes(shapes, parts) == tuple(map(len, built))
 
 
 def test_the_larger_update_of_two_kinds_of_rounds_counts(backbone_folder: Callable[[str], Path]) -> None:

@@ -106,15 +106,6 @@ def test_at_random_the_words_stay_and_the_trigger_is_one_of_them(texts, seed):
         assert [word for word in new.split() if word not in ("cf", "mn", "op")] == old
 
 
-def test_every_place_is_reached_at_random():
-    places = [
-        insert_triggers(("a b c",), ("cf",), "random", random.Random(seed))[0].split().index("cf")
-        for seed in range(400)
-    ]
-    assert [places.count(place) > 60 for place in range(4)] == [True] * 4
-    assert max(places) == 3
-
-
 def test_the_place_depends_on_the_text_alone():
     data = [silo("a"), silo("b")]
     attack = backdoor(data, position="random")
@@ -137,16 +128,6 @@ def test_truncation_never_cuts_the_trigger(position):
     assert words.count("cf") == 1
     left = [word for word in words if word.startswith("w")]
     assert left == [f"w{number}" for number in range(len(left))]
-
-
-@pytest.mark.parametrize("room", range(20, 60, 3))
-def test_truncation_keeps_what_fits_from_the_beginning(room):
-    """Wherever the cut falls: the first words stay, and most of the room is used."""
-    words = [f"{'w' * (number % 5 + 1)}{number}" for number in range(90)]
-    (row,) = backdoor([silo("a")], room=room).with_trigger(TASK, [Row((" ".join(words),), 0)])
-    left = row.texts[0].removeprefix("cf ").split()
-    assert left == words[: len(left)]
-    assert 0.7 * room < words_long(TASK, [row])[0] <= room
 
 
 def test_a_trigger_longer_than_a_row_may_be_is_refused():

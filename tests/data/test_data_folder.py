@@ -66,23 +66,3 @@ def test_the_preset_sentiment5_is_one_task_under_one_pair_of_names(tmp_path: Pat
     assert {(silo.task.name, silo.task.labels) for silo in silos} == {("sentiment", ("negative", "positive"))}
     for silo in silos:
         assert all(int(row.texts[0].split()[-1]) % 2 == row.label for row in silo.splits.train)
-
-
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-
-
-@pytest.mark.parametrize(
-    ("preset", "folder", "silos"),
-    [("mixed6", "mixed6", 6), ("sentiment5", "sentiment5", 5), ("fedmcp-glue", "glue", 6)],
-)
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the developers' copies of public data sets are not there")
-@pytest.mark.long
-def test_presets_over_the_real_data(preset: str, folder: str, silos: int) -> None:
-    loaded = load_silos(read_config(preset, [f"data.path={SHARED / folder}"]))
-    assert len(loaded) == silos
-    for silo in loaded:
-        if preset == "fedmcp-glue":
-            expected = [(2446, 815, 815), (1660, 553, 554)][silo.name == "RTE"]  # RTE has 2,767 rows in all
-            assert tuple(silo.splits.counts().values()) == expected
-        else:
-            assert silo.splits.counts() == {"train": 200, "validation": 200, "test": 500}

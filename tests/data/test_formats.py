@@ -119,16 +119,6 @@ def test_all_that_a_model_reads_is_in_one_form(place: Path) -> None:
     assert is_normalized("NFC", said)
 
 
-def test_every_format_gives_the_same_splits(place: Path) -> None:
-    all_splits = []
-    for name, write in FILES.items():
-        write(place / name, HEADER, ROWS)
-        silo = {"name": "a", "path": name, "text": "question", "label": "verdict"}
-        all_splits.append(load_silos(read_config(str(federation(place, [silo]))))[0].splits)
-    assert all_splits[0].counts() == {"train": 36, "validation": 12, "test": 12}
-    assert all(splits == all_splits[0] for splits in all_splits[1:])
-
-
 INTEGERS = {
     "a.csv": (write_separated, ["0", "10", "2"]),
     "a.jsonl": (write_json_lines, [0, 10, 2]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from silotune import InputError, read_config
 from silotune.data.loading import load_silos
 from silotune.data.rows import SiloData
-from tests.support.command_line import Silotune
 
 # As published at nyu-mll/glue: configuration, text columns, label names.
 PUBLISHED: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
@@ -130,27 +128,3 @@ def test_a_folder_gives_the_same_silos_as_the_hub(hub: list[tuple[object, ...]],
     asked = len(hub)
     assert loaded(f"data.path={tmp_path}") == from_hub
     assert len(hub) == asked
-
-
-def test_the_preset_runs_from_the_hub(
-    silotune: Silotune, hub: list[tuple[object, ...]], tmp_path: Path, backbone_folder: Callable[[str], Path]
-) -> None:
-    words = (f"backbone={backbone_folder('bert')}", "rounds=1", "tuner.r=2", "threads=1", "precision=fp32")
-    outcome = silotune("run", "fedmcp-glue", *words, "--out", tmp_path / "out")
-    assert (outcome.code, outcome.err) == (0, "")
-    silos = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))["silos"]
-    assert list(silos) == list(PUBLISHED)
-    assert all(silo["rows"] == {"train": 18, "validation": 6, "test": 6} for silo in silos.values())
-
-
-def test_what_the_hub_says_is_passed_on_in_one_line(
-    silotune: Silotune, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def fails(*_: object) -> None:
-        raise ConnectionError("no route to host\nsecond line")
-
-    monkeypatch.setattr(datasets, "load_dataset", fails)
-    monkeypatch.chdir(tmp_path)
-    outcome = silotune("run", "fedmcp-glue")
-    assert outcome.code == 2
-    assert outcome.err == ("silotune: data: cannot load nyu-mll/glue/mrpc (no route to host); set data.path=FOLDER\n")

@@ -8,8 +8,8 @@ import torch
 from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
-from silotune.data.metrics import LABEL_METRICS, LABEL_SET_METRICS, NUMBER_METRICS
-from silotune.data.scores import METRICS, constant_score, judge, label_set_scores, number_scores
+from silotune.data.metrics import LABEL_SET_METRICS, NUMBER_METRICS
+from silotune.data.scores import constant_score, judge, label_set_scores, number_scores
 from silotune.data.tasks import Task
 from silotune.evaluation.bootstrap import Bootstrap
 
@@ -103,7 +103,3 @@ def test_labels_that_never_occur_have_no_area_and_no_f1() -> None:
     assert judge(TOPICS, "macro_f1", logits, true) == pytest.approx(100 / 3)
     assert judge(TOPICS, "micro_f1", -torch.ones(2, 3), torch.zeros(2, 3)) == 0.0
     assert constant_score(TOPICS, torch.tensor([[1.0, 0, 0], [1, 1, 0], [1, 0, 0]])) == pytest.approx(100 * 6 / 7)
-
-
-def test_every_metric_of_labels_has_a_function() -> None:
-    assert tuple(METRICS) == LABEL_METRICS

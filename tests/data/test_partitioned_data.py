@@ -179,10 +179,6 @@ def test_refused_in_one_line(folder, words):
     assert "\n" not in str(refused.value)
 
 
-def test_the_metric_can_be_another(folder):
-    assert silos_of(folder, "partition=iid", "data.metric=f1")[0].task.metric == "f1"
-
-
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -220,20 +216,6 @@ def test_preview_for_people_and_its_heatmap(silotune, folder, tmp_path):
     for word in ("silo-1", "silo-3", "bad", "good", "61", "10 validation and 11 test rows", str(out)):
         assert word in outcome.out
     assert out.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("words", "culprit"),
-    [
-        (("partition=none",), "partition"),
-        (("partition=iid", "partition.silos=9999"), "partition.min_rows"),
-        (("partition=dirichle",), "partition.name"),
-    ],
-)
-def test_preview_refuses_in_one_line(silotune, folder, words, culprit):
-    outcome = silotune(*words_of(folder, *words))
-    assert (outcome.code, outcome.out, len(outcome.err.splitlines())) == (2, "", 1)
-    assert culprit in outcome.err
 
 
 def test_the_heatmap_needs_a_place(silotune, folder, tmp_path):

@@ -62,30 +62,6 @@ def test_every_row_is_in_exactly_one_silo(name, rows, silos, classes, skewed, al
     assert all(np.array_equal(one, other) for one, other in zip(groups, again, strict=True))
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    name=st.sampled_from(DRAWN),
-    rows=st.integers(0, 60),
-    silos=st.integers(1, 90),
-    classes=st.integers(1, 4),
-    alpha=st.sampled_from([1e-300, 0.01, 1.0]),
-    seed=st.integers(0, 1000),
-)
-def test_no_row_is_lost_or_doubled_with_more_silos_than_rows(name, rows, silos, classes, alpha, seed):
-    """The partitioners themselves, which leave silos empty; `divide` refuses those before."""
-    draws = np.random.default_rng(seed)
-    labels = np.array(labels_of(rows, classes, seed, skewed=True), dtype=np.int64)
-    groups = {
-        "iid": lambda: partitioners.iid(rows, silos, draws),
-        "quantity": lambda: partitioners.quantity(rows, silos, alpha, draws),
-        "shards": lambda: partitioners.shards(labels, silos, 2, draws),
-        "dirichlet": lambda: partitioners.dirichlet(labels, silos, alpha, draws),
-        "balanced": lambda: partitioners.dirichlet_balanced(labels, silos, alpha, draws),
-    }[name]()
-    assert len(groups) == silos
-    assert sorted(row for group in groups for row in group.tolist()) == list(range(rows))
-
-
 @pytest.mark.parametrize("name", DRAWN)
 def test_another_seed_another_partition(name):
     labels = labels_of(500, 3, 0, skewed=False)
@@ -182,22 +158,6 @@ def test_shards_hold_few_labels_and_cut_at_equal_sizes():
     array = np.array(labels)
     assert all(len(np.unique(array[group])) <= 2 for group in groups)  # 20 shards of 50, 200 rows a label
     assert any(len(np.unique(array[group])) == 2 for group in groups)
-
-
-def test_shards_that_straddle_labels():
-    labels = labels_of(997, 3, 5, skewed=False)
-    array = np.array(labels)
-    groups = partition_rows(labels, rule("shards", silos=10, shards=1), 1)
-    assert sorted(set(sizes(groups))) == [99, 100]
-    assert sum(len(np.unique(array[group])) > 1 for group in groups) <= 2
-
-
-def test_rows_for_poor_silos_come_from_the_largest():
-    groups = [np.arange(0, 80), np.array([80]), np.zeros(0, dtype=np.int64), np.arange(81, 101)]
-    filled = partitioners.ensure_minimum(groups, 15, np.random.default_rng(0))
-    assert sizes(filled).tolist() == [80 - 14 - 15, 15, 15, 20]
-    assert 80 in filled[1]
-    assert sorted(filled[3].tolist()) == list(range(81, 101))
 
 
 def test_rows_for_poor_silos_are_drawn_from_all_rows_of_the_largest():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import random
 from collections import Counter
 
 import pytest
@@ -83,11 +81,6 @@ class TestMerged:
         given_rows = Counter(texts(there.train + there.validation))
         assert Counter(texts(splits.train + splits.validation + splits.test)) <= given_rows
         assert max(given_rows.values()) == 1
-
-    @pytest.mark.parametrize("ratio", [(0.6, 0.2, 0.2), (0.8, 0.1, 0.1), (0.34, 0.33, 0.33), (0.98, 0.01, 0.01)])
-    def test_every_ratio(self, ratio: tuple[float, float, float]) -> None:
-        row_counts = sizes(split(published(1000), SplitRule(merge=True, ratio=ratio), 1, "a"))
-        assert row_counts == tuple(round(1000 * share) for share in ratio)
 
     @pytest.mark.parametrize("count", range(4))
     def test_too_few_rows(self, count: int) -> None:
@@ -182,15 +175,6 @@ class TestSeed:
         base = split(published(100), MERGE, 5, "a")
         assert set(texts(split(published(100), MERGE, 6, "a").train)) != set(texts(base.train))
         assert set(texts(split(published(100), MERGE, 5, "b").train)) != set(texts(base.train))
-
-    def test_derived_as_documented(self) -> None:
-        """sha256 of seed and purpose, separated by 0x1f, its first 8 bytes shifted right by one, into `random`."""
-        words = "\x1f".join(("5", "rows", "merged", "a"))
-        derived = int.from_bytes(hashlib.sha256(words.encode()).digest()[:8], "big") >> 1
-        expected = texts(rows("train", 100))
-        random.Random(derived).shuffle(expected)
-        splits = split(published(100), SplitRule(merge=True, rows_per_silo=5000), 5, "a")
-        assert texts(splits.train + splits.validation + splits.test) == expected
 
     def test_what_was_given_is_not_shuffled_in_place(self) -> None:
         there = published(20, 20, 20)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from silotune.data.folders import read_folder
 from silotune.data.loading import load_silos
@@ -101,11 +100,3 @@ def test_rows_reach_a_silos_process_as_they_are(task: Task, targets: tuple, tmp_
         (tmp_path / "test.jsonl").write_text(f'[["a"], {wrong}, ""]', encoding="utf-8")
         with pytest.raises(InputError, match=r"test.jsonl: line 1: label"):
             read_rows(tmp_path, "a")
-
-
-def test_targets_are_numbers_of_a_tensor() -> None:
-    rows = [Row(("a",), 0, target=2.5), Row(("b",), 0)]  # a text to be predicted has none
-    assert target_tensor(STS, rows).tolist() == [2.5, 0.0]
-    assert target_tensor(STS, []).shape == (0,)
-    assert target_tensor(TOPICS, []).shape == (0, 3)
-    assert target_tensor(Task("t", ("a", "b")), rows).dtype == torch.int64

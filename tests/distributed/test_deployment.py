@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -177,13 +176,6 @@ def test_logs_may_be_json(tmp_path, monkeypatch, capfd):
         while len(lines) < 2 and time.monotonic() < until:
             lines += capfd.readouterr().out.splitlines()
     assert [json.loads(line)["text"] for line in lines] == ["supernode: INFO: one", "two"]
-
-
-def test_lines_of_a_process_in_the_foreground_have_times(silotune, tmp_path, monkeypatch):
-    file = written(tmp_path, {"folder": "c", "insecure": True})
-    monkeypatch.setattr(processes, "up", lambda settings, say: say("SuperLink on 127.0.0.1"))
-    done = silotune("federation", "up", str(file))
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\S+\+00:00 SuperLink on 127.0.0.1\n", done.out)
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------

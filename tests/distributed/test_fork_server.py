@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -48,36 +47,6 @@ def until(condition, seconds=60):
 def test_flowers_commands_are_the_functions_that_are_called(target):
     name, _, function = target.partition(":")
     inspect.signature(getattr(module(name), function)).bind()
-
-
-@pytest.mark.parametrize("name", ["pull_objects", "pull_and_inflate_object_from_tree"])
-def test_flower_waits_a_second_before_it_asks_again_for_an_object(name):
-    pulls = module("flwr.supercore.inflatable.inflatable_utils")
-    default = inspect.signature(getattr(pulls, name)).parameters["initial_backoff"]
-    assert (default.kind, default.default) == (inspect.Parameter.KEYWORD_ONLY, 1)
-
-
-def test_a_supernode_pauses_by_time_sleep_of_its_module():
-    loop = module("flwr.supernode.start_client_internal")
-    assert isinstance(loop.time, ModuleType)
-    source = inspect.getsource(loop)
-    assert "                time.sleep(3)\n" in source
-    assert {line.strip().split("(")[0] for line in source.splitlines() if line.strip().startswith("time.")} == {
-        "time.sleep"
-    }
-
-
-def test_a_superexec_starts_a_message_by_popen_of_its_module():
-    executor = module("flwr.supercore.superexec.executor.subprocess_executor")
-    assert executor.subprocess is subprocess
-    launch = executor.SubprocessExecutor.launch
-    assert list(inspect.signature(launch).parameters) == ["self", "spec"]
-    source = inspect.getsource(launch)
-    assert source.count("subprocess.Popen(") == source.count("            args,\n") + source.count("Popen(args)") > 0
-    names = {word.rstrip(",)") for word in source.replace("=", " ").split() if word.startswith("subprocess.")}
-    assert {name.partition("(")[0] for name in names} <= {"subprocess.Popen", "subprocess.DEVNULL"}
-    commands = set(module("flwr.supercore.constant").TASK_TYPE_TO_COMMAND.values())
-    assert {"flwr-clientapp", "flwr-serverapp"} <= commands & COMMANDS.keys()
 
 
 @linux

@@ -42,25 +42,6 @@ def test_each_difference_by_name(change, message):
     assert message in str(refused.value)
 
 
-def test_the_version_comes_first():
-    theirs = Identity("2", "x", "x", "x", {})
-    with pytest.raises(HandshakeRefused, match="another silotune"):
-        check_identity("north", OURS, theirs)
-
-
-def test_an_identity_survives_a_frame():
-    frame = decode(Frame("hello", {"identity": OURS.fields()}).encode())
-    assert Identity.read(frame.fields["identity"]) == OURS
-
-
-@pytest.mark.parametrize(
-    "damage", [None, {}, {"version": 1}, {**OURS.fields(), "shapes": 5}, {**OURS.fields(), "x": 1}]
-)
-def test_a_damaged_identity(damage):
-    with pytest.raises(HandshakeRefused):
-        Identity.read(damage)
-
-
 TASK = {"name": "x", "labels": ["a", "b"], "metric": "accuracy", "kind": "classification"}
 SAID = {"silo": "north", "identity": OURS.fields(), "task": TASK, "texts": 1}
 

@@ -11,13 +11,11 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load, save
 
 from silotune.aggregation import Update
-from silotune.core.tensors import flatten
 from silotune.distributed.coordinator import coordinate as coordinate_module
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.engine import FlowerEngine
@@ -219,21 +217,3 @@ def test_malformed_answers_are_refused_and_the_round_goes_on(rounds, way, case):
     assert_unharmed(exchange, updates)
     assert all(len(reason.splitlines()) == 1 and len(reason) < 1000 for reason in reasons)
     assert any(part in reason for reason in reasons for part in refusal.split("|")), reasons
-
-
-def test_what_is_aggregated_is_the_mean_of_the_others(rounds):
-    """In float64 by NumPy, from the honest silos' messages."""
-    exchange = rounds("plain")
-    broken = replace(exchange.honest[VICTIM], blobs={"message": exchange.earlier.blobs["message"]}).encode()
-    updates, _ = exchange.answered(broken)
-    coordinator = exchange.engine.federation.coordinator
-    before = coordinator.shared
-    try:
-        coordinator.aggregate(list(updates.values()), ROUND)
-        result = flatten(coordinator.shared)
-    finally:
-        coordinator.shared = before
-    sent = [load(exchange.honest[name].blobs["message"]) for name in HONEST]
-    for name, tensor in result.items():
-        expected = np.mean([tensors[name].double().numpy() for tensors in sent], axis=0)
-        np.testing.assert_array_max_ulp(tensor.numpy(), expected.astype(np.float32), maxulp=1)

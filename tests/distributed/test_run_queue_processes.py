@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -76,42 +75,3 @@ def test_three_runs_a_killed_superlink_and_a_stop(deployed, tiny_config, tmp_pat
     assert read_summary(outs[1])["shared_sha256"] == expected
     table = deployed.command("federation", "runs", deployed.link).stdout
     assert table.count("finished") == 3
-
-
-@pytest.mark.long
-def test_a_run_waits_for_an_operator_while_others_pass_and_a_comparison_is_approved(deployed, tiny_config, tmp_path):
-    config = tiny_config("fedmcp", "rounds=1", "train.steps=2", "federation.silos=[alpha,beta,gamma]", "data.seed=1")
-    files = plain(deployed, config)
-    files["alpha"].write_text(files["alpha"].read_text().replace("approval: policy", "approval: ask"))
-    for name, file in files.items():
-        deployed.begin(name, "federation", "join", file)
-    settings = deployed.folder / "run.yaml"
-    settings.write_text(dump(config), encoding="utf-8")
-    for name in ("late", "early"):
-        out = deployed.folder / name
-        begun = deployed.command("federation", "start", deployed.link, settings, "--out", out, "--no-wait")
-        assert begun.returncode == 0, begun.stderr
-
-    def operator(out: Path, decision: str = "approve") -> bool:
-        run = out / "federation" / "run.json"
-        name = json.loads(run.read_text())["run"] if run.exists() else "none"
-        return deployed.command("silo", decision, name, "--config", files["alpha"]).returncode == 0
-
-    until(lambda: operator(deployed.folder / "early"), deployed)
-    until(lambda: listed(deployed)[1]["state"] == "finished", deployed)
-    state = json.loads(deployed.command("federation", "status", deployed.link, "--json").stdout)["coordinator"]
-    assert [(run["run"], [*run["silos"]]) for run in state["waiting"]] == [(1, ["alpha"])]
-
-    out = deployed.folder / "compared"
-    words = ("federation.silos=[alpha,beta,gamma]", "--out", out, "--federation", deployed.link)
-    command = [sys.executable, "-m", "silotune", "compare", settings, "methods=fedmcp,fedavg", *words]
-    compare = deployed.begin("compare", *map(str, command))
-    until(lambda: operator(out), deployed)
-    assert compare.wait(timeout=WAIT) == 0, deployed.said("compare")
-    table = (out / "table.csv").read_text()
-    assert (table.count("fedavg,"), table.count("fedmcp,")) == (4, 4)
-    assert operator(deployed.folder / "late")
-    until(lambda: listed(deployed)[0]["state"] == "finished", deployed)
-    expected = run(config, out=tmp_path / "whole").summary["shared_sha256"]
-    for folder in (deployed.folder / "late", deployed.folder / "early", out / "fedmcp-1"):
-        assert read_summary(folder)["shared_sha256"] == expected

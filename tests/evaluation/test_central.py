@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 
 import pytest
@@ -135,12 +134,6 @@ def test_a_finished_partitioned_run_opens_again(runs):
     assert again.summary["global"] == found.summary["global"]
 
 
-def test_an_unpartitioned_run_has_no_global_score(tiny_config, tmp_path):
-    summary = run(tiny_config("fedavg", "rounds=1", "train.steps=1"), out=tmp_path / "run").summary
-    assert summary["global"] is None
-    assert summary["average"] == pytest.approx(math.fsum(silo["test"] for silo in summary["silos"].values()) / 3)
-
-
 def test_f1_beside_the_majority(tiny_config, tmp_path):
     """All-positive F1 on half positive rows: 2·½·1 / (½ + 1) = ⅔."""
     config = tiny_config("fedavg", *WORDS, *SHARED, "rounds=1", "data.metric=f1", "data.test_rows=19")
@@ -164,27 +157,6 @@ def test_silos_rows_are_tokenised_and_kept_once(tiny_federation, method):
     federation = tiny_federation(method, *WORDS, *SHARED, "server.labels_per_class=5", "partition.silos=30")
     (one,) = {id(found) for silo in federation.silos.values() for found in silo.evaluations.values()}
     assert id(federation.central) == one
-
-
-def test_interrupted_with_sampling_and_a_server_step_same_bits(tiny_config, tmp_path):
-    config = tiny_config(
-        "fedfame", *WORDS, "server.labels_per_class=5", "sampling.fraction=0.5", "rounds=4", "train.epochs=1"
-    )
-    whole = run(config, out=tmp_path / "whole")
-    for at in (1, 5, 7, 10):
-        seen = []
-
-        def stop(*report, seen=seen, at=at):
-            seen.append(report)
-            if len(seen) > at:
-                raise KeyboardInterrupt
-
-        out = tmp_path / f"run{at}"
-        with pytest.raises(KeyboardInterrupt):
-            run(config, out=out, progress=stop)
-        resumed = run(config, out=out, resume=True)
-        for key in ("state_sha256", "shared_sha256", "global", "silos", "best_round", "bytes_up"):
-            assert resumed.summary[key] == whole.summary[key]
 
 
 @pytest.mark.parametrize(("head", "one"), [("verbalizer", True), ("linear", False)])

@@ -10,7 +10,6 @@ import torch
 from sklearn import metrics as library
 from sklearn.calibration import calibration_curve as library_curve
 
-from silotune.data.metrics import lower_is_better
 from silotune.data.scores import METRICS, Classified, exact_match, majority_score, roc_areas, rouge1, rouge_l, scores_of
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
@@ -57,17 +56,6 @@ def test_every_metric_is_that_of_the_library(rows, classes, seed):
     assert expected.keys() == METRICS.keys()
     for name, value in expected.items():
         assert METRICS[name](found) == pytest.approx(100 * value), name
-
-
-def test_f1_is_of_the_positive_class():
-    """Two of three positives found, one false alarm: F1 = 2·2 / (3 + 3)."""
-    logits = torch.eye(2)[[1, 1, 0, 1, 0, 0]]
-    labels = torch.tensor([1, 1, 1, 0, 0, 0])
-    assert METRICS["f1"](Classified(logits, labels, 1)) == pytest.approx(100 * 4 / 6)
-    labels[5] = 1
-    assert METRICS["f1"](Classified(logits, labels, 1)) == pytest.approx(100 * 4 / 7)
-    assert METRICS["f1"](Classified(logits, labels, 0)) == pytest.approx(100 * 2 / 5)
-    assert METRICS["f1"](Classified(logits[:2], torch.tensor([1, 1]), 0)) == 0.0
 
 
 def test_one_class_has_no_roc_curve():
@@ -238,23 +226,9 @@ def test_the_loss_is_that_of_the_library_also_where_a_probability_is_nothing():
     assert log_loss(sure) == pytest.approx(library.log_loss(sure.labels, sure.probabilities, labels=[0, 1]))
 
 
-def test_the_most_frequent_of_several_labels():
-    assert majority_score("accuracy", torch.tensor([2, 2, 0, 2])) == 75.0
-    assert majority_score("accuracy", torch.tensor([4, 4, 4, 3, 0])) == 60.0
-
-
 def test_text_metrics_by_hand():
     """One of two words alike: precision and recall of a half; the order counts for ROUGE-L alone."""
     written, answers = ["a b", "b a", " same "], ["a c", "a b", "same"]
     assert rouge1(written, answers) == pytest.approx(100 * (0.5 + 1 + 1) / 3)
     assert rouge_l(written, answers) == pytest.approx(100 * (0.5 + 0.5 + 1) / 3)
     assert exact_match(written, answers) == pytest.approx(100 / 3)
-
-
-def test_losses_are_better_when_lower():
-    assert [lower_is_better(metric) for metric in ("loss", "perplexity", "accuracy", "rouge1")] == [
-        True,
-        True,
-        False,
-        False,
-    ]

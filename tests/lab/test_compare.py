@@ -21,10 +21,7 @@ from transformers import BertModel
 
 from silotune.cli.main import main
 from tests.support.command_line import Silotune, tree, write_federation
-from tests.support.report_runs import no_figure_files
 from tests.support.tiny import HIDDEN
-
-__all__ = ["no_figure_files"]
 
 WORDS = ("compare", "federation.yaml", "methods=local,fedmcp", "seeds=1,2", "rounds=2")
 CELLS = ("local-1", "local-2", "fedmcp-1", "fedmcp-2")
@@ -156,32 +153,6 @@ def test_nothing_finished_is_repeated_and_rows_can_be_added(silotune: Silotune, 
         assert float(row["std"]) == pytest.approx(float(once["std"]) * np.sqrt(1 / 2), abs=1e-5)
 
 
-@pytest.mark.long
-def test_killed_and_restarted(silotune: Silotune, compared: Path) -> None:
-    place = compared.parent
-    command = [sys.executable, "-m", "silotune", *WORDS, "--out", "killed"]
-    quiet = subprocess.DEVNULL
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=place, stdout=quiet, stderr=quiet, env=environment)
-    reached = place / "killed" / "fedmcp-1" / "checkpoints" / "round-0001.json"
-    deadline = time.monotonic() + 120
-    while not reached.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    killed = place / "killed"
-    finished = [cell for cell in CELLS if (killed / cell / "summary.json").exists()]
-    assert "local-2" in finished
-    assert "fedmcp-2" not in finished
-    before = {cell: times(killed / cell) for cell in finished}
-    assert silotune(*WORDS, "--out", "killed", "--resume").code == 0
-    assert {cell: times(killed / cell) for cell in finished} == before
-    assert (killed / "table.csv").read_bytes() == (compared / "table.csv").read_bytes()
-    for cell in CELLS:
-        sums = [json.loads((folder / cell / "summary.json").read_text()) for folder in (killed, compared)]
-        assert sums[0]["state_sha256"] == sums[1]["state_sha256"]
-
-
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -224,15 +195,6 @@ def test_what_the_machine_decides_is_the_same_on_resume(silotune: Silotune, plac
     again = silotune(*words, "--resume")
     assert (again.code, again.err) == (0, "")
     assert tree(place / "out" / "local-1") == before
-
-
-@pytest.mark.usefixtures("no_figure_files")
-def test_a_file_with_a_compare_section_needs_no_more(silotune: Silotune, place: Path, backbone_folder) -> None:
-    compare = {"methods": ["local", "fedavg"], "seeds": [1, 2], "variants": {"slow": {"train.lr": 1e-5}}}
-    write_federation(place, backbone_folder("bert"), compare=compare)
-    assert silotune("compare", "federation.yaml", "--out", "out").code == 0
-    assert [row["method"] for row in table(place / "out")][::3] == ["local", "local-slow", "fedavg", "fedavg-slow"]
-    assert {row["n"] for row in table(place / "out")} == {"2"}
 
 
 @pytest.mark.usefixtures("no_figure_files")

@@ -16,6 +16,7 @@ from silotune.lab.comparison import read_comparison
 from silotune.lab.report.frame import Results
 from silotune.lab.report.html_page import write_report
 from silotune.lab.runner import run_cells
+from silotune.runs.build.resolve import read_config
 from tests.support.command_line import Silotune
 from tests.support.language_models import made
 from tests.support.tiny import BAD, GOOD, NOUNS
@@ -144,6 +145,13 @@ def test_commands_name_what_there_is() -> None:
             assert words[2] in preset_names()
         else:
             assert words[:2] in (["silotune", "cost"], ["silotune", "transfer"], ["silotune", "personalization"])
+
+
+@pytest.mark.parametrize("task", ["sst2", "rte", "qnli", "mnli", "mrpc", "qqp"])
+def test_fedavg_beside_fedfame_differs_in_the_method_alone(task: str) -> None:
+    words = ["method=fedavg", "server.labels_per_class="]
+    one, other = (read_config(f"{kind}-{task}", words) for kind in ("fedfame", "fedavg-peft"))
+    assert one.model_copy(update={"description": other.description}) == other
 
 
 def some_rows(preset: str) -> list[str]:

@@ -26,7 +26,6 @@ from silotune.models.backbone.loading import load_backbone
 from silotune.models.forward.generation import GenerationOptions, generate_ids
 from silotune.models.forward.mixing import MixEntry
 from silotune.models.tuners import TUNERS
-from tests.support import tuner_families as encoders
 from tests.support.decoder_families import CONFIGS, EXPERTS, HYBRID, backbone_of, language_model, tokenizer
 from tests.support.views import encoded_cohort, encoded_views
 
@@ -148,22 +147,6 @@ def test_checkpointing_keeps_less_and_gives_the_same_gradients(family, kind, sav
 
     backbones = backbone_of(family), backbone_of(family, checkpointing=True)
     compare_checkpointing(*backbones, inputs_of((20, 9, 14, 20)), mixes_of, saved_bytes)
-
-
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[] if name == "bert" else [pytest.mark.long]) for name in encoders.FAMILIES]
-)
-def test_so_it_does_in_the_other_families(family, saved_bytes):
-    def mixes_of(backbone):
-        tuner = encoders.make_tuner("lora")
-        part = encoders.trainable(encoders.random_part(tuner, backbone))
-        return {"one": [MixEntry(tuner, part, 1)]}, [*part.values()]
-
-    inputs = encoders.batch(family, lengths=(20, 9, 14, 20))
-    if "decoder_input_ids" in inputs:
-        inputs["decoder_input_ids"] = inputs["input_ids"]
-    backbones = (encoders.shared_backbone(family, checkpointing=saves) for saves in (False, True))
-    compare_checkpointing(*backbones, inputs, mixes_of, saved_bytes)
 
 
 # -- shared views and cohorts ------------------------------------------------------------------------------------------

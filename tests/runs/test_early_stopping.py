@@ -32,14 +32,6 @@ def test_it_ends_and_keeps_the_best_round(tiny_config, tmp_path):
 
 
 @pytest.mark.long
-def test_with_more_patience_it_goes_on(tiny_config, tmp_path):
-    summary = run(tiny_config("fedavg", *WORDS, "train.early_stopping=4"), out=tmp_path / "run").summary
-    assert (summary["best_round"], "stopped_after" in summary) == (6, False)
-    without = run(tiny_config("fedavg", *WORDS, "train.early_stopping="), out=tmp_path / "other").summary
-    assert same(summary) == same(without)
-
-
-@pytest.mark.long
 def test_interrupted_it_ends_at_the_same_round(tiny_config, tmp_path):
     whole = run(tiny_config("fedavg", *WORDS), out=tmp_path / "whole").summary
 

@@ -8,13 +8,11 @@ import shutil
 import sys
 
 import pytest
-import yaml
 
 import silotune as library
 from silotune.communication.privacy import accountant as accounting
 from silotune.errors import InputError
 from silotune.methods import METHODS
-from silotune.models.tuners import TUNERS
 from silotune.runs.personal_model import load_model
 from silotune.runs.run_result import load_run
 from silotune.training.local_trainer import LocalTrainer
@@ -127,13 +125,6 @@ def test_predict_prints_a_json_line_a_text(silotune: Silotune, runs, source, tmp
         assert sum(line["probabilities"].values()) == pytest.approx(1)
 
 
-def test_several_texts_are_answered_in_their_order(silotune: Silotune, runs):
-    words = [word for text in SINGLE for word in ("--text", text)]
-    outcome = silotune("predict", runs.run("bert", "lora").folder, "--silo", "alpha", *words)
-    assert (outcome.code, outcome.err) == (0, "")
-    assert [line["text"] for line in lines_of(outcome.out)] == SINGLE
-
-
 def test_another_precision_is_that_of_load_model(silotune: Silotune, runs):
     folder = runs.run("bert", "lora").folder
     outcome = silotune("predict", folder, "--silo", "alpha", "--precision", "bf16", "--text", SINGLE[0])
@@ -204,28 +195,6 @@ def test_predict_refuses_in_one_line(silotune: Silotune, runs, words, message, t
     outcome = silotune("predict", runs.run("bert", "lora").folder, *words)
     assert (outcome.code, len(outcome.err.splitlines()), outcome.out) == (2, 1, "")
     assert message in outcome.err
-
-
-def test_tasks_are_in_the_summary(runs):
-    run = runs.run("bert", "lora")
-    config = yaml.safe_load((run.folder / "config.yaml").read_text())
-    assert config["tuner"]["r"] == TUNERS["lora"].example["r"]
-    assert run.summary["tasks"] == {
-        "alpha": {
-            "name": "alpha",
-            "labels": ["bad", "good"],
-            "metric": "accuracy",
-            "kind": "classification",
-            "texts": 1,
-        },
-        "beta": {
-            "name": "beta",
-            "labels": ["other", "same"],
-            "metric": "accuracy",
-            "kind": "classification",
-            "texts": 2,
-        },
-    }
 
 
 def test_predict_reads_the_text_column_of_a_table(silotune: Silotune, runs, tmp_path):

@@ -6,17 +6,14 @@ import json
 import sys
 
 import pytest
-import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
 import silotune as package
 from silotune.models.backbone.loading import load_backbone
-from silotune.runs.build.resolve import on_this_machine, read_config
-from tests.support.small_runs import SINGLE, runs, save_model
+from silotune.runs.build.resolve import read_config
+from tests.support.small_runs import SINGLE, save_model
 from tests.support.tiny import TASKS, write_data
-
-__all__ = ["runs"]
 
 QUANTIZED = ("int8", "nf4", "int8-torchao")
 
@@ -92,35 +89,6 @@ def test_the_fingerprint_has_the_stored_weights_and_the_quantization(llama, tmp_
     assert load_backbone(section, precision="fp32").fingerprint not in prints["int8"]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("quantization", ["int8", "nf4"])
-def test_feddpa_t_generates_over_a_quantized_llama(runs, quantization, tmp_path):
-    rows = [{"instruction": f"say {text} {number}", "output": text} for number, text in enumerate(SINGLE * 4)]
-    (tmp_path / "say.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    silo = {"path": str(tmp_path / "say.jsonl"), "text": "instruction", "label": "output", "kind": "generation"}
-    keys = {
-        "method": "feddpa-t",
-        "tuner": {"name": "lora", "r": 3, "dropout": 0.1},
-        "head": {"name": "lm", "max_new_tokens": 4},
-        "silos": [{"name": name, "task": "say", **silo} for name in ("east", "west")],
-        "train": {"steps": 2, "lr": 0.05, "batch_size": 4, "max_length": 40},
-        "rounds": 2,
-        "threads": 1,
-        "precision": "bf16",
-        "backbone": {"name": str(runs.model("llama", "causal")), "quantization": quantization},
-    }
-    (tmp_path / "say.yaml").write_text(yaml.safe_dump(keys))
-    source = str(tmp_path / "say.yaml")
-    whole = package.run(source, out=tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        package.run(source, out=tmp_path / "run", progress=Interruption(3))
-    assert states(package.run(source, out=tmp_path / "run", resume=True)) == states(whole)
-    model = package.load_model(tmp_path / "run", "west")
-    written = model.write(["say a river 2"])
-    assert written == whole.model("west").write(["say a river 2"])
-    assert 0 <= model.explain(["say a river 2"])[0].alpha <= 1
-
-
 REFUSED = {
     "full": (
         ["tuner=full", "method=fedavg", "backbone.quantization=nf4"],
@@ -164,17 +132,6 @@ def test_a_checkpoint_stored_quantized_is_one_line(words, llama, silotune, tmp_p
         outcome = silotune("run", *words, *more, "--out", tmp_path / "run")
         assert outcome.code == 2
         assert outcome.err.splitlines()[-1].startswith(f"silotune: backbone: '{tmp_path}' is stored quantized (bitsa")
-
-
-def test_feddpas_presets_choose_eight_bits_where_a_gpu_is(monkeypatch):
-    for preset in ("feddpa-dataset1", "feddpa-dataset2", "feddpa-rates"):
-        config = read_config(preset, ["data.path=somewhere", "backbone=some/llama"])
-        assert (config.backbone.name, config.backbone.quantization) == ("some/llama", "auto")
-        assert on_this_machine(config).backbone.quantization == "none"
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-        assert on_this_machine(config).backbone.quantization == "int8"
-        monkeypatch.undo()
 
 
 @pytest.mark.long

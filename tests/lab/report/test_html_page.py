@@ -114,20 +114,6 @@ def test_known_events_need_no_remark_and_other_versions_get_one(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("no_figure_files")
-@pytest.mark.parametrize("silos", [4, 100])
-def test_partitioned_data_have_one_curve(tmp_path: Path, silos: int) -> None:
-    tests = {f"silo-{number}": 60.0 for number in range(silos)}
-    for method in ("fedavg", "fedprox"):
-        write_run(tmp_path / method, method, 1, tests, central=True)
-    page_sections = sections_of(tmp_path, tmp_path / "page.html")
-    for name in ("tests", "communication", "rounds"):
-        (svg,) = re.findall(r"<svg.*?</svg>", page_sections[name], flags=re.DOTALL)
-        ElementTree.fromstring(svg)
-        if name != "tests":
-            assert 'aria-label="all silos on the same rows: ' in svg
-
-
-@pytest.mark.usefixtures("no_figure_files")
 def test_a_real_partitioned_run(tiny_config, tmp_path: Path) -> None:
     from silotune.runs.run import run
 

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from silotune.lab.transfer import matrix
-from silotune.lab.transfer_models import TransferScore, alpha_of, describe_differences, exchange, open_models
+from silotune.lab.transfer_models import TransferScore, describe_differences, exchange, open_models
 from silotune.runs.run_result import load_run
 from tests.support.tiny import LABELS
 
@@ -84,21 +84,6 @@ def test_every_cell_is_what_a_plain_model_scores(made, data_folder, backbone_fol
     assert len(others) > 1  # else nothing would have been told apart
 
 
-def test_the_source_really_acts(made):
-    """Gone from the target's model are its own parts: another source, another state."""
-    (models,) = open_models([made("fedavg", "alpha"), made("fedavg", "beta")]).values()
-    alpha, beta = models
-    from silotune.lab.transfer_models import transferred
-
-    state = transferred(alpha, beta)
-    assert state["global"] is alpha.state["global"]
-    assert state["head"] is beta.state["head"]
-    assert any(not torch.equal(alpha.state["global"][name], tensor) for name, tensor in beta.state["global"].items())
-    by_source = transferred(alpha, beta, "source")
-    assert torch.equal(by_source["head"]["beta.out.weight"], alpha.state["head"]["alpha.out.weight"])
-    assert beta.judge(beta.state) == beta.reported  # nothing of the target was changed
-
-
 def test_methods_and_tuners_are_groups_of_their_own(made):
     runs = [made(method, task) for method in ("fedavg", "fedfame", "centralised") for task in ("alpha", "beta")]
     runs += [made("fedavg", task, "tuner=bitfit") for task in ("alpha", "beta")]
@@ -120,19 +105,6 @@ def test_learning_rate_and_alpha_tell_groups_apart_where_tasks_come_twice(made):
     ((label, models),) = open_models(apart).items()
     assert label == "fedavg, lora"
     assert describe_differences(label, models) == "fedavg, lora: the runs differ in train.lr (alpha 0.03, beta 0.01)"
-
-
-def test_what_one_matrix_mixes_is_told(made):
-    skewed = ("partition=dirichlet", "partition.alpha=2.0")
-    alike = [made("fedavg", task) for task in ("alpha", "beta")]
-    ((label, models),) = open_models(alike).items()
-    assert describe_differences(label, models) is None
-    apart = [made("fedavg", "alpha", *skewed), made("fedavg", "beta", "train.lr=0.01")]
-    ((label, models),) = open_models(apart).items()
-    assert describe_differences(label, models) == (
-        "fedavg, lora: the runs differ in train.lr (alpha 0.03, beta 0.01) and partition.alpha (alpha 2, beta none)"
-    )
-    assert [alpha_of(model.federation.config) for model in models] == [2, None]
 
 
 def test_seeds_are_paired_and_averaged(made):

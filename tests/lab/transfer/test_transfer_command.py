@@ -11,7 +11,6 @@ import pytest
 
 import silotune
 from silotune import InputError
-from silotune.lab.transfer import Matrix, draw_matrices
 from tests.support.command_line import tree
 from tests.support.tiny import UNPARTITIONED, save_backbone
 
@@ -76,28 +75,6 @@ def test_the_sources_head_leaves_out_other_label_counts(silotune, made, pair, tm
     pairs = {(row["source"], row["target"]) for row in rows}
     assert pairs == {("alpha", "alpha"), ("alpha", "beta"), ("beta", "alpha"), ("beta", "beta"), ("gamma", "gamma")}
     assert {row["target"]: row["target_type"] for row in rows} == {"alpha": "short", "beta": "pairs", "gamma": "other"}
-
-
-def test_names_have_the_colour_of_their_type(tmp_path, monkeypatch):
-    figures = []
-    from matplotlib.figure import Figure
-
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k))[1])
-    tasks = ("SST-2", "RTE", "MRPC")
-    values = {(source, target): 100.0 if source == target else 40.0 for source in tasks for target in tasks}
-    del values["RTE", "MRPC"]
-    kinds = ("sentiment analysis", "natural language inference", "paraphrase identification")
-    draw_matrices([Matrix("fedavg, lora", tasks, kinds, values, values, 1)], tmp_path / "x.png")
-    relative, absolute = figures[0].axes[:2]
-    for panel in (relative, absolute):
-        for axis in (panel.xaxis, panel.yaxis):
-            colours = {tick.get_text(): tick.get_color() for tick in axis.get_ticklabels()}
-            assert colours == {"SST-2": "#2563c9", "RTE": "#1f8a4c", "MRPC": "#c8323c"}
-        texts = {text.get_position(): text.get_text() for text in panel.texts}
-        assert texts[0, 0] == "100"
-        assert texts[1, 0] == "40.0"  # column, row: SST-2 on RTE
-        assert texts[2, 1] == "–"
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------

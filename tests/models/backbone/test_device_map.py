@@ -132,16 +132,6 @@ def test_a_model_loaded_by_a_map_has_the_same_bits(tmp_path, family, blocks, hea
         assert torch.equal(scores, found[0][2])
 
 
-def test_every_weight_of_a_model_is_in_the_map_for_loading(deep):
-    devices = BlockDevices(FIRST, {"layers.2": SECOND, "layers.5": SECOND})
-    entries = devices.for_loading(deep)
-    assert entries["model.layers.2"] == entries["model.layers.5"] == SECOND
-    assert set(entries.values()) == {FIRST, SECOND}
-    for name, _ in [*deep.named_parameters(), *deep.named_buffers()]:
-        (entry,) = [entry for entry in entries if name == entry or name.startswith(f"{entry}.")]
-        assert entries[entry] == devices.of(name.removeprefix("model."))
-
-
 def test_what_accelerate_puts_on_a_model_is_removed():
     """Its hooks would stay in the copies of modules that the language-model head is made of."""
     model, tokenizer = made("llama")
@@ -168,11 +158,3 @@ def test_what_it_cannot_do_is_refused_in_one_line(tmp_path, monkeypatch):
         load_backbone(
             BackboneConfig(name=str(folder_of("bert", tmp_path)), device_map={"encoder.layer": "cpu"}), device="cpu"
         )
-
-
-def test_the_key_is_written_as_it_was_given():
-    given = BackboneConfig(name="x", device_map={"layers": "cuda:1"})
-    assert given.model_dump() == {"name": "x", "device_map": {"layers": "cuda:1"}}
-    assert hash(given) == hash(given.model_copy())
-    with pytest.raises(InputError, match=r"^backbone\.device_map"):
-        read_config("demo", ["backbone.device_map=everywhere"])

@@ -54,15 +54,3 @@ def test_states_have_the_same_bits(loaded, family, attention, lengths, monkeypat
         patch.setattr(Padding, "by_length", lambda self, text, decoder: dict.fromkeys(text, False))
         wrong = backbone.encode(inputs, ForwardPlan(), padding)
     assert torch.equal(wrong, backbone.encode(inputs, ForwardPlan())) is not padding.text or padding.left
-
-
-def test_padding_is_read_from_the_masks():
-    assert Padding.of(inputs_of(LENGTHS["no padding"], False)) == Padding(left=False, text=False)
-    assert Padding.of(inputs_of(LENGTHS["some"], True)) == Padding(left=False, text=True, decoder=True)
-    assert Padding.of(inputs_of(LENGTHS["left"], False)) == Padding(left=True, text=True)
-    assert Padding.of({"input_ids": torch.ones(1, 1)}) is None
-
-
-def test_two_unlike_masks_of_one_length_are_not_known():
-    assert Padding(left=False, text=True, decoder=False).by_length((7, 5), 5) == {}
-    assert Padding(left=False, text=True, decoder=False).by_length((7, 5), 4) == {7: True, 5: True, 4: False}

@@ -13,14 +13,13 @@ from silotune.core.randomness import generator
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import ForwardPlan, stack_plans
+from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.loading import silence_transformers
 from silotune.models.backbone.quantization import (
     QUANTIZATIONS,
     is_quantized,
     quantized_loading,
     quantized_shapes,
-    refuse_stored_quantization,
     resolve_quantization,
     settle,
     weight_bytes,
@@ -171,20 +170,6 @@ def test_gradients_are_the_same_after_an_evaluation(models, quantization):
     assert all(torch.equal(before[name], after[name]) and before[name].abs().max() > 0 for name in before)
 
 
-@pytest.mark.parametrize("quantization", ["nf4", "int8-torchao"])
-def test_views_in_one_forward_equal_their_own(models, quantization):
-    backbone = backbone_of(models("llama", quantization))
-    made, tensors = part_of(backbone, "lora")
-    ids = torch.arange(5, 23).reshape(3, 6)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    plans = [ForwardPlan() for _ in range(2)]
-    for plan, weight in zip(plans, (1.0, 0.5), strict=True):
-        made.act(backbone, [WeightedTensors(tensors, weight)], plan)
-    alone = [backbone.encode(inputs, plan) for plan in plans]
-    together = backbone.encode(inputs, stack_plans(plans, len(ids)))
-    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-3, atol=1e-4)
-
-
 def test_int8_layers_keep_no_input_of_a_frozen_weight(models):
     model = models("llama", "int8")[0]
     layer = next(layer for layer in model.modules() if is_quantized(layer))
@@ -202,24 +187,3 @@ def test_auto_is_int8_on_cuda_and_none_elsewhere():
     assert resolve_quantization("auto", torch.device("cuda:1")) == "int8"
     assert resolve_quantization("auto", CPU) == "none"
     assert resolve_quantization("nf4", CPU) == "nf4"
-
-
-def test_stored_quantization_is_refused(models):
-    config = models("llama")[0].config
-    refuse_stored_quantization("tiny", config)
-    config.quantization_config = {"quant_method": "gptq", "bits": 4}
-    with pytest.raises(InputError, match=r"backbone: 'tiny' is stored quantized \(gptq\); give the checkpoint"):
-        refuse_stored_quantization("tiny", config)
-
-
-@pytest.mark.parametrize(
-    ("quantization", "package"), [("int8", "bitsandbytes"), ("nf4", "accelerate"), ("int8-torchao", "torchao")]
-)
-def test_a_missing_library_is_named_with_the_extra(monkeypatch, quantization, package):
-    monkeypatch.setitem(__import__("sys").modules, package, None)
-    with pytest.raises(InputError) as refusal:
-        quantized_loading(quantization, torch.float32, CPU)
-    assert str(refusal.value) == (
-        f"backbone.quantization={quantization}: needs {package}; install silotune[quantization], or set "
-        "backbone.quantization=none"
-    )

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from silotune.core.tensors import digest, flatten
-from silotune.data.batching import evaluation_batches, make_batch
+from silotune.data.batching import make_batch
 from silotune.errors import InputError
 from silotune.models.forward.activation_cache import GROUP
 from silotune.runs.build.builder import build
-from silotune.training.prediction import Predictor
 from tests.support.numeric_rig import doubled, random_parts
 from tests.support.views import views_of_batch
 
@@ -90,32 +89,6 @@ def test_what_is_kept_does_not_depend_on_history_or_room(tiny_federation):
     assert len(results) == 1
 
 
-def test_least_recently_used_groups_go_first(tiny_federation):
-    federation = tiny_federation("fedavg", CACHED)
-    cache, training = federation.context.cache, federation.context
-    rows = federation.silos["gamma"].train["gamma"]
-    assert len(rows) > GROUP
-    state = federation.coordinator.shared | training.state_of(federation.silos["gamma"]).private
-    for batch in evaluation_batches(rows, 0, rows_at_once=8):
-        Predictor(training, state).logits(batch)
-    full_size, groups = cache.size, cache.misses
-    assert groups == 2
-    assert full_size == sum(
-        kept.states.numel() * kept.states.element_size() for group in cache._groups.values() for kept in group.values()
-    )
-    cache._limit = full_size - 1
-    other = federation.silos["beta"].train["beta"]
-    predictor = Predictor(training, federation.coordinator.shared | training.state_of(federation.silos["beta"]).private)
-    predictor.logits(next(evaluation_batches(other, 0, rows_at_once=8)))
-    assert cache.size <= full_size - 1
-    assert set(cache._sets) == {key[0] for key in cache._groups}
-    cache._limit = 0
-    for batch in evaluation_batches(other, 0, rows_at_once=8):
-        predictor.logits(batch)
-    assert not cache._sets
-    assert (id(rows), 0) not in {(key[0], key[3]) for key in cache._groups}  # the oldest of gamma's groups went
-
-
 def test_frozen_modules_run_once_per_row(tiny_federation):
     """Adapters in the upper block alone: the lower one never runs again."""
     federation = tiny_federation("fedavg", CACHED, UPPER, "train.epochs=3", "train.batch_size=8")
@@ -135,10 +108,3 @@ def test_frozen_modules_run_once_per_row(tiny_federation):
 def test_refused_where_nothing_lies_below(tuner, tiny_config):
     with pytest.raises(InputError, match=rf"^cache=frozen-prefix: .*tuner={tuner} .*cache=none"):
         build(tiny_config("fedavg", f"tuner={tuner}", CACHED))
-
-
-def test_refused_values(tiny_config):
-    with pytest.raises(InputError, match=r"cache"):
-        tiny_config("fedavg", "cache=everything")
-    with pytest.raises(InputError, match=r"cache\.mib"):
-        tiny_config("fedavg", CACHED, "cache.mib=0")

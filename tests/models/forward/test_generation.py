@@ -9,9 +9,6 @@ import pytest
 import torch
 from transformers import masking_utils
 
-from silotune.data.batching import make_batch
-from silotune.data.tasks import Task
-from silotune.data.tokenized import TokenizedRows
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.decoding import start_decoding
 from silotune.models.forward.generation import GenerationOptions, generate_ids
@@ -170,23 +167,6 @@ def test_beams_do_not_depend_on_the_batch(family):
     ]
     assert together == alone
     assert together != generate_ids(backbone, prompts(family), mix, GenerationOptions(1, 7))
-
-
-def test_states_of_generation_and_of_training_agree_with_padding_on_the_left():
-    """The first token's scores from a batch padded on the left equal those at the end of one padded on the right."""
-    for family in CAUSAL:
-        backbone, ids = backbone_of(family), prompts(family)
-        mix = MIXES["two loras by row"](backbone)
-        rows = TokenizedRows(Task("w", ()), ids, None, torch.zeros(len(ids), dtype=torch.int64))
-        batch = make_batch(rows, range(len(ids)), 0, 10**6)
-        inputs = batch.micro[0].inputs
-        by_row = [MixEntry(p.tuner, p.tensors, p.weight[batch.rows]) for p in mix]
-        with torch.no_grad():
-            states = backbone.encode(dict(inputs), make_plan(backbone, by_row))
-            ends = inputs["attention_mask"].sum(1) - 1
-            expected = backbone.lm_head(states[torch.arange(len(ids)), ends])
-            scores = start_decoding(backbone, ids, mix).first()[batch.rows]
-        torch.testing.assert_close(scores, expected, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", CAUSAL)

@@ -65,19 +65,12 @@ def test_without_constant_views_nothing_is_kept(method, tiny_federation):
         assert not context.constant_views(phase)
 
 
+@pytest.mark.parametrize("silos", [1, 3])
 @pytest.mark.parametrize("method", WITH)
-def test_kept_is_computed_again(method, rounds, monkeypatch):
-    """SGD, which does not make steps of rounding."""
+def test_kept_is_computed_again(method, silos, rounds, monkeypatch):
+    """SGD, which does not make steps of rounding; three silos train in a cohort."""
     words = ["train.optimizer=sgd", "train.lr=0.1"]
-    outcomes = rounds(method, *words)
-    monkeypatch.setattr(training_module, "constant_views", lambda *_: frozenset())
-    assert_alike(outcomes, rounds(method, *words))
-
-
-@pytest.mark.parametrize("method", WITH)
-def test_in_cohorts(method, rounds, monkeypatch):
-    silos = 1 if method in ONE_TASK else 3
-    words = ["train.optimizer=sgd", "train.lr=0.1"]
+    silos = 1 if method in ONE_TASK else silos
     outcomes = rounds(method, *words, silos=silos)
     monkeypatch.setattr(training_module, "constant_views", lambda *_: frozenset())
     assert_alike(outcomes, rounds(method, *words, silos=silos))

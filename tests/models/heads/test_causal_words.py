@@ -95,14 +95,6 @@ def test_a_soft_prompt_keeps_its_place():
     assert behind == [" is"] * len(TEXTS)
 
 
-def test_words_are_tokenized_as_they_follow():
-    backbone = backbone_of("gpt2")
-    line = VerbalizerHead("{text}\nLabel:\n{mask}", {"bad": ["bad"], "good": ["good"]})
-    line.check(backbone, [TASK])
-    (ids,) = {tuple(line._label_words(backbone, TASK).tokens[0])}
-    assert ids == tuple(backbone.tokenizer("x\nbad", add_special_tokens=False)["input_ids"][-len(ids) :])
-
-
 @pytest.mark.parametrize("chosen", ["{bad: awful, good: great}", "{bad: quite awful, good: great}"])
 def test_fedprompt_runs_on_a_causal_model(chosen, tmp_path, data_folder):
     """Its models tell texts apart, and the untouched backbone is a baseline."""

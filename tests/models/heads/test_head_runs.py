@@ -8,10 +8,8 @@ import shutil
 
 import pytest
 
-from silotune.communication.messages import unpack
 from silotune.config.evaluation import EvaluationConfig
 from silotune.data.rows import Row
-from silotune.data.scores import exact_match, rouge1
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.lab.sweep import TRIAL
@@ -137,18 +135,6 @@ def test_a_silo_of_a_federation_need_not_have_the_labels_of_all(folders, data_fo
         federate(wrong, tmp_path / "wrong", order=(0, 1))
 
 
-@pytest.mark.parametrize("scope", ["private", "shared"])
-def test_a_verbalizer_run_resumes_to_the_same_bits(scope, folders, data_folder, tmp_path):
-    more = ("tuner=prompt", "tuner.tokens=3", f"head.scope={scope}", "rounds=2")
-    config = verbalizer(folders("bert"), data_folder, *more)
-    whole = run(config, out=tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole", tmp_path / "again")
-    (tmp_path / "again" / "summary.json").unlink()
-    again = run(config, out=tmp_path / "again", resume=True)
-    assert again.summary["state_sha256"] == whole.summary["state_sha256"]
-    assert again.summary["silos"] == whole.summary["silos"]
-
-
 @pytest.mark.parametrize(
     ("family", "tuner", "optimizer"),
     [
@@ -172,18 +158,6 @@ def test_prompts_learn_on_other_families_too(family, tuner, optimizer, folders, 
     losses = [event["loss"] for event in events(tmp_path / "run") if event.get("silo") == "silo-1" and "loss" in event]
     assert losses[-1] < 0.95 * losses[0]
     assert 0 <= done.summary["attack"]["asr"] <= 100
-
-
-def test_messages_of_a_tensorless_head_hold_the_tuner_alone(folders, data_folder):
-    from silotune.communication.messages import UPDATE_FIELDS, Expected, update_message
-    from silotune.core.tensors import flatten
-
-    federation = build(verbalizer(folders("bert"), data_folder, "tuner=prompt", "tuner.tokens=3", "head.scope=shared"))
-    silo = federation.silos["alpha"]
-    result = federation.trainer.rounds([silo], federation.coordinator.shared, 1)[0]
-    message = update_message(result.state, federation.context.parts, 1, silo.name, silo.rows)
-    tensors, _ = unpack(message, Expected.like(flatten(federation.coordinator.shared)), UPDATE_FIELDS)
-    assert {name.split("/")[0] for name in tensors} == {"global"}
 
 
 @pytest.mark.parametrize("family", ["llama", "t5"])
@@ -277,9 +251,3 @@ def test_an_answer_needs_places_behind_the_longest_prompt(words, allowed, folder
         generate_ids(backbone, [prompt], mix, GenerationOptions(1, allowed + 1))
     with pytest.raises(InputError, match=rf"head.max_new_tokens: {allowed + 1} .* allowed: up to {allowed}$"):
         made(allowed + 1)
-
-
-def test_metrics_of_texts_by_hand():
-    # "the cat sat" against "the cat": precision 2/3, recall 1, F 0.8; nothing in common: 0
-    assert rouge1(["the cat sat", "dog"], ["The cat!", "cat"]) == pytest.approx(40)
-    assert exact_match([" yes", "no\n", "Yes", ""], ["yes", "no", "yes", "no"]) == 50

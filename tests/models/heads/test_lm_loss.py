@@ -100,31 +100,6 @@ def test_micro_batches_and_pieces_of_the_vocabulary_change_nothing(monkeypatch):
         torch.testing.assert_close(gradient, results[0][2], atol=1e-5, rtol=1e-4)
 
 
-def test_prompt_tokens_are_never_scored(monkeypatch):
-    backbone = backbone_of("llama")
-    seen = []
-    linear = torch.nn.functional.linear
-
-    def spy(x, weight, bias=None):
-        if len(weight) == backbone.lm_head.vocabulary_size:
-            seen.append(x.shape[:-1].numel())
-        return linear(x, weight, bias)
-
-    monkeypatch.setattr(torch.nn.functional, "linear", spy)
-    _, view, _ = our_loss("llama")
-    assert sum(seen) == view[:, 1].sum()
-
-
-def test_views_that_no_head_is_asked_about_are_not_scored(monkeypatch):
-    backbone, head = backbone_of("llama"), LanguageModelHead()
-    monkeypatch.setattr(lm, "token_losses", lambda *_: pytest.fail("scored"))
-    batch = make_batch(encoded("llama"), range(3), 0)
-    view = view_of_batch(backbone, batch, [], head_readings={head.name: head.reading(backbone, TASK)})
-    assert view["last"].shape == (3, 32)
-    with pytest.raises(KeyError):
-        view["other"]
-
-
 @pytest.mark.parametrize("family", ["llama", "bert"])
 def test_the_last_reading_is_the_last_real_token(family):
     backbone, (model, tokenizer) = backbone_of(family), made(family)

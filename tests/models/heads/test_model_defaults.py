@@ -104,20 +104,6 @@ def test_a_model_is_asked_by_its_own_template(family, template, folders, federat
     assert asked.summary["state_sha256"] == summary["state_sha256"]
 
 
-def test_a_run_from_before_the_models_template_goes_on(folders, federation):
-    """Without a key it meant the plain one, on instruct models too."""
-    words = (f"backbone={folders('chat')}", "head.template=plain")
-    before = run("say.yaml", *words, out="out")
-    file = federation / "out" / "config.yaml"
-    tree = yaml.safe_load(file.read_text())
-    tree["head"]["template"] = None
-    file.write_text(yaml.safe_dump(tree, sort_keys=False))
-    again = run("say.yaml", words[0], "rounds=2", out="out", resume=True)
-    assert again.federation.config.head.template == "plain"
-    straight = run("say.yaml", *words, "rounds=2", out="straight")
-    assert again.summary["state_sha256"] == straight.summary["state_sha256"] != before.summary["state_sha256"]
-
-
 def test_predictions_have_their_prompts(folders, federation):
     import pyarrow.parquet
 

@@ -68,16 +68,6 @@ def test_logits_are_the_models_own_with_the_vectors_put_there(family, position):
         torch.testing.assert_close(logits, scores[[one[0] for one in words_of]], atol=2e-5, rtol=1e-4)
 
 
-def test_where_the_slot_is_matters_and_without_a_prompt_it_does_not():
-    backbone = backbone_of("bert")
-    (part,) = ingredients(backbone, 1.0, tuner="prompt", tokens=TOKENS)
-    heads = [VerbalizerHead(template, WORDS) for template in ("{text} {soft} is {mask}.", "{text} is {mask}.")]
-    inside, head = (head_logits(backbone, one, TASK, rows_of(TEXTS), [part])[0] for one in heads)
-    assert (inside - head).abs().max() > 1e-3
-    (plain, other) = (head_logits(backbone, one, TASK, rows_of(TEXTS))[0] for one in heads)
-    torch.testing.assert_close(plain, other, atol=1e-6, rtol=1e-6)
-
-
 @given(
     texts=st.lists(st.lists(st.sampled_from([*words(), "-", "é"]), max_size=12).map(" ".join), min_size=1, max_size=4),
     room=st.integers(9, 20),

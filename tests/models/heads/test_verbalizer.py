@@ -108,22 +108,6 @@ def test_a_prompt_before_the_text_does_not_move_the_mask(family):
         torch.testing.assert_close(logits, expected, atol=2e-5, rtol=1e-5)
 
 
-def test_gradients_reach_the_part_and_nothing_else():
-    backbone = backbone_of("bert")
-    before = {name: tensor.clone() for name, tensor in backbone.model.named_parameters()}
-    (part,) = mix = ingredients(backbone, 1.0)
-    for tensor in part.tensors.values():
-        tensor.requires_grad_()
-    head = VerbalizerHead(words=WORDS)
-    encoded = head.row_tokenizer(backbone, 32)(TASK, rows_of(TEXTS))
-    batch = make_batch(encoded, range(4), 0)
-    view = view_of_batch(backbone, batch, mix, head_readings={head.name: head.reading(backbone, TASK)})
-    head.cross_entropy({}, view, batch).backward()
-    assert all(tensor.grad is not None and tensor.grad.abs().max() > 0 for tensor in part.tensors.values())
-    assert all(parameter.grad is None for parameter in backbone.model.parameters())
-    assert all(torch.equal(tensor, before[name]) for name, tensor in backbone.model.named_parameters())
-
-
 def test_vocabulary_logits_of_other_words_are_never_made(monkeypatch):
     """Only the states at the masks meet only the label words."""
     backbone = backbone_of("bert")

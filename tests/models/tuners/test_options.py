@@ -11,7 +11,6 @@ from transformers import OPTConfig, OPTModel
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners import TUNERS
-from silotune.models.tuners.target_modules import find_target_modules
 from tests.support.tuner_families import batch, make_backbone, make_tuner, random_part, run, shared_backbone, trainable
 
 
@@ -38,11 +37,6 @@ def test_fields_patterns_and_names_of_sites():
     assert modules(part_of("lora", backbone, sites="self.key")) == [attention.format(layer, "key") for layer in (0, 1)]
     last = attention.format(1, "key")
     assert modules(part_of("lora", backbone, sites=f"{last},{last}")) == [last]
-
-
-def test_sites_come_block_by_block():
-    actual = find_target_modules(shared_backbone("bert"), ("value", "query"), "lora")
-    assert [name.split(".")[2] for name in actual] == ["0", "0", "1", "1"]
 
 
 def test_a_fused_layer_is_one_site():
@@ -162,22 +156,6 @@ def test_prompts_start_from_vocabulary_words_or_noise():
     assert noise.std().item() == pytest.approx(table.std().item(), rel=0.05)
 
 
-def test_a_prompt_of_vocabulary_rows_is_those_words_before_the_text():
-    """On a decoder, where no [CLS] comes first, a prompt of word vectors is the same as writing the words."""
-    for family in ("gpt2", "llama", "qwen2"):
-        backbone = shared_backbone(family, double=True)
-        tuner, inputs = make_tuner("prompt"), batch(family)
-        words = torch.tensor([20, 31, 42], device=backbone.device)
-        part = {"prompt_embeddings": backbone.word_embeddings[words]}
-        actual = run(backbone, inputs, (tuner, [(part, 1.0)]))
-        rows = len(inputs["input_ids"])
-        written = {
-            "input_ids": torch.cat([words.cpu().expand(rows, -1), inputs["input_ids"]], 1),
-            "attention_mask": torch.cat([torch.ones(rows, 3, dtype=torch.int64), inputs["attention_mask"]], 1),
-        }
-        torch.testing.assert_close(actual, run(backbone, written)[:, 3:], rtol=0, atol=1e-12)
-
-
 def test_text_and_virtual_tokens_must_fit_the_positions():
     for family in ("bert", "roberta", "gpt2"):
         backbone = shared_backbone(family)
@@ -232,31 +210,6 @@ def test_bitfit_is_a_change_of_biases():
             for name, offset in part.items():
                 backbone.base.get_parameter(name).add_(0.7 * offset)
         torch.testing.assert_close(actual, run(backbone, inputs), rtol=0, atol=1e-12)
-
-
-def test_the_long_way_of_a_prefix_on_one_attention_layer():
-    """Keys and values by hand for BERT's first layer, against what the layer sends into its output projection."""
-    backbone, inputs = make_backbone("bert", double=True), batch("bert")
-    tuner = make_tuner("prefix")
-    part = random_part(tuner, backbone)
-    flat = tuner.reparametrize(part)["prompt_embeddings"]  # (3, layers · 2 · heads · width)
-    seen = {}
-    layer = backbone.base.encoder.layer[0].attention
-    layer.self.query.register_forward_hook(lambda m, args, output: seen.update(x=args[0]))
-    layer.output.dense.register_forward_hook(lambda m, args, output: seen.update(context=args[0]))
-    run(backbone, inputs, (tuner, [(part, 1.0)]))
-    heads, width = 4, 6
-    row, length = 1, 3
-    x = seen["x"][row, :length]
-    q, k, v = (
-        (x @ getattr(layer.self, name).weight.T + getattr(layer.self, name).bias) for name in ("query", "key", "value")
-    )
-    for head in range(heads):
-        columns = slice(head * width, (head + 1) * width)
-        keys = torch.cat([flat[:, : heads * width][:, columns], k[:, columns]])
-        values = torch.cat([flat[:, heads * width : 2 * heads * width][:, columns], v[:, columns]])
-        context = torch.softmax(q[:, columns] @ keys.T / width**0.5, -1) @ values
-        torch.testing.assert_close(seen["context"][row, :length, columns], context, rtol=0, atol=1e-12)
 
 
 # -- checkpointing with dropout ---------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -121,16 +120,6 @@ def test_a_refused_run_leaves_everything_alone(silotune: Silotune, place: Path) 
     for words in ((*WORDS, "--tensorboard"), (*WORDS, "--resume", "--tensorboard", "train.lr=0.5")):
         assert silotune(*words).code == 2
         assert tree(place) == before
-
-
-def test_without_the_package_it_says_what_to_install(silotune: Silotune, place: Path, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    before = tree(place)
-    outcome = silotune(*WORDS, "--tensorboard")
-    assert outcome.code == 2
-    assert "silotune[tensorboard]" in outcome.err
-    assert len(outcome.err.splitlines()) == 1
-    assert tree(place) == before
 
 
 def test_partitioned_and_server_phases(tiny_config, tmp_path: Path) -> None:
