@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
-import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,18 +19,6 @@ from silotune.runs.run import run
 from tests.support.method_cases import Federate, same
 
 ROUNDS = 12
-KILLED_CASES = (
-    "fedmcp",
-    "moon",
-    "fedavg-full",
-    "fedprox",
-    "rolora",
-    "fdlora",
-    "fedalt",
-    "flora, ranks",
-    "hetlora, ranks",
-)
-TRIES = 4 * len(KILLED_CASES)
 
 
 def command(federate: Federate, case: str, out: Path, *more: str) -> list[str]:
@@ -106,46 +91,3 @@ def test_killed_amid_its_training_and_resumed(federate, tmp_path):
     resumed = federate.run("fedmcp", out, rounds, resume=True, progress=lambda *what: reports.append(what))
     assert 3 <= reports[0][0] <= 6
     assert same(resumed.summary) == same(federate.run("fedmcp", tmp_path / "whole", rounds).summary)
-
-
-@pytest.fixture(scope="module")
-def durations(federate, tmp_path_factory):
-    """Seconds of start-up (until the first event) and of the rest, of one run by the command."""
-    out = tmp_path_factory.mktemp("timed") / "run"
-    begun = time.monotonic()
-    process = start(command(federate, "fedprox", out))
-    wait_for(out / "events.jsonl", process)
-    started = time.monotonic()
-    assert process.wait() == 0
-    return started - begun, time.monotonic() - started
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("number", range(TRIES))
-def test_killed_at_a_random_moment_and_resumed(federate, whole, durations, number, tmp_path):
-    """A third of the tries each during start-up, during training, and while a checkpoint is being written.
-
-    In every second one, states are on disk.
-    """
-    on_disk = ["state.memory_mib=0"] if number % 2 else []
-    draws = random.Random(number)
-    case, out = KILLED_CASES[number % len(KILLED_CASES)], tmp_path / "run"
-    startup, training = durations
-    until, longest = [
-        (None, startup),
-        (out / "events.jsonl", 0.9 * training),
-        (out / "checkpoints" / f"shared-{draws.randint(1, ROUNDS):04d}.safetensors", 0.004),
-    ][(number + number // len(KILLED_CASES)) % 3]
-    delay = draws.uniform(0, longest)
-    for _ in range(4):
-        if (code := killed(command(federate, case, out, *on_disk), until, delay)) != 0:
-            break
-        shutil.rmtree(out)  # too late: it had ended
-        delay /= 2
-    assert code == -signal.SIGKILL
-    left = sorted(path.name for path in out.rglob("*")) if out.exists() else "nothing"
-    words = command(federate, case, out, *on_disk, "--resume")
-    resumed = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=300)
-    assert resumed.returncode == 0, f"killed {delay:.3f} s after {until}, leaving {left}: {resumed.stderr}"
-    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    assert same(summary) == same(whole(case))

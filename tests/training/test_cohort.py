@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,6 @@ from silotune.data.batching import CALL_COST, epoch_batches, make_batch
 from silotune.data.cohort_batches import cut_jointly, join
 from silotune.errors import Diverged, InputError
 from silotune.methods import METHODS as CLASSES
-from silotune.methods.parts import Scope
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.runs.engines.in_process import InProcessEngine
@@ -22,8 +20,7 @@ from silotune.runs.run import run
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.training import at_once, cohort
 from silotune.training.cohort import ON_A_CPU, ON_A_GPU
-from silotune.training.local_trainer import LocalTrainer
-from tests.support.method_cases import assert_as_if_never_interrupted, logged, tapped
+from tests.support.method_cases import assert_as_if_never_interrupted, logged
 from tests.support.numeric_rig import doubled, parts_in_double
 from tests.support.tiny import METHODS, ONE_TASK, UNPARTITIONED, tiny_overrides, write_data
 
@@ -302,32 +299,6 @@ def test_resumed_in_the_middle_with_the_same_bits(method, words, tmp_path):
         assert_as_if_never_interrupted(run(config, out=tmp_path / str(at), resume=True), whole)
 
 
-@pytest.mark.parametrize("method", ["fedmcp", "moon", "ditto"])
-def test_messages_hold_the_shared_parts_and_nothing_else(method, words, tmp_path):
-    """As they are when the silo's round ends, one message a silo and round."""
-    from safetensors.torch import load
-
-    results = {}
-    rounds = LocalTrainer.rounds
-
-    def recorded(self, silos, shared, number):
-        found = rounds(self, silos, shared, number)
-        results.update({(number, silo.name): result for silo, result in zip(silos, found, strict=True)})
-        return found
-
-    with tapped() as wire, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LocalTrainer, "rounds", recorded)
-        outcome = run(read_config("demo", words(method, "cohort=3")), out=tmp_path / "run")
-    parts = outcome.federation.context.parts
-    assert len(wire.up) == len(results) == 6
-    for number, silo, message in wire.up:
-        state = results[number, silo].state
-        expected = flatten({name: state[name] for name, part in parts.items() if part.scope is Scope.SHARED})
-        found = load(message)
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-
-
 def test_the_order_of_silos_and_who_else_trains_changes_nothing_but_rounding(federation_of):
     federation = federation_of("fedmcp", "cohort=3")
     shared, silos = federation.coordinator.shared, federation.silos
@@ -500,19 +471,6 @@ def test_auto_counts_both_answers_of_a_pair_and_the_tokens_of_decoders(words):
     ):
         silo.train = {task: replace(rows, **more)}
         assert cohort.choose_cohort("auto", context, [silo]).size == size, more
-
-
-@pytest.mark.parametrize("given", ["0", "-3", "many", "1.5", "true", "[2]", ""])
-def test_refused_values(given, words):
-    with pytest.raises(InputError, match=r"^cohort: must be a number"):
-        read_config("demo", words("fedavg", f"cohort={given}"))
-
-
-def test_written_down(words, tmp_path):
-    outcome = run(read_config("demo", words("fedavg", "cohort=2", "rounds=1")), out=tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["cohort"] == 2
-    assert "cohort: 2" in (tmp_path / "run" / "config.yaml").read_text()
-    assert outcome.summary["cohort"] == 2
 
 
 def test_not_between_machines(words):

@@ -11,7 +11,6 @@ import pytest
 from silotune.aggregation import uniform
 from silotune.data.loading import load_silos
 from silotune.errors import InputError
-from silotune.lab.comparison import read_comparison
 from silotune.lab.personalization import measure_tables
 from silotune.lab.report.entries import read_entries
 from silotune.lab.report.frame import Results
@@ -52,14 +51,6 @@ def test_tasks_draw_apart_and_every_silo_equally_often():
     alike = np.mean([parts[place] == parts[place + 1] for place in range(0, len(parts), 8)])
     assert 0.05 < alike < 0.15  # two tasks draw the same of 10 pairs by chance alone
     assert choices != [choosing(2, fraction=0.4).choose(number, list(GROUPS)) for number in range(1, rounds + 1)]
-
-
-def test_the_preset_is_the_papers():
-    found = read_comparison("feddpa-rates", ["data.path=nowhere", "backbone=nowhere"])
-    rates = {(cell.config.method.name, cell.config.sampling.fraction) for cell in found.cells}
-    assert rates == {(m, rate) for m in ("fedlora", "feddpa-f", "feddpa-t") for rate in (0.2, 0.4, 0.6, 0.8, 1.0)}
-    for cell in found.cells:
-        assert (cell.config.sampling.per_task, cell.config.data.parts, cell.config.rounds) == (True, 5, 20)
 
 
 @pytest.fixture(scope="module")
