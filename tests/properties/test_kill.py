@@ -1,69 +1,17 @@
-"""A command killed by `kill -9` at any moment resumes to the same final bits."""
+"""A run killed by `kill -9` resumes to the same bits; `test_crash.py` crashes it before every change of a file."""
 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from silotune.runs.build.resolve import read_config
 from silotune.runs.engines import multi_process
 from silotune.runs.run import run
-from tests.support.method_cases import Federate, same
-
-ROUNDS = 12
-
-
-def command(federate: Federate, case: str, out: Path, *more: str) -> list[str]:
-    words = federate.words(case, f"rounds={ROUNDS}")
-    return [sys.executable, "-m", "silotune", "run", "demo", *words, "--out", str(out), *more]
-
-
-def environment() -> dict[str, str]:
-    return os.environ | {"OMP_NUM_THREADS": "1"}
-
-
-def start(words: list[str]) -> subprocess.Popen[bytes]:
-    quiet = subprocess.DEVNULL
-    return subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=quiet, env=environment())
-
-
-def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
-    """Wait until the file exists or the process has ended."""
-    while not path.exists() and process.poll() is None:
-        time.sleep(0.0005)
-
-
-def killed(words: list[str], until: Path | None, delay: float) -> int:
-    """Start the command, wait for `until` and `delay` seconds more, kill it; returns the exit code, −9 if killed."""
-    process = start(words)
-    try:
-        if until is not None:
-            wait_for(until, process)
-        time.sleep(delay)
-    finally:
-        process.send_signal(signal.SIGKILL)
-    return process.wait()
-
-
-@pytest.fixture(scope="module")
-def whole(federate, tmp_path_factory):
-    """`whole(case)` → the summary of a run in this process that nothing interrupted."""
-    made = {}
-
-    def summary(case: str) -> dict[str, object]:
-        if case not in made:
-            made[case] = federate.run(case, tmp_path_factory.mktemp("whole") / "run", f"rounds={ROUNDS}").summary
-        return made[case]
-
-    return summary
+from tests.support.method_cases import same
 
 
 def trained(words: list[str], out: Path) -> None:
@@ -72,7 +20,7 @@ def trained(words: list[str], out: Path) -> None:
 
 
 def test_killed_amid_its_training_and_resumed(federate, tmp_path):
-    """One kill after the second of six checkpoints, of a forked process; the long test kills commands, and has more."""
+    """One kill after the second of six checkpoints, of a forked process."""
     out, rounds = tmp_path / "run", "rounds=6"
     forked: Any = multiprocessing.get_context("forkserver")
     forked.set_forkserver_preload([multi_process.__name__, "silotune.core.frozen_imports"])
