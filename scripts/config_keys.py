@@ -15,8 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from silotune.config.data import SiloConfig
-from silotune.config.evaluation import StdConfig
-from silotune.config.schema import Config
+from silotune.config.schema import Config, StdConfig
 from silotune.config.section import Choice, Section
 from silotune.config.trees import NAMED
 from silotune.config.validators import PathKind

@@ -15,7 +15,7 @@ import torch
 from benchmarks.leakage.one_silo import OneSilo, demo, private
 from benchmarks.leakage.rare_row import sure_head
 from silotune.core.tensors import State
-from silotune.evaluation.release import exact_interval
+from silotune.runs.release import exact_interval
 from silotune.training.federation import Federation
 
 ROWS, GAMES, ALARMS = 30, 100, 0.1

@@ -32,8 +32,7 @@ from torch import Tensor
 
 from benchmarks.leakage.one_silo import private, some_rows
 from silotune.communication.messages import broadcast_message
-from silotune.core.norms import change_of
-from silotune.core.tensors import State, Tensors, flatten
+from silotune.core.tensors import State, Tensors, change_of, flatten
 from silotune.data.tokenized import TokenizedRows
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config

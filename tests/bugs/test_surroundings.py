@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from silotune.core.locking import folder_lock, is_locked
+from silotune.core.files import folder_lock, is_locked
 from silotune.core.workers import Workers, worker_pool
 from silotune.deploy.doctor import check_proxy
 from silotune.deploy.enrollment import PATH, ask, enroll, serve_enrollment
@@ -172,7 +172,7 @@ import silotune.deploy.joining, silotune.deploy.doctor, silotune.deploy.processe
 import silotune.distributed.silo.worker, silotune.distributed.flower.client_app, silotune.distributed.local.run_local
 import silotune.distributed.flower.supernode, silotune.deploy.silo_commands, silotune.deploy.processes
 from silotune.core.clock import current_user
-from silotune.core.locking import folder_lock, is_locked
+from silotune.core.files import folder_lock, is_locked
 from silotune.distributed.silo.policy import memory_mib
 from pathlib import Path
 with folder_lock(Path(sys.argv[1])):

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from silotune.cli.live_view import frame, watch_run
-from silotune.core.locking import LOCK_FILE, folder_lock
+from silotune.core.files import LOCK_FILE, folder_lock
 from tests.support.command_line import Silotune
 from tests.support.report_runs import write_run
 

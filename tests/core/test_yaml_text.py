@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from silotune.config import preset_names, preset_text
-from silotune.core.yaml_text import dump_yaml, load_yaml
+from silotune.core.files import dump_yaml, load_yaml
 
 
 def test_all_presets_survive_a_round_in_their_order() -> None:

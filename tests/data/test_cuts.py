@@ -7,9 +7,9 @@ import json
 import pytest
 import yaml
 
-from silotune.data.cuts import ANY_LENGTH, count_cuts
 from silotune.data.rows import Row
 from silotune.data.tasks import Task
+from silotune.data.tokenized import ANY_LENGTH, count_cuts
 from silotune.errors import InputError
 from silotune.models.forward.generation import GenerationOptions
 from silotune.models.heads import LanguageModelHead, VerbalizerHead

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from silotune.data.loading import load_silos
-from silotune.data.server_rows import draw_labeled_rows
+from silotune.data.loading import draw_labeled_rows, load_silos
 from silotune.errors import InputError
 from silotune.runs.build.builder import build
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from silotune import InputError
+from silotune.data.loading import SplitRule, split
 from silotune.data.rows import Row, SiloData, Splits, check_silo
-from silotune.data.splits import SplitRule, split
 from silotune.data.tasks import Task
 
 MERGE = SplitRule(merge=True)

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import pytest
 
-from silotune.core.norms import change_of, total_norm
 from silotune.core.records import FILE, check_audit
 from silotune.core.serialization import read_tensors
+from silotune.core.tensors import change_of, total_norm
 from silotune.distributed.protocol.frames import decode
 from silotune.distributed.silo.session import Session
 from silotune.errors import InputError

@@ -11,7 +11,7 @@ import pytest
 from flwr.common.config import parse_config_args
 
 from silotune.config import dump
-from silotune.core.locking import folder_lock
+from silotune.core.files import folder_lock
 from silotune.distributed.flower.commands import supernode_command
 from silotune.distributed.local.run_local import run_local
 from silotune.errors import InputError

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from silotune.config import Config, dump
-from silotune.core.locking import folder_lock
+from silotune.core.files import folder_lock
 from silotune.deploy.queue import RunQueue
 from silotune.deploy.scheduler import Scheduler
 from silotune.deploy.settings import CoordinatorSettings

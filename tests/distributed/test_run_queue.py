@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from silotune.core.locking import folder_lock, is_locked
+from silotune.core.files import folder_lock, is_locked
 from silotune.deploy import queue as runs
 from silotune.deploy import scheduler
 from silotune.deploy.queue import RunQueue

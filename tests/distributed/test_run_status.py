@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from silotune.core.locking import folder_lock
+from silotune.core.files import folder_lock
 from silotune.distributed.coordinator import run_status
 from silotune.distributed.coordinator.run_status import RunFollower, RunStatus, read_status
 from silotune.distributed.protocol.frames import Frame

@@ -12,8 +12,8 @@ from safetensors.torch import load
 
 from silotune.core.tensors import flatten
 from silotune.data.loading import load_silos
-from silotune.evaluation import backdoor
-from silotune.evaluation.backdoor import overall, success_rate
+from silotune.evaluation import federation_scores
+from silotune.evaluation.federation_scores import overall, success_rate
 from silotune.methods.parts import Part, Scope
 from silotune.models.backbone.loading import load_backbone
 from silotune.models.tuners import TUNERS
@@ -57,7 +57,7 @@ def test_means_over_silos_and_over_the_honest_ones():
 def test_a_silo_without_the_targets_class_has_no_attack_in_its_entry(monkeypatch):
     """And where the metric is another one, the accuracy comes with the success rate, not from the test score."""
     found = {"a": {"asr": 10.0}, "b": {}, "c": {"accuracy": 60.0, "asr": 20.0}}
-    monkeypatch.setattr(backdoor, "evaluate_silos", lambda federation, evaluate: found)
+    monkeypatch.setattr(federation_scores, "evaluate_silos", lambda federation, evaluate: found)
     rows = SimpleNamespace(attack=object())
     federation = SimpleNamespace(silos={"a": SimpleNamespace(evaluations={"a": rows})})
     scores = {
@@ -65,7 +65,7 @@ def test_a_silo_without_the_targets_class_has_no_attack_in_its_entry(monkeypatch
         "b": {"metric": "accuracy", "test": 80.0},
         "c": {"metric": "f1", "test": 70.0},
     }
-    assert backdoor.with_attack(federation, scores) == {
+    assert federation_scores.with_attack(federation, scores) == {
         "a": {"metric": "accuracy", "test": 90.0, "accuracy": 90.0, "asr": 10.0},
         "b": {"metric": "accuracy", "test": 80.0},
         "c": {"metric": "f1", "test": 70.0, "accuracy": 60.0, "asr": 20.0},

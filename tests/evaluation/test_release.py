@@ -10,10 +10,9 @@ import yaml
 from scipy.stats import binom, binomtest
 
 from silotune.data.tasks import make_task
-from silotune.evaluation.release import audit, exact_interval, lower_epsilon, membership
 from silotune.runs.build.resolve import read_config
 from silotune.runs.build.silos import make_canaries
-from silotune.runs.release import measure_release, upper_epsilon
+from silotune.runs.release import audit, exact_interval, lower_epsilon, measure_release, membership, upper_epsilon
 from silotune.runs.run import run
 from tests.support.language_models import folder_of
 from tests.support.tiny import BAD, GOOD, tiny_overrides

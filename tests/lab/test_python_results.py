@@ -12,7 +12,7 @@ import pytest
 import silotune
 from silotune import Config, InputError, read_config
 from silotune.config import SiloConfig, TrainConfig
-from silotune.config.evaluation import CompareConfig
+from silotune.config.schema import CompareConfig
 from silotune.lab.comparison import read_comparison
 from silotune.lab.report.frame import Results
 from silotune.lab.report.significance import beaten_by_words

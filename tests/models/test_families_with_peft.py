@@ -17,8 +17,8 @@ from silotune.models.forward.generation import GenerationOptions, generate_ids
 from silotune.models.forward.mixing import MixEntry
 from silotune.models.tuners import TUNERS, Delta
 from silotune.models.tuners.base import MergedAdapter
+from silotune.models.tuners.part_modules import TokenMixer
 from silotune.models.tuners.target_modules import is_linear
-from silotune.models.tuners.token_mixer import TokenMixer
 from tests.support.chats import conversations, write_lines
 from tests.support.decoder_families import EXPERTS, HYBRID, backbone_of, language_model, tokenizer
 from tests.support.views import encoded_views

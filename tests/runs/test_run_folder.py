@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from silotune.cli.main import main
-from silotune.core.locking import LOCK_FILE
+from silotune.core.files import LOCK_FILE
 from silotune.errors import InputError
 from tests.support.method_cases import same, snapshot
 
@@ -112,7 +112,7 @@ def test_a_file_that_another_tidies_up_meanwhile_is_no_error(federate, monkeypat
 HOLD = """
 import sys, time
 from pathlib import Path
-from silotune.core.locking import folder_lock
+from silotune.core.files import folder_lock
 with folder_lock(Path(sys.argv[1])):
     print("claimed", flush=True)
     time.sleep(600)

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from silotune.config import Config, dump
-from silotune.data.loading import load_silos
+from silotune.data.loading import draw_labeled_rows, load_silos
 from silotune.data.row_folder import write_rows
-from silotune.data.server_rows import draw_labeled_rows
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.job import Job
 from silotune.distributed.flower.link import Arrival

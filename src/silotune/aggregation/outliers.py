@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from silotune.aggregation.update import Update
-from silotune.core.norms import total_norm
-from silotune.core.tensors import JoinedLayout, Tensors
+from silotune.core.tensors import JoinedLayout, Tensors, total_norm
 from silotune.errors import SilotuneError
 
 WINDOW = 256 * 2**20

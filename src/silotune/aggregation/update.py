@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from silotune.core.norms import clipping_factor, iter_change, total_norm
-from silotune.core.tensors import State, Tensors
+from silotune.core.tensors import State, Tensors, clipping_factor, iter_change, total_norm
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from silotune.cli.result_table import mebibytes
-from silotune.core.locking import is_locked
+from silotune.core.files import is_locked, load_yaml
 from silotune.core.numeric import clock_text
-from silotune.core.yaml_text import load_yaml
 from silotune.errors import InputError
 from silotune.runs.scores import average_text
 from silotune.runs.storage.readers import events, read_summary

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from silotune.config.backbone import BackboneConfig
 from silotune.config.data import DataConfig, SiloConfig
-from silotune.config.input_errors import input_error
-from silotune.config.parse import differences, dump, load_config, load_resolved, validated
-from silotune.config.presets import preset_names, preset_text, preset_tree
+from silotune.config.parse import (
+    differences,
+    dump,
+    load_config,
+    load_resolved,
+    preset_names,
+    preset_text,
+    preset_tree,
+    validated,
+)
 from silotune.config.schema import Config
-from silotune.config.section import Choice
+from silotune.config.section import Choice, input_error
 from silotune.config.train import TrainConfig
 
 __all__ = [

@@ -14,7 +14,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema
 from typing_extensions import override
 
-from silotune.config.presets import preset_names
+from silotune.config.parse import preset_names
 from silotune.config.registries import METHODS, TUNERS, Registry
 from silotune.config.schema import Config
 from silotune.config.section import Choice, ExtensibleSection, Section

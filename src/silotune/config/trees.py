@@ -11,8 +11,7 @@ import yaml
 
 from silotune.config.schema import Config
 from silotune.config.section import Choice, Section, has_effect
-from silotune.core.files import decode_text
-from silotune.core.yaml_text import load_yaml
+from silotune.core.files import decode_text, load_yaml
 from silotune.errors import InputError
 
 Tree = dict[str, Any]

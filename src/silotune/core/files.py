@@ -1,4 +1,4 @@
-"""Read and replace files; a reader sees the old content or the new, never half of it."""
+"""Read, replace and lock files, and read YAML; a reader sees the old content or the new, never half of it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import errno
 import json
 import os
 import shutil
-from contextlib import suppress
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import yaml
+from filelock import FileLock, Timeout
 
 from silotune.errors import InputError
 
@@ -93,3 +97,75 @@ def _replace(path: Path, content: bytes, suffix: str) -> None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     temporary.replace(path)
+
+
+LOCK_FILE = ".lock"
+"""Name of the lock file; it exists while the folder is locked."""
+
+
+@contextmanager
+def folder_lock(path: Path, patience: float = 0.0) -> Iterator[None]:
+    """Lock a folder for this process. The operating system releases the lock when the process ends.
+
+    Args:
+        path: the folder; it is made if missing.
+        patience: seconds to wait for another process to release the lock.
+    """
+    make_folder(path, f"--out {path}")
+    lock = FileLock(path / LOCK_FILE)
+    try:
+        lock.acquire(timeout=patience, poll_interval=0.1)
+    except Timeout:
+        raise InputError(f"{path}: another process is at work there; wait for it, or end it") from None
+    except OSError as error:
+        raise InputError(f"--out {path}: cannot be locked ({error.strerror})") from error
+    try:
+        yield
+    finally:
+        with suppress(PermissionError):  # Windows removes no open file; there the release removes it
+            (path / LOCK_FILE).unlink(missing_ok=True)  # before the release: the next process makes a new one
+        lock.release()
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process has locked a folder; True if the system cannot tell."""
+    file = path / LOCK_FILE
+    if not file.exists():
+        return False
+    try:
+        with FileLock(file, timeout=0):
+            return False
+    except (Timeout, OSError):
+        return True
+
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _Loader(_LOADER):  # type: ignore[misc]
+    """A safe loader that refuses a key given twice; YAML itself would keep its last value."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} appears twice", key.start_mark)
+            seen.add(str(key.value))
+        found: dict[Hashable, Any] = super().construct_mapping(node, deep)
+        return found
+
+
+def load_yaml(text: str) -> Any:
+    """Return the value of a YAML text.
+
+    Raises:
+        yaml.YAMLError: it is no YAML, or has a key twice.
+        ValueError: a value cannot be, such as the 99th of a month.
+    """
+    return yaml.load(text, _Loader)
+
+
+def dump_yaml(tree: Any) -> str:
+    """Return a value as YAML, mappings in their order."""
+    return str(yaml.dump(tree, Dumper=_DUMPER, sort_keys=False, allow_unicode=True))

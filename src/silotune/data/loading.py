@@ -1,20 +1,110 @@
-"""Load the rows of all silos of a run: own files, data folders, the hub, or one data set that is partitioned."""
+"""Load and split the rows of a run's silos: own files, data folders, the hub, or one data set that is partitioned."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from silotune.config import Config, DataConfig
+from silotune.core.randomness import sampler
 from silotune.data.folders import read_folder, task_folders
 from silotune.data.hub import HUB, HubSet, read_hub_set
 from silotune.data.own_silos import own_sets
 from silotune.data.partition import partition_by_value, partition_rows, silo_names
-from silotune.data.rows import LabeledSet, SiloData, Splits, check_silo
-from silotune.data.splits import SplitRule, split
+from silotune.data.rows import LabeledSet, Row, SiloData, Splits, check_silo
 from silotune.data.tasks import KINDS, Task, make_task, numbered_positive
 from silotune.errors import InputError, unknown_name_error
+
+if TYPE_CHECKING:
+    from silotune.config.coordinator import ServerConfig
+
+
+Units = list[list[Row]]
+"""The rows of each unit."""
+
+
+@dataclass(frozen=True)
+class SplitRule:
+    """How rows become splits.
+
+    Args:
+        merge: join train and validation, cap them at `rows_per_silo` and split by `ratio` (FedMCP, section V-A).
+            Otherwise the published splits are kept. A missing validation split is then cut from the training rows
+            beyond `train_rows` (a tenth of all if there are none; nothing if `validation_rows` is 0), and without a
+            test split the validation split serves as test split.
+        halve: if only one of validation and test exists, halve it into both instead.
+        ratio: shares of train, validation and test for `merge`.
+        rows_per_silo: cap before the split with `merge`, else a cap of train alone.
+        train_rows: cap of the training split.
+        validation_rows: cap of the validation split.
+        test_rows: cap of the test split.
+    """
+
+    merge: bool = False
+    halve: bool = False
+    ratio: tuple[float, float, float] = (0.6, 0.2, 0.2)
+    rows_per_silo: int | None = None
+    train_rows: int | None = None
+    validation_rows: int | None = None
+    test_rows: int | None = None
+
+
+def split(published: Splits, rule: SplitRule, seed: int, silo: str) -> Splits:
+    """Make a silo's splits; its name and the seed are part of the purpose of the shuffles."""
+    if rule.merge and published.test:
+        raise InputError(f"silo {silo!r}: data.merge=true would throw its test split away; set data.merge=false")
+    make = _split_merged if rule.merge else _complete
+    train, validation, test = make(published, rule, seed, silo)
+    return Splits(
+        _rows(train[: rule.train_rows]), _rows(validation[: rule.validation_rows]), _rows(test[: rule.test_rows])
+    )
+
+
+def _split_merged(published: Splits, rule: SplitRule, seed: int, silo: str) -> tuple[Units, Units, Units]:
+    units = _shuffled(published.train + published.validation, seed, silo, "merged")[: rule.rows_per_silo]
+    train, validation = (round(share * len(units)) for share in rule.ratio[:2])
+    end = train + validation
+    if not 0 < train < end < len(units):
+        shares = ":".join(f"{share:g}" for share in rule.ratio)
+        raise InputError(
+            f"silo {silo!r}: {len(units)} rows are too few to split {shares} into train, validation and test"
+        )
+    return units[:train], units[train:end], units[end:]
+
+
+def _complete(published: Splits, rule: SplitRule, seed: int, silo: str) -> tuple[Units, Units, Units]:
+    train, validation, test = (
+        _shuffled(getattr(published, name), seed, silo, name) for name in ("train", "validation", "test")
+    )
+    if rule.halve and bool(validation) != bool(test):
+        held_out = validation or test
+        validation, test = held_out[: len(held_out) // 2], held_out[len(held_out) // 2 :]
+    if not test:
+        validation, test = [], validation
+    if not test:
+        raise InputError(f"silo {silo!r}: the data set has neither a test nor a validation split")
+    if not validation and rule.validation_rows != 0:
+        most = len(train) - max(1, round(0.1 * len(train)))
+        kept = most if rule.train_rows is None else min(rule.train_rows, most)
+        train, validation = train[:kept], train[kept:]
+    return train[: rule.rows_per_silo], validation, test
+
+
+def _shuffled(rows: Sequence[Row], seed: int, silo: str, purpose: str) -> Units:
+    """Return the rows of each unit, the units in an order that is drawn."""
+    units: dict[object, list[Row]] = {}
+    for index, row in enumerate(rows):
+        units.setdefault(row.unit or index, []).append(row)
+    shuffled = list(units.values())
+    sampler(seed, "rows", purpose, silo).shuffle(shuffled)
+    return shuffled
+
+
+def _rows(units: Units) -> list[Row]:
+    return [row for unit in units for row in unit]
 
 
 def load_silos(config: Config) -> list[SiloData]:
@@ -189,3 +279,38 @@ def _renamed(task: Task, name: str, wanted: list[str] | None) -> Task:
         raise InputError(f"data.labels: {len(wanted)} names, but {task.name!r} has {len(task.labels)}: {labels}")
     positive = wanted[task.positive_index] if task.positive else ""
     return replace(task, name=name, labels=tuple(wanted), positive=positive)
+
+
+NO_LABEL = -1
+"""Label of rows without one; it is no class index, so a loss that uses it fails."""
+
+
+def without_labels(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows without label and answer."""
+    return [replace(row, label=NO_LABEL, answer="") for row in rows]
+
+
+def draw_labeled_rows(data: Sequence[SiloData], server: ServerConfig, seed: int) -> SiloData:
+    """Draw the coordinator's labeled rows from all silos' training rows, balanced by label.
+
+    The silos keep the drawn rows. The draw depends on the rows and the seed, but not on their division among silos.
+    """
+    task = data[0].task
+    task_names = sorted({silo.task.name for silo in data})
+    if len(task_names) > 1 or task.kind != "classification":
+        raise InputError(f"server: labeled rows are of one classification task, found {', '.join(task_names)}")
+    if server.labels_per_class is None and server.labelled_rows is None:
+        raise InputError("server.labels_per_class: say how many labeled rows of each label the coordinator has")
+    chosen: list[Row] = []
+    rows = sorted((row for silo in data for row in silo.splits.train), key=lambda row: (row.label, row.texts))
+    for label, name in enumerate(task.labels):
+        of_label = [row for row in rows if row.label == label]
+        each, more = divmod(server.labelled_rows or 0, len(task.labels))
+        wanted = server.labels_per_class or each + (label < more)
+        if wanted > len(of_label):
+            key = "labels_per_class" if server.labels_per_class else "labelled_rows"
+            raise InputError(
+                f"server.{key}: {wanted} rows of label {name!r} are asked for, but there are only {len(of_label)}"
+            )
+        chosen += sampler(seed, "labelled", name).sample(of_label, wanted)
+    return SiloData("coordinator", task, Splits(train=chosen))

@@ -236,7 +236,7 @@ def status(
     ] = False,
 ) -> None:
     """Show the state of a coordinator and its silos, or of a silo's processes and its link."""
-    from silotune.core.locking import is_locked
+    from silotune.core.files import is_locked
     from silotune.deploy.printing import days_text, print_status
     from silotune.deploy.settings import CoordinatorSettings, read_party
     from silotune.deploy.status import federation_status

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from silotune.core.yaml_text import dump_yaml
+from silotune.core.files import dump_yaml
 from silotune.deploy.certificates import (
     KeyPair,
     days_left,

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from silotune.config import Config
-from silotune.core.yaml_text import dump_yaml
+from silotune.core.files import dump_yaml
 from silotune.deploy.certificates import make_node_key, public_node_key
 from silotune.deploy.enrollment import enroll
 from silotune.deploy.files import filled, install, program, replace_content, require_absent, require_root, write_new

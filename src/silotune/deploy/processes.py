@@ -20,8 +20,7 @@ from typing import IO, Any
 
 from silotune.cli.termination import ended_by_sigterm
 from silotune.core.clock import log_line, logs_json, utc_now
-from silotune.core.files import write_text
-from silotune.core.locking import folder_lock, is_locked
+from silotune.core.files import folder_lock, is_locked, write_text
 from silotune.core.surroundings import require_posix
 from silotune.deploy.certificates import days_left
 from silotune.deploy.enrollment import ask, serve_enrollment

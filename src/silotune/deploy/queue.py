@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from silotune.core.clock import utc_now
-from silotune.core.locking import is_locked
+from silotune.core.files import is_locked
 from silotune.deploy.nodes import record_decision, transaction
 from silotune.deploy.settings import CoordinatorSettings
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, RunFollower, read_status

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from silotune.core.clock import utc_now
-from silotune.core.locking import is_locked
+from silotune.core.files import is_locked
 from silotune.deploy.nodes import flwr_environment
 from silotune.deploy.queue import QueuedRun, RunQueue
 from silotune.deploy.settings import CoordinatorSettings

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from silotune.config.input_errors import input_error
 from silotune.config.paths import resolve
-from silotune.config.section import Section
+from silotune.config.section import Section, input_error
 from silotune.config.trees import parse_tree
 from silotune.config.validators import Address, Name, is_address
 from silotune.core.files import decode_text

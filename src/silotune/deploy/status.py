@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silotune.core.clock import utc_now
-from silotune.core.locking import is_locked
+from silotune.core.files import is_locked
 from silotune.deploy.certificates import days_left
 from silotune.deploy.nodes import node_statuses, registered_nodes
 from silotune.deploy.queue import STATES, QueuedRun, RunQueue

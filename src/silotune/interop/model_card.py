@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from silotune.core.files import dump_yaml
 from silotune.core.numeric import score_text
-from silotune.core.yaml_text import dump_yaml
 from silotune.data.metrics import lower_is_better
 
 DEFAULT_BASE = "sentence-transformers/all-MiniLM-L6-v2"

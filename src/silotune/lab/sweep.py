@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from silotune.config import Config, dump, load_config
 from silotune.config.keys import Keys
 from silotune.core.determinism import numerics
-from silotune.core.files import make_folder, write_text
+from silotune.core.files import dump_yaml, make_folder, write_text
 from silotune.core.notebook import html_table
 from silotune.core.numeric import mean_ignoring_none
 from silotune.core.workers import Workers, end_unguarded_worker
-from silotune.core.yaml_text import dump_yaml
 from silotune.data.loading import load_absent, load_silos
 from silotune.data.metrics import lower_is_better
 from silotune.data.rows import Row

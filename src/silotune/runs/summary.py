@@ -14,8 +14,7 @@ from silotune.core.tensors import count_parameters, digest_of_sorted
 from silotune.data.metrics import LOSS_METRICS
 from silotune.data.scores import constant_score
 from silotune.data.templates import CHAT
-from silotune.evaluation.backdoor import overall
-from silotune.evaluation.federation_scores import all_share_one_model, mean_score
+from silotune.evaluation.federation_scores import all_share_one_model, mean_score, overall
 from silotune.evaluation.personalization import join, unseen
 from silotune.models.heads import LanguageModelHead
 from silotune.models.tuners import tuner_of

@@ -19,8 +19,7 @@ from silotune.communication.messages import (
 )
 from silotune.communication.privacy.budget import Privacy
 from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline
-from silotune.core.norms import change_of, iter_change, total_norm
-from silotune.core.tensors import State, Tensors, flatten
+from silotune.core.tensors import State, Tensors, change_of, flatten, iter_change, total_norm
 from silotune.methods.parts import Part, Scope
 from silotune.training.local_round import LocalResult
 from silotune.training.local_trainer import LocalTrainer

@@ -14,7 +14,7 @@ from silotune.config import registries
 from silotune.config import uplink as words_of_the_uplink
 from silotune.errors import InputError
 from silotune.runs.build.builder import build
-from silotune.runs.build.privacy import ACCOUNTS, make_privacy
+from silotune.runs.build.coordinator import ACCOUNTS, make_privacy
 from silotune.runs.build.resolve import read_config
 from silotune.runs.run_result import load_run
 from silotune.training.client import USES, SiloClient

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from silotune.config.evaluation import EvaluationConfig
+from silotune.config.schema import EvaluationConfig
 from silotune.data.rows import Row
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import current_model_state

@@ -13,8 +13,7 @@ import torch
 from silotune.aggregation.update import Update
 from silotune.communication.privacy.mechanisms import Gaussian
 from silotune.communication.privacy.noise_stream import noise_stream_for
-from silotune.core.norms import change_of, clip_to_norm
-from silotune.core.tensors import Tensors
+from silotune.core.tensors import Tensors, change_of, clip_to_norm
 
 COORDINATOR = ":coordinator"
 

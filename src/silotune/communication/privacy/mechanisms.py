@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from silotune.communication.privacy.noise_stream import NoiseStream
-from silotune.core.norms import Norm, clip_to_norm
-from silotune.core.tensors import Tensors
+from silotune.core.tensors import Norm, Tensors, clip_to_norm
 
 
 @dataclass(frozen=True)

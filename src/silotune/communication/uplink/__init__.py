@@ -54,7 +54,7 @@ def _gaussian(config: UplinkConfig) -> UplinkStep:
 
 
 NOISES: dict[str, Callable[[UplinkConfig], UplinkStep]] = {"laplace": _laplace, "gaussian": _gaussian}
-"""Name → the noise step of a configuration; `runs/build/privacy.py` `ACCOUNTS` has the cost of each."""
+"""Name → the noise step of a configuration; `runs/build/coordinator.py` `ACCOUNTS` has the cost of each."""
 
 
 def _steps(config: UplinkConfig) -> tuple[UplinkStep, ...]:

@@ -17,16 +17,14 @@ from silotune.config import Config, dump
 from silotune.config.uplink import PrivacyConfig
 from silotune.core.clock import current_user, log_line
 from silotune.core.determinism import set_numerics
-from silotune.core.files import write_text
-from silotune.core.locking import folder_lock
+from silotune.core.files import folder_lock, write_text
 from silotune.core.records import Records
 from silotune.core.tensors import digest, flatten
 from silotune.data.row_folder import read_rows
 from silotune.data.rows import SiloData
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.coordinator.engine import FlowerEngine
-from silotune.distributed.coordinator.job import Job
-from silotune.distributed.coordinator.run_registry import AdmissionPolicy, RunRegistry, SiloInfo
+from silotune.distributed.coordinator.job import AdmissionPolicy, Job, RunRegistry, SiloInfo
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, RunStatus
 from silotune.distributed.flower.link import ConnectionLost, Link
 from silotune.distributed.protocol.agreement import check_federated, wire_config

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from silotune.core.clock import utc_now
-from silotune.core.files import read_json, write_text
-from silotune.core.locking import is_locked
+from silotune.core.files import is_locked, read_json, write_text
 from silotune.distributed.protocol.frames import Frame, peek_kind
 from silotune.errors import InputError, SilotuneError
 

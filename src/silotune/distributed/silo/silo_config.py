@@ -16,9 +16,8 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from silotune.communication.privacy.budget import DELTA
 from silotune.config.backbone import BackboneConfig
 from silotune.config.data import SiloConfig
-from silotune.config.input_errors import input_error
 from silotune.config.paths import absolute, resolve
-from silotune.config.section import Section
+from silotune.config.section import Section, input_error
 from silotune.config.trees import parse_tree
 from silotune.config.validators import Device, Name
 from silotune.core.files import decode_text

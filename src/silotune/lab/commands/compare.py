@@ -135,7 +135,7 @@ def _preview(cells: Sequence[Cell]) -> None:
 
 def read_papers() -> dict[str, Any]:
     """Return `presets/papers.yaml`: paper → its title, and its tables and figures with the commands that make them."""
-    from silotune.core.yaml_text import load_yaml
+    from silotune.core.files import load_yaml
 
     return dict(load_yaml((resources.files("silotune") / "presets" / "papers.yaml").read_text(encoding="utf-8")))
 

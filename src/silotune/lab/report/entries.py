@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from silotune.config.trees import flat
-from silotune.core.yaml_text import load_yaml
+from silotune.core.files import load_yaml
 from silotune.errors import InputError
 from silotune.runs.storage.readers import events, read_summary
 

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from silotune.core.tensors import Tensors
+from silotune.core.tensors import Tensors, draw_linear
 from silotune.data.tasks import Task, TaskKind
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.stored_model import is_causal
 from silotune.models.forward.views import View
 from silotune.models.heads.base import Head, Pooling
-from silotune.models.initializers import draw_linear
 
 if TYPE_CHECKING:
     from silotune.config.head import HeadConfig

@@ -7,19 +7,16 @@ from typing import TypeVar
 from silotune.config import registries
 from silotune.config.registries import Registry
 from silotune.models.tuners.base import Tuner, TunerOptions, Weight, WeightedTensors
-from silotune.models.tuners.bitfit import BitFit
 from silotune.models.tuners.bottleneck import Bottleneck
 from silotune.models.tuners.delta import Delta
 from silotune.models.tuners.dora import DoRA
-from silotune.models.tuners.full import Full
+from silotune.models.tuners.full import BitFit, Full
 from silotune.models.tuners.ia3 import IA3
 from silotune.models.tuners.loha import LoHa
 from silotune.models.tuners.lora import LoRA
+from silotune.models.tuners.part_modules import TensorGroup, TokenMixer, token_weight, tuner_of
 from silotune.models.tuners.prefix import PrefixTuning
-from silotune.models.tuners.prompt import PromptTuning
-from silotune.models.tuners.ptuning import PTuning
-from silotune.models.tuners.tensor_group import TensorGroup, tuner_of
-from silotune.models.tuners.token_mixer import TokenMixer, token_weight
+from silotune.models.tuners.prompts import PromptTuning, PTuning
 from silotune.models.tuners.vera import VeRA
 
 _ALL: tuple[type[Tuner], ...] = (

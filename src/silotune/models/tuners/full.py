@@ -1,19 +1,32 @@
-"""Full fine-tuning: a part holds every weight of the backbone and replaces it (FedAvg's original form)."""
+"""Train the backbone's own weights: all of them, or offsets of bias terms alone (BitFit, Ben Zaken et al. 2022)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from pydantic import Field
+from torch import Tensor, nn
 from typing_extensions import override
 
 from silotune.core.tensors import Tensors, copy
 from silotune.data.tasks import Task
 from silotune.errors import InputError
+from silotune.models.backbone.architectures import ARCHITECTURES
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import ForwardPlan
-from silotune.models.tuners.base import MergedAdapter, Tuner, TunerOptions, Weight, WeightedTensors, weighted_sum
+from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
+from silotune.models.tuners.base import (
+    MergedAdapter,
+    Tuner,
+    TunerOptions,
+    Weight,
+    WeightedTensors,
+    per_row,
+    weighted_sum,
+)
+from silotune.models.tuners.target_modules import TargetModuleOptions, is_linear
 
 
 class FullOptions(TunerOptions):
@@ -63,3 +76,87 @@ def interpolate(mix: Sequence[WeightedTensors]) -> Tensors:
     if len(mix) == 1:
         return mix[0].tensors
     return weighted_sum(mix)
+
+
+_WITHOUT_BIASES = ("llama", "mistral", "modernbert", "qwen3", "t5")
+"""Families whose published models have no bias terms."""
+
+
+class BitFitOptions(TargetModuleOptions):
+    """The options of BitFit."""
+
+    sites: tuple[str, ...] = Field(
+        ("*",),
+        description="patterns of module names, e.g. `encoder.layer.*`; by default every linear layer and layer norm",
+    )
+
+
+class BitFit(Tuner):
+    """Trains every bias of the backbone's linear layers and layer norms (the embeddings' norm included).
+
+    Each module has one tensor `<module>.bias` of shape (out,), an offset that is **added** to the pretrained bias. It
+    starts at zero. Adding it to the module's output equals replacing the bias, and allows mixes per row and frozen
+    weights in half precision. A mix adds `Σ weight·offset`; weights that sum to 1 interpolate the biases.
+    """
+
+    name = "bitfit"
+    Options = BitFitOptions
+    module_tensors = ("bias",)
+
+    @override
+    def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
+        tensors: Tensors = {}
+        for name, module in backbone.base.named_modules():
+            bias = getattr(module, "bias", None)
+            if isinstance(bias, Tensor) and (is_linear(module) or isinstance(module, nn.LayerNorm)):
+                tensors[f"{name}.bias"] = torch.zeros(bias.shape)
+        if not tensors:
+            families = ", ".join(name for name in sorted(ARCHITECTURES) if name not in _WITHOUT_BIASES)
+            raise InputError(
+                f"tuner: bitfit has nothing to train, {backbone.model_type} has no biases; it works on {families}"
+            )
+        patterns = cast(BitFitOptions, self.options).sites
+        selected = {
+            name: tensor
+            for name, tensor in tensors.items()
+            if any(fnmatchcase(name.removesuffix(".bias"), pattern) for pattern in patterns)
+        }
+        if not selected:
+            examples = ", ".join(list(tensors)[:3])
+            raise InputError(f"tuner.sites: bitfit finds no bias for {','.join(patterns)}; there are {examples}, …")
+        return selected
+
+    @override
+    def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
+        for name in mix[0].tensors:
+            plan.outputs[name.removesuffix(".bias")].append(_add_offset(mix, name))
+
+    @override
+    def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
+        """Merge parts into the weighted sum of their offsets."""
+        return MergedAdapter(weighted_sum(mix), self.options.model_dump(mode="json"))
+
+    @override
+    def weight_delta(self, adapter: MergedAdapter, module: str, layer: nn.Module) -> Tensors:
+        return {"bias": adapter.tensors[f"{module}.bias"].double()}
+
+    @override
+    def native_config(self, adapter: MergedAdapter) -> dict[str, Any]:
+        return {
+            "computes": "y + bias, where y is the module's output (so the pretrained bias moves by `bias`)",
+        }
+
+
+def _add_offset(mix: Sequence[WeightedTensors], name: str) -> OutputChange:
+    """Add the mix's offsets to y of shape (rows, tokens, out)."""
+
+    def change(_: Tensor, y: Tensor) -> Tensor:
+        offset: float | Tensor = 0.0
+        for part in mix:
+            bias = part.tensors[name]
+            weight = per_row(part.weight, y)
+            weight = weight.to(bias.dtype) if isinstance(weight, Tensor) else weight
+            offset = offset + weight * bias
+        return y + cast(Tensor, offset).to(y.dtype)
+
+    return change

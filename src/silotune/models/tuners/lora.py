@@ -16,14 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from typing_extensions import override
 
 from silotune.core.randomness import generator as derived_generator
-from silotune.core.tensors import Tensors
+from silotune.core.tensors import Tensors, uniform
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.quantization import NONE
 from silotune.models.backbone.segments import Segments
-from silotune.models.initializers import uniform
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors
 from silotune.models.tuners.low_rank_update import add_to_experts, add_update, add_update_to_segments, trains
 from silotune.models.tuners.peft_import import read_peft_lora

@@ -10,14 +10,13 @@ from pydantic import Field
 from torch import Tensor, nn
 from typing_extensions import override
 
-from silotune.core.tensors import Tensors
+from silotune.core.tensors import Tensors, draw_linear
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.models.backbone.architectures import families_with_prefix
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.virtual_tokens import Prefix
-from silotune.models.initializers import draw_linear
 from silotune.models.tuners.base import MergedAdapter, TunerOptions, WeightedTensors
 from silotune.models.tuners.prompt_base import (
     PROMPT_TENSOR,

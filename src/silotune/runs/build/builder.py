@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from silotune.config import Config
-from silotune.data.cuts import ANY_LENGTH, MOST_LOOKED_AT, count_cuts, cut_text
-from silotune.data.loading import load_absent, load_silos
+from silotune.data.loading import draw_labeled_rows, load_absent, load_silos
 from silotune.data.row_checks import MOST_WARNINGS, as_one, token_warnings, warnings_of
 from silotune.data.rows import SiloData
-from silotune.data.server_rows import draw_labeled_rows
+from silotune.data.tokenized import ANY_LENGTH, MOST_LOOKED_AT, count_cuts, cut_text
 from silotune.errors import InputError
 from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone

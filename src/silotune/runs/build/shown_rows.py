@@ -8,12 +8,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from silotune.config import Config
-from silotune.data.cuts import ANY_LENGTH, count_cuts, cut_text
 from silotune.data.generation_rows import row_format
 from silotune.data.row_checks import describe_rows, spread
 from silotune.data.rows import SiloData, known_text
 from silotune.data.tasks import KINDS
-from silotune.data.tokenized import TokenizedRows
+from silotune.data.tokenized import ANY_LENGTH, TokenizedRows, count_cuts, cut_text
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import silence_transformers

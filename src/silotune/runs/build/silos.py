@@ -10,11 +10,10 @@ from silotune.communication.privacy.noise_stream import NoiseStream
 from silotune.config import Config
 from silotune.core.clock import log_line
 from silotune.data.backdoor import Backdoor, check_trigger, make_backdoor
-from silotune.data.cuts import ANY_LENGTH
+from silotune.data.loading import without_labels
 from silotune.data.rows import Row, SiloData
-from silotune.data.server_rows import without_labels
 from silotune.data.tasks import Task
-from silotune.data.tokenized import TokenizedRows
+from silotune.data.tokenized import ANY_LENGTH, TokenizedRows
 from silotune.errors import InputError
 from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone

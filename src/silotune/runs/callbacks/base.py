@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from silotune.core.files import load_yaml
 from silotune.core.numeric import mean_ignoring_none
-from silotune.core.yaml_text import load_yaml
 from silotune.methods.step import EVENT_KEYS
 from silotune.runs.engines.base import Progress
 from silotune.runs.storage.readers import EVENTS

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
-from silotune.evaluation.backdoor import with_attack
-from silotune.evaluation.federation_scores import mean_score, measure_silos, score_silos, summary_entries
+from silotune.evaluation.federation_scores import mean_score, measure_silos, score_silos, summary_entries, with_attack
 from silotune.evaluation.personalization import score_test_time
 from silotune.runs.engines.base import Broadcast, Engine, Progress, Scores
 from silotune.runs.storage.checkpoints import Checkpoint, StateMemory, load_silo

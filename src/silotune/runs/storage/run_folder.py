@@ -16,10 +16,8 @@ from typing import Any
 from silotune.config import Config, differences
 from silotune.config.head import PLAIN, HeadConfig
 from silotune.core.clock import utc_now
-from silotune.core.files import make_folder, write_text
-from silotune.core.locking import LOCK_FILE, folder_lock
+from silotune.core.files import LOCK_FILE, folder_lock, load_yaml, make_folder, write_text
 from silotune.core.records import FILE as RECORDS
-from silotune.core.yaml_text import load_yaml
 from silotune.errors import OR_RESUME, InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.storage.checkpoints import Checkpoints
