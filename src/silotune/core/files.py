@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from filelock import FileLock, Timeout
 
 from silotune.errors import InputError
 
@@ -111,6 +110,8 @@ def folder_lock(path: Path, patience: float = 0.0) -> Iterator[None]:
         path: the folder; it is made if missing.
         patience: seconds to wait for another process to release the lock.
     """
+    from filelock import FileLock, Timeout  # a quarter of a second, which most commands do not need
+
     make_folder(path, f"--out {path}")
     lock = FileLock(path / LOCK_FILE)
     try:
@@ -129,6 +130,8 @@ def folder_lock(path: Path, patience: float = 0.0) -> Iterator[None]:
 
 def is_locked(path: Path) -> bool:
     """Return whether a process has locked a folder; True if the system cannot tell."""
+    from filelock import FileLock, Timeout
+
     file = path / LOCK_FILE
     if not file.exists():
         return False
