@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from silotune import InputError, read_config
-from silotune.config.attack import AttackConfig
+from silotune.config.data import AttackConfig
 from tests.support.command_line import Refused, Silotune
 
 RUN = ("run", "federation.yaml", "--out", "out")

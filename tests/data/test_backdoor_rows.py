@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from silotune.config.attack import AttackConfig
+from silotune.config.data import AttackConfig
 from silotune.data.backdoor import insert_triggers, make_backdoor
 from silotune.data.loading import load_silos
 from silotune.data.rows import Row, SiloData, Splits

@@ -8,10 +8,9 @@ import torch
 from scipy import stats
 from sklearn import metrics as sklearn_metrics
 
-from silotune.data.metrics import LABEL_SET_METRICS, NUMBER_METRICS
 from silotune.data.scores import constant_score, judge, label_set_scores, number_scores
-from silotune.data.tasks import Task
-from silotune.evaluation.bootstrap import Bootstrap
+from silotune.data.tasks import LABEL_SET_METRICS, NUMBER_METRICS, Task
+from silotune.evaluation.score_details import Bootstrap
 
 STS = Task("sts", (), "pearson_spearman", "regression")
 TOPICS = Task("topics", ("art", "law", "sport"), "micro_f1", "multilabel")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from silotune.data.folders import read_folder
 from silotune.data.loading import load_silos
+from silotune.data.own_silos import read_folder
 from silotune.data.row_folder import read_rows, write_rows
 from silotune.data.rows import Row, SiloData, Splits, known_text
 from silotune.data.targets import read_label_set, read_number, target_tensor

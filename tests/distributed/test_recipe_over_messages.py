@@ -7,7 +7,7 @@ import pytest
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
-from silotune.training.optimizer import KEPT
+from silotune.training.phase_optimizer import KEPT
 from tests.support.method_cases import logged
 from tests.support.session_rig import DirectLink, answering, job, local_configs
 

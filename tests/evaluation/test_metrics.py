@@ -13,8 +13,14 @@ from sklearn.calibration import calibration_curve as library_curve
 from silotune.data.scores import METRICS, Classified, exact_match, majority_score, roc_areas, rouge1, rouge_l, scores_of
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
-from silotune.evaluation.bootstrap import Bootstrap
-from silotune.evaluation.score_details import BINS, calibration_curve, label_details, log_loss, target_details
+from silotune.evaluation.score_details import (
+    BINS,
+    Bootstrap,
+    calibration_curve,
+    label_details,
+    log_loss,
+    target_details,
+)
 
 
 def drawn(rows: int, classes: int, seed: int, positive: int = -1) -> Classified:
@@ -117,7 +123,7 @@ def test_intervals_follow_from_seed_and_purpose():
 def test_pieces_are_the_same_draws(monkeypatch):
     rows = drawn(60, 3, 1)
     whole = Bootstrap(200, 1, "a").of_classes(rows)
-    monkeypatch.setattr("silotune.evaluation.bootstrap._MOST_NUMBERS", 64)
+    monkeypatch.setattr("silotune.evaluation.score_details._MOST_NUMBERS", 64)
     assert Bootstrap(200, 1, "a").of_classes(rows) == {name: pytest.approx(found) for name, found in whole.items()}
 
 

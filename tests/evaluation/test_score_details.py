@@ -12,10 +12,9 @@ from sklearn import metrics as library
 from silotune.data.scores import Classified
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
-from silotune.evaluation.bootstrap import Bootstrap
 from silotune.evaluation.instance_vectors import weigh
 from silotune.evaluation.predict import Measured
-from silotune.evaluation.score_details import label_details, score_details
+from silotune.evaluation.score_details import Bootstrap, label_details, score_details
 from silotune.methods import METHODS, Setting
 from silotune.methods.instance_weighting import INSTANCES
 from silotune.models.heads import HEADS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from silotune.data.folders import read_folder
+from silotune.data.own_silos import read_folder
 from silotune.data.rows import known_text
 from tests.support.command_line import Silotune
 

@@ -22,6 +22,7 @@ from silotune.core.tensors import State
 from silotune.errors import InputError
 from silotune.methods import METHODS
 from silotune.runs.build.resolve import read_config
+from silotune.runs.build.row_privacy import noised_phases
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.run import run
 from silotune.training import private_steps
@@ -29,7 +30,6 @@ from silotune.training.client import SiloClient, SiloReply
 from silotune.training.private_steps import PrivateGradient, PrivateSteps
 from silotune.training.row_privacy import RowPrivacy
 from silotune.training.silo import Silo
-from silotune.training.taint import noised_phases
 from tests.support.proof import double_backbone, in_double
 from tests.support.tiny import tiny_overrides
 

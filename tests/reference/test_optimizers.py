@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from silotune.config import TrainConfig
-from silotune.training.optimizer import make_optimizer
+from silotune.training.phase_optimizer import make_optimizer
 
 STEPS = 4
 

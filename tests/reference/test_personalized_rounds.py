@@ -7,7 +7,7 @@ import torch
 
 from silotune.core.tensors import copy
 from silotune.methods.parts import Scope, names_with
-from silotune.models.tuners.token_weight import TokenWeight
+from silotune.models.tuners.base import TokenWeight
 from silotune.training.silo import SiloState
 from tests.support.rounds_by_hand import WORDS, Stage, descended
 from tests.support.silos_by_hand import TWO, assert_models, averaged, constant, loss_of, run_rounds, set_up

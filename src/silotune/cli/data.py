@@ -128,7 +128,7 @@ def _may_share_head(config: Config, silos: list[SiloData]) -> bool:
 def _compare_templates(config: Config, silos: list[SiloData], as_json: bool) -> None:
     """Print what each template scores on rows that are not test rows, and which one is better."""
     from silotune.core.numeric import score_text
-    from silotune.data.metrics import metric_title
+    from silotune.data.tasks import metric_title
     from silotune.runs.backbone_scores import score_templates
 
     found = score_templates(config, silos)
@@ -233,7 +233,7 @@ def _shown(
 
 def _rows_table(described: dict[str, Any]) -> Table:
     """Return the table of tasks and numbers of rows."""
-    from silotune.data.metrics import metric_title
+    from silotune.data.tasks import metric_title
 
     table = Table(title="1 silo" if len(described) == 1 else f"{len(described)} silos")
     for column in ("silo", "task", "format", "metric"):

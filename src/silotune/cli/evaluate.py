@@ -129,7 +129,7 @@ def _untouched(backbone: str, data: str, words: list[str], text: str | None, lab
 
 def _tables(scores: Evaluation) -> list[Table]:
     """Return the tables of all metrics, and of precision, recall and F1 per class."""
-    from silotune.data.metrics import metric_title
+    from silotune.data.tasks import metric_title
 
     table = Table(title=escape(scores.title))
     table.add_column("metric")

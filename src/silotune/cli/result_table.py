@@ -8,7 +8,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from silotune.data.metrics import lower_is_better, metric_title
+from silotune.data.tasks import lower_is_better, metric_title
 from silotune.runs.scores import AVERAGE, TITLES, backbones_text, baseline_of, metrics_of, ranks, score_of, silo_metric
 
 _FACTS: dict[str, Callable[[dict[str, Any]], str]] = {

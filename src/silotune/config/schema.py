@@ -6,10 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from silotune.config.attack import AttackConfig
 from silotune.config.backbone import BackboneConfig, PrecisionConfig
 from silotune.config.coordinator import AggregationConfig, FederationConfig, ServerConfig
-from silotune.config.data import DATA_SOURCES, DataConfig, PartitionConfig, SiloConfig
+from silotune.config.data import DATA_SOURCES, AttackConfig, DataConfig, PartitionConfig, SiloConfig
 from silotune.config.head import GenerationConfig, HeadConfig
 from silotune.config.section import Choice, Section
 from silotune.config.train import CacheConfig, CohortSize, SamplingConfig, StateConfig, TrainConfig

@@ -103,7 +103,7 @@ Metric = Literal[
     "loss",
     "perplexity",
 ]
-"""The metrics of tasks; which a task may have depends on its kind (`data/metrics.py`)."""
+"""The metrics of tasks; which a task may have depends on its kind (`data/tasks.py`)."""
 
 
 def _device_name(name: str) -> str:

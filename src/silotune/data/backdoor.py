@@ -21,7 +21,7 @@ from silotune.errors import InputError, unknown_name_error
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from silotune.config.attack import AttackConfig
+    from silotune.config.data import AttackConfig
 
 Texts = tuple[str, ...]
 

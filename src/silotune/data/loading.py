@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from silotune.config import Config, DataConfig
 from silotune.core.randomness import sampler
-from silotune.data.folders import read_folder, task_folders
 from silotune.data.hub import HUB, HubSet, read_hub_set
-from silotune.data.own_silos import own_sets
+from silotune.data.own_silos import own_sets, read_folder, task_folders
 from silotune.data.partition import partition_by_value, partition_rows, silo_names
 from silotune.data.rows import LabeledSet, Row, SiloData, Splits, check_silo
 from silotune.data.tasks import KINDS, Task, make_task, numbered_positive

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from silotune.data.chat_template import ChatTemplate
-from silotune.data.metrics import metric_title
 from silotune.data.rows import Row, SiloData, Splits
 from silotune.data.targets import label_set_of, number_of
-from silotune.data.tasks import Task, label_spelling
+from silotune.data.tasks import Task, label_spelling, metric_title
 from silotune.data.tokenized import TokenizedRows
 
 SPLITS = ("train", "validation", "test")

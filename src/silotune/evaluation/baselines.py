@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from silotune.data.metrics import LOSS_METRICS
 from silotune.data.rows import Row, SiloData
 from silotune.data.scores import judge
 from silotune.data.targets import target_tensor
-from silotune.data.tasks import Task
+from silotune.data.tasks import LOSS_METRICS, Task
 
 MAJORITY, MEAN, BAG_OF_WORDS = "majority", "mean", "bag_of_words"
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from silotune.core.numeric import mean_ignoring_none
 from silotune.core.tensors import State
-from silotune.data.metrics import LOSS
 from silotune.data.scores import accuracy
+from silotune.data.tasks import LOSS
 from silotune.evaluation.instance_vectors import personalized_state
 from silotune.evaluation.predict import Measured, logits, measure
 from silotune.methods.parts import Scope, names_with

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from silotune.core.tensors import State
 from silotune.data.batching import Batch, evaluation_batches
-from silotune.data.metrics import LOSS_METRICS
 from silotune.data.scores import LOSS_SCORES, TEXT_SCORES, exact_match, judge
+from silotune.data.tasks import LOSS_METRICS
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.evaluation.instance_vectors import weigh

@@ -7,7 +7,7 @@ from typing import Any
 
 from silotune.core.files import dump_yaml
 from silotune.core.numeric import score_text
-from silotune.data.metrics import lower_is_better
+from silotune.data.tasks import lower_is_better
 
 DEFAULT_BASE = "sentence-transformers/all-MiniLM-L6-v2"
 """Name on the Hugging Face hub of the backbone `default`."""

@@ -16,8 +16,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.mixing import joined_tensors, members, parts_in, resolve_weights
 from silotune.models.heads import Head
 from silotune.models.tuners import TUNERS, Tuner, Weight, WeightedTensors, tuner_of
-from silotune.models.tuners.base import MergedAdapter
-from silotune.models.tuners.token_weight import TokenWeight
+from silotune.models.tuners.base import MergedAdapter, TokenWeight
 from silotune.runs.personal_model import PersonalModel
 
 WORDS = {"global": Scope.SHARED, "private": Scope.PRIVATE, "mixed": None, "merged": None}

@@ -25,8 +25,8 @@ from silotune.core.notebook import html_table
 from silotune.core.numeric import mean_ignoring_none
 from silotune.core.workers import Workers, end_unguarded_worker
 from silotune.data.loading import load_absent, load_silos
-from silotune.data.metrics import lower_is_better
 from silotune.data.rows import Row
+from silotune.data.tasks import lower_is_better
 from silotune.errors import OR_RESUME, Diverged, InputError, SilotuneError, require_unused, unknown_name_error
 from silotune.lab.comparison import (
     BEST_FILE,

@@ -18,9 +18,8 @@ from silotune.config import Config
 from silotune.core.numeric import mean_ignoring_none
 from silotune.core.tensors import State, Tensors
 from silotune.data.loading import load_silos
-from silotune.data.metrics import LOSS_METRICS
 from silotune.data.scores import constant_score
-from silotune.data.tasks import Task
+from silotune.data.tasks import LOSS_METRICS, Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import current_model_state

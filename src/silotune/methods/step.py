@@ -17,7 +17,7 @@ from silotune.methods.parts import HEAD, Part
 from silotune.models.forward.mixing import Mix, parse_name, parts_in, resolve_weights
 from silotune.models.forward.views import View
 from silotune.models.heads import PLAIN, Head, LossRecipe
-from silotune.models.tuners.token_weight import TokenWeight
+from silotune.models.tuners.base import TokenWeight
 
 REFERENCE = "reference"
 """The view of the backbone without any part, for heads that read it (`Head.reads_reference`)."""

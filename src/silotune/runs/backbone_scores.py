@@ -11,15 +11,14 @@ from silotune.config import Config
 from silotune.config.head import PLAIN
 from silotune.core.numeric import mean_ignoring_none
 from silotune.data.loading import load_silos
-from silotune.data.metrics import lower_is_better
 from silotune.data.rows import SiloData, Splits
+from silotune.data.tasks import lower_is_better
 from silotune.data.templates import CHAT
 from silotune.errors import InputError
-from silotune.evaluation.bootstrap import LEVEL, Bootstrap
-from silotune.evaluation.score_details import score_details
+from silotune.evaluation.score_details import LEVEL, Bootstrap, score_details
 from silotune.evaluation.untouched import measure_untouched, with_shots
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.traits import has_chat_template
+from silotune.models.backbone.stored_model import has_chat_template
 from silotune.runs.build.model import build_model
 from silotune.runs.build.resolve import make_method, read_config, use_this_machine, with_chat_template, with_template
 from silotune.runs.build.validation import check_tasks

@@ -11,14 +11,13 @@ from silotune.config.tables import MEMORY_PREFIX, Table, table_rows
 from silotune.core.notebook import html_table
 from silotune.core.numeric import score_text
 from silotune.data.generation_rows import find_format, generation_rows, instruction_rows
-from silotune.data.metrics import metric_title
 from silotune.data.readers import Record, read_records, read_text, require_columns
 from silotune.data.rows import Row
 from silotune.data.targets import target_rows
+from silotune.data.tasks import metric_title
 from silotune.errors import InputError
-from silotune.evaluation.bootstrap import LEVEL, Bootstrap
 from silotune.evaluation.predict import logits, measure
-from silotune.evaluation.score_details import score_details
+from silotune.evaluation.score_details import LEVEL, Bootstrap, score_details
 from silotune.runs.personal_model import PersonalModel, load_model
 from silotune.runs.run_result import Run
 from silotune.runs.storage.scored_rows import write_predictions

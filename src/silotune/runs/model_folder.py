@@ -24,7 +24,7 @@ from silotune.methods.parts import Part, Scope
 from silotune.models.forward.mixing import resolve_weights
 from silotune.models.heads import Head
 from silotune.models.tuners import TUNERS, tuner_of
-from silotune.models.tuners.token_weight import TokenWeight
+from silotune.models.tuners.base import TokenWeight
 from silotune.runs.model_file import (
     MODEL_FILE,
     MODELS,

@@ -26,7 +26,7 @@ from silotune.models.forward.generation import generate
 from silotune.models.forward.mixing import resolve_weights
 from silotune.models.heads.lm import LanguageModelHead, prompt_rows
 from silotune.models.tuners import Tuner
-from silotune.models.tuners.token_weight import TokenWeight
+from silotune.models.tuners.base import TokenWeight
 from silotune.runs.model_file import MODEL_FILE, damage_named, model_folder, read_file, read_model_file, read_state
 from silotune.training.prediction import PredictionContext
 

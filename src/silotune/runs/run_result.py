@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from silotune.core.notebook import html_table, notebook_figure
 from silotune.core.numeric import score_text
-from silotune.data.metrics import lower_is_better, metric_title
+from silotune.data.tasks import lower_is_better, metric_title
 from silotune.errors import unknown_name_error
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.callbacks import RoundEnd

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.core.numeric import mean_ignoring_none, score_text
-from silotune.data.metrics import metric_title
-from silotune.data.tasks import METRICS_OF
+from silotune.data.tasks import METRICS_OF, metric_title
 from silotune.evaluation.baselines import BAG_OF_WORDS, MAJORITY, MEAN
 from silotune.evaluation.untouched import SHOWN, UNTOUCHED
 from silotune.runs.summary import averages

@@ -11,8 +11,8 @@ from torch import Tensor
 from silotune.config.head import HeadConfig
 from silotune.core.numeric import mean_ignoring_none
 from silotune.core.tensors import count_parameters, digest_of_sorted
-from silotune.data.metrics import LOSS_METRICS
 from silotune.data.scores import constant_score
+from silotune.data.tasks import LOSS_METRICS
 from silotune.data.templates import CHAT
 from silotune.evaluation.federation_scores import all_share_one_model, mean_score, overall
 from silotune.evaluation.personalization import join, unseen

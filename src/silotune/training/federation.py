@@ -8,8 +8,7 @@ from functools import cached_property
 
 from silotune.communication.privacy.budget import Privacy
 from silotune.config import Config
-from silotune.data.metrics import lower_is_better
-from silotune.data.tasks import Task
+from silotune.data.tasks import Task, lower_is_better
 from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
 from silotune.training.client import SiloClient

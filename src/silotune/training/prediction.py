@@ -21,7 +21,7 @@ from silotune.models.forward.views import View
 from silotune.models.heads import PLAIN, Head
 from silotune.models.heads.base import head_readings
 from silotune.models.tuners import Tuner, tuner_of
-from silotune.models.tuners.token_weight import TokenWeight
+from silotune.models.tuners.base import TokenWeight
 
 
 class PredictionContext:

@@ -9,7 +9,7 @@ import yaml
 
 from silotune.config.backbone import BackboneConfig
 from silotune.errors import InputError
-from silotune.models.backbone.traits import has_chat_template, pooling_of
+from silotune.models.backbone.stored_model import has_chat_template, pooling_of
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run

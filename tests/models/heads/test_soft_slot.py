@@ -13,7 +13,7 @@ from silotune.data.rows import Row
 from silotune.data.templates import ClozeTemplate
 from silotune.errors import InputError
 from silotune.models.heads import VerbalizerHead
-from silotune.models.tuners.prompt_base import PROMPT_TENSOR
+from silotune.models.tuners.prompts import PROMPT_TENSOR
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run

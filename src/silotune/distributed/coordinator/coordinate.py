@@ -36,12 +36,13 @@ from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import BackboneRequirements, build_model
-from silotune.runs.build.ranks import check_ranks, with_ranks
 from silotune.runs.build.resolve import (
+    check_ranks,
     make_method,
     on_this_machine,
     read_config,
     use_this_machine,
+    with_ranks,
 )
 from silotune.runs.build.silos import server_silo
 from silotune.runs.build.start import keep_start

@@ -14,7 +14,7 @@ from typing import Any
 from typing_extensions import override
 
 from silotune.core.numeric import ceil_fraction
-from silotune.data.metrics import LOSS
+from silotune.data.tasks import LOSS
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.protocol.disclosure import score_range, validate_metrics, validate_scores
 from silotune.distributed.protocol.frames import Frame, state_name

@@ -19,11 +19,11 @@ from silotune.config import Config, dump
 from silotune.core.files import dump_yaml, folder_lock, write_text
 from silotune.core.surroundings import require_posix, require_short_tmpdir
 from silotune.data.loading import draw_labeled_rows, load_silos
-from silotune.data.metrics import LOSS_METRICS
 from silotune.data.row_folder import write_rows
 from silotune.data.rows import SiloData
 from silotune.data.scores import constant_score
 from silotune.data.targets import target_tensor
+from silotune.data.tasks import LOSS_METRICS
 from silotune.distributed.coordinator.coordinate import PREDECESSOR_TIMEOUT
 from silotune.distributed.coordinator.job import Job, RunRegistry
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, STARTUP_TIMEOUT, RunFollower, RunStatus

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from silotune.data.metrics import metric_range
+from silotune.data.tasks import metric_range
 from silotune.methods.step import EVENT_KEYS
 
 COUNTS = ("rows", "steps", "skipped_steps")

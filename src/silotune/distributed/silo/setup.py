@@ -35,8 +35,7 @@ from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import BackboneRequirements, build_model
-from silotune.runs.build.ranks import for_silo, rank_of
-from silotune.runs.build.resolve import make_method, read_config, use_this_machine
+from silotune.runs.build.resolve import for_silo, make_method, rank_of, read_config, use_this_machine
 from silotune.runs.build.row_privacy import make_row_privacy
 from silotune.runs.build.silos import build_silos
 from silotune.runs.build.validation import check_tasks

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from silotune.data.metrics import metric_title
+from silotune.data.tasks import metric_title
 from silotune.lab.report.drawing import (
     GRID,
     FigureSpec,

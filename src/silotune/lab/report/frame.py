@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from silotune.data.metrics import lower_is_better, metric_range
+from silotune.data.tasks import lower_is_better, metric_range
 from silotune.lab.report.entries import FinishedRun, ReportEntry, group_by_data, silo_names
 from silotune.runs.callbacks.base import logged_values
 from silotune.runs.scores import AVERAGE, TITLES, baseline_of, metric_of_column, metrics_of, ranks, score_of

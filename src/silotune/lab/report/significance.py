@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from silotune.data.metrics import lower_is_better, metric_title
+from silotune.data.tasks import lower_is_better, metric_title
 from silotune.errors import InputError
 from silotune.evaluation.baselines import BAG_OF_WORDS
 from silotune.lab.report.entries import ReportEntry

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from silotune.core.numeric import score_text
-from silotune.data.metrics import NUMBER_METRICS, lower_is_better, metric_title
+from silotune.data.tasks import NUMBER_METRICS, lower_is_better, metric_title
 from silotune.errors import InputError
 from silotune.evaluation.untouched import UNTOUCHED
 from silotune.lab.report.entries import FinishedRun, ReportEntry

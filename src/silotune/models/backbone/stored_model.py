@@ -1,11 +1,12 @@
-"""Find a stored model's files, class and shapes without loading its weights, and the offline default model.
+"""Find a stored model's files, class, shapes, pooling and chat template without loading its weights.
 
 `hub_options` are the arguments of every `from_pretrained`, and `one_message` turns its many errors into one line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -14,7 +15,8 @@ import torch
 
 from silotune.config.backbone import BackboneConfig
 from silotune.errors import InputError
-from silotune.models.backbone.packages import PACKAGED
+from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.packages import PACKAGED, model_source
 from silotune.models.backbone.quantization import refuse_stored_quantization
 
 ModelClass = Literal["AutoModel", "AutoModelForMaskedLM", "AutoModelForCausalLM"]
@@ -151,3 +153,58 @@ def weight_files(source: str, settings: BackboneConfig | None = None) -> list[Pa
     if missing is not None:
         raise InputError(f"backbone: {missing} is missing, which {Path(index).name} names")
     return files
+
+
+_POOLING_FILE = "1_Pooling/config.json"
+"""Where sentence-transformers says how it pools."""
+
+_MODES = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_cls_token": "first",
+}
+"""Key of that file → `head.pooling`."""
+
+_MEAN = ("default", "mpnet")
+"""Backbones of sentence-transformers whose packages leave that file out."""
+
+
+def pooling_of(settings: BackboneConfig, backbone: Backbone | None) -> str:
+    """Return the value of `head.pooling` that suits a model.
+
+    It is `last` in a causal model, whose other states have not seen the whole text; else what the model was trained
+    with, as sentence-transformers notes it; else `first`.
+    """
+    name = settings.name if backbone is None else backbone.name
+    if name in _MEAN:
+        return "mean"
+    if backbone is None:
+        from transformers import AutoConfig
+
+        config: Any = AutoConfig.from_pretrained(model_source(settings.name), **hub_options(settings))
+    else:
+        config = backbone.base.config
+    return "last" if is_causal(config) else _noted_pooling(name)
+
+
+def _noted_pooling(name: str) -> str:
+    from transformers.utils.hub import cached_file
+
+    options = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    try:
+        file = cached_file(name, _POOLING_FILE, **options)
+        noted = json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
+    except (OSError, ValueError):
+        return "first"
+    found = [mode for key, mode in _MODES.items() if isinstance(noted, Mapping) and noted.get(key)]
+    return found[0] if len(found) == 1 else "first"
+
+
+def has_chat_template(settings: BackboneConfig, backbone: Backbone | None) -> bool:
+    """Return whether a model's tokenizer has a chat template; arguments as of `pooling_of`."""
+    if backbone is not None:
+        return bool(getattr(backbone.tokenizer, "chat_template", None))
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_source(settings.name), **hub_options(settings))
+    return bool(getattr(tokenizer, "chat_template", None))

@@ -13,8 +13,7 @@ from silotune.core.tensors import State, Tensors
 from silotune.errors import InputError
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.segments import Segments, segment_plans
-from silotune.models.tuners.base import Tuner, Weight, WeightedTensors
-from silotune.models.tuners.token_weight import TokenWeight
+from silotune.models.tuners.base import TokenWeight, Tuner, Weight, WeightedTensors
 
 if TYPE_CHECKING:
     from silotune.models.backbone.backbone import Backbone

@@ -17,7 +17,25 @@ from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.segments import Segments
-from silotune.models.tuners.token_weight import TokenWeight
+
+
+@dataclass(frozen=True, eq=False)
+class TokenWeight:
+    """The weight `softmax(G·x)[index]` of a token, where x is the input of a target module, and G its matrix.
+
+    Args:
+        tensors: `{module}.mixer.weight` of shape (parts of the mix, in), for every target module.
+        index: the part's row of G.
+    """
+
+    tensors: Tensors
+    index: int
+
+    def at(self, module: str, x: Tensor) -> Tensor:
+        """Return the weight of every token of x (rows, tokens, in), shape (rows, tokens, 1)."""
+        scores = nn.functional.linear(x, self.tensors[f"{module}.mixer.weight"].to(x.device, x.dtype))
+        return scores.softmax(-1)[..., self.index : self.index + 1]
+
 
 Weight = float | Tensor
 """The weight of a part in a mix: one number, or a tensor of shape (rows,) for one weight per row."""

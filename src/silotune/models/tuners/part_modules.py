@@ -12,9 +12,8 @@ from silotune.core.tensors import State, Tensors
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.tuners.base import Tuner
+from silotune.models.tuners.base import TokenWeight, Tuner
 from silotune.models.tuners.target_modules import layer_widths
-from silotune.models.tuners.token_weight import TokenWeight
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.heads import Head, LanguageModelHead
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import BackboneRequirements, build_model
-from silotune.runs.build.ranks import check_ranks
-from silotune.runs.build.resolve import make_method, use_this_machine, with_chat_template
+from silotune.runs.build.resolve import check_ranks, make_method, use_this_machine, with_chat_template
 from silotune.runs.build.row_privacy import make_row_privacy
 from silotune.runs.build.silos import absent_silo, build_silos, server_silo
 from silotune.runs.build.validation import check_labels, check_tasks

@@ -8,8 +8,7 @@ from types import MappingProxyType
 
 from silotune.config import Config, registries
 from silotune.data.backdoor import check_attack
-from silotune.data.metrics import lower_is_better
-from silotune.data.tasks import KINDS, Task
+from silotune.data.tasks import KINDS, Task, lower_is_better
 from silotune.errors import InputError, unknown_name_error
 from silotune.methods import Method
 from silotune.methods.parts import Scope, Table, names_with

@@ -14,10 +14,9 @@ from torch import Tensor
 from silotune.core.files import write_bytes, write_text
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
-from silotune.evaluation.bootstrap import LEVEL, Bootstrap
 from silotune.evaluation.federation_scores import all_share_one_model
 from silotune.evaluation.predict import Measured
-from silotune.evaluation.score_details import score_details
+from silotune.evaluation.score_details import LEVEL, Bootstrap, score_details
 from silotune.models.heads.lm import prompt_rows
 from silotune.training.federation import Federation
 
