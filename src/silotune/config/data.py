@@ -1,4 +1,4 @@
-"""Sections `data`, `silos`, `partition` and `attack`: where rows come from, how they are divided, who poisons them."""
+"""Sections `data`, `silos`, `partition`, `attack`: where rows come from, how they are divided, who poisons them."""
 
 from __future__ import annotations
 
