@@ -1,4 +1,4 @@
-"""Read the rows of the configuration's section `silos`: a user's own files, tables and hub data sets; or data folders."""
+"""Read the rows of the configuration's section `silos` (own files, tables, hub data sets), or of a data folder."""
 
 from __future__ import annotations
 
