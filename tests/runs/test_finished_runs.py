@@ -75,7 +75,7 @@ def test_another_backbone_under_the_same_name_is_refused(runs, tmp_path):
     ("spoil", "message"),
     [
         (lambda run: (run / "versions.json").write_text("[]"), "versions.json: missing or damaged"),
-        (lambda run: _drop(run, "tasks"), "does not say the silos' tasks"),
+        (lambda run: _drop(run, "tasks"), "summary.json: missing or damaged"),
         (lambda run: _drop(run, "best_round"), "no best_round"),
         (lambda run: next(run.glob("checkpoints/shared*")).write_bytes(b"x"), "missing or damaged"),
     ],
@@ -92,15 +92,6 @@ def _drop(run, key):
     summary = json.loads((run / "summary.json").read_text())
     del summary[key]
     (run / "summary.json").write_text(json.dumps(summary))
-
-
-def test_a_run_made_before_tasks_were_noted_is_mended_by_resume(silotune: Silotune, runs, tmp_path):
-    run = shutil.copytree(runs.run("bert", "lora").folder, tmp_path / "run")
-    _drop(run, "tasks")
-    assert silotune("run", run / "config.yaml", "--out", run, "--resume").code == 0
-    assert load_run(run).model("alpha").predict(SINGLE) == load_run(runs.run("bert", "lora").folder).model(
-        "alpha"
-    ).predict(SINGLE)
 
 
 @pytest.mark.parametrize("source", ["text", "file", "stdin"])

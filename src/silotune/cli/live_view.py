@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
@@ -14,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from silotune.cli.result_table import mebibytes
-from silotune.core.files import is_locked, load_yaml
+from silotune.core.files import damage_named, is_locked, load_yaml
 from silotune.core.numeric import clock_text
 from silotune.errors import InputError
 from silotune.runs.scores import average_text
@@ -58,11 +57,9 @@ def watch_run(
 
 def frame(run: Path) -> Group:
     """Render the state of a run: its progress, and every silo's latest numbers."""
-    try:
+    with damage_named(run / "config.yaml"):
         config = load_yaml((run / "config.yaml").read_text(encoding="utf-8"))
         rounds, method = int(config["rounds"]), str(config["method"]["name"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError) as error:
-        raise InputError(f"{run}/config.yaml: missing or damaged") from error
     log = list(events(run))
     parts: list[Any] = [_head(run, method, rounds, log)]
     if log:

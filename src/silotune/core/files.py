@@ -98,6 +98,21 @@ def _replace(path: Path, content: bytes, suffix: str) -> None:
     temporary.replace(path)
 
 
+_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError)
+"""What reading a file raises that is not as it was written."""
+
+
+@contextmanager
+def damage_named(culprit: object) -> Iterator[None]:
+    """Say in one line that a file which silotune wrote (`culprit`) is missing, or no longer as it was written."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, *_DAMAGE, SafetensorError) as error:
+        raise InputError(f"{culprit}: missing or damaged ({' '.join(str(error).split())[:300]})") from error
+
+
 LOCK_FILE = ".lock"
 """Name of the lock file; it exists while the folder is locked."""
 

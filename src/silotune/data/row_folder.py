@@ -6,16 +6,13 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from silotune.core.files import write_text
+from silotune.core.files import damage_named, read_json, write_text
 from silotune.data.rows import Row, SiloData, Splits
 from silotune.data.tasks import Task, read_task
-from silotune.errors import InputError
 
 _TASK = "task.json"
 
@@ -38,13 +35,11 @@ def write_rows(folder: Path, data: SiloData) -> None:
 
 def read_rows(folder: Path, silo: str) -> SiloData:
     """Read a silo's rows in the order in which they were written."""
-    try:
-        task = read_task(json.loads((folder / _TASK).read_text(encoding="utf-8")))
+    with damage_named(f"rows of silo {silo!r} in {folder}"):
+        task = read_task(read_json(folder / _TASK))
         splits = {name: _read(folder / f"{name}.jsonl", task) for name in _SPLITS}
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise InputError(f"rows of silo {silo!r} in {os.fspath(folder)}: missing or damaged ({error})") from error
-    if not splits["train"]:
-        raise InputError(f"rows of silo {silo!r} in {os.fspath(folder)}: train.jsonl has no row")
+        if not splits["train"]:
+            raise ValueError("train.jsonl has no row")
     return SiloData(silo, task, Splits(**splits))
 
 
@@ -61,17 +56,12 @@ def _fields(row: Row) -> list[Any]:
 
 def _read(path: Path, task: Task) -> list[Row]:
     rows = []
-    lines = path.read_text(encoding="utf-8").split("\n")  # `splitlines` would also split at separators inside a text
-    for number, line in enumerate(lines, start=1):
+    for line in path.read_text(encoding="utf-8").split("\n"):  # `splitlines` would split at separators inside a text
         if line:
             texts, known, answer, *more = json.loads(line)
             named = more.pop() if more and isinstance(more[-1], dict) else {}
             turns, rejected, *untrained = more or ([], "")
-            if not isinstance(texts, list) or not 1 <= len(texts) <= 2 or not _are_texts([*texts, answer, rejected]):
-                raise ValueError(f"{path.name}: line {number}: not the texts of a row")
-            label, target = _known(task, known, f"{path.name}: line {number}")
-            if not all(isinstance(turn, list) and len(turn) in (2, 3) and _are_texts(turn) for turn in turns):
-                raise ValueError(f"{path.name}: line {number}: not the turns of a conversation")
+            label, target = _known(task, known)
             row = Row(tuple(texts), label, answer, turns=tuple(map(tuple, turns)), rejected=rejected, target=target)
             unit, said, tools = (str(named.get(name, "")) for name in _NAMED)
             row = replace(row, unit=unit, said=said, tools=tools)
@@ -79,16 +69,8 @@ def _read(path: Path, task: Task) -> list[Row]:
     return rows
 
 
-def _known(task: Task, known: Any, where: str) -> tuple[int, float | tuple[int, ...] | None]:
+def _known(task: Task, known: Any) -> tuple[int, float | tuple[int, ...] | None]:
     """Return `label` and `target` of a row."""
-    indices = known if isinstance(known, list) else [known]
-    if task.kind == "regression" and type(known) is float and math.isfinite(known):
-        return 0, known
-    inside = all(type(index) is int and (not task.labels or 0 <= index < len(task.labels)) for index in indices)
-    if task.kind == "regression" or not inside or isinstance(known, list) != (task.kind == "multilabel"):
-        raise ValueError(f"{where}: label {known!r}")
-    return (0, tuple(indices)) if task.kind == "multilabel" else (indices[0], None)
-
-
-def _are_texts(values: list[Any]) -> bool:
-    return all(isinstance(value, str) for value in values)
+    if task.kind == "regression":
+        return 0, float(known)
+    return (0, tuple(map(int, known))) if task.kind == "multilabel" else (int(known), None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any
 
 from silotune.config import Config, differences, dump
 from silotune.core.determinism import numerics
+from silotune.core.files import damage_named, read_json
 from silotune.core.workers import Workers, end_unguarded_worker
 from silotune.errors import Diverged, InputError, SilotuneError
 from silotune.lab.comparison import Cell
@@ -58,10 +58,8 @@ class CellKind:
 
     def read(self, folder: Path) -> Summary:
         """Read the summary of a finished cell."""
-        try:
-            return dict(json.loads((folder / self.file).read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{folder}/{self.file}: missing or damaged") from error
+        with damage_named(folder / self.file):
+            return read_json(folder / self.file)
 
 
 def _whole_run(

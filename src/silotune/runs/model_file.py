@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
-from safetensors import SafetensorError
 
 from silotune.config import BackboneConfig
 from silotune.config.head import HeadConfig
-from silotune.core.files import read_bytes, read_json
+from silotune.core.files import damage_named, read_bytes, read_json
 from silotune.core.serialization import read_tensors
 from silotune.core.tensors import State, Tensors, unflatten
 from silotune.errors import InputError, unknown_name_error
@@ -191,13 +189,3 @@ def read_state(folder: Path, parts: Mapping[str, Part], read: Callable[[Path], T
         file = OWN_FILE if parts[missing[0]].scope is Scope.PRIVATE else SHARED_FILE
         raise InputError(f"{folder / file}: missing or damaged (there are no tensors of part {missing[0]!r})")
     return {name: {} for name in parts} | state
-
-
-@contextmanager
-def damage_named(path: Path) -> Iterator[None]:
-    """Say in one line that a file cannot be read."""
-    try:
-        yield
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(f"{path}: missing or damaged ({reason})") from error

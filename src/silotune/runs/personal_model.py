@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from silotune.config.backbone import PrecisionConfig
+from silotune.core.files import damage_named
 from silotune.core.tensors import State, Tensors
 from silotune.data.generation_rows import asked_row
 from silotune.data.rows import Row
@@ -27,7 +28,7 @@ from silotune.models.forward.mixing import resolve_weights
 from silotune.models.heads.lm import LanguageModelHead, prompt_rows
 from silotune.models.tuners import Tuner
 from silotune.models.tuners.base import TokenWeight
-from silotune.runs.model_file import MODEL_FILE, damage_named, model_folder, read_file, read_model_file, read_state
+from silotune.runs.model_file import MODEL_FILE, model_folder, read_file, read_model_file, read_state
 from silotune.training.prediction import PredictionContext
 
 Text = str | tuple[str, str] | list[dict[str, Any]] | dict[str, Any]

@@ -6,13 +6,11 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from silotune.aggregation import issues_by_silo, uniform
 from silotune.config import Config, load_resolved
 from silotune.config.head import PLAIN
 from silotune.config.validators import NAME_RULE, is_name
-from silotune.core.files import read_bytes
+from silotune.core.files import damage_named, read_bytes
 from silotune.core.serialization import read_tensors
 from silotune.core.tensors import unflatten
 from silotune.data.tasks import Task, read_task
@@ -75,10 +73,8 @@ def restore(
     malicious = tuple((summary.get("attack") or {}).get("malicious", ()))
     federation = Federation(config, context, silos, coordinator, tasks, texts, malicious=malicious)
     engine = InProcessEngine(federation, RunFolder(path))
-    try:
+    with damage_named(path / "summary.json"):
         best_round = int(summary["best_round"])
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"{path}/summary.json: damaged (no best_round)") from error
     if config.rounds:
         engine.load(engine.folder.checkpoints.load(best_round))
     else:
@@ -120,18 +116,12 @@ def _check_private_parts(path: Path, summary: dict[str, Any], method: Method) ->
 
 def _tasks(path: Path, summary: dict[str, Any]) -> tuple[dict[str, Task], dict[str, int]]:
     """Return silo name → task, and silo name → number of texts in a row."""
-    try:
+    with damage_named(path / "summary.json"):
         entries = deepcopy(summary["tasks"])
         texts = {name: int(task.pop("texts")) for name, task in entries.items()}
         tasks = {name: read_task(task) for name, task in entries.items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"{path}/summary.json: does not say the silos' tasks; `silotune run {path}/config.yaml --out {path} "
-            "--resume` writes it anew"
-        ) from error
-    unsafe = [name for name in tasks if not is_name(name)]
-    if unsafe:
-        raise InputError(f"{path}/summary.json: damaged (silo {unsafe[0]!r} cannot be a name; allowed: {NAME_RULE})")
+        if unsafe := [name for name in tasks if not is_name(name)]:
+            raise ValueError(f"silo {unsafe[0]!r} cannot be a name; allowed: {NAME_RULE}")
     return tasks, texts
 
 
@@ -143,8 +133,6 @@ def _read_vectors(path: Path, silo: Silo) -> None:
     in_model = file.exists()
     if not in_model:
         file = path / "instances" / f"{silo.name}.safetensors"
-    try:
+    with damage_named(file):
         tensors = read_tensors(read_bytes(file))
         silo.instances = (READ, unflatten(tensors)[INSTANCES] if in_model else tensors)
-    except (OSError, KeyError, ValueError, SafetensorError) as error:
-        raise InputError(f"{file}: missing or damaged ({error})") from error

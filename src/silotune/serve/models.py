@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from silotune.core.files import read_bytes
+from silotune.core.files import damage_named, read_bytes
 from silotune.core.serialization import read_tensors
 from silotune.core.tensors import State, Tensors
 from silotune.errors import InputError, unknown_name_error
@@ -25,7 +25,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.generation import needs_no_padding
 from silotune.models.forward.mixing import MixEntry, fold_entries
 from silotune.models.forward.row_mixes import sharing_key
-from silotune.runs.model_file import MODEL_FILE, OWN_FILE, SHARED_FILE, damage_named, model_folders, read_model_file
+from silotune.runs.model_file import MODEL_FILE, OWN_FILE, SHARED_FILE, model_folders, read_model_file
 from silotune.runs.personal_model import PersonalModel
 
 _WINDOW = 8192

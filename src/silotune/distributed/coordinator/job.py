@@ -11,7 +11,7 @@ from typing import Any
 
 from silotune.config import Config, dump
 from silotune.config.data import PartitionConfig
-from silotune.core.files import folder_lock, write_text
+from silotune.core.files import damage_named, folder_lock, read_json, write_text
 from silotune.core.records import Records
 from silotune.data.tasks import Task, read_task
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, RunStatus
@@ -54,11 +54,10 @@ class RunRegistry:
         """Read a run folder's registry, or make a new id if there is none; writes nothing."""
         path = out / FEDERATION_FOLDER / "run.json"
         if path.exists():
-            try:
-                fields = json.loads(path.read_text(encoding="utf-8"))
-                return cls(str(fields["run"]), {name: SiloInfo.read(silo) for name, silo in fields["silos"].items()})
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise InputError(f"{path}: damaged ({error})") from error
+            with damage_named(path):
+                fields = read_json(path)
+                silos = {name: SiloInfo.read(silo) for name, silo in fields["silos"].items()}
+            return cls(str(fields["run"]), silos)
         if (out / "checkpoints").is_dir() and any((out / "checkpoints").glob("round-*.json")):
             raise InputError(f"--resume: {out} was not made by this engine; resume it with --engine inprocess")
         return cls(secrets.token_hex(8), {})

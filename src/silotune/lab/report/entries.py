@@ -13,10 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from silotune.config.trees import flat
-from silotune.core.files import load_yaml
+from silotune.core.files import damage_named, load_yaml
 from silotune.errors import InputError
 from silotune.runs.storage.readers import events, read_summary
 
@@ -124,12 +122,8 @@ def read_run(folder: Path) -> FinishedRun:
     for key in ("method", "seed", "silos", "average", "bytes_up", "bytes_down", "seconds", "best_round"):
         if key not in summary:
             raise InputError(f"{folder}/summary.json: damaged (no {key!r})")
-    try:
-        config = load_yaml((folder / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise InputError(f"{folder}/config.yaml: missing or damaged") from error
-    if not isinstance(config, dict):
-        raise InputError(f"{folder}/config.yaml: damaged (no mapping of keys)")
+    with damage_named(folder / "config.yaml"):
+        config = dict(load_yaml((folder / "config.yaml").read_text(encoding="utf-8")))
     return FinishedRun(folder, summary, config)
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
-from silotune.core.files import decode_text
+from silotune.core.files import damage_named, decode_text
 from silotune.core.serialization import read_tensors
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
@@ -83,10 +82,8 @@ def read_peft_lora(folder: Path, backbone: Backbone) -> StartAdapter:
     rank, path = int(config["r"]), folder / WEIGHTS
     if not path.is_file() and (folder / "adapter_model.bin").exists():
         raise InputError(f"{folder}: holds adapter_model.bin, a pickle, which is never opened; allowed: {WEIGHTS}")
-    try:
+    with damage_named(path):
         saved = read_tensors(path.read_bytes())
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{path}: missing or damaged ({str(error)[:80]})") from error
     linear = {name: module for name, module in backbone.base.named_modules() if is_linear(module)}
     beside = {name: tensor for name, tensor in saved.items() if ".lora_" not in name}
     lost = [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from silotune.config import Config, load_resolved
 from silotune.config.head import HeadConfig
-from silotune.core.files import read_bytes, write_bytes, write_text
+from silotune.core.files import damage_named, read_bytes, write_bytes, write_text
 from silotune.core.serialization import read_tensors
 from silotune.core.tensors import State, Tensors, digest, unflatten
 from silotune.data.tasks import Task
@@ -27,7 +27,6 @@ from silotune.runs.model_file import (
     SHARED_FILE,
     SHARED_FOLDER,
     TunerFields,
-    damage_named,
     read_model_file,
 )
 from silotune.runs.storage.readers import read_summary, read_versions

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 from pydantic.dataclasses import dataclass
 
 from silotune.aggregation import Update, in_name_order
+from silotune.core.files import damage_named
 from silotune.core.numeric import mean_ignoring_none
-from silotune.errors import InputError
 from silotune.evaluation.predict import Measured
 from silotune.runs.storage.checkpoints import Checkpoint, validated_state
 from silotune.runs.storage.run_folder import RunFolder
@@ -151,11 +151,9 @@ class Engine(ABC):
             self.folder.event("versions", changed=self.folder.changed)
 
     def _restore_from(self, last: Checkpoint) -> None:
-        try:
+        with damage_named(f"checkpoint round-{last.round:04d}.json"):
             # run folders of 141778b count updates that silos withheld
             self.history = History(**{name: value for name, value in last.history.items() if name != "withheld"})
-        except (TypeError, ValueError) as error:
-            raise InputError(f"checkpoint round-{last.round:04d}.json: damaged ({error!s:.200})") from error
         self.load(last)
         if self.history.best_round not in (0, last.round):
             self._best = self.folder.checkpoints.load(self.history.best_round)

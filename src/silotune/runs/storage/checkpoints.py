@@ -19,12 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
-from silotune.core.files import read_bytes, read_json, write_bytes, write_text
+from silotune.core.files import damage_named, read_bytes, read_json, write_bytes, write_text
 from silotune.core.serialization import read_tensors, tensor_bytes
 from silotune.core.tensors import State, Tensors, flatten
-from silotune.errors import InputError
 from silotune.training.context import TrainingContext
 from silotune.training.silo import Silo, SiloState
 
@@ -80,10 +77,8 @@ class Checkpoints:
     def read(self, file: str) -> Tensors:
         """Read a tensor file."""
         self._finish_writing()
-        try:
+        with damage_named(f"checkpoint file {self.path / file}"):
             return read_tensors(read_bytes(self.path / file))
-        except (OSError, ValueError, SafetensorError) as error:
-            raise InputError(f"checkpoint file {self.path / file}: missing or damaged ({error})") from error
 
     def commit(self, checkpoint: Checkpoint, keep: Checkpoint | None = None) -> None:
         """Make a checkpoint the newest; drop files that neither it nor `keep` needs."""
@@ -153,16 +148,13 @@ class Checkpoints:
     def load(self, number: int) -> Checkpoint:
         """Return a round's checkpoint."""
         path = self._manifest(number)
-        try:
+        with damage_named(f"checkpoint {path}"):
             checkpoint = Checkpoint(**read_json(path))
-            names = [checkpoint.shared, *checkpoint.silos.values()]
-            outside = [name for name in names if Path(name).is_absolute() or ".." in Path(name).parts]
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise InputError(f"checkpoint {path}: missing or damaged ({error})") from error
-        if outside:
-            raise InputError(f"checkpoint {path}: damaged (names a file outside the run folder: {outside[0]})")
-        if checkpoint.round != number:
-            raise InputError(f"checkpoint {path}: damaged (is of round {checkpoint.round!r})")
+            for name in (checkpoint.shared, *checkpoint.silos.values()):
+                if Path(name).is_absolute() or ".." in Path(name).parts:
+                    raise ValueError(f"names a file outside the run folder: {name}")
+            if checkpoint.round != number:
+                raise ValueError(f"is of round {checkpoint.round!r}")
         return checkpoint
 
 
@@ -176,10 +168,8 @@ def validated_state(file: str, expected: State) -> Iterator[Callable[[State], No
         if differing:
             raise ValueError(f"tensor {differing[0]!r} is missing, unexpected or of another shape")
 
-    try:
+    with damage_named(f"checkpoint file {file}"):
         yield check
-    except (KeyError, ValueError) as error:
-        raise InputError(f"checkpoint file {file}: damaged ({error})") from error
 
 
 def load_silo(checkpoints: Checkpoints, checkpoint: Checkpoint, context: TrainingContext, silo: Silo) -> None:

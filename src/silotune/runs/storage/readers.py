@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from silotune.core.files import read_json
+from silotune.core.files import damage_named, read_json
 from silotune.errors import InputError
 
 EVENTS = "events.jsonl"
@@ -56,9 +56,7 @@ def _runs_within(folder: Path) -> str:
 
 def read_versions(run: Path) -> dict[str, Any]:
     """Return `versions.json`: the libraries' versions, and the fingerprint of the `backbone`."""
-    try:
+    with damage_named(run / "versions.json"):
         made_with = read_json(run / "versions.json")
         made_with["backbone"]
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{run}/versions.json: missing or damaged") from error
     return made_with
