@@ -186,7 +186,7 @@ def test_rows_come_back_as_they_were(tmp_path):
     assert read_rows(tmp_path / "rows", "north") == data
     assert stat.S_IMODE((tmp_path / "rows").stat().st_mode) == 0o700
     (tmp_path / "rows" / "test.jsonl").write_text('[["a", "b"]]\n')
-    with pytest.raises(InputError, match="rows of silo 'north'.*missing or damaged"):
+    with pytest.raises(InputError, match=r"rows of silo 'north'.*missing or damaged"):
         read_rows(tmp_path / "rows", "north")
 
 
