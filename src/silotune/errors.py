@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 
@@ -60,6 +61,24 @@ def unknown_name_error(
     hint = f" (did you mean {meant}?)" if meant else ""
     choice = f"{', '.join(names) or 'none'}{', ' if or_else else ''}{or_else}"
     return InputError(f"unknown {what} {str(name)!r}{hint}; allowed: {choice}")
+
+
+@contextmanager
+def file_errors(what: str) -> Iterator[None]:
+    """Say an error of the system in one line: `what`, such as `--to x: cannot be written`, and its reason."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{what} ({error.strerror or error})") from error
+
+
+@contextmanager
+def needs(what: str, extra: str) -> Iterator[None]:
+    """Say which extra to install where an import fails; `what` names the package, and what needs it."""
+    try:
+        yield
+    except ImportError as error:
+        raise InputError(f"{what}; pip install 'silotune[{extra}]'") from error
 
 
 def require_unused(path: Path, option: str = "", remedy: str = "choose another folder") -> None:

@@ -41,7 +41,7 @@ def test_verbose_adds_the_silos_losses(silotune: Silotune, place: Path) -> None:
     ("words", "message"),
     [
         (("-q", "-v"), "--quiet: does not go with --verbose"),
-        (("--log-file", "no/such/folder.log"), "--log-file no/such/folder.log: No such file"),
+        (("--log-file", "no/such/folder.log"), "--log-file no/such/folder.log: cannot be written"),
         (("--track", "tensorbord"), "unknown tracker 'tensorbord'"),
     ],
 )

@@ -79,7 +79,7 @@ def test_a_forked_command_has_its_own_log_and_exit_code(tmp_path, environment):
         until(group.ended)
         assert group.ended() == {"worker-x": 1}
         group.check(but="worker-x")
-        with pytest.raises(SilotuneError, match=r"worker-x ended with code 1: .*missing\.yaml: cannot be read"):
+        with pytest.raises(SilotuneError, match=r"worker-x ended with code 1: .*missing\.yaml: no such file"):
             group.check()
     assert processes(tmp_path) == []
 

@@ -116,8 +116,7 @@ def test_a_missing_library_is_one_line(words, silotune, tmp_path, monkeypatch):
     outcome = silotune("run", *words, "backbone.quantization=int8", "--out", tmp_path / "run")
     assert outcome.code == 2
     assert outcome.err.splitlines()[-1] == (
-        "silotune: backbone.quantization=int8: needs bitsandbytes; install silotune[quantization], or set "
-        "backbone.quantization=none"
+        "silotune: backbone.quantization=int8: needs bitsandbytes; pip install 'silotune[quantization]'"
     )
 
 

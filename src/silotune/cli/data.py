@@ -154,7 +154,7 @@ def _compare_templates(config: Config, silos: list[SiloData], as_json: bool) -> 
 
 def _draw_labels(described: dict[str, Any], picture: Path) -> None:
     """Draw the shares of labels of the silos whose rows have labels."""
-    from silotune.errors import InputError
+    from silotune.errors import InputError, file_errors
 
     tasks: dict[str, dict[str, dict[str, int]]] = {}
     for name, entry in described.items():
@@ -162,10 +162,8 @@ def _draw_labels(described: dict[str, Any], picture: Path) -> None:
             tasks.setdefault(entry["task"], {})[name] = labels
     if not tasks:
         raise InputError("--picture: rows of these silos have no labels")
-    try:
+    with file_errors(f"--picture {picture}: cannot be written"):
         _label_shares_figure(tasks, picture)
-    except OSError as error:
-        raise InputError(f"--picture {picture}: cannot be written ({error.strerror})") from error
 
 
 def _label_shares_figure(tasks: Mapping[str, LabelRows], path: Path) -> None:

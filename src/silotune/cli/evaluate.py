@@ -13,7 +13,7 @@ from rich.table import Table
 from silotune.cli.app import RESULTS, app
 from silotune.cli.completion import complete_run
 from silotune.cli.console import JsonOption, Overrides, console, say
-from silotune.errors import InputError
+from silotune.errors import InputError, needs
 
 if TYPE_CHECKING:
     from silotune.runs.evaluation import Evaluation
@@ -154,10 +154,8 @@ def _on_harness(
 ) -> None:
     from silotune.runs.personal_model import load_model
 
-    try:
+    with needs("--lm-eval: needs the package lm-eval", "lm-eval"):
         from silotune.interop.lm_eval_harness import evaluate_on
-    except ImportError as error:
-        raise InputError("--lm-eval: needs the package lm-eval; pip install 'silotune[lm-eval]'") from error
     if folder is not None and not folder.is_dir():
         raise InputError(f"--tasks-folder {folder}: no such folder")
     names = [name.strip() for name in tasks.split(",")]

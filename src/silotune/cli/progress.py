@@ -16,7 +16,7 @@ from typing_extensions import override
 from silotune.cli.console import console, say
 from silotune.cli.termination import ended_by_sigterm
 from silotune.core.clock import utc_now
-from silotune.errors import InputError
+from silotune.errors import InputError, file_errors
 from silotune.runs.callbacks import Callback
 from silotune.runs.callbacks.display import RoundLines, duration
 
@@ -65,10 +65,8 @@ def show_progress(
         bars = stack.enter_context(_bars()) if console.is_terminal and not quiet and write is say else None
         lines = [write] if not quiet and (verbose or bars is None) else []
         if log_file is not None:
-            try:
+            with file_errors(f"--log-file {log_file}: cannot be written"):
                 log = stack.enter_context(log_file.open("a", encoding="utf-8", buffering=1))
-            except OSError as error:
-                raise InputError(f"--log-file {log_file}: {error.strerror}") from error
             lines.append(lambda line: print(utc_now(), line, file=log))
         yield Followers(bars, lines, verbose)
 

@@ -12,7 +12,7 @@ import yaml
 from silotune.config.schema import Config
 from silotune.config.section import Choice, Section, has_effect
 from silotune.core.files import decode_text, load_yaml
-from silotune.errors import InputError
+from silotune.errors import InputError, file_errors
 
 Tree = dict[str, Any]
 
@@ -39,11 +39,10 @@ def load_tree(path: Path) -> Tree:
     if not path.is_file():
         raise InputError(f"config file {path}: no such file")
     try:
-        text = decode_text(path.read_bytes())
+        with file_errors(f"config {path}: cannot be read"):
+            text = decode_text(path.read_bytes())
     except UnicodeDecodeError as error:
         raise InputError(f"config {path}: not UTF-8 (byte {error.start})") from error
-    except OSError as error:
-        raise InputError(f"config {path}: cannot be read ({error.strerror})") from error
     return parse_tree(text, str(path))
 
 

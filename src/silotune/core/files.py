@@ -14,15 +14,13 @@ from typing import Any
 
 import yaml
 
-from silotune.errors import InputError
+from silotune.errors import InputError, file_errors
 
 
 def make_folder(path: Path, culprit: str) -> None:
     """Make a folder that a user asked for, with its parents; an existing one is kept."""
-    try:
+    with file_errors(f"{culprit}: cannot be made"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{culprit}: cannot be made ({error.strerror})") from error
 
 
 def read_bytes(path: Path) -> bytes:
@@ -129,12 +127,11 @@ def folder_lock(path: Path, patience: float = 0.0) -> Iterator[None]:
 
     make_folder(path, f"--out {path}")
     lock = FileLock(path / LOCK_FILE)
-    try:
-        lock.acquire(timeout=patience, poll_interval=0.1)
-    except Timeout:
-        raise InputError(f"{path}: another process is at work there; wait for it, or end it") from None
-    except OSError as error:
-        raise InputError(f"--out {path}: cannot be locked ({error.strerror})") from error
+    with file_errors(f"--out {path}: cannot be locked"):
+        try:
+            lock.acquire(timeout=patience, poll_interval=0.1)
+        except Timeout:
+            raise InputError(f"{path}: another process is at work there; wait for it, or end it") from None
     try:
         yield
     finally:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from silotune.errors import InputError, SilotuneError
+from silotune.errors import InputError, SilotuneError, needs
 
 LOCAL = "local"
 """The address at which there is no cluster: one is started on this machine, and ends with the run."""
@@ -35,10 +35,8 @@ def ray_pool(workers: int, address: str, threads: int | None = None) -> Iterator
         threads: PyTorch's threads in a worker, and its cores; None: as many as this process has. Bits depend on it.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
+    with needs("--engine ray: needs Ray", "ray"):
         import ray
-    except ImportError as error:
-        raise InputError("--engine ray: needs Ray; pip install 'silotune[ray]'") from error
     cores = threads or torch.get_num_threads()
     begun = not ray.is_initialized()
     if begun:

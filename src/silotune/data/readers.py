@@ -18,7 +18,7 @@ from typing import Any
 from silotune.config.tables import source_name
 from silotune.core.files import decode_text
 from silotune.data.rows import Row, text_fault
-from silotune.errors import InputError
+from silotune.errors import InputError, file_errors
 
 Record = dict[str, Any]
 """A row as its file has it: column → cell. A `Row` (`data/rows.py`) has the texts and the label's index."""
@@ -60,14 +60,12 @@ def read_records(path: Path, encoding: str = "utf-8") -> list[Record]:
             f"{source_name(path)}: unknown format {path.suffix!r}; allowed: {', '.join(FORMATS)}; text also with "
             f"{' or '.join(COMPRESSIONS)} at the end"
         )
-    try:
+    with file_errors(f"{source_name(path)}: cannot be read"):
         if kind == ".parquet":
             records = _parquet(path)
         else:
             lines = io.StringIO(_text(path, compression, encoding), newline="")
             records = _json_lines(path, lines) if kind == ".jsonl" else _table(path, lines, _DELIMITERS[kind])
-    except OSError as error:
-        raise InputError(f"{source_name(path)}: cannot be read ({error.strerror or error})") from error
     if not records:
         raise InputError(f"{source_name(path)}: no rows")
     return records

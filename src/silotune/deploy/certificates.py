@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from silotune.errors import InputError
+from silotune.errors import InputError, needs
 
-try:
+with needs("federation: needs cryptography", "federation"):
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-except ImportError as error:
-    raise InputError("federation: needs cryptography; install silotune[federation]") from error
 
 AUTHORITY_DAYS = 1825
 """Days for which a new authority is valid."""

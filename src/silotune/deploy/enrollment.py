@@ -26,7 +26,7 @@ from silotune.deploy.invitations import Invitation, InvitationRefused, claim, un
 from silotune.deploy.nodes import has_key, register_node, registered_nodes, unregister_node
 from silotune.deploy.settings import CoordinatorSettings
 from silotune.distributed.protocol.frames import PROTOCOL
-from silotune.errors import InputError, SilotuneError
+from silotune.errors import InputError, SilotuneError, file_errors
 from silotune.version import __version__
 
 PATH = "/v1/enroll"
@@ -54,18 +54,11 @@ def serve_enrollment(settings: CoordinatorSettings, say: Callable[[str], None]) 
     if settings.enrollment_port is None or settings.certificate is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
+    with file_errors(f"certificate {settings.certificate} and its key: cannot be used"):
         context.load_cert_chain(settings.certificate, settings.key)
-    except OSError as error:
-        raise InputError(f"certificate {settings.certificate} and its key: cannot be used ({error})") from error
     handler = type("_Enrollment", (_Handler,), {"settings": settings, "say": staticmethod(say)})
-    try:
+    with file_errors(f"enrollment_port {settings.enrollment_port}: cannot be used; does `federation up` run already?"):
         server = Server((settings.host, settings.enrollment_port), handler)
-    except OSError as error:
-        raise InputError(
-            f"enrollment_port {settings.enrollment_port}: cannot be used ({error.strerror}); does `silotune federation "
-            "up` run already?"
-        ) from error
     server.context = context
     # the handshake is made by the connection's own thread, so that no client holds up the others
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from silotune.core.surroundings import require_posix
-from silotune.errors import InputError, SilotuneError
+from silotune.errors import InputError, SilotuneError, file_errors
 
 TEMPLATES = Path(__file__).parent / "templates"
 """nginx.conf, compose.yaml and systemd units, with the paths and names of docs/deployment.md."""
@@ -28,13 +28,9 @@ def require_absent(paths: Iterable[Path], remedy: str) -> None:
 def write_new(path: Path, content: bytes | str, mode: int = 0o644) -> None:
     """Write a file that must not exist, with its mode from the first byte on."""
     data = content.encode() if isinstance(content, str) else content
-    try:
+    with file_errors(f"{path}: cannot be written, and nothing is overwritten"):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    except FileExistsError as error:
-        raise InputError(f"{path}: is already there, and nothing is overwritten") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
 

@@ -26,7 +26,7 @@ from silotune.deploy.files import (
 )
 from silotune.deploy.settings import CoordinatorSettings
 from silotune.distributed.flower.commands import require_flower
-from silotune.errors import InputError
+from silotune.errors import InputError, file_errors
 
 STATE = Path("/var/lib/silotune/link")
 """The coordinator's folder, where units are installed."""
@@ -130,10 +130,8 @@ def renew(settings: CoordinatorSettings, authority: bool = False, key: Path | No
     if not host:
         raise InputError(f"{certificate}: names no host; set public_address in the coordinator's file")
     key = key or ca.with_name("ca.key")
-    try:
+    with file_errors(f"--key {key}: cannot be read; it is where `init` or you put it"):
         signer = KeyPair(key.read_bytes(), ca.read_bytes())
-    except OSError as error:
-        raise InputError(f"--key {key}: cannot be read ({error.strerror}); it is where `init` or you put it") from error
     if authority:
         fresh = make_authority(host)
         replace_content(key, fresh.key)

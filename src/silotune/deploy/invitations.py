@@ -17,7 +17,7 @@ from silotune.deploy.certificates import fingerprint
 from silotune.deploy.files import require_absent, write_new
 from silotune.deploy.nodes import check_silo_name, key_digest, registered_nodes, transaction
 from silotune.deploy.settings import CoordinatorSettings
-from silotune.errors import InputError
+from silotune.errors import InputError, file_errors
 
 DAYS = 7.0
 """Days for which an invitation is valid."""
@@ -54,9 +54,8 @@ class Invitation(BaseModel):
     def read(cls, path: Path) -> Invitation:
         """Read an invitation's file."""
         try:
-            found = cls.model_validate(read_json(path))
-        except OSError as error:
-            raise InputError(f"invitation {path}: cannot be read ({error.strerror})") from error
+            with file_errors(f"invitation {path}: cannot be read"):
+                found = cls.model_validate(read_json(path))
         except ValueError as error:
             raise InputError(f"invitation {path}: is damaged, or of another version; ask for another") from error
         if fingerprint(found.ca.encode()) != found.fingerprint:
@@ -78,10 +77,8 @@ def invite(
     if not replace and silo in registered_nodes(settings):
         raise InputError(f"silo {silo!r}: is admitted already; --replace invites it to register a new key instead")
     require_absent([path], "remove it, or name another with --out")
-    try:
+    with file_errors(f"ca {settings.ca}: cannot be read"):
         authority = Path(settings.ca).read_bytes()
-    except OSError as error:
-        raise InputError(f"ca {settings.ca}: cannot be read ({error.strerror})") from error
     token = secrets.token_urlsafe(32)
     expires = (datetime.now(UTC) + timedelta(days=days)).isoformat(timespec="seconds")
     made = Invitation(

@@ -12,9 +12,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from silotune.config.paths import resolve
 from silotune.config.section import Section, input_error
-from silotune.config.trees import parse_tree
+from silotune.config.trees import load_tree
 from silotune.config.validators import Address, Name, is_address
-from silotune.core.files import decode_text
 from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings
 from silotune.errors import InputError
 
@@ -116,13 +115,13 @@ Party = CoordinatorSettings | SiloSettings | NodeSettings
 
 def read_coordinator_settings(path: Path) -> CoordinatorSettings:
     """Read a coordinator's settings; paths are relative to the file."""
-    tree = _read(path, "coordinator", ("folder", "ca", "certificate", "key"))
+    tree = _read(path, ("folder", "ca", "certificate", "key"))
     return _validated(CoordinatorSettings, tree, f"coordinator config {path}")
 
 
 def read_silo_or_node_settings(path: Path) -> SiloSettings | NodeSettings:
     """Read a silo's settings, or its node's; paths are relative to the file."""
-    tree = _read(path, "silo", ("folder", "socket", "root_certificates", "private_key"))
+    tree = _read(path, ("folder", "socket", "root_certificates", "private_key"))
     if _SILO_KEYS & tree.keys():
         config: SiloSettings | NodeSettings = read_silo_settings(path)
     else:
@@ -133,7 +132,7 @@ def read_silo_or_node_settings(path: Path) -> SiloSettings | NodeSettings:
 
 def read_party(path: Path) -> Party:
     """Read any party's settings: with a name a silo's or its node's, else the coordinator's."""
-    return read_silo_or_node_settings(path) if "name" in _read(path, "", ()) else read_coordinator_settings(path)
+    return read_silo_or_node_settings(path) if "name" in _read(path, ()) else read_coordinator_settings(path)
 
 
 _S = TypeVar("_S", bound=Section)
@@ -162,12 +161,9 @@ def _check_connection(path: Path, config: SiloSettings | NodeSettings) -> None:
         raise InputError(f"{where}: give root_certificates and private_key (or insecure: true, for one machine)")
 
 
-def _read(path: Path, kind: str, paths: tuple[str, ...]) -> dict[str, Any]:
+def _read(path: Path, paths: tuple[str, ...]) -> dict[str, Any]:
     """Read a YAML file and resolve the paths under these keys."""
-    try:
-        tree = parse_tree(decode_text(path.read_bytes()), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{kind} config {path}: cannot be read ({error})".lstrip()) from error
+    tree = load_tree(path)
     base = path.resolve().parent
     for key in paths:
         resolve(tree, key, base)

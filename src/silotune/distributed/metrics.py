@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from silotune.core.files import read_json
-from silotune.errors import InputError
+from silotune.errors import file_errors, needs
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -96,11 +96,9 @@ def serve_metrics(port: int | None, measures: Callable[[], Iterable[Metric]]) ->
     """
     if port is None:
         return
-    try:
+    with needs("metrics_port: needs prometheus-client", "federation"):
         from prometheus_client import CollectorRegistry, start_http_server
         from prometheus_client.registry import Collector
-    except ImportError as error:
-        raise InputError("metrics_port: needs prometheus-client; install silotune[federation]") from error
 
     class Measured(Collector):
         def collect(self) -> Iterator[Metric]:
@@ -111,7 +109,5 @@ def serve_metrics(port: int | None, measures: Callable[[], Iterable[Metric]]) ->
 
     registry = CollectorRegistry()
     registry.register(Measured())
-    try:
+    with file_errors(f"metrics_port: {port} cannot be used"):
         start_http_server(port, "127.0.0.1", registry)
-    except OSError as error:
-        raise InputError(f"metrics_port: {port} cannot be used ({error.strerror or error})") from error

@@ -27,7 +27,7 @@ from silotune.core.workers import Workers, end_unguarded_worker
 from silotune.data.loading import load_absent, load_silos
 from silotune.data.rows import Row
 from silotune.data.tasks import lower_is_better
-from silotune.errors import OR_RESUME, Diverged, InputError, SilotuneError, require_unused, unknown_name_error
+from silotune.errors import OR_RESUME, Diverged, InputError, SilotuneError, needs, require_unused, unknown_name_error
 from silotune.lab.comparison import (
     BEST_FILE,
     Cell,
@@ -310,7 +310,9 @@ def read_sweep(source: str | Config, words: Sequence[str], trials: int | None = 
         key = word.partition("=")[0].removeprefix("compare.")
         if key not in ("methods", "seeds"):
             raise InputError(f"{key}: belongs to compare, not to sweep")
-    _require_optuna()
+    with needs("sweep: needs the package optuna", "sweep"):
+        import optuna
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     dimensions, run_words = split_search(run_words)
     if not dimensions:
         raise InputError("sweep: nothing to search; give a key several values (train.lr=1e-3,5e-4) or a range")
@@ -367,14 +369,6 @@ def _rounded(value: Any, drawn_from: Any) -> Any:
     if not isinstance(value, float) or hasattr(drawn_from, "choices"):
         return value
     return min(max(float(f"{value:.{_DIGITS}g}"), drawn_from.low), drawn_from.high)
-
-
-def _require_optuna() -> None:
-    try:
-        import optuna
-    except ImportError as error:
-        raise InputError("sweep: needs the package optuna; pip install 'silotune[sweep]'") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 def best_trial(trials: Sequence[TrialResult], method: str) -> TrialResult:

@@ -18,9 +18,8 @@ from silotune.config.backbone import BackboneConfig
 from silotune.config.data import SiloConfig
 from silotune.config.paths import absolute, resolve
 from silotune.config.section import Section, input_error
-from silotune.config.trees import parse_tree
+from silotune.config.trees import load_tree
 from silotune.config.validators import Device, Name
-from silotune.core.files import decode_text
 from silotune.errors import InputError, unknown_name_error
 
 DisclosedNumbers = Literal["validation", "test", "rows", "loss", "seconds", "status", "reasons"]
@@ -267,11 +266,7 @@ class SiloSettings(Section):
 def read_silo_settings(path: str | Path) -> SiloSettings:
     """Read a silo's settings; paths are relative to the file."""
     path = Path(path)
-    try:
-        text = decode_text(path.read_bytes())
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"silo config {path}: cannot be read ({error})") from error
-    tree = parse_tree(text, str(path))
+    tree = load_tree(path)
     base = path.resolve().parent
     for key in ("folder", "rows", "start", "secret", "config", "socket", "root_certificates", "private_key"):
         resolve(tree, key, base)

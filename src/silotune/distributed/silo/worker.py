@@ -26,7 +26,7 @@ from silotune.core.surroundings import require_posix
 from silotune.distributed.metrics import link_measures, measure, serve_metrics
 from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, decode, peek_kind, receive, send
 from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings
-from silotune.errors import InputError
+from silotune.errors import InputError, file_errors
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -211,9 +211,8 @@ def _listen(path: Path, group: bool = False) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o117 if group else 0o177)  # connections from the owner only, or from the group, too
     try:
-        listener.bind(str(path))
-    except OSError as error:
-        raise InputError(f"worker: cannot listen on {path} ({error.strerror or error})") from error
+        with file_errors(f"worker: cannot listen on {path}"):
+            listener.bind(str(path))
     finally:
         os.umask(before)
     listener.listen(16)

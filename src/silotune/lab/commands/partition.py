@@ -15,7 +15,7 @@ from rich.table import Table
 from silotune.cli.console import JsonOption, Overrides, Source, console, say
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.core.files import make_folder
-from silotune.errors import InputError, unknown_name_error
+from silotune.errors import InputError, file_errors, unknown_name_error
 
 Record = dict[str, Any]
 """A row: column → cell."""
@@ -110,7 +110,7 @@ def write_tasks(tasks: Sequence[PublishedTask], folder: Path) -> None:
     make_folder(folder, f"--to {folder}")
     for task in tasks:
         unfinished = folder / f".{task.name}.tmp"
-        try:
+        with file_errors(f"--to {folder}: cannot be written"):
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir()
             if task.labels:
@@ -120,8 +120,6 @@ def write_tasks(tasks: Sequence[PublishedTask], folder: Path) -> None:
                 lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
                 (unfinished / f"{split}.jsonl").write_text(lines, encoding="utf-8")
             unfinished.replace(folder / task.name)
-        except OSError as error:
-            raise InputError(f"--to {folder}: cannot be written ({error.strerror})") from error
 
 
 def partition(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.core.files import write_text
-from silotune.errors import InputError
+from silotune.errors import InputError, file_errors
 from silotune.lab.report.drawing import FigureSpec, line_style, panel_svg, save_figure
 from silotune.lab.report.entries import FinishedRun, ReportEntry
 from silotune.lab.report.figures import report_figures
@@ -62,15 +62,13 @@ def write_report(results: Results, path: Path, title: str = "") -> Path:
     if not results.entries:
         raise InputError("report: no runs given")
     specs = report_figures(results)
-    try:
+    with file_errors(f"--out {path}: cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = path.parent / "figures"
         folder.mkdir(exist_ok=True)
         for spec in specs:
             save_figure(spec, folder)
         write_text(path, render_page(results, specs, title))
-    except OSError as error:
-        raise InputError(f"--out {path}: cannot be written ({error.strerror})") from error
     return path
 
 

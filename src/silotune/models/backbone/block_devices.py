@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from silotune.core.tensors import Tensors
-from silotune.errors import InputError
+from silotune.errors import InputError, needs
 from silotune.models.backbone.architectures import ARCHITECTURES, Architecture
 from silotune.models.backbone.device import GIB, available_devices, free_memory, release_freed_memory
 from silotune.models.backbone.lm_head import without_lm_head
@@ -278,12 +278,8 @@ def _balanced(
 
 def require_accelerate() -> Any:
     """Import accelerate, or say how to install it."""
-    try:
+    with needs("backbone.device_map: needs accelerate", "quantization"):
         import accelerate
-    except ImportError as error:
-        raise InputError(
-            "backbone.device_map: needs accelerate; install silotune[quantization], or leave it out"
-        ) from error
     return accelerate
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.core.clock import log_line
-from silotune.errors import InputError
+from silotune.errors import InputError, needs
 from silotune.models.backbone.fingerprint import cache_root, kept_digest, stored_fingerprint
 
 DEFAULT_FINGERPRINT = "046aa9125c3fc21fbe09ec5b9d7795d825642a88672cbbe71fbb8eb891ebb4a0"
@@ -125,10 +125,8 @@ def _package(module: str, name: str, command: str) -> Path:
 
 def _from_gguf(file: Path, sha: str) -> str:
     """Return a folder with a GGUF file's tokenizer and weights, dequantized once."""
-    try:
+    with needs(f"backbone: {file.name} needs the package gguf", "gguf"):
         import gguf  # transformers reads the file with it
-    except ImportError as error:
-        raise InputError(f"backbone: {file.name} needs the package gguf; pip install 'silotune[gguf]'") from error
     target = _unpacked(sha)
     if not target.is_dir():
         types = {tensor.tensor_type.name for tensor in gguf.GGUFReader(file).tensors}

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from silotune.errors import InputError
+from silotune.errors import InputError, needs
 
 NONE = "none"
 """The value of `backbone.quantization` for weights as they are stored."""
@@ -94,13 +94,8 @@ def _require(name: str) -> None:
     logging.getLogger(library).setLevel(logging.ERROR)
     needed = (library, "accelerate") if library == "bitsandbytes" else (library,)
     for package in needed:
-        try:
+        with needs(f"backbone.quantization={name}: needs {package}", "quantization"):
             importlib.import_module(package)
-        except ImportError as error:
-            raise InputError(
-                f"backbone.quantization={name}: needs {package}; install silotune[quantization], or set "
-                "backbone.quantization=none"
-            ) from error
 
 
 def refuse_stored_quantization(name: str, config: Any) -> None:

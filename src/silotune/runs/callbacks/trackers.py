@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from silotune.config.trees import flat
 from silotune.core.files import read_json, write_text
-from silotune.errors import InputError, unknown_name_error
+from silotune.errors import needs, unknown_name_error
 from silotune.runs.callbacks.base import Callback, RoundEnd
 
 
@@ -222,10 +222,8 @@ def summary_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
 
 def _installed(module: str, extra: str) -> Any:
     """Import a library of an extra."""
-    try:
+    with needs(f"{extra}: is not installed", extra):
         return import_module(module)
-    except ImportError as error:
-        raise InputError(f"{extra}: is not installed; pip install 'silotune[{extra}]'") from error
 
 
 def _allowed(name: str) -> str:
