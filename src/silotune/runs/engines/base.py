@@ -13,6 +13,7 @@ from dataclasses import field
 from functools import partial
 from typing import Any, ClassVar
 
+from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from silotune.aggregation import Update, in_name_order
@@ -297,7 +298,7 @@ Scores = dict[str, float | None]
 """Reported silo → score in percent or loss, None without rows; `global` is the only key if all share the same rows."""
 
 
-@dataclass
+@dataclass(config=ConfigDict(extra="forbid"))
 class History:
     """The run's counters and scores so far; stored in every checkpoint, whose values pydantic checks."""
 
