@@ -185,9 +185,14 @@ def test_rows_come_back_as_they_were(tmp_path):
     write_rows(tmp_path / "rows", data)
     assert read_rows(tmp_path / "rows", "north") == data
     assert stat.S_IMODE((tmp_path / "rows").stat().st_mode) == 0o700
-    (tmp_path / "rows" / "test.jsonl").write_text('[["a", "b"]]\n')
-    with pytest.raises(InputError, match=r"rows of silo 'north'.*missing or damaged"):
-        read_rows(tmp_path / "rows", "north")
+    for line, message in (
+        ('[["a", "b"], 7, ""]', "label 7"),
+        ('["ab", 1, ""]', "is not a row"),
+        ("7", "cannot unpack"),
+    ):
+        (tmp_path / "rows" / "test.jsonl").write_text(f"{line}\n")
+        with pytest.raises(InputError, match=rf"rows of silo 'north' .*missing or damaged .*{message}"):
+            read_rows(tmp_path / "rows", "north")
 
 
 def test_a_silo_without_a_row_to_train_on_is_refused(tiny_config, tmp_path, capfd):

@@ -61,6 +61,8 @@ def _read(path: Path, task: Task) -> list[Row]:
             texts, known, answer, *more = json.loads(line)
             named = more.pop() if more and isinstance(more[-1], dict) else {}
             turns, rejected, *untrained = more or ([], "")
+            if not isinstance(texts, list) or not all(isinstance(text, str) for text in (*texts, answer)):
+                raise ValueError(f"{line[:60]} is not a row")
             label, target = _known(task, known)
             row = Row(tuple(texts), label, answer, turns=tuple(map(tuple, turns)), rejected=rejected, target=target)
             unit, said, tools = (str(named.get(name, "")) for name in _NAMED)
@@ -70,7 +72,10 @@ def _read(path: Path, task: Task) -> list[Row]:
 
 
 def _known(task: Task, known: Any) -> tuple[int, float | tuple[int, ...] | None]:
-    """Return `label` and `target` of a row."""
+    """Return `label` and `target` of a row; a folder of a coordinator's labeled rows is written by hand."""
     if task.kind == "regression":
         return 0, float(known)
-    return (0, tuple(map(int, known))) if task.kind == "multilabel" else (int(known), None)
+    indices = tuple(map(int, known if task.kind == "multilabel" else [known]))
+    if task.labels and not {*indices} <= {*range(len(task.labels))}:
+        raise ValueError(f"label {known!r}")
+    return (0, indices) if task.kind == "multilabel" else (indices[0], None)
