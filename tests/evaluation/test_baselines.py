@@ -79,27 +79,6 @@ def test_silos_on_one_test_set_learn_together():
     assert apart["silos"]["two"] == baseline_scores(MOOD, TRAIN[2:], TEST)
 
 
-def test_the_same_rows_are_learned_once(monkeypatch):
-    fitted = []
-    score = module._score
-    monkeypatch.setattr(module, "_score", lambda task, model, *rows: fitted.append(task) or score(task, model, *rows))
-    monkeypatch.setattr(module, "_known", {})
-    first = baseline_scores(MOOD, TRAIN, TEST)
-    first["majority"] = None
-    assert baseline_scores(MOOD, list(TRAIN), TEST) == first | {"majority": pytest.approx(100 / 3)}
-    assert len(fitted) == 2
-    auroc = Task("mood", ("bad", "good"), "auroc")
-    others = [
-        (auroc, TRAIN, TEST),
-        (MOOD, TRAIN, TRAIN[:3]),
-        (MOOD, [*TRAIN, *rows(("so warm", 0))], TEST),
-        (MOOD, [*TRAIN[:-1], *rows(("a cold day", 1))], TEST),
-    ]
-    for number, other in enumerate(others):
-        baseline_scores(*other)
-        assert len(fitted) == 4 + 2 * number
-
-
 def test_several_labels_are_told_from_words_and_by_their_shares():
     """The constant answers yes where most training rows do; a label that no or every training row has is constant."""
     tags = Task("tags", ("warm", "day", "never", "always"), "micro_f1", "multilabel")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import shutil
 import statistics
 import sys
@@ -13,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from silotune.errors import InputError, SilotuneError
+from silotune.errors import InputError
 from silotune.lab.comparison import read_comparison
-from silotune.lab.sweep import TrialResult, _sampled_trials, best_trial, read_sweep, sweep
+from silotune.lab.sweep import sweep
 from tests.support.command_line import Silotune, tree
 from tests.support.tiny import tiny_overrides, write_data
 
@@ -180,20 +179,6 @@ def test_the_samplers_proposals_are_the_same_again(words: list[str], tmp_path: P
     assert {row["train.optimizer"] for row in proposals[0]} <= {"adam", "sgd"}
 
 
-def test_the_sampler_goes_where_scores_are_high() -> None:
-    """Scores made up, highest at lr 1e-3. A quarter of even proposals would be within half an order of it."""
-    pytest.importorskip("optuna")
-    plan = read_sweep("demo", ["method=local", "train.lr=1e-5..1e-1:log"], 40)
-
-    def run(cells):
-        return {cell.folder: {"validation": -abs(math.log10(cell.config.train.lr) + 3)} for cell in cells}
-
-    proposed = list(_sampled_trials(plan, "local", 40, run))
-    near = [trial.score > -0.5 for trial in proposed[10:]]  # the first ten are random
-    assert sum(near) >= 13
-    assert [trial.number for trial in proposed] == list(range(1, 41))
-
-
 def test_without_optuna_it_says_what_to_install(silotune: Silotune, words: list[str], tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     outcome = silotune("sweep", *words, "--trials", 2, "--out", tmp_path / "out")
@@ -212,15 +197,6 @@ def test_a_diverging_trial_is_never_best(silotune: Silotune, words: list[str], t
     outcome = silotune("sweep", "demo", "method=local", *few, wild[0], "train.lr=1e38,2e38", "--out", tmp_path / "all")
     assert outcome.code == 1
     assert "every trial of method 'local' diverged" in outcome.err
-
-
-def test_the_first_of_equals_is_best() -> None:
-    trials = [TrialResult("a", n, {}, "", scores) for n, scores in enumerate([(None,), (50.0,), (70.0,), (70.0,)])]
-    assert best_trial(trials, "a").number == 2
-    both = [TrialResult("a", 1, {}, "", (90.0, None)), TrialResult("a", 2, {}, "", (10.0, 20.0))]
-    assert best_trial(both, "a").number == 2  # a choice that diverges with one seed is none
-    with pytest.raises(SilotuneError):
-        best_trial(both[:1], "a")
 
 
 def test_validation_rows_are_needed(words: list[str], tmp_path: Path, monkeypatch) -> None:

@@ -4,7 +4,7 @@ Data and models:
     tiny: tiny encoders, tiny tasks, and the words that turn the preset `demo` into a run of seconds.
     language_models: tiny masked, causal and sequence-to-sequence language models with their tokenizers.
     tuner_families: a tiny model of every backbone family, and every tuner with options.
-    old_runs: recorded run folders and digests.
+    old_runs: recorded run folders.
     proof: final states of all methods under all tuners, messages and tables, as recorded.
 
 Runs:

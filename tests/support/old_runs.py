@@ -1,4 +1,4 @@
-"""Recorded run folders and state digests, and how they are put in place and compared.
+"""Recorded run folders, and how they are put in place and compared.
 
 `tests/fixtures/record.py` recorded them at commit 141778b. Their files hold `@ROOT@` where the recording had a folder
 of its machine.
@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors import safe_open
 from torch.nn import functional
@@ -46,21 +45,8 @@ _COMMON = (
     "train.batch_size=8",
     "data.path={root}/data",
 )
-_LABEL_WORDS = (
-    'head.words={bad: awful, good: [great, warm], other: cold, same: kind, "yes": surely, maybe: perhaps, "no": never}'
-)
-
 CASES: dict[str, tuple[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("local", "fedavg", "moon", "fedrep", "fedmcp"), ("demo", (*_CLASSIFICATION, "tuner.r=4"))),
-    "fedfame": (
-        "demo",
-        (
-            *_CLASSIFICATION,
-            *("data.tasks=[alpha]", "partition=iid", "partition.silos=3", "server.labels_per_class=4"),
-            *("head=linear", "head.scope=shared", "tuner.r=4", "method.guard=false"),
-        ),
-    ),
-    "fedprompt": ("demo", (*_CLASSIFICATION, "tuner=prompt", "tuner.tokens=3", "head=verbalizer", _LABEL_WORDS)),
+    "fedmcp": ("demo", (*_CLASSIFICATION, "tuner.r=4")),
     "feddpa-t": (
         "feddpa-dataset1",
         (
@@ -152,9 +138,3 @@ def probe() -> str:
 def on_recorded_machine() -> bool:
     """Return whether this machine's kernels round as those of the recording."""
     return probe() == json.loads(DIGESTS.read_text())["probe"]
-
-
-def require_recorded_machine() -> None:
-    """Skip the test on machines whose kernels round differently from those of the recording."""
-    if not on_recorded_machine():
-        pytest.skip("this machine's kernels give other bits than those the digests were recorded with")

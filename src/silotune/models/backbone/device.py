@@ -97,17 +97,16 @@ _MMAP_BYTES = 2**25
 
 
 @cache
-def keep_freed_memory() -> bool:
+def keep_freed_memory() -> None:
     """Ask glibc to keep freed memory for the next batch, once per process.
 
     It returns large blocks to the system when they are freed, and the system hands the pages out again one by one,
     zeroed: without this setting, a tenth of a training step's seconds is spent on page faults.
-
-    Returns:
-        Whether the allocator accepted both settings (glibc does).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    return mallopt is not None and all([mallopt(_TRIM_THRESHOLD, TRIM_BYTES), mallopt(_MMAP_THRESHOLD, _MMAP_BYTES)])
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, TRIM_BYTES)
+        mallopt(_MMAP_THRESHOLD, _MMAP_BYTES)
 
 
 def release_freed_memory() -> None:
