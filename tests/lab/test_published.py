@@ -66,28 +66,12 @@ def test_rows_and_labels_are_those_of_the_files(kind: str, silotune: Silotune, t
     assert "already; choose another folder" in again.err
 
 
-OTHER_TASK = '{"instruction": "a", "output": "b", "task": "c"}'
-PATH_AS_TASK = '[{"instruction": "a", "output": "b", "task": "../c"}]'
-
-
-@pytest.mark.parametrize(
-    ("kind", "file", "text", "said"),
-    [
-        ("feddpa", f"data/dataset1/{TEST_FILE}", "{", "not JSON"),
-        ("feddpa", "data/dataset2/8/local_training_0.json", "caf\udce9", "not JSON"),
-        ("feddpa", f"data/dataset1/{TEST_FILE}", '{"instruction": "a"}', "row 1: needs the texts"),
-        ("feddpa", f"data/dataset2/{TEST_FILE}", OTHER_TASK, "no row of task 'qnli'"),
-        ("feddpa", "data/dataset2/8/local_training_0.json", PATH_AS_TASK, "cannot be a name"),
-    ],
-)
-def test_what_is_wrong_is_one_line_and_nothing_is_written(
-    kind: str, file: str, text: str, said: str, silotune: Silotune, tmp_path: Path
-) -> None:
-    MAKERS[kind](tmp_path / "source")
-    (tmp_path / "source" / file).write_bytes(text.encode("utf-8", "surrogateescape"))
-    outcome = silotune("import-data", kind, tmp_path / "source", "--to", tmp_path / "data")
+def test_a_task_whose_name_is_a_path_is_refused(silotune: Silotune, tmp_path: Path) -> None:
+    MAKERS["feddpa"](tmp_path / "source")
+    written(tmp_path / "source/data/dataset2/8/local_training_0.json", json.dumps(instructions("../c", 1)))
+    outcome = silotune("import-data", "feddpa", tmp_path / "source", "--to", tmp_path / "data")
     assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
-    assert said in outcome.err
+    assert "'../c' cannot be a name" in outcome.err
     assert not (tmp_path / "data").exists()
 
 

@@ -76,7 +76,7 @@ def test_another_backbone_under_the_same_name_is_refused(runs, tmp_path):
     [
         (lambda run: (run / "versions.json").write_text("[]"), "versions.json: missing or damaged"),
         (lambda run: _drop(run, "tasks"), "summary.json: missing or damaged"),
-        (lambda run: _drop(run, "best_round"), "no best_round"),
+        (lambda run: _drop(run, "best_round"), "summary.json: missing or damaged ('best_round')"),
         (lambda run: next(run.glob("checkpoints/shared*")).write_bytes(b"x"), "missing or damaged"),
     ],
 )

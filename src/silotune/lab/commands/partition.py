@@ -32,7 +32,7 @@ class PublishedTask:
 
 def read_feddpa(source: Path) -> list[PublishedTask]:
     """Read the authors' `data/dataset1` and `dataset2`, or one of them: eight silos' files and a test file each."""
-    from silotune.data.readers import read_records
+    import pandas
 
     tests = sorted(source.rglob("flan_test_200_selected_nstrict_1.jsonl"))
     if not tests:
@@ -41,35 +41,17 @@ def read_feddpa(source: Path) -> list[PublishedTask]:
         )
     tasks: list[PublishedTask] = []
     for test in tests:
-        tested = _by_task(test, read_records(test))
+        tested = pandas.read_json(test, lines=True, dtype=False, convert_dates=False)
         for file in sorted((test.parent / "8").glob("local_training_*.json")):
-            for name, rows in _by_task(file, _read_json(file)).items():
-                if name not in tested:
-                    raise InputError(f"{test}: no row of task {name!r}, which {file.name} trains")
-                tasks.append(PublishedTask(name, {"train": rows, "test": tested[name]}))
-    if not tasks:
-        raise InputError(f"{tests[0].parent / '8'}: no local_training_*.json")
-    return tasks
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not JSON ({error})") from error
-
-
-def _by_task(path: Path, rows: Any) -> dict[str, list[Record]]:
-    keys = ("instruction", "output", "task")
-    tasks: dict[str, list[Record]] = {}
-    for number, row in enumerate(rows if isinstance(rows, list) else [None], start=1):
-        if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in keys):
-            raise InputError(f"{path}: row {number}: needs the texts {', '.join(keys)}")
-        if not is_name(row["task"]):
-            raise InputError(f"{path}: row {number}: task {row['task']!r} cannot be a name; allowed: {NAME_RULE}")
-        tasks.setdefault(row["task"], []).append(
-            {"instruction": row["instruction"], "input": "", "output": row["output"]}
-        )
+            for name, trained in pandas.read_json(file, dtype=False, convert_dates=False).groupby("task"):
+                if not is_name(str(name)):
+                    raise InputError(f"{file}: task {name!r} cannot be a name; allowed: {NAME_RULE}")
+                splits = {"train": trained, "test": tested[tested["task"] == name]}
+                records = {
+                    split: rows.assign(input="")[["instruction", "input", "output"]].to_dict("records")
+                    for split, rows in splits.items()
+                }
+                tasks.append(PublishedTask(str(name), records))
     return tasks
 
 
