@@ -16,7 +16,7 @@ from silotune.config.schema import CompareConfig
 from silotune.lab.comparison import read_comparison
 from silotune.lab.report.frame import Results
 from silotune.lab.report.significance import beaten_by_words
-from silotune.lab.sweep import read_sweep
+from silotune.lab.search_space import read_sweep
 from tests.support.command_line import place
 from tests.support.report_runs import no_figure_files
 

@@ -8,8 +8,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from silotune.errors import InputError
-from silotune.lab.search_space import Dimension, all_combinations, boundary_combinations, split_search
-from silotune.lab.sweep import read_sweep
+from silotune.lab.search_space import Dimension, all_combinations, boundary_combinations, read_sweep, split_search
 
 
 def test_values_ranges_and_what_is_neither() -> None:

@@ -15,15 +15,7 @@ from silotune.deploy.certificates import (
     make_server_certificate,
     names_in,
 )
-from silotune.deploy.files import (
-    filled,
-    install,
-    program,
-    replace_content,
-    require_absent,
-    require_root,
-    write_new,
-)
+from silotune.deploy.files import filled, install, program, replace_content, require_absent, require_root, write_new
 from silotune.deploy.settings import CoordinatorSettings
 from silotune.distributed.flower.commands import require_flower
 from silotune.errors import InputError, file_errors

@@ -1,16 +1,22 @@
-"""Find the keys that a sweep varies, and their values, among a command's words."""
+"""Plan a sweep: the keys that it varies, and their values, among a command's words."""
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast, get_args, get_origin
 
-from silotune.config.schema import Config
+from silotune.config import Config, dump, load_config
+from silotune.config.keys import Keys
 from silotune.config.trees import NAMED, SECTIONS, parse_word
-from silotune.errors import InputError, unknown_name_error
+from silotune.errors import InputError, needs, unknown_name_error
+from silotune.lab.comparison import Cell, compared_methods, refuse_one_of_several, split_words, to_words
 from silotune.methods import METHODS
 from silotune.models.tuners import TUNERS
+from silotune.runs.build.resolve import keys_of, read_config
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -156,3 +162,73 @@ def boundary_combinations(space: Space) -> list[dict[str, Any]]:
 def _ends(values: Any) -> tuple[Any, ...]:
     """Return the values of a list, or both ends of a range."""
     return tuple(values.choices) if hasattr(values, "choices") else (values.low, values.high)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A planned sweep: the words, keys (`given`) and seeds of every run, and each method's space."""
+
+    source: str | Config
+    words: tuple[str, ...]
+    seeds: tuple[int, ...]
+    spaces: Mapping[str, Space]
+    trials: int | None
+    given: Keys = field(default_factory=lambda: Keys())
+
+    @property
+    def keys(self) -> list[str]:
+        """All searched keys, in the given order."""
+        return list(dict.fromkeys(key for space in self.spaces.values() for key in space))
+
+    def cells(self, method: str, chosen: Mapping[str, Any]) -> list[Cell]:
+        """Return a trial's runs, one per seed.
+
+        Their folders are named after a hash of the configuration. The hash leaves out the seed (by setting it to 0), so
+        that all runs of a trial share it.
+        """
+        run_words, trial_words = [*self.words, f"method={method}"], to_words(chosen)
+        configs = [
+            read_config(self.source, [*run_words, f"seed={seed}"], trial_words, **self.given) for seed in self.seeds
+        ]
+        name = sha256(dump(configs[0].model_copy(update={"seed": 0})).encode()).hexdigest()[:10]
+        return [Cell(f"{method}-{name}", config.seed, config) for config in configs]
+
+
+def read_sweep(source: str | Config, words: Sequence[str], trials: int | None = None, **keys: Unpack[Keys]) -> Sweep:
+    """Plan the sweep that a command asks for; the source's section `compare` lists methods if the words do not.
+
+    Args:
+        source: a preset, a YAML file or a `Config`.
+        words: `method=a,b` (or `methods=`), `seeds=1,2`, keys to search (see `split_search`) and any others.
+        trials: proposals of the sampler per method; None for all combinations.
+        keys: keys of every run, as values of Python.
+    """
+    sweep_words, run_words = split_words([re.sub(r"^\s*method\s*=", "methods=", word) for word in words])
+    for word in sweep_words:
+        key = word.partition("=")[0].removeprefix("compare.")
+        if key not in ("methods", "seeds"):
+            raise InputError(f"{key}: belongs to compare, not to sweep")
+    with needs("sweep: needs the package optuna", "sweep"):
+        import optuna
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    dimensions, run_words = split_search(run_words)
+    if not dimensions:
+        raise InputError("sweep: nothing to search; give a key several values (train.lr=1e-3,5e-4) or a range")
+    refuse_one_of_several(keys)
+    given = cast("dict[str, object]", keys)
+    base = load_config(keys_of(source), [*sweep_words, *run_words], keys=given)
+    methods = compared_methods(base)
+    spaces = {method: space_for_method(method, dimensions) for method in methods}
+    searched = {key for space in spaces.values() for key in space}
+    for dimension in dimensions:
+        if dimension.method is not None and dimension.method not in methods:
+            raise InputError(f"per_method.{dimension.method}: is not swept; methods are {', '.join(methods)}")
+        if dimension.key not in searched:
+            options = {f"method.{name}" for method in methods for name in METHODS[method].Options.model_fields}
+            raise unknown_name_error("key", dimension.key, options)
+    sweep = Sweep(source, tuple(run_words), tuple(base.compare.seeds or [base.seed]), spaces, trials, keys)
+    # make the configurations once before anything runs: they check their values
+    for method, space in spaces.items():
+        for chosen in boundary_combinations(space) if trials else all_combinations(space):
+            sweep.cells(method, chosen)
+    return sweep

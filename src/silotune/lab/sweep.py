@@ -8,16 +8,14 @@ no storage: with the same seed and scores it proposes the same values again.
 from __future__ import annotations
 
 import json
-import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack
 
-from silotune.config import Config, dump, load_config
+from silotune.config import Config, dump
 from silotune.config.keys import Keys
 from silotune.core.determinism import numerics
 from silotune.core.files import dump_yaml, make_folder, write_text
@@ -27,16 +25,8 @@ from silotune.core.workers import Workers, end_unguarded_worker
 from silotune.data.loading import load_absent, load_silos
 from silotune.data.rows import Row
 from silotune.data.tasks import lower_is_better
-from silotune.errors import OR_RESUME, Diverged, InputError, SilotuneError, needs, require_unused, unknown_name_error
-from silotune.lab.comparison import (
-    BEST_FILE,
-    Cell,
-    compared_methods,
-    refuse_one_of_several,
-    split_words,
-    to_words,
-    words_of,
-)
+from silotune.errors import OR_RESUME, Diverged, InputError, SilotuneError, require_unused
+from silotune.lab.comparison import BEST_FILE, Cell, words_of
 from silotune.lab.runner import (
     Announce,
     CallbackFactory,
@@ -49,17 +39,10 @@ from silotune.lab.runner import (
     run_cells,
     run_elsewhere,
 )
-from silotune.lab.search_space import (
-    Space,
-    all_combinations,
-    boundary_combinations,
-    space_for_method,
-    split_search,
-)
-from silotune.methods import METHODS
+from silotune.lab.search_space import Sweep, all_combinations, boundary_combinations, read_sweep
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
-from silotune.runs.build.resolve import keys_of, make_method, read_config
+from silotune.runs.build.resolve import make_method
 from silotune.runs.build.start import keep_start
 from silotune.runs.build.validation import check_labels
 from silotune.runs.callbacks import Callback
@@ -236,36 +219,6 @@ def _search_word(searched: tuple[str, Sequence[object] | str]) -> str:
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """A planned sweep: the words, keys (`given`) and seeds of every run, and each method's space."""
-
-    source: str | Config
-    words: tuple[str, ...]
-    seeds: tuple[int, ...]
-    spaces: Mapping[str, Space]
-    trials: int | None
-    given: Keys = field(default_factory=lambda: Keys())
-
-    @property
-    def keys(self) -> list[str]:
-        """All searched keys, in the given order."""
-        return list(dict.fromkeys(key for space in self.spaces.values() for key in space))
-
-    def cells(self, method: str, chosen: Mapping[str, Any]) -> list[Cell]:
-        """Return a trial's runs, one per seed.
-
-        Their folders are named after a hash of the configuration. The hash leaves out the seed (by setting it to 0), so
-        that all runs of a trial share it.
-        """
-        run_words, trial_words = [*self.words, f"method={method}"], to_words(chosen)
-        configs = [
-            read_config(self.source, [*run_words, f"seed={seed}"], trial_words, **self.given) for seed in self.seeds
-        ]
-        name = sha256(dump(configs[0].model_copy(update={"seed": 0})).encode()).hexdigest()[:10]
-        return [Cell(f"{method}-{name}", config.seed, config) for config in configs]
-
-
-@dataclass(frozen=True)
 class TrialResult:
     """One choice of values and its validation scores (percent, or losses) per seed; None where training diverged."""
 
@@ -294,46 +247,6 @@ class TrialResult:
         if self.score is None:
             return float("-inf")
         return -self.score if self.lower_is_better else self.score
-
-
-def read_sweep(source: str | Config, words: Sequence[str], trials: int | None = None, **keys: Unpack[Keys]) -> Sweep:
-    """Plan the sweep that a command asks for; the source's section `compare` lists methods if the words do not.
-
-    Args:
-        source: a preset, a YAML file or a `Config`.
-        words: `method=a,b` (or `methods=`), `seeds=1,2`, keys to search (see `split_search`) and any others.
-        trials: proposals of the sampler per method; None for all combinations.
-        keys: keys of every run, as values of Python.
-    """
-    sweep_words, run_words = split_words([re.sub(r"^\s*method\s*=", "methods=", word) for word in words])
-    for word in sweep_words:
-        key = word.partition("=")[0].removeprefix("compare.")
-        if key not in ("methods", "seeds"):
-            raise InputError(f"{key}: belongs to compare, not to sweep")
-    with needs("sweep: needs the package optuna", "sweep"):
-        import optuna
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    dimensions, run_words = split_search(run_words)
-    if not dimensions:
-        raise InputError("sweep: nothing to search; give a key several values (train.lr=1e-3,5e-4) or a range")
-    refuse_one_of_several(keys)
-    given = cast("dict[str, object]", keys)
-    base = load_config(keys_of(source), [*sweep_words, *run_words], keys=given)
-    methods = compared_methods(base)
-    spaces = {method: space_for_method(method, dimensions) for method in methods}
-    searched = {key for space in spaces.values() for key in space}
-    for dimension in dimensions:
-        if dimension.method is not None and dimension.method not in methods:
-            raise InputError(f"per_method.{dimension.method}: is not swept; methods are {', '.join(methods)}")
-        if dimension.key not in searched:
-            options = {f"method.{name}" for method in methods for name in METHODS[method].Options.model_fields}
-            raise unknown_name_error("key", dimension.key, options)
-    sweep = Sweep(source, tuple(run_words), tuple(base.compare.seeds or [base.seed]), spaces, trials, keys)
-    # make the configurations once before anything runs: they check their values
-    for method, space in spaces.items():
-        for chosen in boundary_combinations(space) if trials else all_combinations(space):
-            sweep.cells(method, chosen)
-    return sweep
 
 
 def _trial_of(

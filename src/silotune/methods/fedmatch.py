@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from silotune.methods import (
-    GLOBAL,
-    HEAD,
-    PRIVATE,
-    OneModel,
-    Part,
-    Phase,
-    private,
-    shared,
-)
+from silotune.methods import GLOBAL, HEAD, PRIVATE, OneModel, Part, Phase, private, shared
 
 
 class FedMatch(OneModel):

@@ -9,17 +9,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from silotune.methods import (
-    HEAD,
-    OneModel,
-    Part,
-    Phase,
-    Scope,
-    TensorGroup,
-    even,
-    joined,
-    odd,
-)
+from silotune.methods import HEAD, OneModel, Part, Phase, Scope, TensorGroup, even, joined, odd
 
 A, B = "lora_A", "lora_B"
 

@@ -15,17 +15,7 @@ from typing_extensions import override
 
 from silotune.aggregation import BroadcastAggregation, RankAggregation, Update, by_samples
 from silotune.aggregation.factor_pairs import cut_to_rank, deltas, factor_pairs, factors_of, stacked, without_factors
-from silotune.methods import (
-    GLOBAL,
-    HEAD,
-    OneModel,
-    Part,
-    Phase,
-    Scope,
-    Supervised,
-    Tensors,
-    shared,
-)
+from silotune.methods import GLOBAL, HEAD, OneModel, Part, Phase, Scope, Supervised, Tensors, shared
 from silotune.methods.lora_factors import B, SplitLoRA
 from silotune.models.tuners import Delta
 

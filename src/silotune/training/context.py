@@ -16,14 +16,7 @@ from silotune.methods.phase import Phase
 from silotune.methods.step import REFERENCE, previous_tensors
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.activation_cache import ActivationCache
-from silotune.models.forward.mixing import (
-    Mix,
-    MixEntry,
-    can_share_forward,
-    constant_views,
-    parts_in,
-    trained_parts,
-)
+from silotune.models.forward.mixing import Mix, MixEntry, can_share_forward, constant_views, parts_in, trained_parts
 from silotune.models.forward.view_program import ViewProgram
 from silotune.models.heads import Head, LossRecipe
 from silotune.models.heads.base import head_readings

@@ -23,7 +23,8 @@ from silotune.cli.workers import (
 
 if TYPE_CHECKING:
     from silotune.lab.comparison import Cell
-    from silotune.lab.sweep import Sweep, TrialResult
+    from silotune.lab.search_space import Sweep
+    from silotune.lab.sweep import TrialResult
 
 SweepWords = Annotated[
     list[str] | None,

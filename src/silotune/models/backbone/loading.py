@@ -20,13 +20,7 @@ from silotune.models.backbone.block_devices import candidates, plan_blocks, rele
 from silotune.models.backbone.device import GIB, free_memory, keep_freed_memory, resolve_device, resolve_precision
 from silotune.models.backbone.fingerprint import read_header, stored_fingerprint
 from silotune.models.backbone.packages import model_source
-from silotune.models.backbone.quantization import (
-    NONE,
-    quantized_loading,
-    resolve_quantization,
-    settle,
-    weight_bytes,
-)
+from silotune.models.backbone.quantization import NONE, quantized_loading, resolve_quantization, settle, weight_bytes
 from silotune.models.backbone.stored_model import (
     DESCRIPTIONS,
     ModelClass,

@@ -18,14 +18,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.virtual_tokens import Prefix
 from silotune.models.tuners.base import MergedAdapter, TunerOptions, WeightedTensors
-from silotune.models.tuners.prompts import (
-    PROMPT_TENSOR,
-    SEQ_TO_SEQ,
-    VirtualTokenTuner,
-    blend,
-    is_folded,
-    prompt_fields,
-)
+from silotune.models.tuners.prompts import PROMPT_TENSOR, SEQ_TO_SEQ, VirtualTokenTuner, blend, is_folded, prompt_fields
 
 
 class PrefixOptions(TunerOptions):
