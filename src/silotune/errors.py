@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
     from pathlib import Path
 
 
@@ -61,6 +61,12 @@ def unknown_name_error(
     hint = f" (did you mean {meant}?)" if meant else ""
     choice = f"{', '.join(names) or 'none'}{', ' if or_else else ''}{or_else}"
     return InputError(f"unknown {what} {str(name)!r}{hint}; allowed: {choice}")
+
+
+def require_known(what: str, name: object, allowed: Collection[str], or_else: str = "") -> None:
+    """Refuse a name that is not allowed; arguments as `unknown_name_error`."""
+    if name not in allowed:
+        raise unknown_name_error(what, name, allowed, or_else)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from silotune.errors import InputError, unknown_name_error
+from silotune.errors import InputError, require_known
 
 if TYPE_CHECKING:
     from silotune.config import Config
@@ -69,8 +69,7 @@ def workers_of(
     """Return where a command's work is done."""
     from silotune.core.workers import Workers
 
-    if engine not in engines:
-        raise unknown_name_error("engine", engine, engines)
+    require_known("engine", engine, engines)
     if engine == FLOWER and workers is not None and workers > 1:
         raise InputError(f"--workers: of the engines inprocess and ray; {engine} has a process for each silo")
     if engine == RAY:

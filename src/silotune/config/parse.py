@@ -26,7 +26,7 @@ from silotune.config.tables import silo_entries
 from silotune.config.trees import NAMED, Tree, flat, load_tree, merged, nested, parse_tree, parse_word, plain
 from silotune.config.validators import is_name
 from silotune.core.files import dump_yaml
-from silotune.errors import InputError, unknown_name_error
+from silotune.errors import InputError, require_known, unknown_name_error
 
 
 def preset_names() -> list[str]:
@@ -37,8 +37,7 @@ def preset_names() -> list[str]:
 def preset_text(name: str) -> str:
     """Return a preset's YAML."""
     files = _preset_files()
-    if name not in files:
-        raise unknown_name_error("preset", name, sorted(files), or_else="or the path of a YAML file")
+    require_known("preset", name, files, or_else="or the path of a YAML file")
     return files[name].read_text(encoding="utf-8")
 
 

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from typing_extensions import override
 
 from silotune.core.tensors import Tensors
-from silotune.errors import InputError, unknown_name_error
+from silotune.errors import InputError, require_known
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import silence_transformers
 from silotune.models.backbone.packages import model_source
@@ -114,8 +114,7 @@ def read_shape_config(name: str) -> Any:
 
     path = Path(name if name.startswith(PREFIX) else model_source(name))
     if name.startswith(PREFIX):
-        if name not in shape_names():
-            raise unknown_name_error("backbone", name, shape_names())
+        require_known("backbone", name, shape_names())
         text = (resources.files("silotune") / "shapes" / f"{name.removeprefix(PREFIX)}.json").read_text("utf-8")
     elif path.is_dir() or path.suffix == ".json":
         path = path / "config.json" if path.is_dir() else path

@@ -16,7 +16,7 @@ from silotune.core.numeric import ceil_fraction
 from silotune.core.randomness import sampler
 from silotune.data.rows import Row, SiloData
 from silotune.data.tasks import KINDS, Task
-from silotune.errors import InputError, unknown_name_error
+from silotune.errors import InputError, require_known
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -122,8 +122,7 @@ def check_attack(config: AttackConfig, tasks: Mapping[str, Task]) -> None:
             what = "writes answers" if task.kind == "generation" else f"holds {KINDS[task.kind]}"
             raise InputError(f"attack={config.name}: needs texts with labels, but silo {silo!r} {what}")
     labels = dict.fromkeys(label for task in tasks.values() for label in task.labels)
-    if config.target not in labels:
-        raise unknown_name_error("label in attack.target", str(config.target), labels)
+    require_known("label in attack.target", config.target, labels)
 
 
 def check_trigger(triggers: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from silotune.data.rows import ASSISTANT, Turn, message_of
 from silotune.data.templates import Texts, join_lines
-from silotune.errors import InputError, unknown_name_error
+from silotune.errors import InputError, require_known
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,8 +53,7 @@ class ChatTemplate:
             raise InputError("head.template: 'chat' needs a tokenizer with a chat template; this backbone's has none")
         templates: dict[str, str] = given if isinstance(given, dict) else {"default": given}
         wanted = "default" if name is None else name
-        if wanted not in templates:
-            raise unknown_name_error("template in head.chat_template", wanted, templates)
+        require_known("template in head.chat_template", wanted, templates)
         self._tokenizer: Any = tokenizer
         self._name = wanted
         self._template = _clock() * ("strftime_now" in templates[wanted]) + templates[wanted]

@@ -15,7 +15,7 @@ from silotune.data.own_silos import own_sets, read_folder, task_folders
 from silotune.data.partition import partition_by_value, partition_rows, silo_names
 from silotune.data.rows import LabeledSet, Row, SiloData, Splits, check_silo
 from silotune.data.tasks import KINDS, Task, make_task, numbered_positive
-from silotune.errors import InputError, unknown_name_error
+from silotune.errors import InputError, require_known
 
 if TYPE_CHECKING:
     from silotune.config.coordinator import ServerConfig
@@ -130,8 +130,7 @@ def _load(config: Config) -> tuple[list[SiloData], list[SiloData]]:
     else:
         sets = _named_sets(data, partition.column, unit)
     for name in absent:
-        if name not in sets:
-            raise unknown_name_error("name in evaluation.unseen or evaluation.new_silos", name, sets)
+        require_known("name in evaluation.unseen or evaluation.new_silos", name, sets)
     if len(absent) == len(sets):
         raise InputError("evaluation.unseen, evaluation.new_silos: no silo is left to train")
     seed = config.data_seed
@@ -244,8 +243,7 @@ def _published(data: DataConfig, column: str | None) -> dict[str, HubSet]:
         if not data.tasks:
             raise InputError(f"data.tasks: name the tasks to load; allowed: {', '.join(published)}")
         for name in data.tasks:
-            if name not in published:
-                raise unknown_name_error("GLUE task in data.tasks", name, published)
+            require_known("GLUE task in data.tasks", name, published)
     elif not data.tasks or not {*data.tasks} <= {*published}:
         what = f"data set {data.set!r}" if not data.tasks else f"{', '.join(data.tasks)} of data set {data.set!r}"
         raise InputError(f"data.path: {what} needs a folder (data.path=FOLDER)")

@@ -17,7 +17,7 @@ from silotune.core.files import write_text
 from silotune.core.tensors import State
 from silotune.data.batching import make_batch
 from silotune.data.tokenized import TokenizedRows
-from silotune.errors import InputError, unknown_name_error
+from silotune.errors import InputError, require_known
 from silotune.evaluation.instance_vectors import weigh
 from silotune.evaluation.predict import answers
 from silotune.runs.build.builder import build
@@ -247,8 +247,7 @@ def measure_release(run: Path, silo: str) -> Release:
         raise InputError(f"{run}: no run folder (config.yaml is missing)")
     folder = model_folder(run, silo)
     federation = build(read_config(str(config_file)))
-    if silo not in federation.silos:
-        raise unknown_name_error("silo", silo, federation.silos)
+    require_known("silo", silo, federation.silos)
     model = PersonalModel.open(folder, federation.backbone)
     return measure(federation, federation.silos[silo], model.context, model.state)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from silotune.core.notebook import html_table, notebook_figure
 from silotune.core.numeric import score_text
 from silotune.data.tasks import lower_is_better, metric_title
-from silotune.errors import unknown_name_error
+from silotune.errors import require_known
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.callbacks import RoundEnd
 from silotune.runs.callbacks.base import read_rounds
@@ -67,8 +67,7 @@ class Run:
 
     def model(self, silo: str) -> PersonalModel:
         """Return the silo's personalized model."""
-        if silo not in self.silos:
-            raise unknown_name_error("silo", silo, self.silos)
+        require_known("silo", silo, self.silos)
         folder = model_folder(self.folder, silo)
         model = PersonalModel.open(folder, self._backbone, self._precision, self._device)
         self._backbone = model.context.backbone

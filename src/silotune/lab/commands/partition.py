@@ -15,7 +15,7 @@ from rich.table import Table
 from silotune.cli.console import JsonOption, Overrides, Source, console, say
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.core.files import make_folder
-from silotune.errors import InputError, file_errors, unknown_name_error
+from silotune.errors import InputError, file_errors, require_known
 
 Record = dict[str, Any]
 """A row: column → cell."""
@@ -142,8 +142,7 @@ def import_data(
     to: Annotated[Path, typer.Option("--to", help="The folder for data.path; other tasks in it stay.")],
 ) -> None:
     """Convert a data set that the hub lacks, as its authors distribute it, into folders of tasks for data.path."""
-    if kind not in PUBLISHED:
-        raise unknown_name_error("kind of data", kind, PUBLISHED)
+    require_known("kind of data", kind, PUBLISHED)
     tasks = PUBLISHED[kind](source)
     write_tasks(tasks, to)
     for task in tasks:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from silotune.cli.console import JsonOption, console, say
-from silotune.errors import InputError, require_unused, unknown_name_error
+from silotune.errors import InputError, require_known, require_unused
 
 if TYPE_CHECKING:
     from silotune.lab.transfer import Matrix
@@ -126,8 +126,7 @@ def _parse_words(words: Sequence[str]) -> tuple[WhoseHead, dict[str, str], list[
             folders.append(Path(word))
             continue
         key, value = parse_word(word)
-        if key not in _KEYS:
-            raise unknown_name_error("key", key, _KEYS)
+        require_known("key", key, _KEYS)
         options[key] = value
     head, types = options["transfer.head"], options["transfer.types"]
     if not isinstance(types, dict) or not all(isinstance(word, str) for word in (*types, *types.values())):

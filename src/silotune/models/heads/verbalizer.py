@@ -22,7 +22,7 @@ from silotune.data.rows import Row
 from silotune.data.tasks import Task
 from silotune.data.templates import CAUSAL_PAIR, PAIR, SINGLE, ClozeTemplate, encode_fitting
 from silotune.data.tokenized import HEAD_INPUTS, READ_POSITIONS, READ_ROWS, Inputs, TokenizedRows
-from silotune.errors import InputError, unknown_name_error
+from silotune.errors import InputError, require_known, unknown_name_error
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.stored_model import is_causal
@@ -130,8 +130,7 @@ class VerbalizerHead(Head):
         tasks = list(tasks)
         labels = {label for task in tasks for label in task.labels}
         for label in self._words:
-            if label not in labels:
-                raise unknown_name_error("label in head.words", label, labels)
+            require_known("label in head.words", label, labels)
         for name in self._by_task:
             if name not in {task.name for task in tasks}:
                 raise unknown_name_error("task in head.template", name, [task.name for task in tasks])

@@ -122,13 +122,13 @@ class Tuner(ABC):
         return {}
 
     def at_rank(self, tensors: Tensors, rank: int) -> Tensors:
-        """Return an adapter with the first `rank` of its directions; for tuners with `ranks`.
+        """Return an adapter with the first `rank` of its directions; all of it where the tuner has no ranks.
 
         Args:
             tensors: all of an adapter's tensors, or those of one of its groups.
             rank: at most the adapter's.
         """
-        raise NotImplementedError(f"tuner {self.name}: has no rank")
+        return tensors
 
     def options_of(self, tensors: Tensors) -> dict[str, Any]:
         """Return the options with which an adapter is exported, with the rank or width that its tensors have."""

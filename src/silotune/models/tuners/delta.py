@@ -50,11 +50,6 @@ class Delta(Tuner):
         return {}
 
     @override
-    def at_rank(self, tensors: Tensors, rank: int) -> Tensors:
-        """Return the delta unchanged, since it has no rank."""
-        return tensors
-
-    @override
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         for module in self.target_modules(mix[0].tensors):
             deltas = [(part.tensors[f"{module}.{NAME}"], part.weight) for part in mix]

@@ -14,7 +14,7 @@ from silotune.config.keys import Keys
 from silotune.config.trees import merged
 from silotune.data.rows import SiloData
 from silotune.data.templates import CHAT
-from silotune.errors import InputError, unknown_name_error
+from silotune.errors import InputError, require_known
 from silotune.methods import METHODS, Method, Setting
 from silotune.methods.parts import Scope
 from silotune.models.backbone.backbone import Backbone
@@ -74,8 +74,7 @@ def check_ranks(method: Method, silos: Collection[str]) -> None:
     """Refuse ranks of silos that there are not, and those of a method that puts all silos' rows into one place."""
     ranks = method.setting.tuner.ranks
     for silo in ranks:
-        if silo not in silos:
-            raise unknown_name_error("silo in tuner.ranks", silo, silos)
+        require_known("silo in tuner.ranks", silo, silos)
     if ranks and method.centralized:
         raise InputError(f"tuner.ranks: method {method.name} trains one adapter on all silos' rows; leave it out")
 

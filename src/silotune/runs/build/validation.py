@@ -9,7 +9,7 @@ from types import MappingProxyType
 from silotune.config import Config, registries
 from silotune.data.backdoor import check_attack
 from silotune.data.tasks import KINDS, Task, lower_is_better
-from silotune.errors import InputError, unknown_name_error
+from silotune.errors import InputError, require_known
 from silotune.methods import Method
 from silotune.methods.parts import Scope, Table, names_with
 from silotune.models.backbone.backbone import Backbone
@@ -84,8 +84,7 @@ def check_labels(config: Config, tasks: Iterable[Task]) -> None:
     known = {label for task in tasks for label in task.labels}
     weights = config.train.class_weights
     for label in weights if isinstance(weights, dict) else ():
-        if label not in known:
-            raise unknown_name_error("label in train.class_weights", label, known)
+        require_known("label in train.class_weights", label, known)
 
 
 def _check_head(config: Config, method: Method, tasks: Mapping[str, Task]) -> None:

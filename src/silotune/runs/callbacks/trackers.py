@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from silotune.config.trees import flat
 from silotune.core.files import read_json, write_text
-from silotune.errors import needs, unknown_name_error
+from silotune.errors import needs, require_known
 from silotune.runs.callbacks.base import Callback, RoundEnd
 
 
@@ -207,8 +207,7 @@ TRACKERS: dict[str, type[Tracker]] = {"csv": CsvLog, "tensorboard": TensorBoard,
 
 def make_tracker(name: str) -> Tracker:
     """Return a tracker with its defaults."""
-    if name not in TRACKERS:
-        raise unknown_name_error("tracker", name, TRACKERS)
+    require_known("tracker", name, TRACKERS)
     return TRACKERS[name]()
 
 
