@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import yaml
@@ -10,13 +11,17 @@ import yaml
 from silotune.data.rows import Row
 from silotune.data.tasks import Task
 from silotune.data.tokenized import ANY_LENGTH, count_cuts
+from silotune.distributed.protocol.agreement import wire_config
+from silotune.distributed.silo.setup import SiloSetup
 from silotune.errors import InputError
 from silotune.models.forward.generation import GenerationOptions
 from silotune.models.heads import LanguageModelHead, VerbalizerHead
 from silotune.models.heads.lm import prompt_rows
+from silotune.runs.build.resolve import on_this_machine, read_config
 from silotune.runs.run import run
 from tests.support.chats import chat_model, chat_tokenizer
 from tests.support.language_models import backbone_of, folder_of, made
+from tests.support.session_rig import local_configs
 
 WRITE = Task("w", (), "rouge1", "generation")
 LONG = f"Read this: {'the garden was warm ' * 20}\nOPTIONS:\n- warm\n- cold"
@@ -80,6 +85,17 @@ def test_a_run_in_which_most_prompts_are_cut_is_refused(federation, silotune):
     outcome = silotune("run", "long.yaml", "data.allow_cut=true", "--out", "out")
     assert outcome.code == 0, outcome.err
     assert "of which a prompt has 72 and its answer the rest" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("words", "fits"), [([], False), (["data.allow_cut=true"], True), (["privacy.unit=row", "privacy.epsilon=8"], True)]
+)
+def test_a_silo_on_a_machine_of_its_own_refuses_it_too_but_never_under_noise(federation, words, fits):
+    """Under noise on rows a refusal would tell something about rows for which no ε is paid."""
+    config = on_this_machine(read_config("long.yaml", words))
+    setup = SiloSetup(local_configs(config, federation)["east"])
+    with nullcontext() if fits else pytest.raises(InputError, match=r"^silo 'east': its rows cannot be used"):
+        setup.prepare(wire_config(config, ["east"]), None)
 
 
 def test_the_table_counts_the_template(federation, silotune):

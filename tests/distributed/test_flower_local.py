@@ -23,8 +23,8 @@ from tests.support.method_cases import snapshot
 from tests.support.processes import SAME, assert_nothing_is_left, finish, wait_until
 from tests.support.session_rig import federate
 
-LONG = ("fedfame", "fdlora", "fedalt")
-"""Labeled rows at the coordinator, a last phase, tensors of its own for every silo."""
+LONG = ("fedfame", "fdlora", "fedalt", "fedprompt")
+"""Labeled rows at the coordinator, a last phase, tensors of its own for every silo, a head without tensors."""
 
 
 def assert_same(start, config, tmp_path) -> None:
@@ -33,7 +33,7 @@ def assert_same(start, config, tmp_path) -> None:
     message = finish(process)
     assert process.returncode == 0, message
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    assert {key: summary[key] for key in SAME} == {key: expected[key] for key in SAME}
+    assert {key: summary[key] for key in (*SAME, "baselines")} == {key: expected[key] for key in (*SAME, "baselines")}
     assert summary["engine"] == "flower-local"
     assert summary.keys() == expected.keys()
     assert_nothing_is_left(out)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.small_runs import save_model
 from tests.support.tiny import save_backbone
 
 BOOKS = sorted((Path(__file__).parents[2] / "examples").glob("*.ipynb"))
@@ -28,6 +29,7 @@ def test_it_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     save_backbone("bert", tmp_path / "backbone")
     monkeypatch.setenv("SILOTUNE_BACKBONE", str(tmp_path / "backbone"))
+    monkeypatch.setenv("SILOTUNE_LANGUAGE_MODEL", str(save_model("llama", "causal", tmp_path / "language-model")))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     book = nbformat.read(path, as_version=4)
     nbclient.NotebookClient(book, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()

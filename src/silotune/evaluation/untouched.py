@@ -70,30 +70,31 @@ def measure_untouched(
     return measure(alone, {name: {} for name in alone.parts}, rows, metric, with_loss)
 
 
-def untouched_baselines(federation: Federation, silos: Sequence[SiloData], central: bool) -> dict[str, Any]:
+def untouched_baselines(
+    context: PredictionContext, silos: Sequence[SiloData], shots: int, central: bool
+) -> dict[str, Any]:
     """Score the backbone alone on silos' test rows, in the form of `baselines`.
 
     Args:
-        federation: a run's, whose `evaluation.shots` says how many training rows go before each question in a second
-            baseline.
+        context: a run's model.
         silos: the silos' rows.
+        shots: how many training rows go before each question in a second baseline; 0: there is none.
         central: whether one data set is partitioned; all silos then have the same test rows.
 
     Returns:
         As `baselines`; without scores where the head has tensors of its own, or there are more than `MOST_SILOS` silos.
     """
-    context, shots = federation.context, federation.config.evaluation.shots
     if context.head.has_tensors or (len(silos) > MOST_SILOS and not central):
         return {"silos": {}, "global": None}
-    test = {name: rows.test for silo in federation.silos.values() for name, rows in silo.evaluations.items()}
+    tokenize = context.head.row_tokenizer(context.backbone, context.max_length)
     found = {}
     for silo in silos[:1] if central else silos:
-        if not len(test[silo.name]):
+        if not silo.splits.test:
             continue
-        scores = {UNTOUCHED: _score(context, test[silo.name])}
+        scores = {UNTOUCHED: _score(context, tokenize(silo.task, silo.splits.test))}
         if shots:
-            tokenize = with_shots(context, silo.task, silo.splits.train[:shots])
-            scores[SHOWN] = _score(context, tokenize(silo.task, silo.splits.test))
+            after_shown = with_shots(context, silo.task, silo.splits.train[:shots])
+            scores[SHOWN] = _score(context, after_shown(silo.task, silo.splits.test))
         found[silo.name] = scores
     return {"silos": {}, "global": next(iter(found.values()), None)} if central else {"silos": found, "global": None}
 

@@ -152,7 +152,8 @@ def _run(
             central = config.partition.name != "none"
             summary["baselines"] = baselines(kept, central)
             if config.rounds:  # without rounds the run itself is that
-                summary["baselines"] = joined(summary["baselines"], untouched_baselines(federation, kept, central))
+                alone = untouched_baselines(federation.context, kept, config.evaluation.shots, central)
+                summary["baselines"] = joined(summary["baselines"], alone)
         summary["intervals"] = intervals(write_test_scores(path, federation, engine.tested))
         write_models(path, federation, summary)
         write_text(path / "summary.json", json.dumps(summary, indent=1) + "\n")

@@ -102,11 +102,13 @@ def test_a_file_that_transformers_cannot_read(tmp_path):
 
 
 def test_a_gguf_file_as_backbone(tmp_path):
-    """Its weights are read as they are, and unpacked once."""
+    """Its weights are read as they are, quantized ones without further rounding, and unpacked once."""
     pytest.importorskip("gguf")
-    embedding = write_llama(tmp_path / "tiny.gguf")
+    embedding, down = write_llama(tmp_path / "tiny.gguf")
     backbone = load_backbone(str(tmp_path / "tiny.gguf"), precision="fp32", model_class="AutoModelForCausalLM")
     assert torch.equal(backbone.base.embed_tokens.weight.cpu(), embedding)
+    assert torch.equal(backbone.base.layers[0].mlp.down_proj.weight.cpu(), down)
+    assert not torch.equal(down, down.bfloat16().float())
     assert backbone.tokenizer.decode(backbone.tokenizer("ab cd")["input_ids"]) == "ab cd"
     folder = Path(packages.model_source(str(tmp_path)))
     before = (folder / "model.safetensors").stat().st_mtime_ns
@@ -121,8 +123,8 @@ def write(writer) -> None:
     writer.close()
 
 
-def write_llama(path: Path) -> torch.Tensor:
-    """Write a Llama of one block with random weights; returns its embeddings."""
+def write_llama(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Write a Llama of one block with random weights; returns its embeddings, and a matrix that it keeps in Q4_1."""
     import gguf
 
     hidden, heads, inner = 16, 2, 32
@@ -149,7 +151,9 @@ def write_llama(path: Path) -> torch.Tensor:
     shapes |= {"blk.0.ffn_norm": (hidden,), "blk.0.ffn_down": (hidden, inner)}
     shapes |= {f"blk.0.ffn_{name}": (inner, hidden) for name in ("gate", "up")}
     tensors = {name: torch.randn(shape, generator=draws) for name, shape in shapes.items()}
+    quantized = gguf.quantize(tensors.pop("blk.0.ffn_down").numpy(), gguf.GGMLQuantizationType.Q4_1)
     for name, tensor in tensors.items():
         writer.add_tensor(f"{name}.weight", tensor.numpy())
+    writer.add_tensor("blk.0.ffn_down.weight", quantized, raw_dtype=gguf.GGMLQuantizationType.Q4_1)
     write(writer)
-    return tensors["token_embd"]
+    return tensors["token_embd"], torch.from_numpy(gguf.dequantize(quantized, gguf.GGMLQuantizationType.Q4_1))

@@ -44,10 +44,12 @@ from silotune.distributed.local.fork_server import ProcessGroup
 from silotune.distributed.protocol.agreement import check_federated, wire_config
 from silotune.distributed.silo.silo_config import REHEARSAL
 from silotune.errors import OR_RESUME, InputError, SilotuneError, require_unused
-from silotune.evaluation.baselines import baselines
+from silotune.evaluation.baselines import baselines, joined
+from silotune.evaluation.untouched import untouched_baselines
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.runs.build.coordinator import privacy_guarantee, sampling_groups
+from silotune.runs.build.model import build_model
 from silotune.runs.build.resolve import make_method, on_this_machine, with_chat_template, with_threads_for
 from silotune.runs.build.validation import check_tasks
 from silotune.runs.engines.base import Progress
@@ -127,7 +129,7 @@ def run_local(
                 announce(line)
         with tempfile.TemporaryDirectory(prefix="silotune-") as scratch:  # sockets need short paths
             _run_parties(config, out, names, job, Path(scratch), progress)
-        return _finished(out, config, data), privacy
+        return _finished(out, config, data, method), privacy
 
 
 def _prepare(config: Config, out: Path, method: Method, data: list[SiloData]) -> Path:
@@ -152,7 +154,7 @@ def _prepare(config: Config, out: Path, method: Method, data: list[SiloData]) ->
     return folder / "job.json"
 
 
-def _finished(out: Path, config: Config, data: list[SiloData]) -> dict[str, Any]:
+def _finished(out: Path, config: Config, data: list[SiloData], method: Method) -> dict[str, Any]:
     """Complete a finished run folder and return its summary.
 
     Adds the majority score on central test rows, the baselines and the intervals to the summary, and copies what only
@@ -166,7 +168,12 @@ def _finished(out: Path, config: Config, data: list[SiloData]) -> dict[str, Any]
     scores = collect_test_scores(out, [_silo_folder(out, name) for name in names])
     summary["intervals"] = intervals(scores)
     if config.evaluation.baselines:
-        summary["baselines"] = baselines(data, config.partition.name != "none")
+        central = config.partition.name != "none"
+        summary["baselines"] = baselines(data, central)
+        if not method.setting.head.has_tensors:
+            context = build_model(config, method, [silo.task for silo in data])
+            alone = untouched_baselines(context, data, config.evaluation.shots, central)
+            summary["baselines"] = joined(summary["baselines"], alone)
     write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")
     return summary
 

@@ -19,8 +19,8 @@ from silotune.config.trees import parse_tree
 from silotune.errors import InputError
 from silotune.methods import is_centralized
 
-_SPLIT_KEYS = ("merge", "ratio", "seed", "rows_per_silo", "train_rows", "validation_rows", "test_rows")
-"""The keys of `data` by which a silo splits its own rows."""
+_SENT_KEYS = ("merge", "ratio", "seed", "rows_per_silo", "train_rows", "validation_rows", "test_rows", "allow_cut")
+"""The keys of `data` that say how a silo splits its own rows, and whether they may be cut."""
 
 _PER_PARTY = {"backbone", "start", "precision", "federation", "description"}
 """Keys that differ between parties, or that the handshake compares in another form."""
@@ -59,7 +59,7 @@ def wire_config(config: Config, silos: Iterable[str]) -> str:
     Returns:
         YAML without local paths and without the secret's file name.
     """
-    splits = {key: getattr(config.data, key) for key in _SPLIT_KEYS}
+    sent = {key: getattr(config.data, key) for key in _SENT_KEYS}
     update: dict[str, Any] = {
         "backbone": BackboneConfig(name=Path(config.backbone.name).name, quantization=config.backbone.quantization),
         "start": None if config.start is None else Path(config.start).name,
@@ -67,7 +67,7 @@ def wire_config(config: Config, silos: Iterable[str]) -> str:
         "device": "auto",
         "privacy": config.privacy.model_copy(update={"secret": config.privacy.secret and "own"}),
         "silos": [],
-        "data": DataConfig(**splits),
+        "data": DataConfig(**sent),
         "partition": PartitionConfig(),
         "federation": FederationConfig(silos=sorted(silos)),  # deadlines and quorum are the coordinator's own
     }

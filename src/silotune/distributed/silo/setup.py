@@ -33,6 +33,7 @@ from silotune.distributed.silo.store import SiloStore
 from silotune.errors import InputError, SilotuneError
 from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
+from silotune.runs.build.builder import cut_lines
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import BackboneRequirements, build_model
 from silotune.runs.build.resolve import for_silo, make_method, rank_of, read_config, use_this_machine
@@ -242,6 +243,8 @@ class SiloSetup:
         needed = config.privacy.unit is not None or config.audit.canaries > 0
         secret = derived_from_secret(Path(self.settings.folder), "rows") if needed else None
         try:
+            if config.head.writes and config.privacy.unit is None:  # with noise, no refusal may depend on rows
+                cut_lines(config, [data], context)
             silos, _ = build_silos(config, context, [data], secret=secret)
             check_rows(context, silos.values(), config.privacy.unit is not None)
         except InputError as error:  # it may say which row, or how long one is

@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -126,16 +127,15 @@ def _package(module: str, name: str, command: str) -> Path:
 def _from_gguf(file: Path, sha: str) -> str:
     """Return a folder with a GGUF file's tokenizer and weights, dequantized once."""
     with needs(f"backbone: {file.name} needs the package gguf", "gguf"):
-        import gguf  # transformers reads the file with it
-    target = _unpacked(sha)
+        import_module("gguf")  # transformers reads the file with it
+    target = _unpacked(f"fp32-{sha}")
     if not target.is_dir():
-        types = {tensor.tensor_type.name for tensor in gguf.GGUFReader(file).tensors}
-        _write(target, lambda folder: _dequantize(file, types, folder))
+        _write(target, lambda folder: _dequantize(file, folder))
     return str(target)
 
 
-def _dequantize(file: Path, types: set[str], folder: Path) -> None:
-    """Write a GGUF file as transformers saves a model: in its own type, or in bfloat16 where it is quantized."""
+def _dequantize(file: Path, folder: Path) -> None:
+    """Write a GGUF file as transformers saves a model, in float32, which holds every type of GGUF exactly."""
     import torch
     import transformers
 
@@ -143,17 +143,16 @@ def _dequantize(file: Path, types: set[str], folder: Path) -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     log_line(f"silotune: unpacking {file.name} (once)")
-    dtype = {frozenset({"F32"}): torch.float32, frozenset({"F16", "F32"}): torch.float16}.get(frozenset(types))
-    dtype = dtype or torch.bfloat16
     try:
-        read: Any = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype)
+        loader = transformers.AutoModelForCausalLM
+        read: Any = loader.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
         tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except Exception as error:  # transformers has many for files that it cannot read
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(f"backbone: transformers cannot read {file.name} ({reason})") from error
     if hasattr(read.config, "quantization_config"):
         del read.config.quantization_config
-    plain: Any = type(read)(read.config).to(dtype)
+    plain: Any = type(read)(read.config).to(torch.float32)
     plain.load_state_dict(read.state_dict())
     plain.tie_weights()
     plain.generation_config = read.generation_config

@@ -75,8 +75,7 @@ def build(
             config, context, silos, lambda number: coordinator.choose(number, list(silos))
         )
         context.row_privacy = noise
-    refuses = config.head.writes and not config.data.allow_cut
-    cuts = _cut_lines(config, rows, context, refuses) if refuses or look is not None else []
+    cuts = cut_lines(config, rows, context) if config.head.writes or look is not None else []
     if look is not None:
         look(rows, context, cuts)
     return Federation(
@@ -94,9 +93,10 @@ def build(
     )
 
 
-def _cut_lines(config: Config, silos: Sequence[SiloData], context: TrainingContext, refuses: bool) -> list[str]:
+def cut_lines(config: Config, silos: Sequence[SiloData], context: TrainingContext) -> list[str]:
     """Say of which silos rows are cut; refuse written answers to questions most of which the model would not read."""
     head, length, backbone = context.method.setting.head, config.train.max_length, context.backbone
+    refuses = config.head.writes and not config.data.allow_cut
     tokenize, whole = (head.row_tokenizer(backbone, most) for most in (length, ANY_LENGTH))
     lines = []
     for silo in as_one(silos, config.partition.name != "none"):
