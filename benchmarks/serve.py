@@ -6,7 +6,8 @@ are asked at once, in an order in which silos alternate at random. `mixed` is th
 HTTP; `alone` is the same with one silo's requests in a batch; `set_adapter` is peft, request by request; `names` is
 peft's `adapter_names` in batches of 64 (labels) or 32 (text). The ways take turns; numbers are medians of the turns.
 `latency` is of `mixed`, at 50 and 90 % of its requests per second, which arrive at random. The last key is
-`alone` / `mixed` of labels.
+`alone` / `mixed` of labels. With `--cold N`, N silos behind one server are then asked for labels once each, one after
+the other: `cold_ms` is the time to an answer of a silo that is not open, `cold_mib` the memory before, and after.
 """
 
 from __future__ import annotations
@@ -51,22 +52,57 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--kinds", default="labels,text")
+    parser.add_argument("--kinds", default="labels,text", help="none: an empty text")
+    parser.add_argument("--cold", type=int, default=0, help="silos that are asked once each")
 
 
-def measure(silos: int, requests: int, tokens: int, repeats: int, threads: int, kinds: str) -> dict[str, Any]:
+def measure(
+    silos: int, requests: int, tokens: int, repeats: int, threads: int, kinds: str, cold: int = 0
+) -> dict[str, Any]:
     """Requests per second of each way, ratios, and latencies."""
     torch.set_num_threads(threads)
     report: dict[str, Any] = {"silos": silos, "repeats": repeats, "threads": threads}
     last: dict[str, float] = {}
-    for kind in kinds.split(","):
+    for kind in filter(None, kinds.split(",")):
         with tempfile.TemporaryDirectory() as folder:
             run = _run(Path(folder), kind, silos, tokens)
             torch.set_num_threads(threads)
             number = requests if kind == "labels" else requests // 4
             found = _compare(run, kind, silos, number, tokens, repeats, report)
             last = last or found
+    if cold:
+        with tempfile.TemporaryDirectory() as folder:
+            run = _run(Path(folder), "labels", cold, tokens)
+            torch.set_num_threads(threads)
+            report |= _cold(run, cold)
     return report | last
+
+
+def _cold(run: Path, silos: int) -> dict[str, Any]:
+    """Ask each silo once, and return how long that took and what it added to the process's memory."""
+    import psutil
+
+    process = psutil.Process()
+    models = Models([run])
+    engine = Engine(models)
+    engine.start()
+    names = {f"silo-{number}": models.find(f"silo-{number}") for number in range(silos)}
+
+    def ask(silo: str) -> float:
+        return _ask(engine, names, [(silo, "a text")], lambda text: Score([text]))[0]
+
+    ask("silo-0")
+    before = process.memory_info().rss
+    waits = [ask(f"silo-{number}") for number in range(1, silos)]
+    after = process.memory_info().rss
+    engine.stop()
+    cuts = statistics.quantiles(waits, n=100)
+    return {
+        "cold_silos": silos,
+        "cold_open": models.opened,
+        "cold_ms": {f"p{cut}": round(1000 * cuts[cut - 1], 1) for cut in (50, 95, 99)},
+        "cold_mib": [round(before / 2**20), round(after / 2**20)],
+    }
 
 
 def _compare(

@@ -11,6 +11,7 @@ from silotune.errors import InputError
 from silotune.interop.export import export
 from silotune.interop.gguf_adapter import FAMILIES
 from silotune.interop.selection import select
+from silotune.models.tuners.lora import options_of
 
 SITES = "query,key,value,attention_output,feedforward_input,feedforward_gate,feedforward_output"
 NAMES = {
@@ -48,11 +49,10 @@ def test_the_file_holds_the_runs_matrices(runs, tmp_path, program, scaling):
     assert field(reader, "general.type") == "adapter"
     assert field(reader, "general.architecture") == "llama"
     assert field(reader, "adapter.type") == "lora"
-    alpha = about["tuner"]["alpha"] * (about["tuner"]["r"] ** 0.5 if scaling == "rslora" else 1)
-    assert field(reader, "adapter.lora.alpha") == pytest.approx(alpha)
+    trained = select(model, "global").adapter
+    assert field(reader, "adapter.lora.alpha") == pytest.approx(options_of(trained).standard_alpha)
     found = {tensor.name: tensor.data for tensor in reader.tensors}
-    trained = select(model, "global").adapter.tensors
-    assert len(found) == len(trained) == 2 * 7 * 3
+    assert len(found) == len(trained.tensors) == 2 * 7 * 3
     for layer in range(3):
         for module, name in NAMES.items():
             a, b = (found[f"blk.{layer}.{name}.weight.lora_{which}"] for which in "ab")
@@ -60,7 +60,7 @@ def test_the_file_holds_the_runs_matrices(runs, tmp_path, program, scaling):
             b = in_halves(b, HEADS[module]) if module in HEADS else b
             for which, data in (("A", a), ("B", b)):
                 torch.testing.assert_close(
-                    torch.tensor(data), trained[f"layers.{layer}.{module}.lora_{which}.weight"], rtol=0, atol=0
+                    torch.tensor(data), trained.tensors[f"layers.{layer}.{module}.lora_{which}.weight"], rtol=0, atol=0
                 )
     modelfile = tmp_path / "out" / "Modelfile"
     assert modelfile.exists() is (program == "ollama")
@@ -77,9 +77,9 @@ def test_the_names_of_families_are_those_of_gguf() -> None:
 @pytest.mark.parametrize(
     ("make", "part", "program", "words"),
     [
-        (("generation", "llama", "causal", "dora"), "global", "llama.cpp", "tuner=lora alone, not tuner=dora"),
+        (("generation", "llama", "causal", "ia3"), "global", "llama.cpp", "alone, not tuner=ia3"),
         (("generation", "llama", "causal", "lora"), "merged", "ollama", "not --part merged"),
-        (("generation", "llama", "causal", "lora"), "global", "vllm", "--for 'vllm'"),
+        (("generation", "llama", "causal", "lora"), "global", "tgi", "--for 'tgi'"),
         (("generation", "gpt2", "causal", "lora"), "global", "llama.cpp", "not of gpt2"),
         (("generation", "t5", "seq2seq", "lora"), "global", "llama.cpp", "head=lm has none"),
         (("run", "llama", "lora"), "global", "llama.cpp", "head=mlp has none"),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import shutil
 import sys
 
+import pyarrow.parquet
 import pytest
 
 import silotune as library
+from silotune.cli import predict
 from silotune.communication.privacy import accountant as accounting
 from silotune.errors import InputError
 from silotune.methods import METHODS
@@ -188,6 +191,34 @@ def test_predict_refuses_in_one_line(silotune: Silotune, runs, words, message, t
     assert message in outcome.err
 
 
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_predict_writes_what_it_prints_to_a_file(silotune: Silotune, runs, tmp_path, monkeypatch, ending):
+    """Of many rows, in portions: a table of each format in, and out; the file is there once all is written."""
+    monkeypatch.setattr(predict, "_BATCH_SIZE", 2)
+    run, texts = runs.run("bert", "lora"), [f"{text} {number}" for number, text in enumerate(SINGLE * 2)]
+    table, answers = tmp_path / f"in.{ending}", tmp_path / f"out.{ending}"
+    if ending == "csv":
+        table.write_text("sentence1,note\n" + "".join(f"{text},x\n" for text in texts))
+    elif ending == "jsonl":
+        table.write_text("".join(json.dumps({"sentence1": text}) + "\n" for text in texts))
+    else:
+        pyarrow.parquet.write_table(pyarrow.table({"sentence1": texts}), table)
+    words = ("predict", run.folder, "--silo", "alpha", "--file", table)
+    expected = lines_of(silotune(*words).out)
+    outcome = silotune(*words, "--out", answers)
+    assert (outcome.code, outcome.out) == (0, f"wrote {answers}: answers to 6 texts\n")
+    if ending == "csv":
+        with answers.open(newline="") as file:
+            found = [row | {"probabilities": json.loads(row["probabilities"])} for row in csv.DictReader(file)]
+    elif ending == "jsonl":
+        found = lines_of(answers.read_text())
+    else:
+        found = pyarrow.parquet.read_table(answers).to_pylist()
+    assert found == expected
+    assert [row["text"] for row in expected] == texts
+    assert {*tmp_path.iterdir()} == {table, answers}
+
+
 def test_predict_reads_the_text_column_of_a_table(silotune: Silotune, runs, tmp_path):
     run = runs.run("bert", "lora")
     table = tmp_path / "new.csv"
@@ -209,7 +240,9 @@ def test_predict_reads_the_text_column_of_a_table(silotune: Silotune, runs, tmp_
     [
         (("--text", "a", "--columns", "text"), "--columns: belongs to a --file that is a table"),
         (("--file", "new.tsv", "--columns", "a,b"), "--columns: 2 columns, but a row of this silo's task has 1 text"),
-        (("--file", "missing.csv"), "missing.csv: not found"),
+        (("--file", "missing.csv"), "--file missing.csv: cannot be read (No such file or directory)"),
+        (("--text", "a", "--out", "new.txt"), "--out new.txt: unknown format '.txt'; allowed: .csv, .tsv"),
+        (("--text", "a", "--out", "new.tsv"), "--out new.tsv: already there"),
     ],
 )
 def test_predict_refuses_columns_that_do_not_fit(silotune: Silotune, runs, tmp_path, monkeypatch, words, message):

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import subprocess
+import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ import pytest
 
 from silotune.errors import InputError
 from silotune.runs.personal_model import load_model
+from silotune.serve import web
 from silotune.serve.keys import Keys, add_key
 from tests.support.served import Server, serving
 from tests.support.small_runs import SINGLE
@@ -151,17 +156,43 @@ def test_an_answer_nobody_waits_for_is_dropped(server):
     assert server.post("/classify", {"model": "alpha", "input": "a river"}).status_code == 200
 
 
-def test_a_thousand_requests_at_once_have_the_right_answers(server, runs):
+def test_slow_clients_hold_nobody_up(server, monkeypatch):
+    """A body that does not arrive is refused in time; a stream that nobody reads is written on, and dropped."""
+    monkeypatch.setattr(web, "BODY_SECONDS", 0.5)
+    head = "POST /classify HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+    body = json.dumps({"model": "east", "messages": TALK, "n": 8, "stream": True}).encode()
+    ask = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n".encode()
+    with ExitStack() as stack:
+        halves, deaf = (
+            [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(20)]
+            for _ in range(2)
+        )
+        for connection in halves:
+            connection.sendall(head.encode() + b'{"model":')
+        for connection in deaf:
+            connection.sendall(ask + b"Content-Type: application/json\r\n\r\n" + body)
+        assert server.post("/classify", {"model": "alpha", "input": "a river"}).status_code == 200
+        for connection in halves:
+            connection.settimeout(20)
+            assert connection.recv(4096).startswith(b"HTTP/1.1 408")
+    limit = time.monotonic() + 20
+    while (server.engine.written or len(server.engine.queue)) and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert server.engine.written == 0
+
+
+@pytest.mark.parametrize("number", [1000, pytest.param(10_000, marks=pytest.mark.long)])
+def test_many_requests_at_once_have_the_right_answers(server, runs, number):
     model = runs.run("bert", "lora", "method={name: fedmcp}").model("alpha")
     expected = [one.label for one in model.predict(SINGLE)]
     with httpx.Client(timeout=60) as client, ThreadPoolExecutor(16) as pool:
 
-        def ask(number: int) -> str:
-            body = {"model": "alpha", "input": SINGLE[number % 3]}
+        def ask(place: int) -> str:
+            body = {"model": "alpha", "input": SINGLE[place % 3]}
             return client.post(f"{server.url}/classify", json=body).json()["data"][0]["label"]
 
-        found = list(pool.map(ask, range(1000)))
-    assert found == [expected[number % 3] for number in range(1000)]
+        found = list(pool.map(ask, range(number)))
+    assert found == [expected[place % 3] for place in range(number)]
     numbers = httpx.get(f"{server.url}/metrics").text
     assert 'silotune_requests_total{path="/classify",status="200"}' in numbers
 
@@ -209,6 +240,78 @@ def test_a_newer_round_is_taken_over_and_nothing_is_written(runs, tmp_path):
             )
         assert running.engine.models.backbones == 1
     assert set(folder.rglob("*")) == {*before}
+
+
+def test_a_swap_under_load_gives_no_wrong_answer(runs, tmp_path):
+    """Every answer is that of the model whose digest it names, while folders are replaced again and again."""
+    versions = [runs.run("bert", "lora", "method={name: fedmcp}", *more).folder for more in ((), ("train.lr=0.3",))]
+    folder = shutil.copytree(versions[0], tmp_path / "run")
+    expected = [
+        [list(one.probabilities.values()) for one in load_model(version, "alpha").predict(SINGLE)]
+        for version in versions
+    ]
+    stop, answers = threading.Event(), list[Any]()
+
+    def ask(running: Server) -> None:
+        while not stop.is_set():
+            answers.append(running.post("/classify", {"model": "alpha", "input": SINGLE}))
+
+    with serving(folder, watch=True) as running, ThreadPoolExecutor(4) as pool:
+        asking = [pool.submit(ask, running) for _ in range(4)]
+        for turn in range(1, 9):
+            time.sleep(0.2)
+            shutil.copytree(versions[turn % 2] / "models", tmp_path / "next")
+            (folder / "models").rename(tmp_path / f"old-{turn}")
+            (tmp_path / "next").rename(folder / "models")
+        time.sleep(0.2)
+        stop.set()
+        for one in asking:
+            one.result()
+    assert {answer.status_code for answer in answers} == {200}
+    found: dict[str, list[Any]] = {}
+    for answer in map(httpx.Response.json, answers):
+        found.setdefault(answer["system_fingerprint"], []).append([row["probs"] for row in answer["data"]])
+    assert len(found) == 2
+    for first, *more in found.values():
+        assert any(
+            all(row == pytest.approx(own, abs=1e-5) for row, own in zip(first, model, strict=True))
+            for model in expected
+        )
+        assert all(row == pytest.approx(own, abs=1e-5) for other in more for row, own in zip(other, first, strict=True))
+
+
+@pytest.mark.long
+def test_after_a_kill_under_load_the_next_server_answers(runs, tmp_path):
+    folder = runs.run("bert", "lora", "method={name: fedmcp}").folder
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    expected = [one.label for one in runs.run("bert", "lora", "method={name: fedmcp}").model("alpha").predict(SINGLE)]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    asked = {"model": "alpha", "input": SINGLE}
+    for _ in range(2):
+        process = subprocess.Popen([sys.executable, "-m", "silotune", "serve", folder, "--port", str(port)])
+        whole = 0
+
+        def ask(_: int, port: int = port) -> list[str] | None:
+            try:
+                answer = httpx.post(f"http://127.0.0.1:{port}/classify", json=asked, timeout=60).json()
+            except httpx.HTTPError:
+                return None
+            return [row["label"] for row in answer["data"]]
+
+        limit = time.monotonic() + 120
+        while ask(0) is None and time.monotonic() < limit:
+            time.sleep(0.2)
+        with ThreadPoolExecutor(8) as pool:
+            asking = [pool.submit(ask, number) for number in range(2000)]
+            time.sleep(1)
+            process.kill()
+            for one in asking:
+                assert one.result() in (None, expected)
+                whole += one.result() is not None
+        process.wait()
+        assert whole > 0
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_too_many_requests_are_refused(writer):

@@ -27,7 +27,8 @@ _MODULES = (
     "config",
     "cost",
     "evaluate",
-    "export_predict",
+    "export",
+    "predict",
     "chat",
 )
 """Modules of `silotune.cli` that register commands with `app` when they are imported, in the order of the help. All

@@ -9,8 +9,9 @@ import os
 import shutil
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import yaml
 
@@ -42,6 +43,20 @@ def decode_text(content: bytes, encoding: str = "utf-8") -> str:
     """
     marked = content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     return content.decode("utf-16" if marked else encoding).removeprefix("\ufeff")
+
+
+def text_lines(file: BinaryIO, newline: str = "", encoding: str = "utf-8") -> TextIOWrapper:
+    """Return the text of a file that is read piece by piece, decoded as `decode_text` does; iterating raises its error.
+
+    Args:
+        file: it can be peeked into.
+        newline: as of `open`; empty: lines end as they do in the file, at any line end.
+        encoding: of text without a byte-order mark of UTF-16.
+    """
+    if cast(BufferedReader, file).peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        encoding = "utf-16"
+    known = codecs.lookup(encoding).name
+    return TextIOWrapper(cast(BufferedReader, file), "utf-8-sig" if known == "utf-8" else encoding, newline=newline)
 
 
 def read_json(path: Path) -> dict[str, Any]:

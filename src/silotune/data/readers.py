@@ -10,13 +10,14 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from silotune.config.tables import source_name
-from silotune.core.files import decode_text
+from silotune.core.files import decode_text, text_lines
 from silotune.data.rows import Row, text_fault
 from silotune.errors import InputError, file_errors
 
@@ -29,6 +30,9 @@ FORMATS = (*_DELIMITERS, ".jsonl", ".parquet")
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 """Endings of compressed files, of any format but Parquet, which compresses by itself."""
+
+_PARQUET_ROWS = 1024
+"""Rows of a Parquet file that are in memory at a time."""
 
 _LARGEST_CELL = 2**31 - 1
 """Characters of a cell that the csv module lets pass; its own limit is 131,072."""
@@ -46,11 +50,20 @@ def file_format(path: Path) -> tuple[str, str]:
 
 
 def read_records(path: Path, encoding: str = "utf-8") -> list[Record]:
-    """Read all rows of a file as dictionaries.
+    """Read all rows of a file as dictionaries; arguments as `stream_records`."""
+    records = list(stream_records(path, encoding))
+    if not records:
+        raise InputError(f"{source_name(path)}: no rows")
+    return records
+
+
+def stream_records(path: Path, encoding: str = "utf-8", opened: BinaryIO | None = None) -> Iterator[Record]:
+    """Yield the rows of a file as dictionaries; of a file that is not compressed, some are in memory at a time.
 
     Args:
         path: the file; text may be compressed (`COMPRESSIONS`).
         encoding: of text; a Parquet file has its own.
+        opened: the file, if it is open already.
     """
     if not path.is_file():
         raise InputError(f"{source_name(path)}: not found")
@@ -60,15 +73,22 @@ def read_records(path: Path, encoding: str = "utf-8") -> list[Record]:
             f"{source_name(path)}: unknown format {path.suffix!r}; allowed: {', '.join(FORMATS)}; text also with "
             f"{' or '.join(COMPRESSIONS)} at the end"
         )
-    with file_errors(f"{source_name(path)}: cannot be read"):
-        if kind == ".parquet":
-            records = _parquet(path)
-        else:
-            lines = io.StringIO(_text(path, compression, encoding), newline="")
-            records = _json_lines(path, lines) if kind == ".jsonl" else _table(path, lines, _DELIMITERS[kind])
-    if not records:
-        raise InputError(f"{source_name(path)}: no rows")
-    return records
+    with file_errors(f"{source_name(path)}: cannot be read"), ExitStack() as stack:
+        if compression:
+            yield from _parsed(path, kind, io.StringIO(_text(path, compression, encoding), newline=""))
+            return
+        file = opened or stack.enter_context(path.open("rb"))
+        try:
+            yield from (
+                _parquet(path, file) if kind == ".parquet" else _parsed(path, kind, text_lines(file, "", encoding))
+            )
+        except UnicodeDecodeError:
+            _text(path, compression, encoding)  # says where
+            raise
+
+
+def _parsed(path: Path, kind: str, lines: Iterable[str]) -> Iterator[Record]:
+    return _json_lines(path, lines) if kind == ".jsonl" else _table(path, lines, _DELIMITERS[kind])
 
 
 def _text(path: Path, compression: str, encoding: str) -> str:
@@ -96,28 +116,32 @@ def _decompressed(path: Path, codec: str) -> bytes:
         raise InputError(f"{source_name(path)}: not readable as {codec} ({reason})") from error
 
 
-def _table(path: Path, lines: Iterable[str], delimiter: str) -> list[Record]:
+def _table(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[Record]:
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     limit = csv.field_size_limit(_LARGEST_CELL)  # of the whole process
+    header: list[str] = []
+    number = 0
     try:
-        table = [cells for cells in reader if cells]
+        for cells in filter(None, reader):
+            if not header:
+                header = cells
+                for column in header:
+                    if header.count(column) > 1:
+                        raise InputError(f"{source_name(path)}: column {column!r} appears twice in the header")
+                continue
+            number += 1
+            if len(cells) != len(header):
+                hint = _separator_hint(header, delimiter)
+                raise InputError(
+                    f"{source_name(path)}: row {number} has {len(cells)} columns, the header {len(header)}{hint}"
+                )
+            yield dict(zip(header, cells, strict=True))
     except csv.Error as error:
         raise InputError(f"{source_name(path)}: line {reader.line_num}: {error}") from error
     finally:
         csv.field_size_limit(limit)
-    if not table:
+    if not header:
         raise InputError(f"{source_name(path)}: empty; a header and rows are needed")
-    header, *rows = table
-    for column in header:
-        if header.count(column) > 1:
-            raise InputError(f"{source_name(path)}: column {column!r} appears twice in the header")
-    for number, cells in enumerate(rows, start=1):
-        if len(cells) != len(header):
-            hint = _separator_hint(header, delimiter)
-            raise InputError(
-                f"{source_name(path)}: row {number} has {len(cells)} columns, the header {len(header)}{hint}"
-            )
-    return [dict(zip(header, cells, strict=True)) for cells in rows]
 
 
 def _separator_hint(header: Sequence[str], delimiter: str) -> str:
@@ -128,8 +152,7 @@ def _separator_hint(header: Sequence[str], delimiter: str) -> str:
     return f" ({header[0]!r}: columns of .csv are separated by ',', those of .tsv by a tab)"
 
 
-def _json_lines(path: Path, lines: Iterable[str]) -> list[Record]:
-    records = []
+def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[Record]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -140,17 +163,17 @@ def _json_lines(path: Path, lines: Iterable[str]) -> list[Record]:
             raise InputError(f"{source_name(path)}: line {number} is not JSON ({reason})") from error
         if not isinstance(record, dict):
             raise InputError(f"{source_name(path)}: line {number} is not a JSON object")
-        records.append(record)
-    return records
+        yield record
 
 
-def _parquet(path: Path) -> list[Record]:
+def _parquet(path: Path, file: BinaryIO) -> Iterator[Record]:
     import pyarrow
     import pyarrow.parquet
 
     try:
         # `read_table` would add columns for folders named like `key=value`
-        return list(pyarrow.parquet.ParquetFile(path).read().to_pylist())
+        for batch in pyarrow.parquet.ParquetFile(file).iter_batches(_PARQUET_ROWS):
+            yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(f"{source_name(path)}: not a readable Parquet file ({reason})") from error

@@ -1,4 +1,4 @@
-"""Write a silo's adapters or whole model for other programs: peft, transformers, `standalone.py`, llama.cpp, Ollama."""
+"""Write a silo's adapters or whole model for other programs: peft, transformers, servers of language models, ONNX."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from safetensors.torch import save_file
 from silotune.config import BackboneConfig
 from silotune.config.head import HeadConfig
 from silotune.core.tensors import Tensors
-from silotune.errors import InputError, require_unused, unknown_name_error
+from silotune.errors import InputError, require_known, require_unused
 from silotune.interop import gguf_adapter
 from silotune.interop.adapters import Layout, can_fold, fold_in, load_plain, native_layout, peft_layout
+from silotune.interop.comparison import compare
 from silotune.interop.model_card import DEFAULT_BASE, card
+from silotune.interop.onnx_model import FILE, check_classifier, write_onnx
 from silotune.interop.selection import ExportSelection, select
+from silotune.interop.served_lora import SERVERS, as_lora, check_served
 from silotune.models.backbone.backbone import WEIGHT_TYPES
 from silotune.models.backbone.loading import stored_types
 from silotune.models.backbone.packages import model_source
@@ -27,12 +30,22 @@ from silotune.models.backbone.quantization import NONE, QUANTIZATIONS
 from silotune.models.backbone.stored_model import is_causal, weight_files
 from silotune.runs.personal_model import PersonalModel
 
-PROGRAMS = ("llama.cpp", "ollama")
+PROGRAMS = (*SERVERS, *gguf_adapter.PROGRAMS, "onnx")
 """Values of `--for`."""
+
+_LAYOUTS = {**dict.fromkeys(gguf_adapter.PROGRAMS, "gguf"), "onnx": "onnx"}
+"""Program → its own layout; the servers read peft's."""
 
 
 def export(
-    model: PersonalModel, part: str, to: str | Path, base: str | None = None, program: str | None = None
+    model: PersonalModel,
+    part: str,
+    to: str | Path,
+    base: str | None = None,
+    program: str | None = None,
+    *,
+    rank: int | None = None,
+    alpha: float | None = None,
 ) -> dict[str, Any]:
     """Write one export folder.
 
@@ -41,50 +54,55 @@ def export(
         part: `global`, `private`, `mixed` or `merged`.
         to: a new or empty folder.
         base: the base model's name in the export; the run's by default.
-        program: one of `PROGRAMS`, which read a LoRA from a GGUF file; None: peft or the others.
+        program: one of `PROGRAMS`, for which the adapter becomes one plain LoRA, or the classifier an ONNX graph; None:
+            peft or the others.
+        rank: the largest rank of that LoRA.
+        alpha: the weight of all texts, of a method that weighs each anew.
 
     Returns:
         The content of `export.json`.
     """
     target = Path(to)
     require_unused(target, "--to")
-    if program not in (None, *PROGRAMS):
-        raise unknown_name_error("program in --for", str(program), PROGRAMS)
-    selection = select(model, part)
     if program is not None:
-        gguf_adapter.check_family(selection)
+        require_known("program in --for", program, PROGRAMS)
+    if rank is not None and program not in (*SERVERS, *gguf_adapter.PROGRAMS):
+        raise InputError(f"--rank: belongs to --for {', '.join((*SERVERS, *gguf_adapter.PROGRAMS))}")
+    selection, product_error = select(model, part, alpha), None
+    if program == "onnx":
+        check_classifier(selection)
+    elif program is not None:
+        selection, product_error = as_lora(selection, program, rank)
+        gguf_adapter.check_family(selection) if program in gguf_adapter.PROGRAMS else check_served(selection, program)
     backbone = model.context.backbone
     base_class = _base_class(model)
     configured = BackboneConfig.model_validate(model.about["backbone"])
     name = base or (DEFAULT_BASE if configured.name == "default" else configured.name)
-    layout = None if part == "merged" or program is not None else _layout(selection, name, base_class)
-    kind = "gguf" if program is not None else "weights" if layout is None else layout.name
-    about = _about(selection, name, base_class, kind)
+    of_program = _LAYOUTS.get(program or "")
+    layout = None if part == "merged" or of_program else _layout(selection, name, base_class)
+    kind = of_program or ("weights" if layout is None else layout.name)
+    about = _about(selection, name, base_class, kind) | {"for": program, "product_error": product_error}
     head = _head(selection)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         temporary.mkdir(parents=True)
-        if program is not None:
-            gguf_adapter.write_gguf(temporary / gguf_adapter.FILE, selection)
-            if program == "ollama":
-                (temporary / "Modelfile").write_text(f"FROM {name}\nADAPTER ./{gguf_adapter.FILE}\n", encoding="utf-8")
-        elif layout is None:
-            plain = load_plain(configured, base_class, float32=backbone.quantization == NONE)
-            for tuner, adapter in ((model.tuner, selection.adapter), *selection.others):
-                fold_in(plain, tuner, adapter)
-            if backbone.quantization == NONE:
-                plain.to(_stored_type(configured))
-            plain.save_pretrained(temporary)
-        else:
-            _json(temporary / layout.config_file, layout.config)
-            _tensors(temporary / layout.tensor_file, layout.tensors)
-        backbone.tokenizer.save_pretrained(temporary)
         _json(temporary / "head.json", head)
         if selection.head_tensors:
             _tensors(temporary / "head.safetensors", selection.head_tensors)
+        backbone.tokenizer.save_pretrained(temporary)
+        if layout is not None:
+            _json(temporary / layout.config_file, layout.config)
+            _tensors(temporary / layout.tensor_file, layout.tensors)
+        elif kind == "gguf":
+            gguf_adapter.write_gguf(temporary / gguf_adapter.FILE, selection)
+            if program == "ollama":
+                (temporary / "Modelfile").write_text(f"FROM {name}\nADAPTER ./{gguf_adapter.FILE}\n", encoding="utf-8")
+        else:
+            _write_folded(temporary, selection, configured, base_class, head, kind)
+        about["comparison"] = compare(selection, temporary, kind, base_class)
         _json(temporary / "export.json", about)
         (temporary / "README.md").write_text(card(about, head), encoding="utf-8")
-        if program is None:
+        if kind in ("peft", "silotune", "weights"):
             script = resources.files("silotune.interop") / "standalone.py"
             (temporary / "standalone.py").write_text(script.read_text(encoding="utf-8"), encoding="utf-8")
         for file in temporary.glob("*.safetensors"):  # the library lets the owner alone read them
@@ -97,6 +115,27 @@ def export(
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return about
+
+
+def _write_folded(
+    folder: Path,
+    selection: ExportSelection,
+    configured: BackboneConfig,
+    base_class: str,
+    head: dict[str, Any],
+    kind: str,
+) -> None:
+    """Write the base model with the mix in its weights: as it is stored, or as an ONNX graph in float32."""
+    unquantized = selection.model.context.backbone.quantization == NONE
+    plain = load_plain(configured, base_class, float32=unquantized or kind == "onnx")
+    for tuner, adapter in ((selection.tuner, selection.adapter), *selection.others):
+        fold_in(plain, tuner, adapter)
+    if kind == "onnx":
+        write_onnx(folder / FILE, plain, selection, head)
+        return
+    if unquantized:
+        plain.to(_stored_type(configured))
+    plain.save_pretrained(folder)
 
 
 def _stored_type(backbone: BackboneConfig) -> torch.dtype:
@@ -121,7 +160,7 @@ def _layout(selection: ExportSelection, base: str, base_class: str) -> Layout | 
             f"export: the run tuned the text part of a {whole} model, and an adapter would not open over the whole; "
             "allowed: --part merged, which writes the text model by itself"
         )
-    layout = peft_layout(model.context.backbone, model.tuner, adapter, base, base_class)
+    layout = peft_layout(model.context.backbone, selection.tuner, adapter, base, base_class)
     if layout is None:
         layout = native_layout(model, adapter, selection.head_tensors, selection.private, base, base_class)
     if layout is None and not can_fold(model.tuner):
@@ -149,12 +188,13 @@ def _about(selection: ExportSelection, base: str, base_class: str, layout: str) 
         "prediction": selection.prediction,
         "per_text": selection.per_text,
         "private": list(selection.private),
-        "tuner": {"name": model.tuner.name, **selection.adapter.options},
+        "tuner": {"name": selection.tuner.name, **selection.adapter.options},
+        "trained_tuner": model.tuner.name,
         "virtual_tokens": model.tuner.virtual_tokens,
         "segments": "token_type_ids" in backbone.tokenizer.model_input_names,
         **{key: about[key] for key in (*copied, "best_round", "seed", "precision")},
         "trained_over": backbone.quantization,
-        "quantization": _quantization(model) if layout not in ("weights", "gguf") else None,
+        "quantization": _quantization(model) if layout in ("peft", "silotune") else None,
         "privacy": about["privacy"],
     }
 

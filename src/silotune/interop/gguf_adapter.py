@@ -9,9 +9,9 @@ from torch import Tensor
 
 from silotune.errors import InputError
 from silotune.interop.selection import ExportSelection
-from silotune.models.tuners.lora import LoRA, LoRAOptions
+from silotune.models.tuners.lora import LoRA
 
-FILE = "adapter.gguf"
+FILE, PROGRAMS = "adapter.gguf", ("llama.cpp", "ollama")
 
 
 class Family(NamedTuple):
@@ -37,15 +37,8 @@ FAMILIES = {
 
 
 def check_family(selection: ExportSelection) -> None:
-    """Refuse an adapter that llama.cpp does not read."""
-    model = selection.model
-    backbone, head = model.context.backbone, model.context.head
-    if selection.word == "merged" or type(model.tuner) is not LoRA:
-        what = "--part merged" if selection.word == "merged" else f"tuner={model.tuner.name}"
-        raise InputError(
-            f"export: llama.cpp reads adapters of tuner=lora alone, not {what}; export --part merged without --for, "
-            "and convert the folder with llama.cpp's convert_hf_to_gguf.py"
-        )
+    """Refuse a LoRA that llama.cpp does not read."""
+    backbone, head = selection.model.context.backbone, selection.model.context.head
     if head.model_class != "AutoModelForCausalLM" or backbone.base.config.is_encoder_decoder:
         raise InputError(f"export: llama.cpp writes answers, and head={head.name} has none; allowed: lm, dpo")
     if backbone.model_type not in FAMILIES:
@@ -63,14 +56,13 @@ def write_gguf(path: Path, selection: ExportSelection) -> None:
         raise InputError("export: GGUF files need the package gguf; pip install 'silotune[gguf]'") from error
     backbone, adapter = selection.model.context.backbone, selection.adapter
     family, config = FAMILIES[backbone.model_type], backbone.base.config
-    options = LoRAOptions(**{key: adapter.options[key] for key in ("r", "alpha", "scaling") if key in adapter.options})
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == family.architecture)
     names = gguf.get_tensor_name_map(architecture, backbone.blocks)
     writer: Any = gguf.GGUFWriter(path, family.architecture)
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
-    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, options.standard_alpha)
-    for module in selection.model.tuner.target_modules(adapter.tensors):
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, adapter.options["alpha"])
+    for module in selection.tuner.target_modules(adapter.tensors):
         name = names.get_name(f"model.{module}")
         if name is None:
             raise InputError(f"export: llama.cpp's {family.architecture} has no tensor for {module}")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from silotune.core.files import dump_yaml
 from silotune.core.numeric import score_text
 from silotune.data.tasks import lower_is_better
+from silotune.interop.comparison import in_words
+from silotune.interop.served_lora import SERVERS, server_rank
+from silotune.interop.standalone import CLASSIFIERS
 
 DEFAULT_BASE = "sentence-transformers/all-MiniLM-L6-v2"
 """Name on the Hugging Face hub of the backbone `default`."""
@@ -55,6 +57,30 @@ ollama create NAME -f FOLDER/Modelfile
 The second is for exports with `--for ollama`; the `Modelfile` begins with `FROM {base}`: Ollama's name of the base
 model, or its GGUF file.
 """,
+    "onnx": """\
+One graph from token ids to logits, in the order of `head.json`'s `labels`:
+
+```python
+import json
+from onnxruntime import InferenceSession
+from transformers import AutoTokenizer
+
+head, tokenizer = json.load(open("FOLDER/head.json")), AutoTokenizer.from_pretrained("FOLDER")
+session, cut = InferenceSession("FOLDER/model.onnx"), {{"truncation": True, "max_length": head["max_length"]}}
+inputs = tokenizer(["a text"], padding=True, return_tensors="np", **cut)
+(logits,) = session.run(["logits"], {{given.name: inputs[given.name] for given in session.get_inputs()}})
+```
+""",
+    "vllm": """\
+```bash
+vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules NAME=FOLDER
+```
+""",
+    "sglang": """\
+```bash
+python -m sglang.launch_server --model-path {base} --max-lora-rank {rank} --lora-paths NAME=FOLDER
+```
+""",
     "weights": """\
 ```python
 from transformers import {base_class}
@@ -82,7 +108,7 @@ def card(about: dict[str, Any], head: dict[str, Any]) -> str:
         about: the content of `export.json`.
         head: the content of `head.json`.
     """
-    header = dump_yaml(_header(about))
+    header = _header(about, head)
     sections = [
         f"---\n{header}---\n",
         f"# {about['method']['name']}: {about['part']} of silo {about['silo']}\n",
@@ -91,9 +117,9 @@ def card(about: dict[str, Any], head: dict[str, Any]) -> str:
         "## How to load it\n",
         _loading(about),
     ]
-    if head["kind"] in ("mlp", "linear"):  # those that standalone.py computes
+    if head["kind"] in CLASSIFIERS and about["layout"] != "onnx":
         sections.append(_HEAD.format(example='"a text"').lstrip("\n"))
-    if about["base_model"] == DEFAULT_BASE and about["layout"] != "weights":
+    if about["base_model"] == DEFAULT_BASE and about["layout"] not in ("weights", "onnx"):
         sections.append(_OFFLINE.lstrip("\n"))
     sections += _notes(about)
     return "\n".join(sections)
@@ -103,7 +129,10 @@ def _loading(about: dict[str, Any]) -> str:
     """Return code that loads the export with the libraries of its layout, over the base model as it was in training."""
     base, quantization = json.dumps(about["base_model"]), about["quantization"]
     if not quantization:
-        return _LOADING[about["layout"]].format(base_class=about["base_class"], base=base, more="")
+        text = _LOADING[about["layout"]].format(base_class=about["base_class"], base=base, more="")
+        if about["for"] not in SERVERS:
+            return text
+        return _LOADING[about["for"]].format(base=about["base_model"], rank=server_rank(about)) + "\n" + text
     text = _LOADING[about["layout"]].format(
         base_class=about["base_class"], base=base, more=", quantization_config=quantization"
     )
@@ -117,10 +146,18 @@ quantization = AutoQuantizationConfig.from_dict(about["quantization"])
     return text.replace("```python\n", f"```python\n{read}", 1)
 
 
-def _header(about: dict[str, Any]) -> dict[str, Any]:
-    library = {"peft": "peft", "weights": "transformers"}.get(about["layout"], "silotune")
-    tags = ["silotune", "federated-learning", about["method"]["name"], about["tuner"]["name"]]
-    return {"base_model": about["base_model"], "library_name": library, "tags": tags}
+def _header(about: dict[str, Any], head: dict[str, Any]) -> str:
+    """Return the fields by which the hub finds models."""
+    from huggingface_hub import ModelCardData
+
+    library = {"peft": "peft", "weights": "transformers", "onnx": "onnx"}.get(about["layout"], "silotune")
+    tags = ["silotune", "federated-learning", about["method"]["name"], about["trained_tuner"]]
+    pipeline = "text-classification" if head["kind"] in CLASSIFIERS else None
+    pipeline = "text-generation" if about["base_class"] == "AutoModelForCausalLM" and not pipeline else pipeline
+    data = ModelCardData(
+        base_model=about["base_model"], library_name=library, pipeline_tag=pipeline, tags=list(dict.fromkeys(tags))
+    )
+    return str(data.to_yaml()) + "\n"
 
 
 def _facts(about: dict[str, Any], head: dict[str, Any]) -> str:
@@ -166,7 +203,13 @@ def _scores(about: dict[str, Any]) -> str:
 
 
 def _notes(about: dict[str, Any]) -> list[str]:
-    notes = []
+    found = in_words(about["comparison"], about["layout"])
+    notes = [f"* {found[0].upper()}{found[1:]}."]
+    if about["product_error"]:
+        notes.append(
+            f"* Made of {about['trained_tuner']} by singular values: the products B·A lack "
+            f"{about['product_error']:.2%} of the change of weights (Frobenius norm)."
+        )
     if about["private"]:
         notes.append(
             f"* Holds parts that never left the silo while training: {', '.join(about['private'])}. They were fitted "
@@ -192,7 +235,7 @@ def _notes(about: dict[str, Any]) -> list[str]:
         )
     if about["precision"] != "fp32":
         notes.append(f"* The run computed in {about['precision']}; in float32 the model gives slightly other values.")
-    return ["## Notes\n", *notes, ""] if notes else []
+    return ["## Notes\n", *notes, ""]
 
 
 def _shown(value: object) -> str:

@@ -31,6 +31,7 @@ class ExportSelection:
         model: the silo's model.
         word: one of `WORDS`.
         mix: weights of the exported adapters by part name.
+        tuner: the tuner of `adapter`.
         adapter: the mix as one adapter.
         others: further changes of weights in the mix, with their tuners; weights alone can hold them.
         head_part: name of the head's part; of a mix of heads, their weights by part name.
@@ -42,6 +43,7 @@ class ExportSelection:
     model: PersonalModel
     word: str
     mix: dict[str, float]
+    tuner: Tuner
     adapter: MergedAdapter
     others: tuple[tuple[Tuner, MergedAdapter], ...]
     head_part: WhichHead
@@ -61,19 +63,26 @@ class ExportSelection:
         return not self.per_text and self.prediction == self.mix and predicted == heads_of(self.head_part)
 
 
-def select(model: PersonalModel, word: str) -> ExportSelection:
-    """Select the content of an export from a silo's model."""
+def select(model: PersonalModel, word: str, alpha: float | None = None) -> ExportSelection:
+    """Select the content of an export from a silo's model.
+
+    Args:
+        model: the silo's model.
+        word: one of `WORDS`.
+        alpha: the weight of all texts, of a method that weighs each anew.
+    """
     if word not in WORDS:
         raise unknown_name_error("part", word, WORDS)
     state, parts, backbone = model.state, model.context.parts, model.context.backbone
     prediction = resolve_weights(model.context.prediction.mix, state)
-    mix = _mix(model, word, prediction)
+    mix = _mix(model, word, prediction if alpha is None else _fixed(model, word, alpha), alpha is not None)
     by_tuner, which = _by_tuner(parts, mix), _head_of(model, word, mix)
     names = [*parts_in(mix), *heads_of(which)]
     return ExportSelection(
         model,
         word,
         mix,
+        model.tuner,
         merge(backbone, model.tuner, state, by_tuner.pop(model.tuner)),
         tuple((other, merge(backbone, other, state, weights)) for other, weights in by_tuner.items()),
         which,
@@ -116,7 +125,17 @@ def merge(backbone: Backbone, tuner: Tuner, state: State, mix: Mapping[str, floa
     return tuner.merge(parts)
 
 
-def _mix(model: PersonalModel, word: str, prediction: dict[str, Weight | TokenWeight]) -> dict[str, float]:
+def _fixed(model: PersonalModel, word: str, alpha: float) -> dict[str, Weight | TokenWeight]:
+    """Return the mix at one weight for all texts."""
+    weighting = model.context.prediction.weighting
+    if weighting is None:
+        raise InputError(f"--alpha: method {model.context.method_name} does not weigh texts; leave it out")
+    if word not in ("mixed", "merged"):
+        raise InputError("--alpha: belongs to --part mixed or merged")
+    return {name: float(weight) for name, weight in weighting.mix(torch.tensor(alpha, dtype=torch.float64)).items()}
+
+
+def _mix(model: PersonalModel, word: str, prediction: dict[str, Weight | TokenWeight], fixed: bool) -> dict[str, float]:
     """Return the weights of the exported adapters by part name, or refuse a part that there is not."""
     parts, tuner, method = model.context.parts, model.tuner, model.context.method_name
     adapters = {name: part for name, part in parts.items() if part.module is tuner}
@@ -152,9 +171,12 @@ def _mix(model: PersonalModel, word: str, prediction: dict[str, Weight | TokenWe
     if word in by_scope:
         return dict.fromkeys(by_scope[word], 1.0)
     weights = {name: weight for name, weight in prediction.items() if isinstance(weight, float | int)}
-    if len(weights) < len(prediction) or model.context.prediction.weighting is not None:
+    by_text = model.context.prediction.weighting is not None and not fixed
+    if len(weights) < len(prediction) or by_text:
+        hint = ", or one weight for all texts, --alpha NUMBER" if by_text else ""
         raise InputError(
-            f"--part {word}: method {method} weights its adapters per text or token; allowed: {', '.join(by_scope)}"
+            f"--part {word}: method {method} weights its adapters per text or token; allowed: "
+            f"{', '.join(by_scope)}{hint}"
         )
     return {name: weight for name, weight in weights.items() if weight != 0}
 

@@ -33,6 +33,9 @@ Hook = Callable[[nn.Module, Any, Tensor], Tensor]
 
 _PROMPTS = ("PROMPT_TUNING", "P_TUNING")
 
+CLASSIFIERS = ("mlp", "linear")
+"""Kinds of heads that `logits` computes."""
+
 _ROWS = 64
 """Texts in one forward."""
 
@@ -63,23 +66,36 @@ def load(folder: str | Path, base: str | Path | None = None) -> Model:
     except OSError as error:
         reason = str(error).partition("\n")[0]
         raise OSError(f"base model {str(source)!r}: {reason} Give its folder: load(folder, base=FOLDER)") from None
-    peft_config = None
-    if about["layout"] == "silotune":
-        attach(model, folder)
-    elif about["layout"] == "peft":
+    return opened(model, folder, about["layout"])
+
+
+def opened(model: Any, folder: Path, layout: str) -> Model:
+    """Put an export's adapter into its base model, in place, and return both with the head.
+
+    Args:
+        model: of transformers; for the layout `weights` the export itself.
+        folder: the export's.
+        layout: `layout` of `export.json`.
+    """
+    import transformers
+
+    peft_config = prompt = None
+    handles: list[Any] = []
+    if layout == "silotune":
+        handles = attach(model, folder)
+    elif layout == "peft":
         peft_config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
         if peft_config["peft_type"] not in _PROMPTS:
             from peft import PeftModel
 
             model = PeftModel.from_pretrained(model, str(folder))
+        else:
+            prompt = load_file(folder / "adapter_model.safetensors")["prompt_embeddings"]
+            prompt = prompt[: peft_config["num_virtual_tokens"]]
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     head = json.loads((folder / "head.json").read_text(encoding="utf-8"))
     tensors = load_file(folder / "head.safetensors") if (folder / "head.safetensors").exists() else {}
-    prompt = None
-    if peft_config is not None and peft_config["peft_type"] in _PROMPTS:
-        prompt = load_file(folder / "adapter_model.safetensors")["prompt_embeddings"]
-        prompt = prompt[: peft_config["num_virtual_tokens"]]
-    return Model(model.eval(), tokenizer, head, tensors, peft_config, prompt)
+    return Model(model.eval(), tokenizer, head, tensors, peft_config, prompt, handles)
 
 
 def attach(model: Any, folder: str | Path) -> list[Any]:
@@ -152,6 +168,7 @@ class Model:
         head_tensors: the content of `head.safetensors`, or empty.
         peft_config: the content of `adapter_config.json`, for an adapter of peft.
         prompt: virtual tokens of shape (tokens, hidden), for an adapter that is a soft prompt.
+        handles: of the forward hooks that are the adapter.
     """
 
     def __init__(
@@ -162,8 +179,10 @@ class Model:
         head_tensors: dict[str, Tensor],
         peft_config: dict[str, Any] | None = None,
         prompt: Tensor | None = None,
+        handles: Sequence[Any] = (),
     ) -> None:
         self.model, self.tokenizer, self.head, self.head_tensors = model, tokenizer, head, head_tensors
+        self.handles = handles
         self._peft, self._prompt = peft_config, prompt
 
     def encode(self, texts: Sequence[Text]) -> dict[str, Any]:
@@ -218,23 +237,12 @@ class Model:
         Raises:
             NotImplementedError: for a head other than a classifier.
         """
-        if self.head["kind"] not in ("mlp", "linear"):
+        if self.head["kind"] not in CLASSIFIERS:
             raise NotImplementedError(f"a head of kind {self.head['kind']!r} is described in head.json")
         return torch.cat([self._some_logits(texts[start : start + _ROWS]) for start in range(0, len(texts), _ROWS)])
 
     def _some_logits(self, texts: Sequence[Text]) -> Tensor:
-        states, mask = self.states(texts)
-        if self.head["pooling"] == "mean":
-            weights = mask.unsqueeze(-1).to(states.dtype)
-            pooled = (states * weights).sum(1) / weights.sum(1)
-        elif self.head["pooling"] == "last":
-            pooled = states[torch.arange(len(states)), mask.sum(1) - 1]
-        else:
-            pooled = states[:, 0]
-        t = self.head_tensors
-        if self.head["kind"] == "mlp":
-            pooled = torch.tanh(nn.functional.linear(pooled, t["dense.weight"], t["dense.bias"]))
-        return nn.functional.linear(pooled, t["out.weight"], t["out.bias"])
+        return head_logits(*self.states(texts), self.head, self.head_tensors)
 
     def predict(self, texts: Sequence[Text]) -> list[dict[str, Any]]:
         """Predict the label of each text (or pair of texts), with the probabilities of all labels.
@@ -250,6 +258,27 @@ class Model:
             return [{"labels": [label for label in row if row[label] > 0.5], "probabilities": row} for row in chances]
         by_label = [dict(zip(self.head["labels"], row, strict=True)) for row in rows]
         return [{"label": max(row, key=row.__getitem__), "probabilities": row} for row in by_label]
+
+
+def head_logits(states: Tensor, mask: Tensor, head: dict[str, Any], tensors: dict[str, Tensor]) -> Tensor:
+    """Compute a classifier's logits, shape (rows, outputs).
+
+    Args:
+        states: the last layer's, shape (rows, tokens, hidden).
+        mask: 1 for a text's tokens, shape (rows, tokens); rows are padded on the right.
+        head: the content of `head.json`.
+        tensors: the content of `head.safetensors`.
+    """
+    if head["pooling"] == "mean":
+        weights = mask.unsqueeze(-1).to(states.dtype)
+        pooled = (states * weights).sum(1) / weights.sum(1)
+    elif head["pooling"] == "last":
+        pooled = states[torch.arange(len(states)), mask.sum(1) - 1]
+    else:
+        pooled = states[:, 0]
+    if head["kind"] == "mlp":
+        pooled = torch.tanh(nn.functional.linear(pooled, tensors["dense.weight"], tensors["dense.bias"]))
+    return nn.functional.linear(pooled, tensors["out.weight"], tensors["out.bias"])
 
 
 def _main() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from silotune.config.tables import MEMORY_PREFIX, Table, table_rows
 from silotune.core.notebook import html_table
 from silotune.core.numeric import score_text
 from silotune.data.generation_rows import find_format, generation_rows, instruction_rows
-from silotune.data.readers import Record, read_records, read_text, require_columns
+from silotune.data.readers import Record, read_records, read_text, require_columns, stream_records
 from silotune.data.rows import Row
 from silotune.data.targets import target_rows
 from silotune.data.tasks import metric_title
@@ -131,24 +131,33 @@ class Evaluation(Mapping[str, Any]):
 
 def model_records(model: PersonalModel, path: Path) -> Sequence[Record]:
     """Read a file in the encoding of the silo's own files."""
-    return read_records(path, (model.about["columns"] or {}).get("encoding", "utf-8"))
+    return read_records(path, _encoding(model))
 
 
-def table_texts(model: PersonalModel, path: Path, chosen: Sequence[str]) -> list[str | tuple[str, str]]:
-    """Read the texts of a CSV, TSV or Parquet file, a text or a pair a row; other columns are not read.
+def _encoding(model: PersonalModel) -> str:
+    return str((model.about["columns"] or {}).get("encoding", "utf-8"))
+
+
+def table_texts(
+    model: PersonalModel, path: Path, chosen: Sequence[str], opened: BinaryIO | None = None
+) -> Iterator[str | tuple[str, str]]:
+    """Yield the texts of a CSV, TSV or Parquet file, a text or a pair a row; other columns are not read.
 
     Args:
         model: the silo's model.
         path: the file.
         chosen: its text columns; if empty, those of the silo's own data.
+        opened: the file, if it is open already.
     """
     if model.task.kind == "generation":
         raise InputError(f"--file {path}: a task of generation reads lines of text, or JSON lines (.jsonl), no table")
-    records = model_records(model, path)
-    columns = _text_columns(model, records[0], chosen, "--columns")
-    require_columns(path, records[0], columns)
-    rows = [[read_text(path, number, record, column) for column in columns] for number, record in enumerate(records, 1)]
-    return [texts[0] if len(texts) == 1 else (texts[0], texts[1]) for texts in rows]
+    columns: tuple[str, ...] = ()
+    for number, record in enumerate(stream_records(path, _encoding(model), opened), 1):
+        if not columns:
+            columns = _text_columns(model, record, chosen, "--columns")
+            require_columns(path, record, columns)
+        texts = [read_text(path, number, record, column) for column in columns]
+        yield texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
 def labeled_rows(

@@ -93,8 +93,7 @@ class ChatRequest(WriteRequest):
 
     def works(self) -> list[Write]:
         """Return the work that the engine gets."""
-        turns = [_plain(turn) for turn in self.messages]
-        prompt: Text = {MESSAGES: turns, TOOLS: self.tools} if self.tools else turns
+        prompt: Text = {MESSAGES: self.messages, TOOLS: self.tools} if self.tools else self.messages
         scores = (self.top_logprobs or 0) if self.logprobs else None
         return [self.work(prompt, scores, self.max_completion_tokens or self.max_tokens)]
 
@@ -138,14 +137,3 @@ def _line(line: Line) -> Text:
     if len(line) != 2:
         raise Refusal("input: a text, or a list of the two texts of a pair")
     return line[0], line[1]
-
-
-def _plain(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return a turn whose content is one text, of the parts that clients may send."""
-    turn = {name: value for name, value in turn.items() if value is not None}
-    content = turn.get("content")
-    if not isinstance(content, list):
-        return turn
-    if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        raise Refusal("messages: content of another type than text is not supported")
-    return turn | {"content": "".join(str(part.get("text", "")) for part in content)}

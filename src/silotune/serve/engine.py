@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import torch
 
+from silotune.data.generation_rows import read_turns
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.models.forward.views import View
@@ -88,7 +89,7 @@ class Engine:
     @property
     def written(self) -> int:
         """How many answers are being written."""
-        return sum(len(group.answers) for group in self._groups)
+        return sum(len(group.rows) for group in self._groups)
 
     def submit(self, model: str, owner: str, work: Score | Write, deliver: Callable[[Event], None]) -> Job:
         """Queue a job; `deliver` is called by the engine's thread.
@@ -102,17 +103,18 @@ class Engine:
 
     def _run(self) -> None:
         while not self._stopped:
-            room = min(self.limits.written - self.written, self.limits.begun)
+            begun = self.limits.begun if self._groups else self.limits.written  # where nobody waits for it, all at once
+            room = min(self.limits.written - self.written, begun)
             jobs = self.queue.take(self.limits.scored, max(room, 0), wait=not self._groups)
             self._begin([job for job in jobs if not job.is_over()])
             for group in self._groups:
-                answers = group.answers
+                answers = group.rows
                 self._guarded([answer.job for answer in answers], group.step)
                 self.counts.steps += 1
                 self.counts.tokens += len(answers)
-            self._groups = [group for group in self._groups if any(not answer.job.ended for answer in group.answers)]
+            self._groups = [group for group in self._groups if any(not answer.job.ended for answer in group.rows)]
         for group in self._groups:
-            for answer in group.answers:
+            for answer in group.rows:
                 answer.job.fail(Refusal("the server ends", 503, "unavailable"))
 
     def _guarded(self, jobs: Sequence[Job], work: Callable[[], None]) -> bool:
@@ -195,7 +197,7 @@ class Engine:
         answers = [answer for _, own in several for answer in own]
         group = Group(answers)
         self.counts.forwards += 1
-        if group.answers and not any(other.join(group) for other in self._groups):
+        if group.rows and not any(other.join(group) for other in self._groups):
             self._groups.append(group)
 
     def _deliver(self, job: Job, scored: Scored) -> None:
@@ -209,8 +211,8 @@ def _prompt(served: Served, work: Write) -> Text:
     head, prompt = served.model.context.head, work.prompt
     if (isinstance(head, LanguageModelHead) and head.chat) or not isinstance(prompt, list) or len(prompt) != 1:
         return prompt
-    (turn,) = prompt
-    return str(turn.get("content")) if turn.get("role") == "user" and turn.get("content") else prompt
+    ((role, content, *_),) = read_turns(prompt, "messages")
+    return content if role == "user" else prompt
 
 
 def _encoded(served: Served, texts: Sequence[Text]) -> TokenizedRows:

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from silotune.data.tokenized import TokenizedRows
-from silotune.models.forward.decoding import Decoding, start_decoding
+from silotune.models.forward.decoding import start_decoding
 from silotune.models.forward.generation import end_tokens
 from silotune.models.forward.row_mixes import Mixed, RowMixes
+from silotune.models.forward.search import Steps
 from silotune.models.heads.lm import LanguageModelHead, prompt_rows
 from silotune.serve.jobs import Job, Piece, Reason, TokenScore, Write
 from silotune.serve.models import Served
@@ -57,18 +59,13 @@ class Answer:
         seed = secrets.randbits(62) if self.work.seed is None else self.work.seed
         self.draws.manual_seed((seed + self.choice) % 2**63)
 
-    def take(self, token: int, logs: Tensor | None) -> None:
-        """Append a token, and deliver the text that can no longer change.
-
-        Args:
-            token: its id.
-            logs: the logarithms of all tokens' probabilities, shape (words,), where they are wanted.
-        """
+    def take(self, token: int, scores: Tensor) -> None:
+        """Append a token, and deliver the text that can no longer change."""
         ended = token in self.ends
         if not ended:
             self.ids.append(token)
-            if logs is not None:
-                self._scores.append(self._score(token, logs))
+            if self.work.logprobs is not None:
+                self._scores.append(self._score(token, scores.float().log_softmax(-1)))
         full = len(self.ids) >= self.limit
         self.done = ended or full
         if not (self.done or self.work.stream or self.work.stop):
@@ -81,10 +78,10 @@ class Answer:
             text = text[: len(text) - _held_back(text, self.work.stop)]
         if self.done or (self.work.stream and len(text) > len(self._sent)):
             reason: Reason | None = None if not self.done else "stop" if stops or ended else "length"
-            new, scores = text[len(self._sent) :], self._scores
+            new, tokens = text[len(self._sent) :], self._scores
             self._sent, self._scores = text, []
             digest, length = self.served.digest, len(self.prompt)
-            self.job.deliver(Piece(self.choice, new, digest, length, len(self.ids), scores, reason))
+            self.job.deliver(Piece(self.choice, new, digest, length, len(self.ids), tokens, reason))
 
     @property
     def _tokenizer(self) -> Any:
@@ -109,55 +106,35 @@ def answers_of(job: Job, served: Served, work: Write, rows: TokenizedRows) -> li
     return [Answer(job, work, served, prompt, mix, choice, limit, ends) for choice in range(work.choices)]
 
 
-class Group:
-    """Answers whose steps are shared.
+class Group(Steps[Answer]):
+    """Answers of several models whose steps are shared.
 
     Args:
         answers: before their first token, of models with one `Served.key`, or of one prompt.
     """
 
-    @torch.no_grad()
     def __init__(self, answers: Sequence[Answer]) -> None:
         served = answers[0].served
         self.key: Hashable = served.key
         mixes, order = RowMixes.merged([answer.mix for answer in answers], [1] * len(answers))
-        self.answers = [answers[row] for row in order.tolist()]
-        prompts = [answer.prompt for answer in self.answers]
-        self._decoding: Decoding = start_decoding(served.backbone, prompts, mixes)
-        self._take(self._decoding.first())
+        ordered = [answers[row] for row in order.tolist()]
+        with torch.no_grad():
+            super().__init__(start_decoding(served.backbone, [answer.prompt for answer in ordered], mixes), ordered)
+        super().step()
 
-    @torch.no_grad()
+    @override
     def step(self) -> None:
-        """Write one more token of every answer."""
-        self._drop([answer.job.is_over() for answer in self.answers])
-        if self.answers:
-            tokens = torch.tensor([answer.ids[-1] for answer in self.answers], device=self._decoding.device)
-            self._take(self._decoding.next(tokens))
+        self.drop([answer.job.is_over() for answer in self.rows])
+        if self.rows:
+            super().step()
 
-    @torch.no_grad()
-    def join(self, other: Group) -> bool:
-        """Take another group's answers into this one's steps; returns whether that can be."""
-        order = self._decoding.join(other._decoding) if self.key is not None and self.key == other.key else None
-        if order is None:
-            return False
-        both = self.answers + other.answers
-        self.answers = [both[row] for row in order.tolist()]
-        return True
+    @override
+    def join(self, other: Steps[Answer]) -> bool:
+        return isinstance(other, Group) and self.key == other.key is not None and super().join(other)
 
-    def _take(self, scores: Tensor) -> None:
-        tokens = choose(scores, self.answers).tolist()
-        wanted = [answer.work.logprobs is not None for answer in self.answers]
-        logs = scores.float().log_softmax(-1) if any(wanted) else None
-        for row, (answer, token) in enumerate(zip(self.answers, tokens, strict=True)):
-            answer.take(token, logs[row] if logs is not None and wanted[row] else None)
-        self._drop([answer.done for answer in self.answers])
-
-    def _drop(self, gone: Sequence[bool]) -> None:
-        if any(gone):
-            kept = [row for row, left in enumerate(gone) if not left]
-            self.answers = [self.answers[row] for row in kept]
-            if kept:
-                self._decoding.select(torch.tensor(kept, device=self._decoding.device))
+    @override
+    def choose(self, scores: Tensor) -> Tensor:
+        return choose(scores, self.rows)
 
 
 def choose(scores: Tensor, answers: Sequence[Answer]) -> Tensor:

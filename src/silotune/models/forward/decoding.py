@@ -1,16 +1,14 @@
-"""Write answers token by token, each row under its own mix: greedily, or with the beams of transformers."""
+"""Score the next token of answers that grow, each row under its own mix, and keep the keys and values of the text."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, GenerationMixin, PretrainedConfig
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
-from transformers.modeling_outputs import CausalLMOutputWithPast
 from typing_extensions import override
 
 from silotune.data.batching import pad_lists
@@ -19,94 +17,6 @@ from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.virtual_tokens import Prefix, encoder_states, mask_columns
 from silotune.models.forward.mixing import MixEntry
 from silotune.models.forward.row_mixes import RowMixes
-
-_Options = cast(Any, GenerationConfig)
-
-
-def greedy(
-    decoding: Decoding, ends: Set[int], max_new_tokens: int, follow: Callable[[list[int]], None] | None = None
-) -> list[list[int]]:
-    """Append the likeliest token to every row until it ends the answer; a finished row leaves the batch.
-
-    Args:
-        decoding: rows that have not begun.
-        ends: ids of the tokens that end an answer.
-        max_new_tokens: the longest answer, with its end token.
-        follow: called after each token with the first row's answer so far.
-
-    Returns:
-        Token ids per row without the end token.
-    """
-    answers: list[list[int]] = [[] for _ in range(decoding.rows)]
-    open_rows = list(range(decoding.rows))
-    tokens = decoding.first().argmax(-1)
-    for length in range(1, max_new_tokens + 1):
-        ids = tokens.tolist()  # the one transfer from the device per token
-        unfinished = [position for position, token in enumerate(ids) if token not in ends]
-        for position in unfinished:
-            answers[open_rows[position]].append(ids[position])
-        if follow is not None:
-            follow(answers[0])
-        if not unfinished or length == max_new_tokens:
-            break
-        if len(unfinished) < len(open_rows):
-            decoding.select(torch.tensor(unfinished, device=tokens.device))
-            open_rows = [open_rows[position] for position in unfinished]
-            tokens = torch.tensor([ids[position] for position in unfinished], device=tokens.device)
-        tokens = decoding.next(tokens).argmax(-1)
-    return answers
-
-
-def beam_search(decoding: Decoding, ends: Set[int], beams: int, max_new_tokens: int) -> list[list[int]]:
-    """Have transformers' `generate` search for the answer with the highest mean log-probability per token.
-
-    Arguments and result as for `greedy`; `beams` answers of each row are open at a time.
-    """
-    rows, device = decoding.rows, decoding.device
-    options = _Options(num_beams=beams, do_sample=False, max_new_tokens=max_new_tokens, use_cache=False)
-    options.eos_token_id, options.pad_token_id = sorted(ends), -1
-    begun = torch.full((rows, 1), 0, device=device)  # a column that stands for the prompt
-    written = cast(Any, _Model(decoding, beams)).generate(begun, generation_config=options)
-    answers: list[list[int]] = written[:, 1:].tolist()
-    return [ids[: next((at for at, token in enumerate(ids) if token in ends), len(ids))] for ids in answers]
-
-
-class _Model(GenerationMixin):
-    """Wraps a `Decoding` as a transformers model, so that `generate` can run beam search on it."""
-
-    main_input_name = "input_ids"
-
-    def __init__(self, decoding: Decoding, beams: int) -> None:
-        self.config, self.generation_config = PretrainedConfig(), _Options()
-        self.device = decoding.device
-        self._decoding, self._beams = decoding, beams
-        self._began = False
-
-    def __call__(self, input_ids: Tensor, **_: Any) -> Any:
-        """Score the token after `input_ids`, shape (rows · beams,)."""
-        if self._began:
-            scores = self._decoding.next(input_ids)
-        else:
-            self._began = True
-            repeated = torch.arange(self._decoding.rows, device=self.device).repeat_interleave(self._beams)
-            scores = self._decoding.first()[repeated]
-            self._decoding.select(repeated)
-        return CausalLMOutputWithPast(logits=cast(Any, scores.unsqueeze(1)), past_key_values=cast(Any, self._decoding))
-
-    forward = __call__
-
-    def prepare_inputs_for_generation(self, input_ids: Tensor, *_: Any, **__: Any) -> dict[str, Any]:
-        """Return inputs with only the newest token, because the decoding keeps the earlier ones."""
-        return {"input_ids": input_ids[:, -1]}
-
-    def get_experts_implementation(self) -> dict[str, str]:
-        """Leave mixtures of experts as they are."""
-        return {}
-
-    @staticmethod
-    def _reorder_cache(decoding: Decoding, beams: Tensor) -> Decoding:
-        decoding.select(beams.long())
-        return decoding
 
 
 def start_decoding(

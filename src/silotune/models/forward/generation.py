@@ -74,7 +74,8 @@ def generate_ids(
         Token ids per row without the end token, in the rows' order.
     """
     # importing transformers' search takes seconds, which commands without answers need not wait for
-    from silotune.models.forward.decoding import beam_search, greedy, start_decoding
+    from silotune.models.forward.decoding import start_decoding
+    from silotune.models.forward.search import beam_search, greedy
 
     mix = fold_entries(backbone, mix)
     ends = end_tokens(backbone)

@@ -98,6 +98,11 @@ class LoRAOptions(TargetModuleOptions):
         return self.standard_alpha / self.r
 
 
+def options_of(adapter: MergedAdapter) -> LoRAOptions:
+    """Return the rank and the scale of an exported LoRA."""
+    return LoRAOptions(**{key: adapter.options[key] for key in ("r", "alpha", "scaling") if key in adapter.options})
+
+
 class LoRA(Tuner):
     """Adds `scale·B·A·x` to a linear layer's output. A mix adds the weighted sum of the parts' updates.
 
@@ -274,10 +279,7 @@ class LoRA(Tuner):
     def weight_delta(self, adapter: MergedAdapter, module: str, layer: nn.Module) -> Tensors:
         """Return `scale·B·A`."""
         a, b = (adapter.tensors[f"{module}.{name}"].double() for name in LoRA.module_tensors)
-        options = LoRAOptions(
-            **{key: adapter.options[key] for key in ("r", "alpha", "scaling") if key in adapter.options}
-        )
-        return {"weight": b @ a * options.scale}
+        return {"weight": b @ a * options_of(adapter).scale}
 
     @override
     def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:

@@ -1,23 +1,26 @@
-"""The commands `silotune export`, `silotune import` (of a LoRA of peft) and `silotune predict`."""
+"""The command `silotune predict`: texts or files of any length in, answers out, in constant memory."""
 
 from __future__ import annotations
 
+import csv
 import json
+import os
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from io import BufferedReader
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
 import typer
 
 from silotune.cli.app import RESULTS, app
 from silotune.cli.completion import complete_run
 from silotune.cli.console import say
-from silotune.core.files import decode_text
-from silotune.errors import InputError, require_unused
+from silotune.core.files import decode_text, text_lines
+from silotune.errors import InputError
 
 if TYPE_CHECKING:
     from silotune.runs.personal_model import PersonalModel, Prediction, Text
@@ -31,70 +34,6 @@ SiloOption = Annotated[str, typer.Option(help="The silo whose model is used.")]
 
 _BATCH_SIZE = 256
 """Texts answered together, so that a pipe receives its answers in portions."""
-
-
-@app.command("export", rich_help_panel=RESULTS)
-def export_command(
-    run: RunArgument,
-    silo: SiloOption,
-    part: Annotated[
-        str, typer.Option(help="global, private, mixed (the silo's whole model as one adapter) or merged.")
-    ],
-    to: Annotated[Path, typer.Option(help="A new or empty folder.")],
-    base: Annotated[str | None, typer.Option(help="The base model's name in the export; the run's by default.")] = None,
-    program: Annotated[
-        str | None, typer.Option("--for", help="llama.cpp or ollama: a LoRA as a GGUF file. Default: peft and others.")
-    ] = None,
-) -> None:
-    """Write a silo's adapter in the Hugging Face PEFT layout, or its model with adapters folded into the weights."""
-    from silotune.interop.export import export
-    from silotune.runs.personal_model import load_model
-
-    require_unused(to, "--to")
-    exported = export(load_model(run, silo, precision="fp32", device="cpu"), part, to, base, program)
-    say(f"wrote {to}: {exported['part']} of silo {silo}, round {exported['best_round']}; README.md says how to load it")
-    if exported["private"]:
-        say(f"it holds parts that never left the silo while training: {', '.join(exported['private'])}")
-
-
-@app.command("import", rich_help_panel=RESULTS)
-def import_command(
-    directory: Annotated[Path, typer.Argument(help="A LoRA as peft saves it, or a run folder.", metavar="DIR")],
-    to: Annotated[Path | None, typer.Option(help="A new file for `start=`, of a LoRA.")] = None,
-    backbone: Annotated[str | None, typer.Option(help="The base model; the one the LoRA names by default.")] = None,
-) -> None:
-    """Check a LoRA of peft against its base model and write it as a run's starting point (`start=FILE`).
-
-    Of a finished run that has no folder `models`, make that folder: predict, evaluate and export read it.
-    """
-    if (directory / "summary.json").is_file():
-        from silotune.runs.restore import import_run
-
-        if to is not None or backbone is not None:
-            raise InputError("--to, --backbone: belong to a LoRA of peft, not to a run folder")
-        say(f"wrote {directory / 'models'}: the models of {', '.join(import_run(directory))}")
-        return
-    if to is None:
-        raise InputError("--to: is missing; a LoRA of peft is written to a new file")
-    from silotune.models.backbone.loading import load_backbone
-    from silotune.models.tuners.peft_import import HEADS, read_config, read_peft_lora
-
-    if to.exists():
-        raise InputError(f"--to {to}: already there; choose another file")
-    config = read_config(directory)
-    name = backbone or config.get("base_model_name_or_path")
-    if not isinstance(name, str) or not name:
-        raise InputError(f"{directory}/adapter_config.json: names no base model; give it with --backbone")
-    adapter = read_peft_lora(directory, load_backbone(name, precision="fp32"))
-    try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        to.write_bytes(adapter.pack())
-    except OSError as error:
-        raise InputError(f"--to {to}: cannot be written ({error.strerror})") from error
-    say(f"wrote {to}: a LoRA of rank {adapter.r} at {len(adapter.tensors) // 2} modules of {name}")
-    if heads := sorted(set(HEADS).intersection(config.get("modules_to_save") or ())):
-        say(f"left out: {', '.join(heads)}, as every run trains the heads of its own tasks")
-    say(f"begin a run from it with: silotune run … backbone={name} {' '.join(adapter.words)} start={to}")
 
 
 @app.command(rich_help_panel=RESULTS)
@@ -111,6 +50,9 @@ def predict(
     columns: Annotated[
         str | None, typer.Option(help="The table's text column, or two separated by a comma; default: the silo's.")
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A new file for the answers (.csv, .tsv, .jsonl, .parquet); default: stdout.")
+    ] = None,
     precision: Annotated[
         str | None, typer.Option(help="Load the backbone in this precision instead of the run's: fp32, bf16, …")
     ] = None,
@@ -118,44 +60,51 @@ def predict(
 ) -> None:
     """Answer texts with one silo's model of a finished run: one JSON line each, with label and probabilities.
 
+    Files are read and answered in portions, so they may be of any length.
+
     For a regression task, a line has a value instead; for several labels, all labels with a probability above one half.
     A table's text columns are those that the silo trained on, unless --columns names others.
     Instructions (with an optional input after a tab) and conversations ({"messages": [{"role": …, "content": …}, …]})
     get a generated answer instead.
     --explain adds the weight of each part, and for FedDPA the text's alpha and the similarities that it is the mean of.
     """
+    from silotune.data.readers import file_format
+    from silotune.runs.evaluation import table_texts
     from silotune.runs.personal_model import load_model
 
     if text and file is not None:
         raise InputError("predict: --text and --file exclude each other; give one of them")
-    is_table = file is not None and _is_table(file)
+    is_table = file is not None and file_format(file)[0] not in ("", ".jsonl")  # lines of JSON are texts
     if columns is not None and not is_table:
         raise InputError("--columns: belongs to a --file that is a table (.csv, .tsv, .parquet)")
-    with _lines(text or [], None if is_table else file) as lines:
+    with ExitStack() as stack:
+        opened = stack.enter_context(_opened(file, out is not None))
+        lines = None if is_table else _lines(text or [], file, opened)
+        write = stack.enter_context(_written(out))
         model = load_model(run, silo, precision=precision)
         generates = model.task.kind == "generation"
         rows: Iterator[Text]
-        if file is not None and is_table:
-            from silotune.runs.evaluation import table_texts
-
+        if lines is None:
+            assert file is not None, "a table is a file"
             chosen = [name.strip() for name in columns.split(",")] if columns else []
-            rows = iter(table_texts(model, file, chosen))
+            rows = table_texts(model, file, chosen, opened)
         else:
             texts = (1, 2) if generates else (model.texts_per_row,)
             where = "--text" if text else str(file or "stdin")
             rows = read_lines(lines, where, texts, conversations=generates)
         answered = 0
         while batch := list(islice(rows, _BATCH_SIZE)):
-            for line in _answers(model, batch, explain):
-                typer.echo(line)
+            write(_answers(model, batch, explain))
             answered += len(batch)
         if not answered:
             raise InputError(f"{f'--file {file}' if file else 'stdin'}: holds no text")
+    if out is not None:
+        say(f"wrote {out}: answers to {answered:,} texts")
 
 
-def _answers(model: PersonalModel, texts: list[Text], explain: bool) -> Iterator[str]:
-    """Yield one JSON line per text."""
-    answers: list[dict[str, object]]
+def _answers(model: PersonalModel, texts: list[Text], explain: bool) -> list[dict[str, Any]]:
+    """Return one row of fields per text."""
+    answers: list[dict[str, Any]]
     if model.task.kind == "generation":
         answers = [{"answer": answer} for answer in model.write(texts)]
     else:
@@ -163,8 +112,7 @@ def _answers(model: PersonalModel, texts: list[Text], explain: bool) -> Iterator
     if explain:
         for answer, explanation in zip(answers, model.explain(texts), strict=True):
             answer |= {key: value for key, value in asdict(explanation).items() if value is not None}
-    for text, answer in zip(texts, answers, strict=True):
-        yield json.dumps({"text": text, **answer}, ensure_ascii=False)
+    return [{"text": text, **answer} for text, answer in zip(texts, answers, strict=True)]
 
 
 def _fields(prediction: Prediction) -> dict[str, object]:
@@ -175,29 +123,107 @@ def _fields(prediction: Prediction) -> dict[str, object]:
     return {**label, "probabilities": prediction.probabilities}
 
 
-def _is_table(file: Path) -> bool:
-    """Return whether a file's name says that it is a table; lines of JSON are texts."""
-    from silotune.data.readers import file_format
-
-    return file_format(file)[0] not in ("", ".jsonl")
-
-
 @contextmanager
-def _lines(texts: list[str], file: Path | None) -> Iterator[Iterable[str]]:
-    """Open the source of the texts; an unreadable file is refused before the model is loaded."""
+def _opened(file: Path | None, quiet: bool) -> Iterator[BinaryIO | None]:
+    """Open a file, with a bar of what is read of it where the answers do not go to the same terminal."""
+    if file is None:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    shown = sys.stderr.isatty() and (quiet or not sys.stdout.isatty())
+    with ExitStack() as stack:
+        bar = stack.enter_context(Progress(console=Console(stderr=True), transient=True, disable=not shown))
+        try:
+            opened = stack.enter_context(BufferedReader(cast(Any, bar.open(file, "rb", description=file.name))))
+        except OSError as error:
+            raise InputError(f"--file {file}: cannot be read ({error.strerror})") from error
+        yield opened
+
+
+def _lines(texts: list[str], file: Path | None, opened: BinaryIO | None) -> Iterable[str]:
+    """Return the lines of the texts' source."""
     if texts:
         if not all(text.strip() for text in texts):
             raise InputError("--text: is empty")
-        yield [text.replace("\n", " ").replace("\r", " ") for text in texts]
-        return
-    if file is None:
-        yield (_decoded(line, f"stdin line {number}") for number, line in enumerate(sys.stdin.buffer, 1))
-        return
+        return [text.replace("\n", " ").replace("\r", " ") for text in texts]
+    if file is None or opened is None:
+        return (_decoded(line, f"stdin line {number}") for number, line in enumerate(sys.stdin.buffer, 1))
+    return _lines_of(file, opened)
+
+
+def _lines_of(file: Path, opened: BinaryIO) -> Iterator[str]:
     try:
-        content = file.read_bytes()
+        yield from text_lines(opened, "\n")
+    except UnicodeDecodeError as error:
+        _decoded(file.read_bytes(), f"--file {file}")  # says where
+        raise InputError(f"--file {file}: not UTF-8") from error
+
+
+@contextmanager
+def _written(path: Path | None) -> Iterator[Callable[[list[dict[str, Any]]], None]]:
+    """Yield what writes rows of answers: to stdout as JSON lines, or to a new file, which is there when all are."""
+    if path is None:
+        yield lambda rows: typer.echo("\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
+        return
+    from silotune.data.readers import FORMATS, file_format
+
+    kind, compression = file_format(path)
+    if not kind or compression:
+        raise InputError(f"--out {path}: unknown format {path.suffix!r}; allowed: {', '.join(FORMATS)}")
+    if path.exists():
+        raise InputError(f"--out {path}: already there; choose another file")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with ExitStack() as stack:
+            yield _parquet(temporary, stack) if kind == ".parquet" else _text_rows(temporary, kind, stack)
+        temporary.replace(path)
     except OSError as error:
-        raise InputError(f"--file {file}: cannot be read ({error.strerror})") from error
-    yield _decoded(content, f"--file {file}").split("\n")
+        raise InputError(f"--out {path}: cannot be written ({error.strerror or error})") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _text_rows(path: Path, kind: str, stack: ExitStack) -> Callable[[list[dict[str, Any]]], None]:
+    """Return what writes rows as JSON lines, or as a table with JSON in the cells that are no texts or numbers."""
+    file = stack.enter_context(path.open("w", encoding="utf-8", newline=""))
+    table = csv.writer(file, delimiter="\t" if kind == ".tsv" else ",")
+
+    def write(rows: list[dict[str, Any]]) -> None:
+        if kind == ".jsonl":
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            return
+        if file.tell() == 0:
+            table.writerow(rows[0])
+        table.writerows([_cell(value) for value in row.values()] for row in rows)
+
+    return write
+
+
+def _parquet(path: Path, stack: ExitStack) -> Callable[[list[dict[str, Any]]], None]:
+    """Return what writes rows as a Parquet file, a row group a portion; the first decides the columns' types."""
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
+    writer: Any = None
+
+    def write(rows: list[dict[str, Any]]) -> None:
+        nonlocal writer
+        rows = [row | {"text": _cell(row["text"])} for row in rows]
+        if writer is None:
+            schema = pyarrow.Table.from_pylist(rows).schema
+            if "labels" in schema.names:  # which may be empty in the first rows
+                labels = pyarrow.field("labels", pyarrow.list_(pyarrow.string()))
+                schema = schema.set(schema.get_field_index("labels"), labels)
+            writer = stack.enter_context(ParquetWriter(path, schema))
+        writer.write_table(pyarrow.Table.from_pylist(rows, writer.schema))
+
+    return write
+
+
+def _cell(value: Any) -> Any:
+    return value if isinstance(value, str | int | float) else json.dumps(value, ensure_ascii=False)
 
 
 def _decoded(content: bytes, where: str) -> str:

@@ -1,0 +1,145 @@
+"""Open an export as other programs do, and compare its logits on a few texts with the run's own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from silotune.data.batching import make_batch
+from silotune.data.tokenized import HEAD_INPUTS
+from silotune.evaluation.predict import logits
+from silotune.interop.onnx_model import onnx_logits
+from silotune.interop.selection import ExportSelection
+from silotune.interop.standalone import CLASSIFIERS, KINDS, opened
+from silotune.methods.base import PredictionMix
+from silotune.models.forward.mixing import make_plan
+
+TEXTS = (
+    "It was worth the wait.",
+    "no",
+    "How many of the 42 parcels that were sent on Monday arrived late, and why?",
+    "The clinic opens at eight; patients are asked to bring their papers, and to be there ten minutes before that.",
+)
+"""What both are asked, alone or as pairs of two that follow each other; a run's own rows are in no export."""
+
+_NEEDED = {
+    "peft": "the package peft",
+    "onnx": "the package onnxruntime",
+    "gguf": "llama.cpp",
+    "silotune": "an entry in standalone.KINDS",
+}
+
+
+def compare(selection: ExportSelection, folder: Path, layout: str, base_class: str) -> dict[str, Any] | None:
+    """Compare an export with the run.
+
+    Args:
+        selection: what was exported; the run computes it under the same mix.
+        folder: the export's.
+        layout: `layout` of `export.json`.
+        base_class: the class of transformers that loads the base model.
+
+    Returns:
+        `texts`, the `largest_difference` of their logits, the run's `largest_logit`, and how many texts have the
+        `same_answers`: the likeliest class, or the likeliest next token everywhere. None if what opens the export is
+        not installed here (`in_words` says what).
+    """
+    pair = selection.model.texts_per_row == 2 and selection.model.task.labeled
+    texts: list[Any] = [*zip(TEXTS, TEXTS[1:] + TEXTS[:1], strict=True)] if pair else [*TEXTS]
+    own = _own(selection, texts)  # before the adapter is put into the backbone
+    try:
+        theirs = _theirs(selection, folder, layout, base_class, texts)
+    except ImportError:
+        return None
+    if theirs is None:
+        return None
+    differences = [float((one - other).abs().max()) for one, other in zip(own, theirs, strict=True)]
+    same = [one.argmax(-1).equal(other.argmax(-1)) for one, other in zip(own, theirs, strict=True)]
+    return {
+        "texts": len(texts),
+        "largest_difference": max(differences),
+        "largest_logit": max(float(one.abs().max()) for one in own),
+        "same_answers": sum(same),
+    }
+
+
+def in_words(found: dict[str, Any] | None, layout: str) -> str:
+    """Return what a comparison found as one sentence."""
+    if found is None:
+        return f"not compared with the run: that needs {_NEEDED[layout]}"
+    return (
+        f"opened and compared: on {found['texts']} texts the logits are the run's within "
+        f"{found['largest_difference']:.1e} (the largest is {found['largest_logit']:.1f}); "
+        f"{found['same_answers']} of {found['texts']} have the same answer"
+    )
+
+
+@torch.no_grad()
+def _own(selection: ExportSelection, texts: list[Any]) -> list[Tensor]:
+    """Return the run's logits of each text: of classes, or of the vocabulary after each token."""
+    model, context = selection.model, copy.copy(selection.model.context)
+    context.prediction = PredictionMix(selection.mix, selection.head_part)
+    rows = model.encoded(texts)
+    if context.head.name in CLASSIFIERS:
+        return list(logits(context, model.state, rows))
+    backbone = context.backbone
+    plan = make_plan(backbone, context.prediction_mix(context.place(model.state)))
+    assert backbone.lm_head is not None, "a head without tensors reads the vocabulary"
+    return [
+        backbone.lm_head(backbone.encode(inputs, plan), None, plan.weights)[0] for inputs in _inputs(selection, texts)
+    ]
+
+
+def _inputs(selection: ExportSelection, texts: list[Any]) -> Iterator[dict[str, Tensor]]:
+    rows = selection.model.encoded(texts)
+    for row in range(len(rows)):
+        inputs = make_batch(rows, [row], selection.model.context.backbone.pad_id).micro[0].inputs
+        yield {name: tensor for name, tensor in inputs.items() if name not in HEAD_INPUTS}
+
+
+@torch.no_grad()
+def _theirs(
+    selection: ExportSelection, folder: Path, layout: str, base_class: str, texts: list[Any]
+) -> list[Tensor] | None:
+    """Return the export's logits; None if no package of Python reads it."""
+    if layout == "gguf" or (layout == "silotune" and selection.tuner.name not in KINDS):
+        return None
+    if layout == "onnx":
+        return list(onnx_logits(folder, texts))
+    with _opened(selection, folder, layout, base_class) as model:
+        if model.head["kind"] in CLASSIFIERS:
+            return list(model.logits(texts))
+        found = []
+        for inputs in _inputs(selection, texts):
+            columns = inputs.get("decoder_input_ids", inputs["input_ids"]).shape[1]
+            found.append(model.model(**inputs).logits[0, -columns:])  # without virtual tokens before the text
+        return found
+
+
+@contextmanager
+def _opened(selection: ExportSelection, folder: Path, layout: str, base_class: str) -> Iterator[Any]:
+    """Open an export over the run's own backbone, as a second one may not fit, and take it out again."""
+    import transformers
+
+    own = selection.model.context.backbone.model
+    if layout == "weights":
+        own = getattr(transformers, base_class).from_pretrained(folder, dtype=torch.float32)
+    model = opened(own, folder, layout)
+    virtual = selection.tuner.virtual_tokens > 0
+    if layout == "peft" and virtual and model.head["kind"] not in CLASSIFIERS:
+        from peft import PeftModel
+
+        model.model = PeftModel.from_pretrained(own, str(folder)).eval()
+    try:
+        yield model
+    finally:
+        for handle in model.handles:
+            handle.remove()
+        if layout == "peft" and not virtual:
+            model.model.unload()

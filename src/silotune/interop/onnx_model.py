@@ -1,0 +1,86 @@
+"""A classifier with its adapters and head as one ONNX graph, from token ids to logits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from silotune.core.tensors import Tensors
+from silotune.errors import InputError, needs
+from silotune.interop.adapters import can_fold
+from silotune.interop.selection import ExportSelection
+from silotune.interop.standalone import CLASSIFIERS, head_logits
+
+FILE = "model.onnx"
+
+
+class _Classifier(nn.Module):
+    def __init__(self, model: Any, head: dict[str, Any], tensors: Tensors) -> None:
+        super().__init__()
+        base = model.base_model
+        self.body = base.encoder if base.config.is_encoder_decoder else base
+        self._head, self._tensors = head, tensors
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        states = self.body(input_ids=input_ids, attention_mask=attention_mask, **segments).last_hidden_state
+        return head_logits(states, attention_mask, self._head, self._tensors)
+
+
+def check_classifier(selection: ExportSelection) -> None:
+    """Refuse a model that is no classifier, or whose adapter is not a change of weights."""
+    head, tuner = selection.model.context.head.name, selection.tuner
+    if head not in CLASSIFIERS:
+        raise InputError(f"export: --for onnx writes classifiers (head {' or '.join(CLASSIFIERS)}), not head={head}")
+    if not can_fold(tuner):
+        raise InputError(f"export: --for onnx folds adapters into weights, and tuner={tuner.name} cannot be")
+
+
+def write_onnx(path: Path, model: Any, selection: ExportSelection, head: dict[str, Any]) -> None:
+    """Write the graph, for batches and texts of all sizes, in float32.
+
+    Args:
+        path: the file.
+        model: of transformers, with the adapters in its weights.
+        selection: whose head it gets.
+        head: the content of `head.json`.
+    """
+    with needs("export: --for onnx needs the packages onnx, onnxscript and onnxruntime", "onnx"):
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    tokenizer = selection.model.context.backbone.tokenizer
+    segments = "token_type_ids" in tokenizer.model_input_names and not model.config.is_encoder_decoder
+    names = ("input_ids", "attention_mask", *(("token_type_ids",) if segments else ()))
+    sizes = {0: torch.export.Dim("rows"), 1: torch.export.Dim("tokens")}
+    torch.onnx.export(
+        _Classifier(model, head, selection.head_tensors).eval(),
+        tuple(torch.full((3, 7), int(name != "token_type_ids")) for name in names),
+        str(path),
+        input_names=list(names),
+        output_names=["logits"],
+        dynamic_shapes=tuple(sizes for _ in names),
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
+
+
+def onnx_logits(folder: Path, texts: Sequence[Any]) -> Tensor:
+    """Return the logits that onnxruntime computes from an export's folder, shape (texts, outputs)."""
+    import onnxruntime
+    from transformers import AutoTokenizer
+
+    head = json.loads((folder / "head.json").read_text(encoding="utf-8"))
+    columns = zip(*((text,) if isinstance(text, str) else text for text in texts), strict=True)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(
+        *map(list, columns), padding=True, truncation=True, max_length=head["max_length"], return_tensors="np"
+    )
+    session = onnxruntime.InferenceSession(folder / FILE, providers=["CPUExecutionProvider"])
+    (found,) = session.run(["logits"], {given.name: inputs[given.name] for given in session.get_inputs()})
+    return torch.from_numpy(found)

@@ -1,0 +1,106 @@
+"""Any low-rank adapter as one plain LoRA of the rank that is asked for, as servers of language models read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from silotune.core.tensors import Tensors
+from silotune.errors import InputError
+from silotune.interop.selection import ExportSelection
+from silotune.methods.lora_products import truncated
+from silotune.models.tuners.base import MergedAdapter, WeightedTensors
+from silotune.models.tuners.loha import LoHa
+from silotune.models.tuners.lora import LoRA, options_of
+from silotune.models.tuners.vera import VeRA
+
+SERVERS = ("vllm", "sglang")
+
+_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's `--max-lora-rank`."""
+
+_MODULES = frozenset(
+    ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
+)
+"""Last words of the modules at which vLLM and SGLang load a LoRA."""
+
+
+def as_lora(selection: ExportSelection, program: str, rank: int | None) -> tuple[ExportSelection, float]:
+    """Return a selection whose adapter is one plain LoRA, and the error of its products.
+
+    Args:
+        selection: an adapter of low rank.
+        program: who reads it, for messages.
+        rank: the largest rank; None: that of the adapter, of DoRA and LoHa the run's own.
+
+    Returns:
+        The error is `‖ΔW − scale·B·A‖ / ‖ΔW‖` over all modules (Frobenius norm); 0 where nothing is cut off.
+    """
+    tuner, adapter, backbone = selection.tuner, selection.adapter, selection.model.context.backbone
+    if selection.word == "merged" or not isinstance(tuner, LoRA | VeRA | LoHa):
+        what = "--part merged" if selection.word == "merged" else f"tuner={tuner.name}"
+        raise InputError(
+            f"export: {program} reads adapters of lora, dora, vera and loha alone, not {what}; export --part merged "
+            "without --for, for a model's folder that vLLM and SGLang open, and llama.cpp's convert_hf_to_gguf.py reads"
+        )
+    modules = tuner.target_modules(adapter.tensors)
+    if experts := backbone.experts.intersection(modules):
+        raise InputError(f"export: {program} takes no adapter of experts ({min(experts)}); export --part merged")
+    if type(tuner) is LoRA and (rank is None or rank >= adapter.options["r"]):
+        options = options_of(adapter)
+        return _replaced(selection, adapter.tensors, options.r, options.standard_alpha), 0.0
+    tensors: Tensors = {}
+    whole = kept = 0.0
+    products = {module: _product(selection, module) for module in modules}
+    width = max(right.shape[0] for _, right in products.values())
+    rank = min(rank or (width if isinstance(tuner, VeRA) else int(adapter.options["r"])), width)
+    for module, (left, right) in products.items():
+        b, a = truncated(left, right, rank)
+        whole += float((left.T @ left * (right @ right.T)).sum())
+        kept += float(b.square().sum())  # the rows of A are orthonormal
+        a_name, b_name = (f"{module}.{name}" for name in LoRA.module_tensors)
+        tensors |= {a_name: a.float().contiguous(), b_name: b.float().contiguous()}
+    error = max(0.0, 1 - kept / whole) ** 0.5 if whole else 0.0
+    return _replaced(selection, tensors, rank, float(rank)), error if error > 1e-7 else 0.0  # float64's own
+
+
+def _replaced(selection: ExportSelection, tensors: Tensors, rank: int, alpha: float) -> ExportSelection:
+    return replace(selection, tuner=LoRA(), adapter=MergedAdapter(tensors, {"r": rank, "alpha": alpha}))
+
+
+def _product(selection: ExportSelection, module: str) -> tuple[Tensor, Tensor]:
+    """Return two factors of a module's change of weights, shapes (out, k) and (k, in), float64."""
+    tuner, adapter = selection.tuner, selection.adapter
+    if type(tuner) not in (LoRA, VeRA):
+        delta = tuner.weight_delta(adapter, module, selection.model.context.backbone.module(module))["weight"]
+        return delta, torch.eye(delta.shape[1], dtype=delta.dtype)
+    is_lora = type(tuner) is LoRA
+    tensors = adapter.tensors if is_lora else tuner.merge([WeightedTensors(adapter.tensors, 1.0)]).tensors
+    a, b = (tensors[f"{module}.{name}"].double() for name in LoRA.module_tensors)
+    return b * (options_of(adapter).scale if is_lora else 1.0), a
+
+
+def server_rank(about: Mapping[str, Any]) -> int:
+    """Return the `--max-lora-rank` that a server needs for an export, whose `export.json` is given."""
+    rank = int(about["tuner"]["r"])
+    return min(allowed for allowed in _VLLM_RANKS if allowed >= rank) if about["for"] == "vllm" else rank
+
+
+def check_served(selection: ExportSelection, program: str) -> None:
+    """Refuse a LoRA that vLLM or SGLang does not load, by their published rules."""
+    head, adapter = selection.model.context.head, selection.adapter
+    if head.model_class != "AutoModelForCausalLM" or selection.model.context.backbone.base.config.is_encoder_decoder:
+        raise InputError(
+            f"export: {program} writes answers, and head={head.name} has none; allowed: lm, dpo; or --for onnx"
+        )
+    other = {module.rpartition(".")[2] for module in selection.tuner.target_modules(adapter.tensors)} - _MODULES
+    if other:
+        raise InputError(f"export: {program} loads no LoRA at {', '.join(sorted(other))}; export --part merged")
+    if program == "vllm" and adapter.options["r"] > _VLLM_RANKS[-1]:
+        raise InputError(
+            f"export: vllm takes ranks up to {_VLLM_RANKS[-1]}, this LoRA has {adapter.options['r']}; --rank"
+        )
