@@ -15,9 +15,10 @@ change bits.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ GROUP = 32
 """Rows that are computed together."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _GroupedSet:
     """The division of a set's rows into groups by length; the set is held, so that its id is not used again."""
 
@@ -78,11 +79,10 @@ class ActivationCache:
 
     def __init__(self, mib: int) -> None:
         self._limit = mib * 2**20
-        self._sets: dict[int, _GroupedSet] = {}
-        self._groups: OrderedDict[tuple[int, Hashable, Hashable, int], _Group] = OrderedDict()
-        """(id of a set, modules with changed inputs, modules with changed outputs, number of the group) → group."""
-        self._groups_of: Counter[int] = Counter()
-        """Id of a set → how many of its groups are kept."""
+        self._sets: WeakValueDictionary[int, _GroupedSet] = WeakValueDictionary()
+        """Id of a set → the set, as long as any of its groups is kept."""
+        self._groups: OrderedDict[tuple[_GroupedSet, Hashable, Hashable, int], _Group] = OrderedDict()
+        """(set, modules with changed inputs, modules with changed outputs, number of the group) → group."""
         self.size = 0
         """Bytes of the kept activations."""
         self.hits = 0
@@ -133,7 +133,7 @@ class ActivationCache:
         self, backbone: Backbone, source: TokenizedRows, rows: Sequence[int], shared: SharedActivations
     ) -> list[tuple[_Group, int, int]]:
         """Locate rows of a set: each one's group, its index there, and its number of tokens."""
-        grouped = self._sets.get(id(source)) or _GroupedSet(source)
+        self._sets[id(source)] = grouped = self._sets.get(id(source)) or _GroupedSet(source)
         locations = [divmod(grouped.positions[row], GROUP) for row in rows]
         numbers = sorted({number for number, _ in locations})
         groups = {number: self._get(backbone, grouped, number, shared) for number in numbers}
@@ -142,7 +142,7 @@ class ActivationCache:
         ]
 
     def _get(self, backbone: Backbone, grouped: _GroupedSet, number: int, shared: SharedActivations) -> _Group:
-        key = (id(grouped.source), shared.changed_inputs, shared.changed_outputs, number)
+        key = (grouped, shared.changed_inputs, shared.changed_outputs, number)
         if key in self._groups:
             self._groups.move_to_end(key)
             self.hits += 1
@@ -151,20 +151,11 @@ class ActivationCache:
         rows = grouped.order[number * GROUP : (number + 1) * GROUP]
         group = _compute_group(backbone, grouped.source, rows, shared)
         self._groups[key] = group
-        self._sets[id(grouped.source)] = grouped  # held as long as any of its groups, so that the id stays its own
-        self._groups_of[id(grouped.source)] += 1
         self.size += _bytes(group)
-        self._evict()
-        return group
-
-    def _evict(self) -> None:
-        """Drop the least recently used groups until the bound holds."""
         while self.size > self._limit and self._groups:
-            (source_id, *_), dropped = self._groups.popitem(last=False)
+            _, dropped = self._groups.popitem(last=False)
             self.size -= _bytes(dropped)
-            self._groups_of[source_id] -= 1
-            if not self._groups_of[source_id]:
-                del self._sets[source_id], self._groups_of[source_id]
+        return group
 
 
 def _compute_group(backbone: Backbone, source: TokenizedRows, rows: Sequence[int], shared: SharedActivations) -> _Group:
