@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
@@ -224,34 +225,21 @@ class ReplicateMode(TorchFunctionMode):
 
     def _mixed(self, *arguments: Any) -> bool:
         """Whether arguments hold both tensors of one replica and tensors of all."""
-        lengths = {len(tensor) for tensor in _tensors(arguments) if tensor.dim() > 1}
+        lengths = {len(leaf) for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor) and leaf.dim() > 1}
         return {self._rows, self._all} <= lengths
 
     def _repeat(self, argument: Any) -> Any:
         """Return the argument with every tensor of one replica in it repeated."""
-        if isinstance(argument, Tensor):
-            return self._repeat_rows(argument) if argument.dim() > 1 and len(argument) == self._rows else argument
-        if isinstance(argument, tuple | list):
-            return type(argument)(self._repeat(item) for item in argument)
-        if isinstance(argument, Mapping):
-            return {name: self._repeat(item) for name, item in argument.items()}
-        return argument
+        return tree_map_only(Tensor, self._repeat_rows, argument)
 
     def _repeat_rows(self, tensor: Tensor) -> Tensor:
-        """Repeat (rows, …) to (rows · replicas, …), once per tensor."""
+        """Repeat a tensor of one replica, (rows, …), to (rows · replicas, …), once per tensor."""
+        if tensor.dim() < 2 or len(tensor) != self._rows:
+            return tensor
         if id(tensor) not in self._repeated:
             times = [self._all // self._rows, *([1] * (tensor.dim() - 1))]
             self._repeated[id(tensor)] = tensor, tensor.repeat(times)
         return self._repeated[id(tensor)][1]
-
-
-def _tensors(argument: Any) -> list[Tensor]:
-    """Yield all tensors in nested sequences and mappings."""
-    if isinstance(argument, Tensor):
-        return [argument]
-    if isinstance(argument, Mapping):
-        argument = list(argument.values())
-    return [tensor for item in argument for tensor in _tensors(item)] if isinstance(argument, tuple | list) else []
 
 
 _RATES = ("attention_dropout", "activation_dropout", "dropout")
