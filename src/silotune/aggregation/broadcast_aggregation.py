@@ -25,7 +25,7 @@ class BroadcastAggregation(ABC):
                 return {name: (mean + before[name]) / 2 for name, mean in uniform(updates).items()}
 
     `name` is the word of `aggregation=`; `needs_pairs` says that it is defined for shared parts with LoRA's A and B,
-    `needs_delta` that it also needs a delta of their target modules (`models/tuners/delta.py`); `adopted_whole` that
+    `needs_delta` that it also needs a delta of their target modules (`models/tuners/full.py`); `adopted_whole` that
     its result holds together only as it is, so that no server optimizer may go a part of the way to it;
     `changes_add_up` that a silo's change of one round means the same in the next, so that what a codec left out may be
     sent later; `turns_factors` that the pairs of A and B it issues are others with the same product, in which a silo's

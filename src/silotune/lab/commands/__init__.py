@@ -15,10 +15,10 @@ def add_commands(app: typer.Typer) -> None:
     Importing their modules is cheap: each imports torch and other slow libraries inside its command only.
     """
     from silotune.cli.app import BEFORE, RESULTS, TRAIN
-    from silotune.lab.commands import compare, demo, partition, report, sweep
+    from silotune.lab.commands import compare, demo, partition, report
 
     groups: dict[str, tuple[Callable[..., None], ...]] = {
-        TRAIN: (demo.demo, compare.compare, sweep.sweep),
+        TRAIN: (demo.demo, compare.compare, compare.sweep),
         BEFORE: (partition.partition, partition.import_data),
         RESULTS: (report.report, report.personalization, report.transfer, report.release),
     }

@@ -8,9 +8,8 @@ from silotune.config import registries
 from silotune.config.registries import Registry
 from silotune.models.tuners.base import Tuner, TunerOptions, Weight, WeightedTensors
 from silotune.models.tuners.bottleneck import Bottleneck
-from silotune.models.tuners.delta import Delta
 from silotune.models.tuners.dora import DoRA
-from silotune.models.tuners.full import BitFit, Full
+from silotune.models.tuners.full import BitFit, Delta, Full
 from silotune.models.tuners.ia3 import IA3
 from silotune.models.tuners.loha import LoHa
 from silotune.models.tuners.lora import LoRA
