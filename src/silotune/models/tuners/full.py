@@ -1,4 +1,4 @@
-"""Train the backbone's own weights: all, offsets of biases (BitFit, Ben Zaken et al. 2022), or a dense change of them."""
+"""Train the backbone's own weights: all, or offsets of biases (BitFit, Ben Zaken et al. 2022); or a change of them."""
 
 from __future__ import annotations
 
