@@ -58,12 +58,3 @@ def test_numbered_labels_say_it_themselves(tiny_config, data_folder: Path, tmp_p
     assert renamed.task == Task("mood", ("cold", "hot"), "f1", positive="cold")
     three = load_silos(tiny_config("fedavg", "data.metric=f1", "data.tasks=[gamma]"))[0].task
     assert (len(three.labels), three.metric) == (3, "macro_f1")
-
-
-def test_tasks_of_older_runs_are_read_as_they_were() -> None:
-    fields = {"name": "t", "labels": ["no", "yes"], "metric": "f1", "kind": "classification"}
-    assert read_task(fields).positive == "yes"
-    assert read_task(fields | {"metric": "accuracy"}).fields() == fields | {"metric": "accuracy"}
-    for bad in ({"positive": "maybe"}, {"positive": ""}, {"labels": ["a", "b", "c"]}, {"positive": 1}):
-        with pytest.raises(ValueError, match="not a task"):
-            read_task(fields | bad)
