@@ -68,16 +68,19 @@ def test_lora_goes_back_through_activations_and_its_own_matrices(bert: str) -> N
     assert counted("fedavg", bert, *words) == (forward + back, forward)
 
 
-@pytest.mark.parametrize(("embed", "embedding"), [("global", 1), ("local", 1), ("base", 0)])
-def test_dynamic_weighting_costs_the_forward_that_embeds_the_text(bert: str, embed: str, embedding: int) -> None:
+@pytest.mark.parametrize(
+    ("method", "embed", "embedding"), [("feddpa-f", "global", 1), ("feddpa-t", "local", 1), ("feddpa-t", "base", 0)]
+)
+def test_dynamic_weighting_costs_the_forward_that_embeds_the_text(
+    bert: str, method: str, embed: str, embedding: int
+) -> None:
     """Beside the forward under both LoRAs and the head: another one, under one LoRA or none, without head."""
     sites = L * 2 * 4 * T * D * 8  # of one LoRA of rank 8
     fixed = FORWARD + 2 * sites + 2 * D * C
-    for method in ("feddpa-f", "feddpa-t"):
-        words = ("tuner=lora", "head=linear", f"method.embed={embed}")
-        train, predict = counted(method, bert, *words)
-        assert counted(method, bert, *words, "method.weighting=fixed") == (train, fixed)
-        assert predict == fixed + FORWARD + embedding * sites
+    words = ("tuner=lora", "head=linear", f"method.embed={embed}")
+    train, predict = counted(method, bert, *words)
+    assert counted(method, bert, *words, "method.weighting=fixed") == (train, fixed)
+    assert predict == fixed + FORWARD + embedding * sites
 
 
 @pytest.mark.parametrize("adapters", [1, 2])
