@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from silotune.config import preset_tree
 from silotune.data.loading import load_silos
 from silotune.lab.commands.demo import demo_config
 from tests.support.command_line import Silotune, command
@@ -28,20 +27,6 @@ def test_what_it_refuses(silotune: Silotune, tmp_path: Path, words: tuple[str, .
     outcome = silotune("demo", *words, "--out", tmp_path / "out")
     assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
     assert said in outcome.err
-
-
-@pytest.mark.parametrize("method", ["local", "fedavg", "fedmcp"])
-def test_it_trains_on_fewer_rows_than_the_preset_in_more_steps(method: str) -> None:
-    config = demo_config("unlike", method)
-    tree = preset_tree("demo")
-    assert config.data.tasks == tree["data"]["tasks"]
-    assert config.train.epochs * config.rounds < tree["train"]["epochs"] * tree["rounds"]
-    steps, preset_steps = (
-        rounds / size
-        for rounds, size in ((config.rounds, config.train.batch_size), (tree["rounds"], tree["train"]["batch_size"]))
-    )
-    assert steps > preset_steps
-    assert config.threads == 1  # the bits do not depend on the machine's cores
 
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "fedmcp", "ditto"])
