@@ -61,6 +61,12 @@ def test_it_says_what_the_table_says(tmp_path: Path, scores: dict[str, float], m
     assert headline(found) in render_page(found, [])
 
 
+def test_it_admits_chance(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"local-{seed}", "local", seed, {"a": 61.0}, message=0) for seed in (1, 2)]
+    runs += [write_run(tmp_path / f"fedavg-{seed}", "fedavg", seed, {"a": 60.0 + 5 * seed}) for seed in (1, 2)]
+    assert headline(Results(read_entries(runs))).endswith("alone 61; the difference may be chance.")
+
+
 @pytest.mark.parametrize("scores", [{"fedavg": 70.0, "ditto": 71.0}, {"local": 70.0, "centralised": 80.0}])
 def test_without_both_sides_there_is_none(tmp_path: Path, scores: dict[str, float]) -> None:
     assert headline(results(tmp_path, scores)) == ""

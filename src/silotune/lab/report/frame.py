@@ -175,7 +175,7 @@ class Results:
                 and other.first.evaluated_on == entry.first.evaluated_on
                 and (found is not None or self.values(other.label, column))
             ]
-            winners.append(bool(others) and all(apart(interval, other, lower) for other in others))
+            winners.append(bool(others) and all(_apart(interval, other, lower) for other in others))
         return winners
 
     @cached_property
@@ -279,8 +279,7 @@ def _interval_over_seeds(scores: Sequence[float]) -> Interval:
     return mean - half, mean + half
 
 
-def apart(best: Interval | None, other: Interval | None, lower: bool) -> bool:
-    """Return whether an interval is better than another one, and disjoint from it."""
+def _apart(best: Interval | None, other: Interval | None, lower: bool) -> bool:
     if best is None or other is None:
         return False
     return best[1] < other[0] if lower else best[0] > other[1]

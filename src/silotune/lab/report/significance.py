@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from silotune.data.tasks import lower_is_better, metric_title
 from silotune.errors import InputError
 from silotune.evaluation.baselines import BAG_OF_WORDS
 from silotune.lab.report.entries import ReportEntry
-from silotune.lab.report.frame import Results, apart
+from silotune.lab.report.frame import Results
 from silotune.runs.scores import AVERAGE, TITLES, metric_of_column
 
 NOTE = (
@@ -135,8 +136,8 @@ def headline(results: Results) -> str:
         return f"Alone and together ({label}) {silos} {reach.format(own)}: sharing does not help here."
     if (float(ours) < float(own)) != results.lower(AVERAGE):
         return f"Alone {silos} {reach.format(own)}, together ({label}) {ours}: sharing does not help here."
-    interval, other = (results.interval(entry, AVERAGE) for entry in (together, alone[0]))
-    unsure = "" if apart(interval, other, results.lower(AVERAGE)) else " (too few test rows to be sure)"
+    low, high = results.interval(together, AVERAGE) or (math.nan, math.nan)
+    unsure = "; the difference may be chance" if low <= float(own) <= high else ""
     return f"Together ({label}) {silos} {reach.format(ours)}, alone {own}{unsure}."
 
 
