@@ -19,9 +19,3 @@ def test_llama_7b_in_bf16(quantization):
     for head, more in {"mlp": 0, "lm": 2 * EMBEDDINGS}.items():  # its output embeddings are not tied
         cost = estimate("feddpa-t" if head == "lm" else "fedavg", [*words, f"head={head}"], count_flops=False)
         assert (cost.quantization, cost.backbone_mib * 2**20) == (quantization, by_hand + more)
-        assert (
-            cost.sent_parameters
-            == estimate(
-                "feddpa-t" if head == "lm" else "fedavg", [*words[:2], f"head={head}"], count_flops=False
-            ).sent_parameters
-        )

@@ -6,7 +6,6 @@ import csv
 import json
 import shutil
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
@@ -177,14 +176,6 @@ def test_the_samplers_proposals_are_the_same_again(words: list[str], tmp_path: P
     assert all(1e-4 <= lr <= 1e-1 and float(f"{lr:.4g}") == lr for lr in lrs)
     assert {row["train.epochs"] for row in proposals[0]} <= {"1", "2"}
     assert {row["train.optimizer"] for row in proposals[0]} <= {"adam", "sgd"}
-
-
-def test_without_optuna_it_says_what_to_install(silotune: Silotune, words: list[str], tmp_path, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    outcome = silotune("sweep", *words, "--trials", 2, "--out", tmp_path / "out")
-    assert outcome.code == 2
-    assert "silotune[sweep]" in outcome.err
-    assert len(outcome.err.splitlines()) == 1
 
 
 def test_a_diverging_trial_is_never_best(silotune: Silotune, words: list[str], tmp_path: Path) -> None:
