@@ -154,7 +154,9 @@ def test_what_it_cannot_do_is_refused_in_one_line(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"^workers=2: backbone\.device_map takes all devices"):
         MultiProcessEngine(spread, None, workers=2)
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(InputError, match=r"^backbone\.device_map: needs accelerate; install silotune\[quantization\]"):
+    with pytest.raises(
+        InputError, match=r"^backbone\.device_map: needs accelerate; pip install 'silotune\[quantization\]'"
+    ):
         load_backbone(
             BackboneConfig(name=str(folder_of("bert", tmp_path)), device_map={"encoder.layer": "cpu"}), device="cpu"
         )
