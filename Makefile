@@ -43,7 +43,7 @@ docs: $(STAMP)
 
 # Not quiet: it takes a minute or more, and says what it is doing.
 $(DEMO): pyproject.toml constraints.txt
-	@echo "installing silotune with PyTorch into $(VENV) (about 1 GB)"
+	@echo "installing silotune with PyTorch into $(VENV) (about 2 GB)"
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e ".[demo]"
 	touch $@
