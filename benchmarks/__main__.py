@@ -28,7 +28,18 @@ NAMES = (
         "peer-loop",
     ),
     *("flower-round", "walks", "serve"),
-    *("llm-throughput", "gpu", "memory", "loading", "quantization", "leakage", "audit", "row-noise", "paper-tables"),
+    *(
+        "llm-throughput",
+        "gpu",
+        "memory",
+        "loading",
+        "quantization",
+        "leakage",
+        "audit",
+        "row-noise",
+        "masks",
+        "paper-tables",
+    ),
 )
 
 

@@ -16,6 +16,7 @@ Backbone: MiniLM; rows: 50 of the demo's sentiment task, and 50 others; averages
 - `adapter, one row`: a bottleneck in place of full tuning.
 - `one pass`: one pass of eight rows a step. `20 passes`: many passes at a large rate.
 - `noise`: `20 passes` with Laplace noise, ε = 8.
+- `masked`: `20 passes` of five silos of 50 rows each, whose sum under masks the coordinator has (`aggregation.secure`).
 
 The last key is the AUC of membership by loss of one case, `20 passes` over a bottleneck.
 """
@@ -31,6 +32,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.leakage.one_silo import private, some_rows
+from silotune.communication.masks.fixed_point import read_summand
+from silotune.communication.masks.in_process import sum_in_process
 from silotune.communication.messages import broadcast_message
 from silotune.core.tensors import State, Tensors, change_of, flatten
 from silotune.data.tokenized import TokenizedRows
@@ -41,6 +44,9 @@ from silotune.training.local_trainer import LocalTrainer
 from silotune.training.silo import Silo
 
 ROWS = 50
+SUMMED = 5
+"""Silos whose sum is attacked in the case `masked`."""
+
 WORDS = 40
 """Candidates of each kind."""
 
@@ -66,6 +72,7 @@ CASES: dict[str, tuple[tuple[str, ...], int]] = {
     "bottleneck, 20 passes": ((*BOTTLENECK, *PASSES), ROWS),
     "lora, 20 passes": ((*LORA, *PASSES), ROWS),
     "bottleneck, 20 passes, noise": ((*BOTTLENECK, *PASSES, *NOISE), ROWS),
+    "bottleneck, 20 passes, masked": ((*BOTTLENECK, *PASSES), ROWS),
     "bottleneck, 20 passes, private": ((*BOTTLENECK, *PASSES, *private(1)), ROWS),
 }
 """Case → configuration, and the number of training rows."""
@@ -76,14 +83,15 @@ def measure(seeds: int = 3, cases: list[str] | None = None) -> dict[str, Any]:
     report: dict[str, Any] = {"seeds": seeds, "rows": ROWS, "words": WORDS}
     for name in cases or list(CASES):
         words, rows = CASES[name]
-        found = [_attack(words, rows, seed) for seed in range(1, seeds + 1)]
+        summed = SUMMED if name.endswith("masked") else 1
+        found = [_attack(words, rows, seed, summed) for seed in range(1, seeds + 1)]
         report[name] = {key: round(statistics.mean(each[key] for each in found), 3) for key in found[0]}
         print(f"{name}: {report[name]}", file=sys.stderr, flush=True)
     return report | {"ratio": report.get("bottleneck, 20 passes", {}).get("loss")}
 
 
-def _attack(words: tuple[str, ...], count: int, seed: int) -> dict[str, float]:
-    """Train one silo for one round and attack its update."""
+def _attack(words: tuple[str, ...], count: int, seed: int, summed: int) -> dict[str, float]:
+    """Train one silo for one round and attack its update, or the mean of several under masks."""
     federation = build(read_config("demo", [*SHARED, *words, f"seed={seed}", "threads=1"]))
     (silo,) = federation.silos.values()
     (task,) = silo.train
@@ -92,7 +100,9 @@ def _attack(words: tuple[str, ...], count: int, seed: int) -> dict[str, float]:
     trained = replace(silo, train={task: members})
     shared = federation.coordinator.shared
     broadcast = broadcast_message(shared, 1)
-    update = _update(federation, trained, shared, broadcast)
+    peers = [some_rows(silo.train[task], range(count * place, count * (place + 1))) for place in range(1, summed)]
+    silos_beside = [replace(silo, name=f"peer {place}", train={task: rows}) for place, rows in enumerate(peers)]
+    update = _update(federation, trained, silos_beside, shared, broadcast)
     if "tuner=full" in words:
         return _changed_tokens(update, members)
     probe = build(read_config("demo", [*SHARED, *words[:2], *ONE_ROW, f"seed={seed}", "threads=1"]))
@@ -111,11 +121,21 @@ def _attack(words: tuple[str, ...], count: int, seed: int) -> dict[str, float]:
     return result
 
 
-def _update(federation: Federation, silo: Silo, shared: State, broadcast: bytes) -> Tensors:
-    """Return the change that the coordinator reads from the silo's message."""
-    (reply,) = federation.client().rounds([silo], broadcast)
-    received = federation.coordinator.read_reply(1, reply).update
-    assert received is not None, "an honest silo's update is read"
+def _update(federation: Federation, silo: Silo, peers: list[Silo], shared: State, broadcast: bytes) -> Tensors:
+    """Return the change that the coordinator reads from the silo's message, or from the sum with its peers'."""
+    client, coordinator = federation.client(), federation.coordinator
+    if peers:
+        client.sums = (federation.config.seed, True)
+        length = coordinator.summand_length(1)
+        replies = [client.rounds([each], broadcast)[0] for each in (silo, *peers)]
+        summands = {reply.silo: read_summand(reply.message, length) for reply in replies}
+        made, _ = sum_in_process(summands, summands, 1, "", broadcast)
+        received = coordinator.receive_sum(1, made.total)
+    else:
+        (reply,) = client.rounds([silo], broadcast)
+        update = coordinator.read_reply(1, reply).update
+        assert update is not None, "an honest silo's update is read"
+        received = update
     return {name: tensor.float() for name, tensor in change_of(flatten(shared), received.tensors).items()}
 
 

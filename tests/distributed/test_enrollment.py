@@ -25,6 +25,7 @@ from silotune.deploy.invitations import Invitation, InvitationRefused, claim, no
 from silotune.deploy.joining import Answers
 from silotune.deploy.settings import read_coordinator_settings, read_silo_or_node_settings
 from silotune.distributed.flower.commands import free_ports
+from silotune.distributed.silo.mask_work import masks_line, peers_of
 from silotune.errors import InputError, SilotuneError
 
 ROOT = Path(__file__).parents[2]
@@ -283,6 +284,25 @@ def test_a_silo_joins_with_one_command(settings, tmp_path, nodes, served, rows):
     with pytest.raises(InputError, match="this invitation was used"):
         joining.join(invitation, tmp_path / "thief", rows)
     assert not (tmp_path / "thief" / "silo.yaml").exists()
+
+
+def test_a_masked_silo_shows_its_identity_and_then_the_lists_fingerprint(settings, tmp_path, nodes, served, rows):
+    invitation = invited(settings, tmp_path)
+    made = joining.join(invitation, tmp_path / "north", replace(rows, policy="masked"), registers=False).settings
+    assert mode(tmp_path / "north" / "identity.key") == 0o600
+    shown, to_do = joining.identity_lines(made)
+    assert "not through the coordinator" in to_do
+    silo = read_silo_or_node_settings(made)
+    assert shown == f"identity of north: {silo.masked.peers['north']}"
+    with pytest.raises(InputError, match=r"masked\.peers: 1 silos; the list has 3 to 50"):
+        masks_line(silo)
+    silo.masked.peers.update(south="ab" * 32, west="cd" * 32)
+    said = masks_line(silo)
+    assert f"fingerprint {peers_of(silo).fingerprint} of 3 silos; sums of at least 3 of them" in said
+    assert "if up to 1 of the others help" in said
+    silo.masked.peers["north"] = "00" * 32
+    with pytest.raises(InputError, match="north is listed with another key than its own"):
+        masks_line(silo)
 
 
 def test_a_lost_answer_is_asked_for_again(settings, tmp_path, nodes, served, rows, monkeypatch):

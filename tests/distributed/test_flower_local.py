@@ -45,6 +45,20 @@ def test_flower_local_ends_with_the_bits_of_one_process(start, tiny_config, tmp_
     assert_same(start, tiny_config(method, "data.tasks=[alpha,beta]", "rounds=2", "train.steps=2"), tmp_path)
 
 
+@pytest.mark.long
+def test_sums_under_masks_have_the_bits_of_one_process(start, tiny_config, tmp_path):
+    """`test_masked_runs.py` has crashes and dropouts, without processes. Scores stay at the silos."""
+    config = tiny_config("fedit", "aggregation.secure=true", "rounds=2", "train.steps=2")
+    expected = run(config, out=tmp_path / "whole").summary
+    process, out = start(config)
+    message = finish(process)
+    assert process.returncode == 0, message
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    for key in ("shared_sha256", "state_sha256", "best_round", "bytes_up"):
+        assert summary[key] == expected[key]
+    assert {each["validation"] for each in summary["silos"].values()} == {None}
+
+
 def test_what_cannot_be_resumed_stays_as_it_is(tiny_config, tmp_path):
     """A folder of something else, of another configuration, of another engine; one in which another run is at work."""
     config = on_this_machine(tiny_config("fedmcp", "rounds=1", "train.steps=1"))

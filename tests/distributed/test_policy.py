@@ -202,8 +202,8 @@ def test_presets_and_their_keys(tmp_path):
     path = tmp_path / "silo.yaml"
     for policy, words in (
         ("trustng", "did you mean 'trusting'"),
-        ("masked", "not there yet"),
-        ({"rounds": 3}, "preset: choose who may learn what: trusting .*; private"),
+        ("masked", "needs the silos that it sums with"),
+        ({"rounds": 3}, "preset: choose who may learn what: trusting .*; masked .*; private"),
         ({"preset": "trusting", "round": 3}, "did you mean 'policy.rounds'"),
         ({"preset": "trusting", "effective_rows": 5}, "unknown key 'policy.effective_rows'"),
         ({"preset": "trusting", "numbers_per_round": "3 percent"}, "such as 3%"),

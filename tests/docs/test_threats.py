@@ -44,6 +44,7 @@ TESTS: dict[str, tuple[list[str], list[str], list[str]]] = {
         ],
         [
             "tests/distributed/test_privacy_ledger.py::test_a_silo_that_wants_noise_answers_no_run_without",
+            "tests/distributed/test_masked_runs.py::test_a_run_ends_with_the_bits_of_one_process_and_nothing_else_leaves",
             "tests/distributed/test_shares.py::test_parts_that_an_operator_does_not_let_go_stay",
         ],
     ),

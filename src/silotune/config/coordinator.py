@@ -10,12 +10,15 @@ from silotune.config.registries import AGGREGATIONS
 from silotune.config.section import ExtensibleSection, Section, one_of
 from silotune.config.validators import ConfigPath, Names
 
+SUMS = ("samples", "uniform")
+"""Aggregations that a sum of the silos' updates is enough for."""
+
 
 class AggregationConfig(ExtensibleSection):
     """How updates are combined."""
 
     registry: ClassVar = AGGREGATIONS
-    common: ClassVar = ("outlier", "max_norm", "clip")
+    common: ClassVar = ("outlier", "max_norm", "clip", "secure")
     owners: ClassVar = {
         "trim": ("trimmed-mean",),
         "byzantine": ("krum", "multi-krum"),
@@ -52,6 +55,34 @@ class AggregationConfig(ExtensibleSection):
     )
 
     _known = field_validator("name", mode="before")(one_of(AGGREGATIONS))
+
+    secure: bool = Field(
+        False,
+        description="sum the silos' updates under masks, so that the coordinator sees no single one "
+        "(`docs/masks.md`; experimental).",
+    )
+
+    @model_validator(mode="after")
+    def _sums_alone(self) -> AggregationConfig:
+        """Refuse what needs single updates; the default of `outlier` is switched off."""
+        if not self.secure:
+            return self
+        if self.name not in SUMS:
+            raise ValueError(
+                f"secure: {self.name} is no sum of the silos' updates; allowed: aggregation={', '.join(SUMS)}"
+            )
+        given = "outlier" in self.model_fields_set and self.outlier is not None
+        refused = {
+            "outlier": given,
+            "max_norm": self.max_norm,
+            "clip": self.clip,
+            "noise_multiplier": self.noise_multiplier,
+        }
+        for key, asked in refused.items():
+            if asked:
+                raise ValueError(f"secure: {key} looks at single updates, and the coordinator sees none; leave it out")
+        self.outlier = None
+        return self
 
     @model_validator(mode="after")
     def _fitting(self) -> AggregationConfig:

@@ -153,6 +153,7 @@ class AggregationKeys(TypedDict, total=False):
     keep: int | None
     regularization: float
     noise_multiplier: float | None
+    secure: bool
 
 
 class ServerKeys(TypedDict, total=False):

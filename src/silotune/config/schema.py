@@ -249,6 +249,21 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _sums(self) -> Config:
+        """Refuse keys that say nothing of sums under masks."""
+        refused = {
+            "uplink: codecs have a scale for each silo's channels; allowed: clip, and noise": self.uplink.codec,
+            "sampling: sums over changing silos tell their differences; leave it out": (
+                self.sampling.count is not None or self.sampling.fraction not in (None, 1)
+            ),
+            "train.early_stopping: scores stay at the silos; leave it out": self.train.early_stopping is not None,
+        }
+        for why, given in refused.items():
+            if self.aggregation.secure and given:
+                raise ValueError(f"aggregation.secure beside {why}")
+        return self
+
+    @model_validator(mode="after")
     def _rows(self) -> Config:
         partitioned = self.partition.name != "none"
         if partitioned and self.data.rows_per_silo is not None:

@@ -204,7 +204,11 @@ def _message_sizes(config: Config, method: Method, state: State) -> tuple[int, i
     pipeline = make_pipeline(config.uplink, config.seed)
     leaving = [method.sends(number) for number in method.kinds_of_rounds(config.rounds)]
     sizes = [message_sizes(shapes, method.parts(), pipeline, names) for names in leaving]
-    return max(up for up, _ in sizes), max(down for _, down in sizes)
+    up, down = max(up for up, _ in sizes), max(down for _, down in sizes)
+    if config.aggregation.secure:  # without what silos tell each other for the masks, a few kilobytes
+        counts = [sum(prod(shape) for name in names for shape in shapes[name].values()) for names in leaving]
+        up = 8 * (1 + max(counts)) if up else 0
+    return up, down
 
 
 def message_sizes(

@@ -17,6 +17,7 @@ from silotune.deploy.enrollment import PATH, ask
 from silotune.deploy.joining import config_of_one
 from silotune.deploy.settings import CoordinatorSettings, NodeSettings
 from silotune.distributed.protocol.frames import PROTOCOL
+from silotune.distributed.silo.mask_work import masks_line
 from silotune.distributed.silo.secret import SECRET_FILE
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import SilotuneError
@@ -84,6 +85,10 @@ def examine_silo(settings: SiloSettings | NodeSettings, train: bool = True) -> l
         found.append(check_secret("secret", settings.secret))
     if own.exists():
         found.append(check_secret("order of rows", own))
+    if settings.masked is not None:
+        found.append(check_secret("identity", settings.masked.identity))
+        remedy = "put the identities of all silos into masked.peers; each operator tells theirs (`silo join` showed it)"
+        found.append(attempt("peers", remedy, lambda: (True, masks_line(settings))))
     found.append(_backbone(settings.backbone, settings.device))
     if train:
         found.append(attempt("dry round", "correct data, backbone or device in the file", lambda: _dry_round(settings)))

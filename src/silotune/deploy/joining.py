@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from silotune.communication.masks.agreement import public_identity
 from silotune.config import Config
 from silotune.core.files import dump_yaml
 from silotune.deploy.certificates import make_node_key, public_node_key
@@ -108,7 +109,10 @@ def join(
     rows = _count_rows(answers.entry(invitation.silo))
     fresh = folder / ".silo.yaml.new"
     fresh.unlink(missing_ok=True)
-    write_new(fresh, dump_yaml(_silo_tree(invitation, answers, apart=installs)), 0o600)
+    tree = _silo_tree(invitation, answers, apart=installs)
+    if answers.policy == "masked":
+        tree["masked"] = {"identity": "identity.key", "peers": {invitation.silo: _identity(folder / "identity.key")}}
+    write_new(fresh, dump_yaml(tree), 0o600)
     try:
         read_silo_settings(fresh)
         public = _key(folder / "silo.key", invitation.silo)
@@ -134,6 +138,18 @@ def join(
     write_new(units / "sysusers.conf", filled("systemd/silo.sysusers.conf", {}))
     write_new(units / "tmpfiles.conf", filled("systemd/silo.tmpfiles.conf", paths))
     return Joined(settings, rows, install(units))
+
+
+def identity_lines(settings: Path) -> list[str]:
+    """Return what a silo's operator tells the others, so that all have the same list of peers."""
+    masked = read_silo_settings(settings).masked
+    assert masked is not None, "the file was written with it"
+    ((silo, key),) = masked.peers.items()
+    return [
+        f"identity of {silo}: {key}",
+        f"to do: tell the other silos' operators, not through the coordinator; put their identities into masked.peers "
+        f"of {settings}; then compare the list's fingerprint, which `silotune silo doctor` shows",
+    ]
 
 
 def replace_key(invitation: Invitation, folder: Path) -> Path:
@@ -204,6 +220,13 @@ def _node_tree(invitation: Invitation) -> dict[str, Any]:
 
 def _connection(invitation: Invitation) -> dict[str, Any]:
     return {"superlink": invitation.superlink, "root_certificates": "ca.pem", "private_key": "silo.key"}
+
+
+def _identity(path: Path) -> str:
+    """Return the public key of the identity in a file, which is made if it is not there."""
+    if not path.exists():
+        write_new(path, secrets.token_bytes(32), 0o600)
+    return public_identity(path.read_bytes()).hex()
 
 
 def _key(path: Path, silo: str) -> bytes:

@@ -39,7 +39,9 @@ def join(
     text: Annotated[list[str] | None, typer.Option(help="The text column; twice for a pair.")] = None,
     label: Annotated[str, typer.Option(help="The label column.")] = "label",
     task: Annotated[str | None, typer.Option(help="The name that silos with the same labels share.")] = None,
-    policy: Annotated[str, typer.Option(help="private, or trusting: what the coordinator may learn.")] = "private",
+    policy: Annotated[
+        str, typer.Option(help="private, masked or trusting: what the coordinator may learn.")
+    ] = "private",
     approval: Annotated[str, typer.Option(help="ask or policy.")] = "ask",
     share: Annotated[str, typer.Option(help="Numbers that may leave, with commas.")] = "validation,test,rows",
     backbone: Annotated[str, typer.Option(help="default, or a folder.")] = "default",
@@ -80,6 +82,9 @@ def join(
     say(f"silo {found.silo!r}: {made.rows} rows; settings: {made.settings}")
     budget = f" (ε = {epsilon:g} for each {unit})" if policy == "private" else ""
     say(f"policy {policy}: {PRESETS[policy]}{budget}")
+    if policy == "masked":
+        for line in joining.identity_lines(made.settings):
+            say(line)
     if not register:
         say(f"to do: give the coordinator {made.settings.with_name('silo.key.pub')}, for `federation admit`")
     if not install:

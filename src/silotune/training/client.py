@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from silotune.communication.masks.fixed_point import summand, summand_message
 from silotune.communication.messages import (
     Expected,
     MessageRefused,
@@ -61,6 +62,8 @@ class SiloClient:
         uplink: encodes the change of the shared parts; an empty pipeline: the parts are sent unchanged.
         privacy: the guarantee that the silo keeps; None: no noise is added here.
         measures: whether replies say the norm of their change.
+        sums: the seed with which changes are rounded for sums under masks, and whether silos weigh by rows; a message
+            then holds the silo's summand. None: updates are sent.
     """
 
     def __init__(
@@ -70,12 +73,14 @@ class SiloClient:
         uplink: UplinkPipeline = NO_UPLINK,
         privacy: Privacy | None = None,
         measures: bool = False,
+        sums: tuple[int, bool] | None = None,
     ) -> None:
         self.trainer = trainer
         self.expected = expected
         self.uplink = uplink
         self.privacy = privacy
         self.measures = measures
+        self.sums = sums
         self._last: tuple[bytes, State, int] | None = None
 
     def rounds(self, silos: Sequence[Silo], broadcast: bytes, spent: PrivacySpent = PrivacySpent()) -> list[SiloReply]:
@@ -129,9 +134,20 @@ class SiloClient:
             else:
                 message = update_message(sent, parts, number, silo.name, silo.rows)
                 leaving = iter_change(before, shared_tensors(sent, parts))
+            if self.sums is not None:
+                change = list(leaving)
+                message, leaving = self._summand_message(change, number, silo), iter(change)
             norm = _norm(leaving) if self.measures else None
         self._keep(silo, result)
         return SiloReply(silo.name, message, result.metrics, result.note, norm)
+
+    def _summand_message(self, change: Sequence[tuple[str, Tensor]], number: int, silo: Silo) -> bytes:
+        """Return what the silo adds to a sum under masks; empty if its change diverged."""
+        assert self.sums is not None, "callers look"
+        seed, by_rows = self.sums
+        if not all(bool(torch.isfinite(tensor).all()) for _, tensor in change):
+            return b""
+        return summand_message(summand(change, silo.rows if by_rows else 1, seed, silo.name, number), number, silo.name)
 
     def _next_use(self, memory: Tensors, spent: PrivacySpent) -> Tensors:
         """Return the silo's count of noised changes including the next one."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
+from torch import Tensor
+
 from silotune.aggregation import (
     Aggregation,
     BroadcastAggregation,
@@ -21,6 +23,7 @@ from silotune.aggregation import (
 from silotune.aggregation.outliers import OutlierFilter, Refuse, check_aggregate
 from silotune.aggregation.product_error import ProductError
 from silotune.aggregation.server_optimizer import ServerOptimizer
+from silotune.communication.masks.fixed_point import mean_of_sum, summand_length
 from silotune.communication.messages import (
     CHANGE_FIELDS,
     UPDATE_FIELDS,
@@ -58,12 +61,14 @@ class _OpenRound(NamedTuple):
 class Received:
     """A silo's reply and the update read from its message, or the reason why the message was refused.
 
-    A run that shares nothing has neither update nor refusal.
+    A run that shares nothing has neither update nor refusal. Under masks one reply of a round brings the update, the
+    mean over all of them; `forwarded` counts the bytes of other silos that this one was sent.
     """
 
     reply: SiloReply
     update: Update | None = None
     refusal: str = ""
+    forwarded: int = 0
 
 
 class Coordinator:
@@ -85,6 +90,7 @@ class Coordinator:
         redrawn: returns the shared parts that are redrawn before a round, with their new values; None: no part is.
         own: part → its own aggregation, of which the aggregate is adopted; `aggregation` combines the other parts.
         silos: the number of all silos, for these aggregations.
+        sums: whether a round's updates come as their sum alone (`receive_sum`).
     """
 
     def __init__(
@@ -108,8 +114,10 @@ class Coordinator:
         redrawn: Callable[[int], State] | None = None,
         own: Mapping[str, PartAggregation] = {},
         silos: int = 0,
+        sums: bool = False,
     ) -> None:
         self.shared = shared
+        self.sums = sums and self.communicates
         self.optimizer = optimizer or ServerOptimizer()
         self._aggregation = aggregation
         self._sampling = SiloSampling(seed, fraction, count, groups)
@@ -190,6 +198,15 @@ class Coordinator:
         self._check_norm(update)
         return update
 
+    def summand_length(self, number: int) -> int:
+        """Return how many numbers a silo adds to a round's sum."""
+        return summand_length(self._sent_before(number))
+
+    def receive_sum(self, number: int, total: Tensor) -> Update:
+        """Return the mean over a round's silos, as one update, from the sum of their summands."""
+        tensors, weight = mean_of_sum(total, self._sent_before(number))
+        return Update("the sum", tensors, weight)
+
     def _sent_before(self, number: int, silo: str | None = None) -> Tensors:
         """Return the tensors that a silo sends in a round, as they are in its broadcast."""
         shared, sent = self.broadcasts.state(silo), self._sent(number)
@@ -265,7 +282,7 @@ class Coordinator:
             if self._own:
                 ordered = self._watch_own(ordered, whole)
             in_common = self._in_common(before)
-            measured = number is None or number & (number - 1) == 0
+            measured = not self.sums and (number is None or number & (number - 1) == 0)
             error = ProductError(in_common if measured else {}, self._by_rows, chosen)
             combined = self._combine(error.watch(ordered), in_common)
             self.product_error = error.of(combined)

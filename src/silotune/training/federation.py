@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from silotune.aggregation import BY_ROWS
 from silotune.communication.privacy.budget import Privacy
 from silotune.config import Config
 from silotune.data.tasks import Task, lower_is_better
@@ -86,4 +87,5 @@ class Federation:
         """Return a silo's side of the exchange, for any of the silos; `measures`: as in `SiloClient`."""
         noised_in_silos = self.config.uplink.noise is not None
         privacy = self.privacy if noised_in_silos else None
-        return SiloClient(self.trainer, self.coordinator.expected_of, self.coordinator.uplink, privacy, measures)
+        sums = (self.context.draw_seed, self.config.aggregation.name in BY_ROWS) if self.coordinator.sums else None
+        return SiloClient(self.trainer, self.coordinator.expected_of, self.coordinator.uplink, privacy, measures, sums)

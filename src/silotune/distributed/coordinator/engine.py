@@ -8,6 +8,7 @@ repeated request is answered from the silo's own folder.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from typing_extensions import override
 from silotune.core.numeric import ceil_fraction
 from silotune.data.tasks import LOSS
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
+from silotune.distributed.coordinator.masked_rounds import MaskedRounds
 from silotune.distributed.protocol.disclosure import score_range, validate_metrics, validate_scores
 from silotune.distributed.protocol.frames import Frame, state_name
 from silotune.distributed.protocol.handshake import Identity
@@ -46,6 +48,7 @@ class FlowerEngine(Engine):
         identity: silo → the coordinator's identity, as it says it to that silo.
         local: whether the silos' folders are in the run folder (all on one machine).
         progress: called before every request.
+        masks: leads the silos through sums under masks; None: the coordinator receives each update.
     """
 
     name = "flower"
@@ -60,8 +63,10 @@ class FlowerEngine(Engine):
         identity: Callable[[str], Identity],
         local: bool = False,
         progress: Progress | None = None,
+        masks: MaskedRounds | None = None,
     ) -> None:
         super().__init__(federation, folder, progress)
+        self._masks = masks
         self._dispatcher = dispatcher
         self._run = dict(run)
         self._identity = identity
@@ -80,7 +85,20 @@ class FlowerEngine(Engine):
     def rounds(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[Received]:
         """Request rounds from the silos; repeat a round below its quorum, and finally stop the run."""
         self._new_states, self._deferred_scores = {}, {}
-        yield from self._until_quorum("round", round_number, silos, broadcast)
+        if self._masks is None:
+            yield from self._until_quorum("round", round_number, silos, broadcast)
+            return
+        members = self._masks.members(silos)
+        trained = {one.reply.silo: one.reply for one in self._until_quorum("round", round_number, members, broadcast)}
+        request = partial(self._request, "masks", round_number, broadcast=None)
+        coordinator = self.federation.coordinator
+        about = round_number, coordinator.summand_length(round_number), coordinator.shared, broadcast(members[0])
+        made = self._masks.sum(*about, sorted(trained), len(members), request, partial(self._failed, round_number))
+        mean = coordinator.receive_sum(round_number, made.total)
+        for name in made.survivors:
+            reply = replace(trained[name], message=self._masks.sent[name])
+            update = mean if name == made.survivors[-1] else None
+            yield Received(reply, update, forwarded=self._masks.received[name])
 
     @override
     def finals(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[SiloReply]:
@@ -153,10 +171,10 @@ class FlowerEngine(Engine):
         states = [point.history["taken"].get(name) for point in (self._last, self._best) if point is not None]
         return sorted({state for state in states if state is not None})
 
-    def _request(self, kind: str, round_number: int, name: str, broadcast: bytes, **fields: Any) -> bytes:
+    def _request(self, kind: str, round_number: int, name: str, broadcast: bytes | None, **fields: Any) -> bytes:
         identity = self._identity(name).fields()
         header = {**self._run, "identity": identity, "round": round_number, "base": self._base(name), **fields}
-        return Frame(kind, header, {"broadcast": broadcast}).encode()
+        return Frame(kind, header, {} if broadcast is None else {"broadcast": broadcast}).encode()
 
     def _until_quorum(
         self, kind: str, round_number: int, silos: Sequence[str], broadcast: Broadcast
@@ -186,7 +204,8 @@ class FlowerEngine(Engine):
                     self._deferred_scores[reply.silo] = frame.fields.get("scores", {})
                 waiting.remove(reply.silo)
                 self._new_states[reply.silo] = str(frame.fields["state"])
-                received = Received(reply) if kind == "final" else coordinator.read_reply(round_number, reply)
+                unread = kind == "final" or coordinator.sums
+                received = Received(reply) if unread else coordinator.read_reply(round_number, reply)
                 arrived += not received.refusal
                 self.progress(
                     round_number, ", ".join(waiting) or "all silos answered", len(silos) - len(waiting), len(silos)

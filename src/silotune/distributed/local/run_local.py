@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from silotune.communication.masks.fixed_point import check_silos, require_masks
 from silotune.communication.privacy.budget import Privacy
 from silotune.config import Config, dump
 from silotune.core.files import dump_yaml, folder_lock, write_text
@@ -42,6 +43,7 @@ from silotune.distributed.flower.commands import (
 )
 from silotune.distributed.local.fork_server import ProcessGroup
 from silotune.distributed.protocol.agreement import check_federated, wire_config
+from silotune.distributed.silo.secret import write_secret
 from silotune.distributed.silo.silo_config import REHEARSAL
 from silotune.errors import OR_RESUME, InputError, SilotuneError, require_unused
 from silotune.evaluation.baselines import baselines, joined
@@ -50,7 +52,7 @@ from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.runs.build.coordinator import privacy_guarantee, sampling_groups
 from silotune.runs.build.model import build_model
-from silotune.runs.build.resolve import make_method, on_this_machine, with_chat_template, with_threads_for
+from silotune.runs.build.resolve import SUMS_ALONE, make_method, on_this_machine, with_chat_template, with_threads_for
 from silotune.runs.build.validation import check_tasks
 from silotune.runs.engines.base import Progress
 from silotune.runs.storage.readers import read_summary
@@ -110,6 +112,11 @@ def run_local(
     method = make_method(config)
     tasks = {silo.name: silo.task for silo in data}
     check_tasks(config, method, tasks)
+    if config.aggregation.secure:
+        require_masks()
+        check_silos(len(data))
+        if announce is not None:
+            announce(SUMS_ALONE)
     names = [silo.name for silo in data]
     if len(set(map(str.lower, names))) < len(names):
         raise InputError("silos: names that differ in case only cannot be folders everywhere")
@@ -143,6 +150,9 @@ def _prepare(config: Config, out: Path, method: Method, data: list[SiloData]) ->
     write_text(folder / "silos.yaml", wire_config(config, names))
     for silo in data:
         write_rows(out / "silos" / silo.name / "rows", silo)
+        identity = _identity(out, silo.name)
+        if config.aggregation.secure and not identity.exists():
+            write_secret(identity)
     job = Job(
         str(folder / "config.yaml"),
         str(out),
@@ -204,7 +214,7 @@ def _run_parties(
             processes.start(f"supernode-{name}", node, own)
             processes.start(f"superexec-{name}", superexec_command(node_port), own, _CLIENT)
         for name, socket in sockets.items():  # after Flower, which starts while these import torch
-            settings = _silo_config(config, out, name, socket)
+            settings = _silo_config(config, out, name, socket, silos)
             words = [sys.executable, "-m", "silotune.distributed.silo.worker", str(settings)]
             processes.start(f"worker-{name}", words, imports=["silotune.distributed.silo.session", *_MODELS])
         _wait(processes, lambda: listens(port), "the SuperLink does not listen")
@@ -233,7 +243,22 @@ def _wait(processes: ProcessGroup, condition: Callable[[], bool], failure: str, 
         time.sleep(0.05)
 
 
-def _silo_config(config: Config, out: Path, name: str, socket: Path) -> Path:
+def _identity(out: Path, name: str) -> Path:
+    """Return the file of a silo's key for sums under masks."""
+    return out / "silos" / name / "identity.key"
+
+
+def _masked(config: Config, out: Path, name: str, silos: Sequence[str]) -> dict[str, Any] | None:
+    """Return whom a silo sums with under masks; here nobody needs to compare the list."""
+    if not config.aggregation.secure:
+        return None
+    from silotune.communication.masks.agreement import public_identity
+
+    peers = {peer: public_identity(_identity(out, peer).read_bytes()).hex() for peer in silos}
+    return {"identity": str(_identity(out, name).resolve()), "peers": peers}
+
+
+def _silo_config(config: Config, out: Path, name: str, socket: Path, silos: Sequence[str]) -> Path:
     """Write a silo's settings, and return their file."""
     home = out / "silos" / name
     secret = config.privacy.secret if config.uplink.noise else None
@@ -249,6 +274,7 @@ def _silo_config(config: Config, out: Path, name: str, socket: Path) -> Path:
         "secret": secret,
         "epsilon": "unlimited" if secret else None,
         "seeded_noise": config.privacy.secret is None,
+        "masked": _masked(config, out, name, silos),
         "policy": dict(REHEARSAL),  # whoever starts the run owns all rows
         "approval": "policy",
         "config": str((out / FEDERATION_FOLDER / "silos.yaml").resolve()),

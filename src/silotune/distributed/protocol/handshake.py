@@ -76,6 +76,20 @@ _IDENTITY = TypeAdapter(Identity)
 
 
 @dataclass(frozen=True)
+class PeersInfo:
+    """What a silo tells of the pinned list of a sum under masks: fingerprint, length, and its fewest silos of a sum."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    peers: StrictStr
+    silos: StrictInt
+    least: StrictInt
+
+
+_PEERS = TypeAdapter(PeersInfo)
+
+
+@dataclass(frozen=True)
 class Hello:
     """A silo's reply to the greeting.
 
@@ -85,6 +99,7 @@ class Hello:
         task: its task.
         texts: the number of texts in a row.
         rank: the rank of its adapters, where its operator bounds it below the run's; else None.
+        masks: of a run that sums under masks, the silo's list of peers; else None.
     """
 
     silo: str
@@ -92,6 +107,7 @@ class Hello:
     task: Task
     texts: int
     rank: int | None = None
+    masks: PeersInfo | None = None
 
     @classmethod
     def read(cls, frame: Frame) -> Hello:
@@ -122,7 +138,12 @@ class Hello:
         rank = fields.get("rank")
         if rank is not None and (type(rank) is not int or rank < 1):
             raise HandshakeRefused(f"{silo}: rank: not a rank (it says {str(rank)[:80]!r})")
-        return cls(str(fields["silo"]), identity, task, texts, rank)
+        masks = fields.get("masks")
+        try:
+            peers = None if masks is None else _PEERS.validate_python(masks)
+        except ValidationError as error:
+            raise HandshakeRefused(f"{silo}: masks: does not say what its list of peers is") from error
+        return cls(str(fields["silo"]), identity, task, texts, rank, peers)
 
 
 def protocol_of(identity: object) -> int | None:

@@ -23,7 +23,14 @@ from silotune.runs.model_file import MODELS
 def check_settings(settings: SiloSettings, config: Config) -> None:
     """Compare a coordinator's configuration with the operator's settings; the policy is judged elsewhere."""
     who = f"silo {settings.name!r}"
-    if config.aggregation.name in BY_ROWS and "rows" not in settings.share:
+    secure = config.aggregation.secure
+    if secure and settings.masked is None:
+        raise HandshakeRefused(
+            f"{who}: sums under masks need the silos' identities; its silo config has no masked.peers"
+        )
+    if not secure and settings.policy.preset == "masked":
+        raise HandshakeRefused(f"{who}: its policy is masked; allowed: runs with aggregation.secure=true")
+    if config.aggregation.name in BY_ROWS and "rows" not in settings.share and not secure:
         raise HandshakeRefused(
             f"{who}: aggregation={config.aggregation.name} weighs silos by their rows, and this one does not say how "
             "many it has; allowed: uniform, median, trimmed-mean, krum, multi-krum"
@@ -83,7 +90,7 @@ def local_config(settings: SiloSettings, config: Config, split_seed: int | None)
         config: as the coordinator sent it.
         split_seed: the seed with which rows are split; None: the run's.
     """
-    anything = METHODS.find(config.method.name).aggregations is None
+    anything = METHODS.find(config.method.name).aggregations is None and not config.aggregation.secure
     update: dict[str, Any] = {
         "backbone": _backbone(settings, config),
         "start": own_start(settings, config),
@@ -91,7 +98,9 @@ def local_config(settings: SiloSettings, config: Config, split_seed: int | None)
         "device": settings.device,
         "sampling": SamplingConfig(),
         # the coordinator's matter, but some methods name the ones that they are defined for
-        "aggregation": AggregationConfig(name="uniform" if anything else config.aggregation.name),
+        "aggregation": AggregationConfig(
+            name="uniform" if anything else config.aggregation.name, secure=config.aggregation.secure
+        ),
         "partition": PartitionConfig(),
         "privacy": _privacy(settings, config),
         "silos": [] if settings.data is None else [settings.data],

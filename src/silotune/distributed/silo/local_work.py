@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 
 from silotune.communication.messages import message_numbers, read_broadcast
 from silotune.core.clock import log_line
-from silotune.core.tensors import State, flatten
+from silotune.core.tensors import State, digest, flatten
 from silotune.distributed.protocol.disclosure import filter_scores
 from silotune.distributed.protocol.frames import Frame, ProtocolError, require_fields, state_name
+from silotune.distributed.silo.mask_work import SUMMAND
 from silotune.distributed.silo.policy import Policy, Request
 from silotune.distributed.silo.row_ledger import Charge
 from silotune.distributed.silo.setup import Prepared
@@ -71,12 +72,12 @@ class LocalWork:
         leaving = 0 if final else sum(tensor.numel() for tensor in flatten(shared).values())
         state = prepared.federation.context.state_of(silo).flat()
         self._store.require_room(4 * leaving + sum(tensor.nbytes for tensor in state.values()))
-        digest = self._digest(asked, run, str(base))
+        counted = self._digest(asked, run, str(base))
         fields: dict[str, Any] = {"silo": silo.name, "round": int(number)}
-        if judge and prepared.noise is None:  # of the previous round, whose shared parts the broadcast holds
-            self._count(prepared, Request(run, "score", int(number), digest))
+        if judge and not prepared.keeps_numbers:  # of the previous round, whose shared parts the broadcast holds
+            self._count(prepared, Request(run, "score", int(number), counted))
             fields["scores"] = self._evaluate(prepared.federation, silo, shared, int(number), ["validation"], run)
-        self._count(prepared, Request(run, request.kind, int(number), digest, leaving))
+        self._count(prepared, Request(run, request.kind, int(number), counted, leaving))
         price = None if client.privacy is None else Price.of(client.privacy)
         charge = None if final else self._charge(prepared, str(run), int(number), silo, shared)
         if final:
@@ -91,14 +92,20 @@ class LocalWork:
             self._store.ledger.require(charge)
         beginning = [] if base else prepared.beginning
         note, metrics = "; ".join(filter(None, (changed, *beginning, reply.note))), reply.metrics
-        if prepared.noise is not None:  # they follow from rows, and have no noise
+        if prepared.keeps_numbers:  # they follow from rows, and have no noise
             if note:
                 log_line(f"silotune worker {silo.name!r}: {note}")
             note, metrics = "", {}
         fields |= {"state": name, "metrics": metrics, "note": note}
-        about = {"norm": reply.norm, "epsilon": None if price is None else price.epsilon} if reply.message else {}
+        about: dict[str, Any] = (
+            {"norm": reply.norm, "epsilon": None if price is None else price.epsilon} if reply.message else {}
+        )
+        blobs = {"message": reply.message}
+        if prepared.config.aggregation.secure:
+            blobs = {"message": b"", SUMMAND: reply.message}
+            about["tensors"] = digest(flatten(shared))
         return Answer(
-            Frame("answer", fields, {"message": reply.message}),
+            Frame("answer", fields, blobs),
             about,
             name,
             int(number),
@@ -127,7 +134,7 @@ class LocalWork:
         scores: dict[str, Any] = self._kept_here(
             prepared, lambda: self._evaluate(federation, silo, shared, int(number), splits, run), {}
         )
-        scores = {} if prepared.noise is not None else scores
+        scores = {} if prepared.keeps_numbers else scores
         return Answer(Frame("scores", {"silo": silo.name, "scores": scores}), {}, name, int(number), asked)
 
     def _kept_here(self, prepared: Prepared, work: Callable[[], Result], otherwise: Result) -> Result:
@@ -160,10 +167,10 @@ class LocalWork:
 
     def _check_update(self, prepared: Prepared, reply: SiloReply) -> None:
         """Refuse an update that is too large, or not finite: which of its numbers are not would tell rows."""
+        if reply.norm is not None and not math.isfinite(reply.norm):
+            raise Diverged(f"silo {reply.silo!r}: training diverged, the update is not finite")
         if reply.message:
             self._policy.check_numbers(message_numbers(reply.message), prepared.parameters)
-            if reply.norm is not None and not math.isfinite(reply.norm):
-                raise Diverged(f"silo {reply.silo!r}: training diverged, the update is not finite")
 
     def _count(self, prepared: Prepared, request: Request) -> None:
         """Record a request that the caps allow, before it is worked on."""

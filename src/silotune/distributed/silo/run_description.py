@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from silotune.communication.privacy.budget import DELTA
 from silotune.config.trees import flat
 from silotune.distributed.silo.approvals import PLAN
+from silotune.distributed.silo.mask_work import masks_line
 from silotune.distributed.silo.silo_config import SiloSettings
 
 if TYPE_CHECKING:
@@ -50,10 +51,10 @@ def describe(config: Config, federation: Federation, settings: SiloSettings, row
         + (", ".join(f"part {part!r} ({count:,} numbers)" for part, count in sorted(numbers.items())) or "no part"),
         f"in numbers: {total:,} a round, {100 * total / whole:.2f} % of the backbone; {total * config.rounds:,} in the "
         "whole run",
-        "numbers about the rows that are shared: "
-        + ("how many there are" if rows is not None else ", ".join(settings.share) or "none"),
+        "numbers about the rows that are shared: " + _shared_numbers(config, settings),
         f"names that leave before round 1: of the task and of its labels ({_labels(federation)})",
         f"{NOISE}{_noise(federation, settings)}" if rows is None else noise_on_rows(config, rows, settings),
+        *([f"under masks: {masks_line(settings)}"] if config.aggregation.secure else []),
         *who_learns_what(config, settings),
         f"combined, as the coordinator says, by: {config.aggregation.name}",
         f"silos, as it says: {', '.join(config.federation.silos) or 'not named'}",
@@ -90,6 +91,12 @@ def _rank(federation: Federation, silo: str) -> list[str]:
     return [] if rank is None else [f"LoRA's rank: {rank} here, {federation.method.setting.tuner.rank} in the run"]
 
 
+def _shared_numbers(config: Config, settings: SiloSettings) -> str:
+    if config.aggregation.secure:
+        return "none; how many there are is summed under masks"
+    return "how many there are" if config.privacy.unit is not None else ", ".join(settings.share) or "none"
+
+
 def _labels(federation: Federation) -> str:
     words = {"regression": "numbers, which stay", "generation": "texts"}
     return "; ".join(f"{task.name}: {', '.join(task.labels) or words[task.kind]}" for task in federation.tasks.values())
@@ -98,7 +105,8 @@ def _labels(federation: Federation) -> str:
 def _noise(federation: Federation, settings: SiloSettings) -> str:
     config, privacy = federation.config, federation.privacy
     if config.uplink.noise is None or privacy is None:
-        return "none; the coordinator sees each change of the parts as it is"
+        sees = "their sum over the silos" if config.aggregation.secure else "each change of the parts as it is"
+        return f"none; the coordinator sees {sees}"
     budget = "no limit" if settings.epsilon in (None, "unlimited") else f"at most {settings.epsilon:g}"
     return (
         f"{config.uplink.noise}, ε = {privacy.epsilon_round:g} a round, "
@@ -122,11 +130,10 @@ def who_learns_what(config: Config, settings: SiloSettings) -> list[str]:
     unit, own = config.privacy.unit, "users of this silo's own model: whatever its private parts have learned"
     if unit is None:
         tells = "whatever updates tell about single rows" if config.uplink.noise is None else "noised updates"
-        return [
-            f"the coordinator learns: {tells}, and {', '.join(settings.share) or 'no'} numbers",
-            "other silos learn: what the combined parts tell",
-            own,
-        ]
+        learned = f"{tells}, and {', '.join(settings.share) or 'no'} numbers"
+        if config.aggregation.secure:
+            learned = "the sum of the silos' updates, and of their weights"
+        return [f"the coordinator learns: {learned}", "other silos learn: what the combined parts tell", own]
     return [
         f"the coordinator learns: how many {unit}s there are, and noised updates; of each {unit} at most what ε allows",
         f"other silos learn: the combined parts, so no more of each {unit} either",

@@ -25,7 +25,7 @@ def derived_from_secret(folder: Path, purpose: str) -> bytes:
     path = folder / SECRET_FILE
     try:
         if not path.exists():
-            _make(path)
+            write_secret(path)
         secret = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot be read or made ({error.strerror})") from error
@@ -34,8 +34,8 @@ def derived_from_secret(folder: Path, purpose: str) -> bytes:
     return hmac.new(secret, purpose.encode(), hashlib.sha256).digest()
 
 
-def _make(path: Path) -> None:
-    """Write a new secret completely or not at all, readable by its owner alone; a folder has one worker."""
+def write_secret(path: Path) -> None:
+    """Write 32 new random bytes completely or not at all, readable by their owner alone; a folder has one worker."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from silotune.communication.masks.agreement import MasksRefused
 from silotune.communication.messages import with_rows
 from silotune.config import Config
 from silotune.core.clock import log_line
@@ -37,6 +38,7 @@ from silotune.distributed.protocol.frames import (
 from silotune.distributed.protocol.handshake import Identity, check_identity, check_protocol, protocol_of
 from silotune.distributed.silo.approvals import Approvals, WaitsForApproval, approved_part
 from silotune.distributed.silo.local_work import LocalWork
+from silotune.distributed.silo.mask_work import SUMMAND, answer_masks, hello_fields
 from silotune.distributed.silo.plan import PlannedRun, describe_plan, plan_configuration, read_plan
 from silotune.distributed.silo.policy import WorkRefused
 from silotune.distributed.silo.reasons import phrase
@@ -107,7 +109,7 @@ class Session:
             answer = self._reason("waiting", str(error))
         except WorkRefused as error:
             answer = self._failed(str(error)) if self._quiet else self._reason("refused", str(error))
-        except HandshakeRefused as error:
+        except (HandshakeRefused, MasksRefused) as error:
             answer = self._reason("refused", str(error))
         except ProtocolError as error:
             answer = self._reason("failed", f"request: {error}")
@@ -141,6 +143,8 @@ class Session:
             answer = self._work.train(prepared, request, changed)
         elif request.kind == "score":
             answer = self._work.score(prepared, request)
+        elif request.kind == "masks":
+            answer = answer_masks(self.settings, self.store, prepared, request)
         else:
             raise ProtocolError(f"unknown request {request.kind[:20]!r}")
         if "status" in self.settings.share:
@@ -269,12 +273,14 @@ class Session:
         }
         if prepared.bounded_rank is not None:
             fields["rank"] = prepared.bounded_rank
+        if prepared.config.aggregation.secure:
+            fields["masks"] = hello_fields(self.settings)
         return Frame("hello", fields)
 
     def _disclosed(self, frame: Frame) -> Frame:
         """Keep the numbers that may leave now; a kept answer may be older than the operator's settings."""
         share = self.settings.share
-        fields, blobs = dict(frame.fields), dict(frame.blobs)
+        fields, blobs = dict(frame.fields), {name: blob for name, blob in frame.blobs.items() if name != SUMMAND}
         if "metrics" in fields:
             fields["metrics"] = filter_metrics(fields["metrics"], share)
         if "scores" in fields:

@@ -119,6 +119,11 @@ class Prepared:
         """The plan of noise on rows that meets the run's own target."""
         return None if self.noise is None else next(iter(self.noise.plans.values()))
 
+    @property
+    def keeps_numbers(self) -> bool:
+        """Whether losses, scores and counts stay here, because only what has noise or masks may leave."""
+        return self.noise is not None or self.config.aggregation.secure
+
     @cached_property
     def digest(self) -> str:
         """The sha256 of the configuration as it was sent."""
@@ -249,7 +254,7 @@ class SiloSetup:
             check_rows(context, silos.values(), config.privacy.unit is not None)
         except InputError as error:  # it may say which row, or how long one is
             raise self._rows_refused(error, "they do not suit the run's head or limits") from error
-        if "rows" not in self.settings.share:
+        if "rows" not in self.settings.share and not config.aggregation.secure:
             silos = {
                 name: SiloWithoutRowCount(
                     name, silo.train, silo.evaluations, canaries=silo.canaries, empty_units=silo.empty_units

@@ -19,7 +19,7 @@ from silotune.config.data import SiloConfig
 from silotune.config.paths import absolute, resolve
 from silotune.config.section import Section, input_error
 from silotune.config.trees import load_tree
-from silotune.config.validators import Device, Name
+from silotune.config.validators import ConfigPath, Device, Name
 from silotune.errors import InputError, unknown_name_error
 
 DisclosedNumbers = Literal["validation", "test", "rows", "loss", "seconds", "status", "reasons"]
@@ -76,8 +76,9 @@ class PolicyConfig(Section):
     """What a silo lets others learn, and caps on the requests that it answers: numbers, `null` for none.
 
     Args:
-        preset: `trusting`: the coordinator may learn whatever updates tell; or `private`: runs with noise on rows
-            alone, within the budget `privacy`. `policy: private` is short for `policy: {preset: private}`.
+        preset: `trusting`: the coordinator may learn whatever updates tell; `masked`: runs that sum under masks alone,
+            with the silos of `masked.peers`; or `private`: runs with noise on rows alone, within the budget `privacy`.
+            `policy: private` is short for `policy: {preset: private}`.
         numbers_per_round: most numbers in one update, as a number or as a share of the backbone (`3%`).
         numbers_in_all: most numbers in all updates of all runs.
         train_rows: fewest rows in the training split.
@@ -93,7 +94,7 @@ class PolicyConfig(Section):
             of the same run in one process, and the coordinator knows them.
     """
 
-    preset: Literal["trusting", "private"]
+    preset: Literal["trusting", "masked", "private"]
     numbers_per_round: Amount
     numbers_in_all: Amount
     train_rows: Annotated[int, Field(ge=0)]
@@ -119,14 +120,12 @@ class PolicyConfig(Section):
             raise ValueError(f"preset: choose who may learn what: {choices()}")
         if name not in PRESETS:
             raise ValueError(str(unknown_name_error("policy", name, PRESETS)))
-        if name == "masked":
-            raise ValueError(f"masked: sums under masks are not there yet; allowed: {choices()}")
         return {**_CAPS, **given}
 
 
 def choices() -> str:
     """Return the presets of a policy, each with what it lets others learn, to choose from."""
-    return "; ".join(f"{name} ({PRESETS[name]})" for name in ("trusting", "private"))
+    return "; ".join(f"{name} ({PRESETS[name]})" for name in PRESETS)
 
 
 class RowBudget(Section):
@@ -141,6 +140,21 @@ class RowBudget(Section):
     unit: str = Field("row", min_length=1)
     epsilon: float = Field(gt=0)
     delta: float = Field(DELTA, gt=0, lt=1)
+
+
+class MaskedConfig(Section):
+    """The silos with which this one sums under masks (`aggregation.secure`).
+
+    Args:
+        identity: the file of this silo's private identity key, 32 bytes.
+        peers: name → public identity key of every silo, this one included, as `silo doctor` shows it. The operators
+            compare the fingerprint of this list without the coordinator, who could otherwise be all the others.
+        least: the fewest silos of a sum; if unset, more than two thirds of the list.
+    """
+
+    identity: ConfigPath
+    peers: dict[Name, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = Field(min_length=1)
+    least: int | None = Field(None, ge=1)
 
 
 class SiloSettings(Section):
@@ -166,6 +180,7 @@ class SiloSettings(Section):
             If `secret` or `epsilon` is set, a run without noise is refused.
         delta: the δ of that budget (default 1e-5); a run's own δ is used if it is smaller.
         privacy: the budget of noise on rows; with `policy: private`, needed. A run at another unit is refused.
+        masked: the silos with which this one sums under masks; needed for runs with `aggregation.secure`.
         canaries: the most rows of random words that a run may add for an audit (`audit.canaries`).
         rank: the largest LoRA rank that this silo trains and sends; a run with a larger `tuner.r` continues here with
             this rank, if its aggregation combines several ranks.
@@ -201,6 +216,7 @@ class SiloSettings(Section):
     epsilon: Annotated[float, Field(gt=0)] | Literal["unlimited"] | None = None
     delta: float | None = Field(None, gt=0, lt=1)
     privacy: RowBudget | None = None
+    masked: MaskedConfig | None = None
     canaries: int = Field(0, ge=0)
     rank: int | None = Field(None, ge=1)
     threads: int | None = Field(None, ge=1, le=1024)
@@ -248,6 +264,10 @@ class SiloSettings(Section):
             )
         if self.policy.preset == "private" and self.privacy is None:
             raise ValueError("policy: private needs the budget of each row or person, e.g. privacy: {epsilon: 8}")
+        if self.policy.preset == "masked" and self.masked is None:
+            raise ValueError("policy: masked needs the silos that it sums with: masked: {identity: FILE, peers: {…}}")
+        if self.masked is not None and self.name not in self.masked.peers:
+            raise ValueError(f"masked.peers: lacks this silo, {self.name}")
         if self.insecure and (self.root_certificates or self.private_key):
             raise ValueError("insecure: excludes root_certificates and private_key")
         return self

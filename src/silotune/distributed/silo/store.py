@@ -28,7 +28,8 @@ from silotune.core.records import FILE, Records
 from silotune.core.serialization import read_tensors, tensor_bytes
 from silotune.core.tensors import Tensors
 from silotune.distributed.protocol.frames import RUN_ID, Frame, check_run_id, decode
-from silotune.distributed.silo import row_ledger, row_records
+from silotune.distributed.silo import mask_ledger, row_ledger, row_records
+from silotune.distributed.silo.mask_ledger import MaskLedger
 from silotune.distributed.silo.policy import Policy, Request
 from silotune.distributed.silo.row_ledger import Charge, RowLedger
 from silotune.distributed.silo.row_records import Marks, note_use
@@ -105,18 +106,24 @@ class SiloStore:
 
     def __init__(self, folder: Path, policy: Policy | None = None, budget: RowBudget | None = None) -> None:
         self.folder = folder
-        self.records = Records(folder, TABLES + row_ledger.TABLES + row_records.TABLES)
+        self.records = Records(folder, TABLES + row_ledger.TABLES + row_records.TABLES + mask_ledger.TABLES)
         self.ledger = RowLedger(self.records, budget)
+        self.masks = MaskLedger(self.records)
         self._policy = policy
 
     # -- answers and states --------------------------------------------------------------------------------------------
 
     def find(self, run: str, name: str, asked: Mapping[str, str]) -> Answer | None:
         """Return the answer that is kept for the same request; None if there is none, or if its state is missing."""
+        known = self.answer_of(run, name)
+        return known[1] if known is not None and known[0] == asked else None
+
+    def answer_of(self, run: str, name: str) -> tuple[dict[str, str], Answer] | None:
+        """Return the answer that is kept under a name, after the fields of its request; None as `find`."""
         query = "SELECT asked, frame, about, state FROM answers WHERE run = ? AND name = ?"
-        for known, frame, about, state in self.records.rows(query, run, name):
-            if json.loads(known) == asked and (state is None or self._state_file(run, name, state) is not None):
-                return Answer(decode(frame), json.loads(about))
+        for asked, frame, about, state in self.records.rows(query, run, name):
+            if state is None or self._state_file(run, name, state) is not None:
+                return json.loads(asked), Answer(decode(frame), json.loads(about))
         return None
 
     def commit(self, run: str, answer: Answer, line: Mapping[str, Any]) -> None:

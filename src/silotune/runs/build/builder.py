@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from silotune.communication.masks.fixed_point import check_silos, require_masks
 from silotune.config import Config
 from silotune.data.loading import draw_labeled_rows, load_absent, load_silos
 from silotune.data.row_checks import MOST_WARNINGS, as_one, token_warnings, warnings_of
@@ -56,6 +57,9 @@ def build(
     if data is None:
         method.setting.head.check_names(silo.task for silo in [*rows, *absent])
         check_labels(config, (silo.task for silo in [*rows, *absent]))
+    if config.aggregation.secure:
+        require_masks()
+        check_silos(len(rows))
     tasks = {silo.name: silo.task for silo in rows}
     absent_tasks = {silo.name: silo.task for silo in absent}
     check_ranks(method, [*tasks, *absent_tasks])

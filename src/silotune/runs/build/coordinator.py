@@ -11,6 +11,7 @@ from functools import partial
 from silotune.aggregation import BY_ROWS, Aggregation, BroadcastAggregation, SiloAggregation, uniform
 from silotune.aggregation.robust import krum, most_byzantine, multi_krum, trimmed_mean
 from silotune.aggregation.server_optimizer import ServerOptimizer
+from silotune.communication.masks.fixed_point import check_weights
 from silotune.communication.privacy.accountant import (
     Account,
     CentralAccount,
@@ -174,6 +175,8 @@ def build_coordinator(
             "server.optimizer=none, server.lr=1, no aggregation.noise_multiplier"
         )
     own = context.method.aggregations_of_parts if communicates else {}
+    if config.aggregation.secure:
+        _check_sums(config, context.method, silos)
     if own:
         _check_own(config, context.method, all(name in own or not shared[name] for name in shared))
     coordinator = Coordinator(
@@ -195,8 +198,27 @@ def build_coordinator(
         redrawn=context.initial.redrawn,
         own=own,
         silos=len(silos),
+        sums=config.aggregation.secure,
     )
     return coordinator, privacy_guarantee(config, sorted(silos), groups, labeled) if communicates else None
+
+
+def _check_sums(config: Config, method: Method, silos: Mapping[str, Silo]) -> None:
+    """Refuse methods that combine more than sums, and weights that a sum has no room for."""
+    own = sorted(method.aggregations_of_parts)
+    if own:
+        raise InputError(
+            f"aggregation.secure: method {method.name} combines {', '.join(own)} in its own way, from single updates; "
+            "allowed: methods whose shared parts are averaged, such as fedavg or fedmcp"
+        )
+    if method.setting.tuner.ranks:
+        raise InputError("aggregation.secure: silos of several LoRA ranks (tuner.ranks) have no common sum")
+    if method.centralized:
+        raise InputError(
+            f"method={method.name}: trains in one place, so nothing is summed; leave aggregation.secure out"
+        )
+    if config.aggregation.name in BY_ROWS:
+        check_weights(silo.rows for silo in silos.values())
 
 
 def _check_own(config: Config, method: Method, all_parts: bool) -> None:

@@ -159,8 +159,15 @@ def with_model_defaults(config: Config, backbone: Backbone | None = None) -> Con
     return config.model_copy(update={"head": head.model_copy(update=chosen)}) if chosen else config
 
 
+SUMS_ALONE = (
+    "sums under masks (experimental, not reviewed from outside): aggregation.outlier and the error of averaging are "
+    "off, as nobody sees a single update; scores choose no round, the last one counts"
+)
+"""Says which defaults do not fit `aggregation.secure`."""
+
+
 def chosen_defaults(given: Config, config: Config) -> list[str]:
-    """Return a line for each key of the head that followed from the model, for people."""
+    """Return a line for each default that followed from the model or from other keys, for people."""
     lines = []
     if given.head.template is None and config.head.template is not None:
         plain = "“### Instruction: … ### Response:”, as the tokenizer has no chat template"
@@ -168,6 +175,8 @@ def chosen_defaults(given: Config, config: Config) -> list[str]:
         lines.append(f"prompts: {words} (head.template={config.head.template})")
     if given.head.pooling == "auto" != config.head.pooling:
         lines.append(f"classified by: {POOLED[config.head.pooling]} (head.pooling={config.head.pooling})")
+    if config.aggregation.secure:
+        lines.append(SUMS_ALONE)
     return lines
 
 

@@ -215,8 +215,9 @@ class Engine(ABC):
         average = mean_ignoring_none(scores.values())
         mean = float(round_number) if average is None else average  # without validation rows the last round is the best
         lower = self.federation.lower_is_better
-        noised = self.federation.config.privacy.unit is not None  # scores without noise then choose no round
-        better = judged and (noised or is_better(scores, mean, history.best_scores, history.best_validation, lower))
+        # scores without noise, or of single silos, then choose no round
+        kept = self.federation.config.privacy.unit is not None or self.federation.config.aggregation.secure
+        better = judged and (kept or is_better(scores, mean, history.best_scores, history.best_validation, lower))
         if better:
             history.best_round, history.best_validation, history.best_scores = round_number, mean, scores
         self.folder.event(
@@ -238,7 +239,10 @@ class Engine(ABC):
             history.count_training(answer.metrics)
             sizes = {"bytes_down": 0, "bytes_up": 0}
             if coordinator.communicates:
-                sizes = {"bytes_down": len(broadcast(answer.silo)), "bytes_up": len(answer.message)}
+                sizes = {
+                    "bytes_down": len(broadcast(answer.silo)) + received.forwarded,
+                    "bytes_up": len(answer.message),
+                }
                 history.bytes_down += sizes["bytes_down"]
                 history.bytes_up += sizes["bytes_up"]
             if received.refusal:  # it may quote names that the silo sent

@@ -1,0 +1,62 @@
+"""Keeps which survivors a silo has signed in sums under masks, and what it needs to go on with a sum after a crash."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from silotune.communication.masks.agreement import Agreement, MasksRefused
+from silotune.core.records import Records
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS mask_lists (tensors TEXT PRIMARY KEY, run TEXT, round INTEGER, survivors TEXT);
+CREATE TABLE IF NOT EXISTS mask_rounds (agreement TEXT PRIMARY KEY, run TEXT, kept TEXT);
+"""
+
+
+class MaskLedger:
+    """One survivor list for given broadcast tensors, ever: two sums over other lists would tell their difference.
+
+    Args:
+        records: the silo's.
+    """
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def sign(self, agreement: Agreement, survivors: list[str]) -> None:
+        """Store a list that is about to be signed; refuse another one than was signed for the same tensors."""
+        with self._records.transaction() as connection:
+            query = "SELECT run, round, survivors FROM mask_lists WHERE tensors = ?"
+            for run, number, signed in self._records.rows(query, agreement.tensors):
+                known = json.loads(signed)
+                if known != survivors:
+                    raise MasksRefused(
+                        f"for the same broadcast tensors this silo has signed other survivors, {', '.join(known)} "
+                        f"(round {number} of run {run}); a second list would tell what the difference of both sent"
+                    )
+                return
+            values = agreement.tensors, agreement.run, agreement.round, json.dumps(survivors)
+            connection.execute("INSERT INTO mask_lists VALUES (?, ?, ?, ?)", values)
+
+    def require_stayed(self, agreement: Agreement) -> None:
+        """Refuse members that dropped out earlier in the run: changing members would tell their difference."""
+        query = "SELECT survivors FROM mask_lists WHERE run = ?"
+        for (signed,) in self._records.rows(query, agreement.run):
+            back = [name for name in agreement.members if name not in json.loads(signed)]
+            if back:
+                raise MasksRefused(f"silo {back[0]!r} dropped out of this run; it stays out until the run's end")
+
+    def kept(self, agreement: Agreement) -> dict[str, Any] | None:
+        """Return what was kept of an attempt; None before its first answer."""
+        query = "SELECT kept FROM mask_rounds WHERE agreement = ?"
+        found = self._records.rows(query, agreement.digest.hex())
+        return json.loads(found[0][0]) if found else None
+
+    def keep(self, agreement: Agreement, kept: dict[str, Any]) -> None:
+        """Store what later answers of an attempt depend on, and forget the secrets of the run's other attempts."""
+        digest = agreement.digest.hex()
+        with self._records.transaction() as connection:
+            connection.execute("DELETE FROM mask_rounds WHERE run = ? AND agreement != ?", (agreement.run, digest))
+            values = digest, agreement.run, json.dumps(kept)
+            connection.execute("INSERT OR REPLACE INTO mask_rounds VALUES (?, ?, ?)", values)

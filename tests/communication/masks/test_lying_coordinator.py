@@ -1,0 +1,217 @@
+"""What a coordinator that lies asks for, and the refusal by name at the silo; nothing leaves then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from silotune.communication.masks.agreement import Agreement, MasksRefused, sign
+from silotune.communication.masks.silo import SiloRound
+from tests.support.masks import ByHand
+
+
+@pytest.fixture
+def silos(tmp_path):
+    return ByHand(tmp_path)
+
+
+def test_swapped_keys(silos):
+    silos.until("share")
+    offers = silos.offers
+    swapped = offers | {"s01": offers["s02"]}
+    own = offers | {"s01": offers["s01"] | {"mask": offers["s00"]["mask"]}}
+    for shown in (swapped, own):
+        with pytest.raises(MasksRefused, match="keys of silo 's01' are not signed by it"):
+            silos.ask("s00", "share", offers=shown)
+    with pytest.raises(MasksRefused, match="not its own"):
+        silos.ask("s00", "share", offers=offers | {"s00": offers["s01"]})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"round": 2}, {"run": "1" * 16}, {"attempt": "b"}, {"config": "other"}, {"broadcast": "other"},
+        {"members": ("s00", "s01", "s02")},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_keys_of_another_round_run_broadcast_or_list_are_refused(silos, changes):
+    """A replayed round, two broadcasts, two configurations, two member lists: no peer's keys fit."""
+    silos.until("share")
+    replayed = silos.offers
+    silos.begin("s00", **changes)
+    own = silos.ask("s00", "offer")
+    shown = {name: offer for name, offer in replayed.items() if name in changes.get("members", silos.names)}
+    with pytest.raises(MasksRefused, match="keys of silo 's01' are not signed by it for this run, round, attempt"):
+        silos.ask("s00", "share", offers=shown | {"s00": own})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"round": 2}, "another round: 2, here it is 1"),
+        ({"config": "x" * 64}, "another configuration: xxxxxxxxxxxx…, here it is config"),
+        ({"broadcast": "other"}, "another broadcast"),
+        ({"tensors": "other"}, "another broadcast"),
+        ({"peers": "0" * 64}, "another list of peers"),
+        ({"numbers": 5}, "another numbers: 5"),
+    ],
+    ids=str,
+)
+def test_a_proposal_that_differs_from_what_the_silo_knows_is_refused(silos, changes, words):
+    with pytest.raises(MasksRefused, match=words):
+        replace(silos.agreement, **changes).require_own(silos.agreement)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"members": ("ghost", "s00", "s01", "s02")}, "silo 'ghost' is not in this silo's pinned list"),
+        ({"members": ("s00", "s01")}, "2 members; this silo takes part in sums of at least 3 of its 4"),
+        ({"members": ("s01", "s02", "s03")}, "without this silo"),
+        ({"threshold": 2}, "t = 2; of 4 pinned silos it is 3"),
+    ],
+    ids=str,
+)
+def test_proposals_that_hide_too_little_are_refused(silos, changes, words):
+    with pytest.raises(MasksRefused, match=words):
+        silos.begin("s00", **changes)
+
+
+def test_three_members_picked_out_of_forty(tmp_path):
+    silos = ByHand(tmp_path, 40)
+    with pytest.raises(MasksRefused, match="3 members; this silo takes part in sums of at least 27 of its 40"):
+        silos.begin("s00", members=("s00", "s01", "s02"))
+    silos.until("share")
+    few = {name: silos.offers[name] for name in ("s00", "s01", "s02")}
+    with pytest.raises(MasksRefused, match="3 members with keys"):
+        silos.ask("s00", "share", offers=few)
+
+
+def test_members_in_no_order_or_twice_are_refused(silos):
+    for members in (["s01", "s00", "s02"], ["s00", "s00", "s01"], [1, 2, 3]):
+        with pytest.raises(MasksRefused, match="different names, in order"):
+            Agreement.read(silos.agreement.values() | {"members": members})
+
+
+def test_shares_that_were_changed_or_meant_for_another(silos):
+    silos.until("mask")
+    sealed = silos.sealed["s00"]
+    for wrong in (silos.sealed["s02"]["s01"], sealed["s01"][:-2] + "00", sealed["s02"]):
+        with pytest.raises(MasksRefused, match="shares of silo 's01' were not sealed by it"):
+            silos.ask("s00", "mask", sealed=sealed | {"s01": wrong})
+    with pytest.raises(MasksRefused, match="2 members with shares"):
+        silos.ask("s00", "mask", sealed={"s01": sealed["s01"]})
+    with pytest.raises(MasksRefused, match="shares of silo 'ghost'"):
+        silos.ask("s00", "mask", sealed=sealed | {"ghost": "00"})
+
+
+def test_a_stage_is_gone_through_once(silos):
+    silos.until("consent")
+    less = {name: silos.offers[name] for name in ("s00", "s01", "s02")}
+    with pytest.raises(MasksRefused, match="again in the same attempt with other keys"):
+        silos.ask("s00", "share", offers=less)
+    fewer = {name: silos.sealed["s00"][name] for name in ("s01", "s02")}
+    with pytest.raises(MasksRefused, match="again in the same attempt with shares of other members"):
+        silos.ask("s00", "mask", sealed=fewer)
+    silos.summands["s00"] = silos.summands["s01"]
+    with pytest.raises(MasksRefused, match="again in the same attempt with another summand"):
+        silos.ask("s00", "mask", sealed=silos.sealed["s00"])
+
+
+@pytest.mark.parametrize(
+    ("survivors", "words"),
+    [
+        (["s00", "s01"], "2 survivors"),
+        (["s01", "s02", "s03"], "without this silo"),
+        (["s00", "s01", "ghost"], "different members with shares, in order"),
+        (["s00", "s00", "s01", "s02"], "different members with shares, in order"),
+    ],
+)
+def test_survivors_that_are_refused(silos, survivors, words):
+    silos.until("consent")
+    with pytest.raises(MasksRefused, match=words):
+        silos.ask("s00", "consent", survivors=survivors)
+
+
+def test_split_survivor_lists(silos):
+    """Some sign one list, others another: no silo unmasks, as fewer than t have signed its own."""
+    silos.until("consent")
+    lists = {"s00": ["s00", "s01", "s02"], "s01": ["s00", "s01", "s02"], "s02": silos.names, "s03": silos.names}
+    signed = {name: silos.ask(name, "consent", survivors=listed)["signature"] for name, listed in lists.items()}
+    with pytest.raises(MasksRefused, match="silo 's02' has not signed this list of survivors"):
+        silos.ask("s00", "unmask", survivors=lists["s00"], signatures={name: signed[name] for name in lists["s00"]})
+    with pytest.raises(MasksRefused, match="2 silos have signed the survivors; t = 3"):
+        silos.ask("s00", "unmask", survivors=lists["s00"], signatures={name: signed[name] for name in ("s00", "s01")})
+
+
+def test_both_shares_of_one_peer(silos):
+    """With s03 among the survivors its seed is told; without it, its key: nobody is told both."""
+    silos.until("unmask")
+    told = silos.ask("s00", "unmask", survivors=silos.names, signatures=silos.signatures)
+    assert (set(told["seeds"]), told["keys"]) == (set(silos.names), {})
+    less = silos.names[:3]
+    text = silos.agreement.text("survivors", less)
+    forged = {name: sign(silos.identities[name], text).hex() for name in less}  # even if peers lie, too
+    with pytest.raises(MasksRefused, match="of a peer it tells its share of the seed or that of the key, never both"):
+        silos.ask("s00", "unmask", survivors=less, signatures=forged)
+    with pytest.raises(MasksRefused, match="again in the same attempt with another list of survivors"):
+        silos.ask("s00", "consent", survivors=less)
+
+
+@pytest.mark.parametrize("changes", [{"attempt": "b"}, {"round": 2, "attempt": "c"}, {"run": "1" * 16}], ids=str)
+def test_n_and_then_one_less_for_the_same_tensors(silos, changes):
+    """Under another attempt, another round's number, or in another run."""
+    silos.until("unmask")
+    silos.until("consent", **changes)
+    with pytest.raises(MasksRefused, match="same broadcast tensors this silo has signed other survivors, s00, s01"):
+        silos.ask("s00", "consent", survivors=["s00", "s01", "s02"])
+    assert silos.ask("s01", "consent", survivors=silos.names)
+
+
+def test_a_silo_that_dropped_stays_out_of_the_run(silos):
+    silos.until("consent")
+    silos.ask("s00", "consent", survivors=["s00", "s01", "s02"])
+    later = {"round": 2, "broadcast": "later", "tensors": "later"}
+    silos.begin("s00", members=("s00", "s01", "s02"), **later)
+    with pytest.raises(MasksRefused, match="silo 's03' dropped out of this run; it stays out"):
+        silos.begin("s00", **later)
+
+
+@pytest.mark.parametrize("stage", ["share", "mask", "consent", "unmask"])
+def test_stages_that_are_left_out_or_malformed(silos, stage):
+    silos.until("share")
+    asked = {
+        "mask": {"sealed": {}},
+        "consent": {"survivors": silos.names},
+        "unmask": {"survivors": [], "signatures": {}},
+    }
+    if stage != "share":
+        with pytest.raises(MasksRefused, match=f"{stage}: asked before the stages that come first"):
+            silos.ask("s00", stage, **asked[stage])
+    for malformed in ({}, {"offers": 3, "sealed": 3, "survivors": 3}, {"offers": {"s00": {}}, "sealed": {"s01": 5}}):
+        with pytest.raises(MasksRefused):
+            silos.ask("s00", stage, **malformed)
+    with pytest.raises(MasksRefused, match="no such stage"):
+        silos.ask("s00", "tell me all")
+
+
+@pytest.mark.parametrize("stage", ["share", "mask", "consent", "unmask"])
+def test_after_a_crash_a_silo_goes_on_from_what_it_kept(silos, stage):
+    """And says the same again, so that a repeated request tells nothing more."""
+    silos.until(stage)
+    asked = {
+        "share": {"offers": silos.offers},
+        "mask": {"sealed": getattr(silos, "sealed", {}).get("s00")},
+        "consent": {"survivors": silos.names},
+        "unmask": {"survivors": silos.names, "signatures": getattr(silos, "signatures", {})},
+    }[stage]
+    silo = silos.silos["s00"]
+    first = silo.answer(stage, asked, silos.summands["s00"])
+    ledger = silos.ledgers["s00"]
+    ledger.keep(silo.agreement, silo.kept)
+    again = SiloRound(
+        "s00", silos.identities["s00"], silos.peers, silo.agreement, ledger.sign, ledger.kept(silo.agreement)
+    )
+    assert again.answer(stage, asked, silos.summands["s00"]) == first

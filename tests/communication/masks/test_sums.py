@@ -1,0 +1,117 @@
+"""The sum under masks is the plain sum of the summands, bit for bit, whoever drops out when; or there is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from silotune.aggregation import Update, by_samples
+from silotune.communication.masks.agreement import Peers
+from silotune.communication.masks.coordinator import SumFailed
+from silotune.communication.masks.fixed_point import (
+    BITS,
+    MOST_SILOS,
+    MOST_WEIGHT,
+    RANGE,
+    check_silos,
+    check_weights,
+    mean_of_sum,
+    summand,
+)
+from silotune.errors import InputError, SilotuneError
+from tests.support.masks import names_of, summed
+
+
+@pytest.mark.parametrize("value", [None, RANGE, -RANGE, 1e9])
+@pytest.mark.parametrize("count", [3, 8, 40])
+def test_the_sum_is_the_plain_one_to_the_bit(count, value):
+    found, plain = summed(count, value=value)
+    assert torch.equal(found.total, plain)
+    assert found.survivors == names_of(count)
+    tensors, weight = mean_of_sum(found.total, {"part/x": torch.zeros(5)})
+    assert weight == 200_000 * count
+    if value is not None:
+        assert torch.equal(tensors["part/x"], torch.full((5,), float(max(-RANGE, min(RANGE, value)))))
+
+
+@pytest.mark.parametrize("stage", ["offer", "share", "mask", "consent", "unmask"])
+def test_silos_that_drop_at_a_stage_leave_a_whole_sum_of_the_others(stage):
+    gone = ["s02", "s05"]
+    found, plain = summed(8, {stage: gone})
+    assert torch.equal(found.total, plain)
+    assert found.survivors == [name for name in names_of(8) if name not in gone or stage in ("consent", "unmask")]
+
+
+def test_silos_that_drop_one_after_another():
+    found, plain = summed(
+        20, {"offer": ["s01"], "share": ["s02"], "mask": ["s03", "s09"], "consent": ["s04"], "unmask": ["s05"]}
+    )
+    assert torch.equal(found.total, plain)
+    assert len(found.survivors) == 16
+
+
+@pytest.mark.parametrize("stage", ["offer", "share", "mask", "consent", "unmask"])
+def test_below_t_there_is_no_sum(stage):
+    with pytest.raises(SumFailed, match=f"{stage}: 5 of 8 silos answered, 6 must; missing: s00, s01, s02"):
+        summed(8, {stage: ["s00", "s01", "s02"]})
+
+
+def test_the_largest_sum_stays_in_64_bits():
+    one = summand([("x", torch.full((1,), float(RANGE)))], MOST_WEIGHT, 0, "s", 1)
+    assert int(one[1]) * MOST_SILOS < 2**63
+    assert int(one[1]) == RANGE * 2**BITS * MOST_WEIGHT
+
+
+@pytest.mark.parametrize(
+    ("check", "value"), [(check_silos, 2), (check_silos, 51), (check_weights, [1, MOST_WEIGHT + 1])]
+)
+def test_what_does_not_fit_is_refused_before_a_run(check, value):
+    check_silos(MOST_SILOS)
+    check_weights([MOST_WEIGHT])
+    with pytest.raises(InputError, match=r"aggregation\.secure"):
+        check(value)
+
+
+def test_the_weighted_mean_is_that_of_floats_up_to_the_last_places():
+    torch.manual_seed(0)
+    before, weights = {"p/x": torch.randn(50)}, [3, 70, 200_000]
+    updates = [Update(str(w), {"p/x": before["p/x"] + torch.randn(50)}, w) for w in weights]
+    changes = [[("p/x", update.tensors["p/x"].double() - before["p/x"].double())] for update in updates]
+    total = sum(summand(change, w, 0, str(w), 1) for change, w in zip(changes, weights, strict=True))
+    mean, weight = mean_of_sum(total, before)
+    assert weight == sum(weights)
+    torch.testing.assert_close(mean["p/x"], by_samples(updates)["p/x"], atol=2**-22, rtol=0)
+
+
+def test_rounding_is_unbiased_and_the_same_each_time():
+    change = [("x", torch.full((20_000,), 0.25 * 2**-BITS, dtype=torch.float64))]
+    numbers = summand(change, 1, 0, "s", 1)[1:]
+    assert set(numbers.tolist()) == {0, 1}
+    assert abs(float(numbers.double().mean()) - 0.25) < 0.02
+    assert torch.equal(numbers, summand(change, 1, 0, "s", 1)[1:])
+    assert not torch.equal(numbers, summand(change, 1, 0, "s", 2)[1:])
+
+
+@pytest.mark.parametrize("total", [[0, 0], [-1, 0], [2, 2 * RANGE * 2**BITS + 1], [2**60, 0]])
+def test_a_sum_of_no_summands_is_refused(total):
+    with pytest.raises(SilotuneError, match="out of its range"):
+        mean_of_sum(torch.tensor(total), {"x": torch.zeros(1)})
+
+
+def test_t_and_the_colluders_that_it_withstands():
+    found = {}
+    for count in (3, 4, 5, 10, 40):
+        peers = Peers({name: name.encode().rjust(32) for name in names_of(count)})
+        found[count] = peers.threshold, peers.fewest, peers.colluders
+    assert found == {3: (3, 3, 1), 4: (3, 3, 1), 5: (4, 4, 2), 10: (7, 7, 3), 40: (27, 27, 13)}
+
+
+@pytest.mark.parametrize(
+    ("count", "least", "words"),
+    [(2, None, "2 silos"), (51, None, "51 silos"), (6, 4, "between 5 and 6"), (6, 7, "between 5 and 6")],
+)
+def test_lists_that_protect_nobody_are_refused(count, least, words):
+    with pytest.raises(InputError, match=words):
+        Peers({name: name.encode().rjust(32) for name in names_of(count)}, least)
+    with pytest.raises(InputError, match="same key"):
+        Peers(dict.fromkeys("abc", b"k" * 32))

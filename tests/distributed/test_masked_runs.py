@@ -1,0 +1,224 @@
+"""Sums under masks over messages: the bits of one process, what leaves a silo, crashes at each stage, and dropouts."""
+
+from __future__ import annotations
+
+import json
+import secrets
+
+import pytest
+
+from silotune.communication.masks.agreement import public_identity
+from silotune.communication.masks.silo import STAGES
+from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.protocol.frames import Frame, HandshakeRefused, decode
+from silotune.distributed.silo.session import Session
+from silotune.distributed.silo.silo_config import MaskedConfig, SiloSettings
+from silotune.errors import InputError, SilotuneError
+from silotune.runs.run import run
+from silotune.runs.storage.readers import read_summary
+from tests.support.method_cases import logged
+from tests.support.session_rig import DirectLink, LostError, answering, job, local_configs
+
+SECURE = ("aggregation.secure=true", "rounds=2", "train.steps=1", "tuner.r=2")
+FOUR = ("data.tasks=[alpha]", "partition=iid", "partition.silos=4", "federation.quorum=0.5", "federation.patience=0.01")
+
+
+def secure_silos(config, out, **more) -> dict[str, SiloSettings]:
+    """Return the silos' settings, with identities and the list of them."""
+    found = local_configs(config, out, **more)
+    files = {name: out.with_name(f"{out.name}-{name}.key") for name in found}
+    for file in files.values():
+        if not file.exists():
+            file.write_bytes(secrets.token_bytes(32))
+    keys = {name: public_identity(file.read_bytes()).hex() for name, file in files.items()}
+    return {
+        name: each.model_copy(update={"masked": MaskedConfig(identity=str(files[name]), peers=keys)})
+        for name, each in found.items()
+    }
+
+
+def run_masked(config, out, change=lambda answers, silos: None):
+    """Run over sessions; `change` may replace the functions that answer for silos."""
+    silos = secure_silos(config, out)
+    answers = answering(silos)
+    change(answers, silos)
+    link = DirectLink(answers)
+    coordinate(job(config, out, silos), link)
+    return read_summary(out), link
+
+
+@pytest.mark.parametrize("method", ["fedmcp", "fedit"])
+def test_a_run_ends_with_the_bits_of_one_process_and_nothing_else_leaves(tiny_config, tmp_path, method):
+    config = tiny_config(method, *SECURE, "aggregation=samples")
+    summary, link = run_masked(config, tmp_path / "run")
+    expected = run(config, out=tmp_path / "whole").summary
+    assert summary["shared_sha256"] == expected["shared_sha256"]
+    assert summary["state_sha256"] == expected["state_sha256"]
+    assert summary["best_round"] == 2
+    for _, data in link.came:
+        frame = decode(data)
+        assert frame.kind in ("hello", "answer", "masks", "scores"), frame.fields
+        assert not frame.fields.get("metrics")
+        assert not frame.fields.get("scores")
+        assert {name for name, blob in frame.blobs.items() if blob} <= ({"masked"} if frame.kind == "masks" else set())
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_silo_that_is_killed_at_a_stage_goes_on(tiny_config, tmp_path, stage, after):
+    """Before it has worked on the request, or after it has stored what it did and before the answer was sent."""
+    config = tiny_config("fedit", *SECURE, "federation.patience=0.01")
+    killed = []
+
+    def change(answers, silos):
+        node, settings = 1, list(silos.values())[1]
+        sessions = [Session(settings)]
+
+        def answer(data):
+            frame = decode(data)
+            if frame.kind == "masks" and frame.fields["stage"] == stage and not killed:
+                killed.append(stage)
+                if after:
+                    sessions[0].answer(data)
+                sessions[0] = Session(settings)
+                raise LostError
+            return sessions[0].answer(data)
+
+        answers[node] = answer
+
+    summary, _ = run_masked(config, tmp_path / "run", change)
+    assert killed
+    assert summary["shared_sha256"] == run(config, out=tmp_path / "whole").summary["shared_sha256"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_coordinator_that_is_killed_at_a_stage_repeats_the_round(tiny_config, tmp_path, stage):
+    config = tiny_config("fedit", *SECURE)
+
+    def change(answers, silos):
+        first = answers[0]
+
+        def answer(data):
+            frame = decode(data)
+            if frame.kind == "masks" and (frame.fields["stage"], frame.fields["round"]) == (stage, 2):
+                raise KeyboardInterrupt
+            return first(data)
+
+        answers[0] = answer
+
+    with pytest.raises(KeyboardInterrupt):
+        run_masked(config, tmp_path / "run", change)
+    summary, _ = run_masked(config, tmp_path / "run")
+    assert summary["shared_sha256"] == run(config, out=tmp_path / "whole").summary["shared_sha256"]
+
+
+def losing(stage, node=0, forever=True):
+    """Lose all requests to a node from a stage of round 1 on."""
+
+    def change(answers, silos):
+        honest, gone = answers[node], []
+
+        def answer(data):
+            frame = decode(data)
+            if gone or (frame.kind == "masks" and frame.fields["stage"] == stage):
+                gone.append(stage)
+                raise LostError
+            return honest(data)
+
+        answers[node] = answer
+
+    return change
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_silo_that_drops_out_stays_out(tiny_config, tmp_path, stage):
+    config = tiny_config("fedit", *SECURE, *FOUR, "federation.deadline=0.4")
+    _, link = run_masked(config, tmp_path / "run", losing(stage))
+    silos = sorted({event["silo"] for event in logged(tmp_path / "run", "silo") if event["round"] == 2})
+    survivors = json.loads((tmp_path / "run" / "federation" / "survivors.json").read_text())["survivors"]
+    assert len(silos) == 3
+    assert silos == survivors
+    lists = [decode(data).fields["asked"]["survivors"] for _, data in link.sent if _stage(data) == "consent"]
+    assert len(lists[-1]) == 3
+
+
+def _stage(data):
+    frame = decode(data)
+    return frame.fields["stage"] if frame.kind == "masks" else None
+
+
+def test_below_t_the_run_ends_by_name_and_nothing_is_revealed(tiny_config, tmp_path):
+    config = tiny_config(
+        "fedit", *SECURE, "federation.deadline=0.3", "federation.patience=0.01", "federation.retries=0"
+    )
+    with pytest.raises(
+        SilotuneError, match=r"nothing was revealed: mask: 2 of 3 silos answered, 3 must; missing: alpha"
+    ):
+        run_masked(config, tmp_path / "run", losing("mask"))
+
+
+def test_after_a_crash_another_list_is_refused_and_the_run_ends_by_name(tiny_config, tmp_path):
+    """All four have signed; then one is gone for good: no second sum of the same broadcast."""
+    config = tiny_config("fedit", *SECURE, *FOUR, "federation.deadline=0.4", "federation.retries=1")
+
+    def crash(answers, silos):
+        first = answers[0]
+
+        def answer(data):
+            if _stage(data) == "unmask":
+                raise KeyboardInterrupt
+            return first(data)
+
+        answers[0] = answer
+
+    with pytest.raises(KeyboardInterrupt):
+        run_masked(config, tmp_path / "run", crash)
+    with pytest.raises(SilotuneError, match="was begun, and no other can be made; missing"):
+        run_masked(config, tmp_path / "run", losing("offer"))
+    summary, _ = run_masked(config, tmp_path / "run")
+    assert summary["shared_sha256"] == run(config, out=tmp_path / "whole").summary["shared_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "reason"),
+    [
+        ((), {"policy": {"preset": "masked"}}, "its policy is masked; allowed: runs with aggregation.secure=true"),
+        (SECURE, {}, "its silo config has no masked.peers"),
+    ],
+)
+def test_what_a_silo_refuses_before_a_run(tiny_config, tmp_path, words, more, reason):
+    config = tiny_config("fedit", *words)
+    silos = local_configs(config, tmp_path / "run") if words else secure_silos(config, tmp_path / "run")
+    if more:
+        made = {name: each.model_dump(exclude_none=True) | more for name, each in silos.items()}
+        silos = {name: SiloSettings(**fields) for name, fields in made.items()}
+    with pytest.raises(HandshakeRefused, match=reason):
+        coordinate(job(config, tmp_path / "run", silos), DirectLink(answering(silos)))
+
+
+def test_silos_with_other_lists_do_not_begin(tiny_config, tmp_path):
+    config = tiny_config("fedit", *SECURE)
+    silos = secure_silos(config, tmp_path / "run")
+    odd = silos["beta"].masked
+    peers = odd.peers | {"gamma": odd.peers["alpha"][::-1]}
+    silos["beta"] = silos["beta"].model_copy(update={"masked": odd.model_copy(update={"peers": peers})})
+    with pytest.raises(HandshakeRefused, match=r"masked\.peers .* are others than those of silo"):
+        coordinate(job(config, tmp_path / "run", silos), DirectLink(answering(silos)))
+
+
+def test_requests_that_belong_to_no_sum_are_refused(tiny_config, tmp_path):
+    config = tiny_config("fedit", *SECURE)
+    _, link = run_masked(config, tmp_path / "run")
+    session = Session(secure_silos(config, tmp_path / "run")["alpha"])
+    request = [decode(data) for _, data in link.sent if _stage(data) == "mask"][-1]
+    for change, words in (
+        ({"round": 7}, "no summand of round 7"),
+        ({"agreement": {}}, "a malformed proposal"),
+        ({"agreement": request.fields["agreement"] | {"tensors": "0"}}, "another broadcast"),
+        ({"agreement": request.fields["agreement"] | {"attempt": "0"}}, "asked before the stages"),
+    ):
+        reply = decode(session.answer(Frame("masks", request.fields | change).encode()))
+        assert reply.kind == "refused"
+        assert words in reply.fields["reason"]
+    with pytest.raises(InputError, match="2 silos"):
+        coordinate(job(config, tmp_path / "two", ["alpha", "beta"]), DirectLink({}))
