@@ -18,6 +18,7 @@ from silotune.interop.onnx_model import onnx_logits
 from silotune.interop.selection import ExportSelection
 from silotune.interop.standalone import CLASSIFIERS, KINDS, opened
 from silotune.methods.base import PredictionMix
+from silotune.models.backbone.quantization import NONE
 from silotune.models.forward.mixing import make_plan
 
 TEXTS = (
@@ -29,7 +30,7 @@ TEXTS = (
 """What both are asked, alone or as pairs of two that follow each other; a run's own rows are in no export."""
 
 _NEEDED = {
-    "peft": "the package peft",
+    "peft": "the package peft, and a base that is not quantized",
     "onnx": "the package onnxruntime",
     "gguf": "llama.cpp",
     "silotune": "an entry in standalone.KINDS",
@@ -48,7 +49,7 @@ def compare(selection: ExportSelection, folder: Path, layout: str, base_class: s
     Returns:
         `texts`, the `largest_difference` of their logits, the run's `largest_logit`, and how many texts have the
         `same_answers`: the likeliest class, or the likeliest next token everywhere. None if what opens the export is
-        not installed here (`in_words` says what).
+        not installed here, or the base is quantized (`in_words` says what is needed).
     """
     pair = selection.model.texts_per_row == 2 and selection.model.task.labeled
     texts: list[Any] = [*zip(TEXTS, TEXTS[1:] + TEXTS[:1], strict=True)] if pair else [*TEXTS]
@@ -108,7 +109,10 @@ def _theirs(
     selection: ExportSelection, folder: Path, layout: str, base_class: str, texts: list[Any]
 ) -> list[Tensor] | None:
     """Return the export's logits; None if no package of Python reads it."""
+    quantized = selection.model.context.backbone.quantization != NONE  # peft cannot take an adapter out of it again
     if layout == "gguf" or (layout == "silotune" and selection.tuner.name not in KINDS):
+        return None
+    if layout == "peft" and quantized:
         return None
     if layout == "onnx":
         return list(onnx_logits(folder, texts))
