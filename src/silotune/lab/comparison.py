@@ -16,7 +16,7 @@ from silotune.config.keys import Keys
 from silotune.config.paths import read_tree
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.core.files import write_text
-from silotune.errors import InputError, require_known, unknown_name_error
+from silotune.errors import InputError, unknown_name_error
 from silotune.lab.report.entries import COMPARISON_FILE
 from silotune.methods import METHODS
 from silotune.runs.build.resolve import keys_of, read_config
@@ -157,7 +157,8 @@ def compared_methods(config: Config) -> tuple[str, ...]:
     """Return the methods that a configuration compares; its own method by default."""
     names = config.compare.methods or [config.method.name]
     for name in names:
-        require_known("method", name, METHODS)
+        if name not in METHODS:
+            raise InputError(f"compare.methods: {unknown_name_error('method', name, METHODS)}")
     return tuple(names)
 
 
