@@ -77,7 +77,11 @@ def _memory(
 def _ours(noise: tuple[str, ...], model: str | None, batch: int) -> Callable[[], object]:
     """Return a function that trains eight steps of one silo."""
     words = [*SETTING, *noise, f"train.batch_size={batch}", f"threads={torch.get_num_threads()}"]
-    words += ["head=linear", "head.pooling=mean"] if model is None else ["head=lm", f"backbone={model}"]
+    words += (
+        ["head=linear", "head.pooling=mean"]
+        if model is None
+        else ["head=lm", "train.max_length=256", f"backbone={model}"]
+    )
     rows = _texts(model, batch)
     federation = build(read_config("demo", words), data=[SiloData("silo", _task(model), Splits(rows, [], rows[:1]))])
     return lambda: federation.trainer.rounds([*federation.silos.values()], federation.coordinator.shared, 1)

@@ -16,7 +16,7 @@ Backbone: MiniLM; rows: 50 of the demo's sentiment task, and 50 others; averages
 - `adapter, one row`: a bottleneck in place of full tuning.
 - `one pass`: one pass of eight rows a step. `20 passes`: many passes at a large rate.
 - `noise`: `20 passes` with Laplace noise, ε = 8.
-- `masked`: `20 passes` of five silos of 50 rows each, whose sum under masks the coordinator has (`aggregation.secure`).
+- `masked`: `20 passes` of three silos of 50 rows, whose sum under masks the coordinator has (`aggregation.secure`).
 
 The last key is the AUC of membership by loss of one case, `20 passes` over a bottleneck.
 """
@@ -44,7 +44,7 @@ from silotune.training.local_trainer import LocalTrainer
 from silotune.training.silo import Silo
 
 ROWS = 50
-SUMMED = 5
+SUMMED = 3
 """Silos whose sum is attacked in the case `masked`."""
 
 WORDS = 40
