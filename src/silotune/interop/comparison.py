@@ -109,11 +109,10 @@ def _theirs(
     selection: ExportSelection, folder: Path, layout: str, base_class: str, texts: list[Any]
 ) -> list[Tensor] | None:
     """Return the export's logits; None if no package of Python reads it."""
-    quantized = selection.model.context.backbone.quantization != NONE  # peft cannot take an adapter out of it again
     if layout == "gguf" or (layout == "silotune" and selection.tuner.name not in KINDS):
         return None
-    if layout == "peft" and quantized:
-        return None
+    if layout == "peft" and selection.model.context.backbone.quantization != NONE:
+        return None  # peft cannot take an adapter out of a quantized model again
     if layout == "onnx":
         return list(onnx_logits(folder, texts))
     with _opened(selection, folder, layout, base_class) as model:

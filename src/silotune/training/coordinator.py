@@ -128,7 +128,7 @@ class Coordinator:
         """Names and shapes of the tensors in a broadcast, as the coordinator has them; see `expected_of`."""
         self.uplink = uplink
         self.product_error: float | None = None
-        """Of the last aggregate (`ProductError`); None where there is none, and but in rounds 1, 2, 4, 8 and so on."""
+        """Of the last aggregate (`ProductError`), measured in rounds 1, 2, 4, 8 and so on; None in other rounds."""
         self._noise = noise
         self._sent = sent or (lambda number: shared)
         self._by_rows = by_rows

@@ -7,7 +7,7 @@ A summand is `[w, w·q]`: the silo's weight, and its weight times each number of
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.util import find_spec
+from importlib import import_module
 from math import prod
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from silotune.communication.messages import Expected, pack, unpack
 from silotune.core.randomness import generator
 from silotune.core.tensors import Tensors
-from silotune.errors import InputError, SilotuneError
+from silotune.errors import InputError, SilotuneError, needs
 
 RANGE = 32
 """The largest absolute change of a number in a round; larger ones are clipped to it."""
@@ -36,8 +36,9 @@ _FIELDS = {"round": int, "silo": str}
 
 def require_masks() -> None:
     """Check that the packages of the protocol are installed."""
-    if find_spec("cryptography") is None or find_spec("Crypto") is None:
-        raise InputError("aggregation.secure: needs cryptography and pycryptodome; install silotune[federation]")
+    with needs("aggregation.secure: needs cryptography and pycryptodome", "federation"):
+        import_module("cryptography")
+        import_module("Crypto")
 
 
 def check_silos(silos: int) -> None:

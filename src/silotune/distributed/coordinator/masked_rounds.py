@@ -20,18 +20,15 @@ from silotune.communication.masks.agreement import Agreement, threshold_of
 from silotune.communication.masks.coordinator import Requests, Sum, SumFailed, masked_sum
 from silotune.communication.masks.silo import Answer
 from silotune.config.coordinator import FederationConfig
-from silotune.core.files import write_text
+from silotune.core.files import damage_named, read_json, write_text
 from silotune.core.numeric import ceil_fraction
 from silotune.core.serialization import read_tensors
 from silotune.core.tensors import State, digest, flatten
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.coordinator.job import AdmissionPolicy
-from silotune.distributed.protocol.frames import Frame
+from silotune.distributed.protocol.frames import MASKED, Frame
 from silotune.distributed.protocol.handshake import text_digest
 from silotune.errors import SilotuneError
-
-MASKED = "masked"
-"""The blob of a reply, and its tensor."""
 
 MakeRequest = Callable[..., bytes]
 """Called with a silo's name and further fields; returns the bytes of a request for the round."""
@@ -132,8 +129,9 @@ class MaskedRounds:
         """Return the digest of the last sum's broadcast tensors, and its survivors; None before the first sum."""
         if not self._file.exists():
             return "", None
-        noted = json.loads(self._file.read_text(encoding="utf-8"))
-        return noted["tensors"], noted["survivors"]
+        with damage_named(self._file):
+            noted = read_json(self._file)
+            return noted["tensors"], noted["survivors"]
 
     def _note(self, tensors: str, survivors: list[str]) -> None:
         """Write down the survivors; refuse others than an earlier attempt at the same broadcast had."""

@@ -40,6 +40,9 @@ LARGEST_FRAME = 8 * 2**30
 WAITS_FOR_APPROVAL = "waits for approval"
 """The beginning of a silo's reason while its operator has not decided about a run (frames of kind `waiting`)."""
 
+MASKED = "masked"
+"""The blob of a reply that holds numbers under masks, and the name of the tensor in it."""
+
 _LONGEST = 500
 """Characters of another party's text in the audit log."""
 

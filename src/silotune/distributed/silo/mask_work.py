@@ -12,7 +12,7 @@ from silotune.communication.masks.fixed_point import read_summand
 from silotune.communication.masks.silo import SiloRound, numbers_of
 from silotune.communication.messages import message_numbers
 from silotune.core.serialization import tensor_bytes
-from silotune.distributed.protocol.frames import Frame, require_fields, state_name
+from silotune.distributed.protocol.frames import MASKED, Frame, require_fields, state_name
 from silotune.distributed.silo.setup import Prepared
 from silotune.distributed.silo.silo_config import MaskedConfig, SiloSettings
 from silotune.distributed.silo.store import Answer, SiloStore
@@ -20,9 +20,6 @@ from silotune.errors import InputError
 
 SUMMAND = "summand"
 """The blob of a kept answer that never leaves as it is."""
-
-MASKED = "masked"
-"""The blob, and its tensor, that leaves."""
 
 
 def read_identity(settings: SiloSettings) -> bytes:
