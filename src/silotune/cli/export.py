@@ -10,7 +10,7 @@ import typer
 from silotune.cli.app import RESULTS, app
 from silotune.cli.console import say
 from silotune.cli.predict import RunArgument, SiloOption
-from silotune.errors import InputError, require_unused
+from silotune.errors import InputError, file_errors, require_unused
 
 
 @app.command("export", rich_help_panel=RESULTS)
@@ -80,11 +80,9 @@ def import_command(
     if not isinstance(name, str) or not name:
         raise InputError(f"{directory}/adapter_config.json: names no base model; give it with --backbone")
     adapter = read_peft_lora(directory, load_backbone(name, precision="fp32"))
-    try:
+    with file_errors(f"--to {to}: cannot be written"):
         to.parent.mkdir(parents=True, exist_ok=True)
         to.write_bytes(adapter.pack())
-    except OSError as error:
-        raise InputError(f"--to {to}: cannot be written ({error.strerror})") from error
     say(f"wrote {to}: a LoRA of rank {adapter.r} at {len(adapter.tensors) // 2} modules of {name}")
     if heads := sorted(set(HEADS).intersection(config.get("modules_to_save") or ())):
         say(f"left out: {', '.join(heads)}, as every run trains the heads of its own tasks")

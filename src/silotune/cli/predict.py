@@ -20,7 +20,7 @@ from silotune.cli.app import RESULTS, app
 from silotune.cli.completion import complete_run
 from silotune.cli.console import say
 from silotune.core.files import decode_text, text_lines
-from silotune.errors import InputError
+from silotune.errors import InputError, file_errors
 
 if TYPE_CHECKING:
     from silotune.runs.personal_model import PersonalModel, Prediction, Text
@@ -135,10 +135,8 @@ def _opened(file: Path | None, quiet: bool) -> Iterator[BinaryIO | None]:
     shown = sys.stderr.isatty() and (quiet or not sys.stdout.isatty())
     with ExitStack() as stack:
         bar = stack.enter_context(Progress(console=Console(stderr=True), transient=True, disable=not shown))
-        try:
+        with file_errors(f"--file {file}: cannot be read"):
             opened = stack.enter_context(BufferedReader(cast(Any, bar.open(file, "rb", description=file.name))))
-        except OSError as error:
-            raise InputError(f"--file {file}: cannot be read ({error.strerror})") from error
         yield opened
 
 

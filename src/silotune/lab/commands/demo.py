@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from silotune.cli.console import LogFile, Quiet, Verbose, console, say
-from silotune.errors import OR_RESUME, InputError, require_unused, unknown_name_error
+from silotune.errors import OR_RESUME, InputError, require_known, require_unused
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -62,8 +62,7 @@ def demo(
     log_file: LogFile = None,
 ) -> None:
     """Federate small tasks by three methods, side by side: each silo alone, averaging, and a personalized method."""
-    if task not in _DEMOS:
-        raise unknown_name_error("--task", task, _DEMOS)
+    require_known("--task", task, _DEMOS)
     if not resume:
         require_unused(out, "--out", OR_RESUME)
     chosen = _DEMOS[task]
