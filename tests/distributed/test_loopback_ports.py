@@ -75,7 +75,7 @@ def test_the_rule_of_the_page_keeps_other_users_out(machine):
         "add chain inet filter output { type filter hook output priority 0 ; }",
         rule,
     ):
-        code, problem = machine(str(NFT), words.replace("silotune, www-data", "1, 2"))
+        code, problem = machine(str(NFT), " ".join(words.split()).replace("silotune, www-data", "1, 2"))
         assert code == 0, problem
     assert reaches(machine, 0, 8443)
     assert not reaches(machine, OTHER, 8443)
