@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import sys
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ def installed(tmp_path, monkeypatch):
     """`installed(module, files)` pretends that a package is there."""
     known = {}
     monkeypatch.setattr(packages, "find_spec", lambda module: known.get(module))
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
 
     def install(module: str, **files: bytes) -> Path:
         folder = tmp_path / "site" / module
@@ -59,7 +61,8 @@ def test_another_file_than_the_known_one(installed):
         packages.model_source("smollm2")
 
 
-def test_a_zip_in_five_pieces(installed, monkeypatch):
+def test_a_zip_in_five_pieces(tmp_path, installed, monkeypatch):
+    """The folders are called as in the index, with hyphens and an underscore: as modules they are not found."""
     weights, content = b"weights", io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         for name in ("m/model.safetensors", "m/config.json", "m/desktop.ini", "m/pooling/config.json"):
@@ -68,7 +71,12 @@ def test_a_zip_in_five_pieces(installed, monkeypatch):
     size = -(-len(whole) // 5)
     for number, name in enumerate(packages.MPNET_PACKAGES):
         piece = whole[number * size : (number + 1) * size]
-        installed(name.replace("-", "_"), **{f"model.zip.00{number + 1}": piece})
+        folder, record = f"{name[:-4]}_{name[-3:]}/input", tmp_path / "site" / f"{name.replace('-', '_')}-0.0.1.dist-info"
+        (tmp_path / "site" / folder).mkdir(parents=True)
+        (tmp_path / "site" / folder / f"model.zip.00{number + 1}").write_bytes(piece)
+        record.mkdir()
+        (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.0.1\n")
+        (record / "RECORD").write_text(f"{folder}/model.zip.00{number + 1},,\n")
     with pytest.raises(InputError, match="not the known file"):
         packages.model_source("mpnet")
     monkeypatch.setattr(packages, "MPNET_SHA256", hashlib.sha256(weights).hexdigest())

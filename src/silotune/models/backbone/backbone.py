@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -66,6 +66,7 @@ class Backbone:
         quantization: how the model's linear layers are stored; such a model is on its device already.
         block_devices: where each block is; None: on `device`.
         stored_as_used: whether the weights' files hold them in the type that they are computed in.
+        writes_fused: whether answers are written with PyTorch's fused attention, which only a backward pass makes slow.
     """
 
     def __init__(
@@ -84,8 +85,10 @@ class Backbone:
         quantization: str = NONE,
         block_devices: BlockDevices | None = None,
         stored_as_used: bool = False,
+        writes_fused: bool = False,
     ) -> None:
         self.name = name
+        self._writes_fused = writes_fused
         self.model = cast(Any, model)  # transformers' annotations fail strict type checking
         self.base: Any = without_lm_head(model)
         self.model.requires_grad_(False)
@@ -284,6 +287,18 @@ class Backbone:
             if not self.base.config.is_encoder_decoder:
                 return plain_forward(self.base, batch)
             return encoder_decoder_forward(self.base, batch, decoder, prefixes)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Take the attention in which answers are written fastest while the context lasts."""
+        config = self.base.config
+        trained_with = config._attn_implementation
+        if self._writes_fused:
+            config._attn_implementation = "sdpa"
+        try:
+            yield
+        finally:
+            config._attn_implementation = trained_with
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return a context of autocast to the precision, for the backbone and for heads on top of it."""

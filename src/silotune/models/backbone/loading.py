@@ -150,6 +150,7 @@ def load_backbone(
         quantization=quantization,
         block_devices=block_devices,
         stored_as_used=stored_as_used,
+        writes_fused=_writes_fused(settings.attention, model),
     )
     _check_tokenizer(loaded)
     _check_lm_head(loaded)
@@ -238,6 +239,16 @@ def _read(
     if missing:
         raise InputError(f"backbone: {name!r} has no weights for {missing[0]!r}; they would be random")
     return cast("PreTrainedModel", model)
+
+
+def _writes_fused(name: str, model: PreTrainedModel) -> bool:
+    """Return whether `auto` is PyTorch's fused attention where answers are written, on a CPU, too.
+
+    Families that cap attention scores (Gemma 2) have to compute them apart.
+    """
+    config = model.config
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
+    return name == "auto" and model._supports_sdpa and not capped and not config.is_encoder_decoder
 
 
 def _attention(name: str, dtype: torch.dtype, device: torch.device) -> str | None:

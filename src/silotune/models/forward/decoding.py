@@ -83,7 +83,7 @@ class Decoding(ABC):
     def _scores(self, states: Callable[[], Tensor]) -> Tensor:
         lm_head = self._backbone.lm_head
         assert lm_head is not None, "the backbone was loaded without a language-model head"
-        with self._backbone.autocast():
+        with self._backbone.writing(), self._backbone.autocast():
             return lm_head(self._backbone.applied(self._plan, states), None, self._plan.weights)
 
     def _cache_with(self, prefixes: Sequence[Prefix]) -> KeptKeys:
