@@ -30,8 +30,8 @@ class BackboneConfig(ShortSection):
     )
     attention: Literal["auto", "eager", "sdpa", "flash"] = Field(
         "auto",
-        description="the attention implementation. `auto` is `eager` on a CPU and transformers' default elsewhere; "
-        "`flash` needs a GPU and the package flash-attn.",
+        description="the attention implementation. On a CPU `auto` is `eager`, and `sdpa` where answers are "
+        "written; elsewhere it is transformers' default. `flash` needs a GPU and the package flash-attn.",
     )
     quantization: Literal["none", "auto", "int8", "nf4", "int8-torchao"] = Field(
         "none",

@@ -6,9 +6,9 @@ tokens alone, never for the prompt's. Answers are generated in `models/forward/g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from silotune.config.head import HeadConfig
 
 SCORES_AT_ONCE = 2**25
-"""Vocabulary scores held in memory at a time; beyond, they are recomputed piece by piece in the backward pass."""
+"""Vocabulary scores held in memory at a time; beyond, losses are computed piece by piece."""
 
 
 class LanguageModelHead(Head):
@@ -256,10 +256,37 @@ def token_losses(
         return nn.functional.cross_entropy(scores, targets, reduction="none", label_smoothing=smoothing)
 
     piece = scored_at_once(backbone)
+    if states.requires_grad and not any(tensor.requires_grad for tensor in weights.values()):
+        return cast(Tensor, _LossesWithGradient.apply(states, targets, losses, piece))
     if len(states) <= piece:
         return losses(states, targets)
     pieces = zip(torch.split(states, piece), torch.split(targets, piece), strict=True)
     return torch.cat([checkpoint(losses, *pair, use_reentrant=False) for pair in pieces])
+
+
+class _LossesWithGradient(torch.autograd.Function):
+    """Token losses and, in the same pass, each one's gradient by its state, so that no scores are kept or recomputed."""
+
+    @staticmethod
+    @override
+    def forward(
+        ctx: Any, states: Tensor, targets: Tensor, losses: Callable[[Tensor, Tensor], Tensor], piece: int
+    ) -> Tensor:
+        found, gradients = [], []
+        for some, wanted in zip(torch.split(states, piece), torch.split(targets, piece), strict=True):
+            with torch.enable_grad():
+                own = some.detach().requires_grad_()
+                values = losses(own, wanted)
+                gradients += torch.autograd.grad(values.sum(), own)
+            found.append(values.detach())
+        ctx.save_for_backward(torch.cat(gradients))
+        return torch.cat(found)
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        (gradients,) = ctx.saved_tensors
+        return gradients * outer[0].to(gradients.dtype).unsqueeze(1), None, None, None
 
 
 def word_scores(backbone: Backbone, states: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
