@@ -71,7 +71,10 @@ def test_a_zip_in_five_pieces(tmp_path, installed, monkeypatch):
     size = -(-len(whole) // 5)
     for number, name in enumerate(packages.MPNET_PACKAGES):
         piece = whole[number * size : (number + 1) * size]
-        folder, record = f"{name[:-4]}_{name[-3:]}/input", tmp_path / "site" / f"{name.replace('-', '_')}-0.0.1.dist-info"
+        folder, record = (
+            f"{name[:-4]}_{name[-3:]}/input",
+            tmp_path / "site" / f"{name.replace('-', '_')}-0.0.1.dist-info",
+        )
         (tmp_path / "site" / folder).mkdir(parents=True)
         (tmp_path / "site" / folder / f"model.zip.00{number + 1}").write_bytes(piece)
         record.mkdir()
