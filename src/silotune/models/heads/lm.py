@@ -265,7 +265,7 @@ def token_losses(
 
 
 class _LossesWithGradient(torch.autograd.Function):
-    """Token losses and, in the same pass, each one's gradient by its state, so that no scores are kept or recomputed."""
+    """Compute token losses and, in the same pass, gradients by their states, so that no scores are kept."""
 
     @staticmethod
     @override
