@@ -257,7 +257,8 @@ def token_losses(
 
     piece = scored_at_once(backbone)
     if states.requires_grad and not any(tensor.requires_grad for tensor in weights.values()):
-        return cast(Tensor, _LossesWithGradient.apply(states, targets, losses, piece))
+        found: Tensor = cast(Any, _LossesWithGradient).apply(states, targets, losses, piece)
+        return found
     if len(states) <= piece:
         return losses(states, targets)
     pieces = zip(torch.split(states, piece), torch.split(targets, piece), strict=True)
@@ -272,7 +273,8 @@ class _LossesWithGradient(torch.autograd.Function):
     def forward(
         ctx: Any, states: Tensor, targets: Tensor, losses: Callable[[Tensor, Tensor], Tensor], piece: int
     ) -> Tensor:
-        found, gradients = [], []
+        found: list[Tensor] = []
+        gradients: list[Tensor] = []
         for some, wanted in zip(torch.split(states, piece), torch.split(targets, piece), strict=True):
             with torch.enable_grad():
                 own = some.detach().requires_grad_()
