@@ -9,7 +9,7 @@ import sys
 import pytest
 from jsonschema import Draft202012Validator
 
-from silotune.cli.completion import complete_key, complete_source, complete_word
+from silotune.cli.console import complete_key, complete_source, complete_word
 from silotune.config import preset_names, preset_text
 from silotune.core.files import load_yaml
 from tests.support.command_line import Refused, Silotune, command, place, refused

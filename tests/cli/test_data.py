@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from silotune import run
-from silotune.data.loading import load_silos
-from silotune.runs.build.builder import run_warnings
+from silotune.runs.build.builder import pooling_warnings
 from silotune.runs.build.resolve import read_config
 from tests.support.command_line import Silotune, reviews, tree, write_csv
 
@@ -100,15 +99,15 @@ def test_python_warns_where_it_shows_progress(place: Path, capsys: pytest.Captur
 def test_the_first_token_of_the_default_backbone_is_warned_of(place: Path) -> None:
     config = read_config("federation.yaml")
     said = {
-        (backbone, pooling): any("head.pooling" in line for line in run_warnings(changed, load_silos(changed)))
+        (backbone, pooling): bool(pooling_warnings(read_config("federation.yaml", words)))
         for backbone in ("default", config.backbone.name)
         for pooling in ("first", "mean")
-        for changed in [read_config("federation.yaml", [f"backbone={backbone}", f"head.pooling={pooling}"])]
+        for words in [[f"backbone={backbone}", f"head.pooling={pooling}"]]
     }
     assert [pair for pair, warned in said.items() if warned] == [("default", "first")]
     at_the_mask = read_config("", ["method=fedprompt", "silos=[{name: a, path: .}]"])
     assert (at_the_mask.head.name, at_the_mask.head.pooling) == ("verbalizer", "auto")
-    assert run_warnings(at_the_mask, ()) == []
+    assert pooling_warnings(at_the_mask) == []
 
 
 def test_the_picture_of_label_shares(silotune: Silotune, place: Path) -> None:

@@ -13,9 +13,11 @@ from silotune.core.files import LOCK_FILE, folder_lock
 from tests.support.command_line import Silotune
 from tests.support.report_runs import write_run
 
+CONFIG = {"method": {"name": "fedavg"}, "data": {"set": "demo"}}
+
 
 def test_once(silotune: Silotune, tmp_path: Path) -> None:
-    more = {"method": {"name": "fedavg"}, "rounds": 4}
+    more = CONFIG | {"rounds": 4}
     run = write_run(tmp_path / "run-7", "fedavg", 1, {"east": 60.0, "west": 50.0}, more=more)
     (run / "summary.json").rename(tmp_path / "later.json")
     with (run / "events.jsonl").open("a") as file:
@@ -30,7 +32,7 @@ def test_once(silotune: Silotune, tmp_path: Path) -> None:
 
 
 def test_it_ends_with_the_run(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", "fedavg", 1, {"east": 60.0}, more={"method": {"name": "fedavg"}, "rounds": 3})
+    run = write_run(tmp_path / "run", "fedavg", 1, {"east": 60.0}, more=CONFIG | {"rounds": 3})
     summary = run / "summary.json"
     summary.rename(tmp_path / "later.json")
     console = Console(file=(tmp_path / "seen").open("w"), force_terminal=True, width=100)
@@ -47,7 +49,7 @@ def test_it_ends_with_the_run(tmp_path: Path) -> None:
 
 def test_it_ends_where_nobody_works_any_more(tmp_path: Path) -> None:
     """A run that was killed, or a sweep's trial: no summary will come."""
-    run = write_run(tmp_path / "run", "fedavg", 1, {"east": 60.0}, more={"method": {"name": "fedavg"}, "rounds": 4})
+    run = write_run(tmp_path / "run", "fedavg", 1, {"east": 60.0}, more=CONFIG | {"rounds": 4})
     (run / "summary.json").unlink()
     console = Console(file=(tmp_path / "seen").open("w"), force_terminal=True, width=100)
     watching = threading.Thread(
@@ -70,7 +72,7 @@ def test_it_ends_where_nobody_works_any_more(tmp_path: Path) -> None:
 
 
 def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", "fedavg", 1, {"east": 60.0}, more={"method": {"name": "fedavg"}, "rounds": 3})
+    run = write_run(tmp_path / "run", "fedavg", 1, {"east": 60.0}, more=CONFIG | {"rounds": 3})
     (run / "summary.json").unlink()
     (run / "events.jsonl").unlink()
     console = Console(width=100)

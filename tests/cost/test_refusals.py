@@ -51,7 +51,7 @@ def test_the_table_for_reading_shows_what_leaves(config_file: ConfigFile, silotu
 @pytest.mark.parametrize(
     ("words", "culprit"),
     [
-        ((), "name a method"),
+        ((), "METHOD"),
         (("fedmpc",), "did you mean 'fedmcp'"),
         (("fedavg", "backbone=shape:bert-bas"), "did you mean 'shape:bert-base'"),
         (("fedavg", "backbone=nowhere/config.json"), "nowhere/config.json"),

@@ -17,9 +17,6 @@ from tests.support.command_line import Silotune
 from tests.support.small_runs import SINGLE
 from tests.support.tiny import tiny_overrides, write_data
 
-FILES, FUNCTIONS = 70, 318
-"""Of silotune, passed by opening a model and one prediction."""
-
 
 def opened_under(folder: Path, silo: str) -> list[str]:
     """The files under the folder that `load_model` and one prediction open, in order; no folder may be listed."""

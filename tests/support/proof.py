@@ -26,6 +26,7 @@ from silotune.communication.messages import Expected, broadcast_message, change_
 from silotune.communication.uplink import make_pipeline
 from silotune.config.uplink import UplinkConfig
 from silotune.lab.report.entries import read_entries
+from silotune.lab.report.frame import Results
 from silotune.lab.report.table_files import write_tables
 from silotune.methods import METHODS, Part, Scope
 from silotune.models.backbone.loading import load_backbone
@@ -244,5 +245,5 @@ def tables(root: Path) -> dict[str, str]:
     put_in_place(root, TABLES)
     out = root / "written"
     out.mkdir()
-    paths = write_tables(read_entries([root / method for method in REPORTED]), out)
+    paths = write_tables(Results(read_entries([root / method for method in REPORTED])), out)
     return {path.name: path.read_text(encoding="utf-8") for path in paths}

@@ -1,3 +1,1 @@
 """The command line: the entry point `main`, and one module per group of commands, named after them."""
-
-from __future__ import annotations

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from silotune.cli.app import RESULTS, app
-from silotune.cli.completion import complete_run
+from silotune.cli.console import complete_run
 from silotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def chat(
         keeps = "" if _remembers(model) else "; every question stands alone, as the model has no chat template"
         typer.echo(f"silo {model.about['silo']}, {model.context.backbone.name}; {_NEW}, {_END} or Ctrl-D{keeps}")
     lines = _typed() if interactive else (line.rstrip("\r\n") for line in sys.stdin)
-    for answer in converse(model, lines, system, _print_on if interactive else None):
+    for answer in converse(model, lines, system, partial(typer.echo, nl=False) if interactive else None):
         typer.echo("" if interactive else " ".join(answer.split()))
 
 
@@ -71,7 +72,6 @@ def _remembers(model: PersonalModel) -> bool:
 
 
 def _typed() -> Iterator[str]:
-    """Yield what is typed, until the input ends."""
     while True:
         try:
             yield input("you: ")
@@ -80,20 +80,13 @@ def _typed() -> Iterator[str]:
             return
 
 
-def _print_on(text: str) -> None:
-    typer.echo(text, nl=False)
-
-
 def converse(
     model: PersonalModel, lines: Iterable[str], system: str | None = None, follow: Callable[[str], None] | None = None
 ) -> Iterator[str]:
-    """Yield the answer to every line that is a question.
+    """Yield the answer to every line that is a question, and not empty, `/new` or `/quit`.
 
-    Args:
-        model: answers; with a chat template it reads the conversation so far.
-        lines: questions, `/new` and `/quit`; empty ones are skipped.
-        system: a system turn.
-        follow: called with each further piece of an answer while it is written.
+    With a chat template, the model reads the conversation so far. `follow` is called with each further piece of an
+    answer while it is written.
     """
     if system is not None and not _remembers(model):
         raise InputError("--system: needs a model with a chat template")

@@ -11,8 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from silotune.cli.app import BEFORE, app
-from silotune.cli.completion import complete_key
-from silotune.cli.console import JsonOption, console, say
+from silotune.cli.console import JsonOption, complete_key, console, say
 
 if TYPE_CHECKING:
     from silotune.config.reference import Key
@@ -78,7 +77,6 @@ def _keys_table(title: str, keys: list[Key]) -> Table:
 
 
 def _show_key(key: Key) -> None:
-    """Print one key in full."""
     say(f"{key.name}: {_plain(key.meaning)}")
     say(f"  allowed: {_plain(key.type)}")
     say(f"  default: {_plain(key.default)}")

@@ -1,4 +1,4 @@
-"""Printing, and types of arguments and options, that all commands share."""
+"""Printing, completion in a shell, and types of arguments and options, that all commands share."""
 
 from __future__ import annotations
 
@@ -8,10 +8,45 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from silotune.cli.completion import complete_source, complete_word
-from silotune.errors import InputError
-
 console = Console(highlight=False)
+
+
+def complete_source(incomplete: str) -> list[str]:
+    """Return the presets and YAML files that begin so."""
+    from silotune.config import preset_names
+
+    return [name for name in preset_names() if name.startswith(incomplete)] + _paths(incomplete, "*.yaml")
+
+
+def complete_key(incomplete: str) -> list[str]:
+    """Return the keys and sections that begin so."""
+    from silotune.config.reference import all_keys, sections
+
+    return [name for name in (*filter(None, sections()), *all_keys()) if name.startswith(incomplete)]
+
+
+def complete_word(incomplete: str) -> list[str]:
+    """Return `key=` of the keys that begin so, and the methods after `method=`."""
+    import silotune.methods
+    import silotune.models.tuners  # noqa: F401 (both fill the registries)
+    from silotune.config.reference import all_keys
+    from silotune.config.registries import METHODS, TUNERS
+
+    for section, registry in (("method", METHODS), ("tuner", TUNERS)):
+        if incomplete.startswith(f"{section}="):
+            return [word for name in registry if (word := f"{section}={name}").startswith(incomplete)]
+    return [word for name in all_keys() if (word := f"{name}=").startswith(incomplete)]
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Return the run folders and folders of runs that begin so."""
+    return [path for path in _paths(incomplete, "*") if Path(path).is_dir()]
+
+
+def _paths(incomplete: str, pattern: str) -> list[str]:
+    parent = Path(incomplete).parent if not incomplete.endswith("/") else Path(incomplete)
+    return [str(path) for path in sorted(parent.glob(pattern)) if str(path).startswith(incomplete)]
+
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only results.")]
 
@@ -40,10 +75,3 @@ def say_aside(text: str) -> None:
 def say(text: str) -> None:
     """Print a line unchanged: no wrapping (paths stay in one piece), no markup."""
     console.print(text, markup=False, emoji=False, soft_wrap=True)
-
-
-def output_folder(out: Path | None, command: str) -> Path:
-    """Check that the `--out` option is given."""
-    if out is None:
-        raise InputError(f"--out: is missing; {command} needs a folder for its runs")
-    return out

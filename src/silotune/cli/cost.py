@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -13,14 +14,11 @@ from rich.table import Table
 
 from silotune.cli.app import BEFORE, app
 from silotune.cli.console import JsonOption, Overrides, console
-from silotune.errors import InputError
 
 
 @app.command(rich_help_panel=BEFORE)
 def cost(
-    method: Annotated[str | None, typer.Argument(metavar="METHOD")] = None,
-    overrides: Overrides = None,
-    as_json: JsonOption = False,
+    method: Annotated[str, typer.Argument(metavar="METHOD")], overrides: Overrides = None, as_json: JsonOption = False
 ) -> None:
     """Print a method's cost on a backbone's shape; no weights are needed.
 
@@ -30,11 +28,9 @@ def cost(
     """
     from silotune.cost import estimate
 
-    if method is None:
-        raise InputError("cost: name a method (see `silotune methods`)")
     estimated = estimate(method, overrides or [])
     if as_json:
-        typer.echo(json.dumps(estimated.as_dict(), indent=1))
+        typer.echo(json.dumps(asdict(estimated), indent=1))
         return
     table = Table(title=f"{estimated.method} on {estimated.backbone}: {estimated.tuner}, head {estimated.head}")
     table.add_column("what one silo has")

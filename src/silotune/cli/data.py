@@ -153,7 +153,6 @@ def _compare_templates(config: Config, silos: list[SiloData], as_json: bool) -> 
 
 
 def _draw_labels(described: dict[str, Any], picture: Path) -> None:
-    """Draw the shares of labels of the silos whose rows have labels."""
     from silotune.errors import InputError, file_errors
 
     tasks: dict[str, dict[str, dict[str, int]]] = {}
@@ -230,7 +229,6 @@ def _shown(
 
 
 def _rows_table(described: dict[str, Any]) -> Table:
-    """Return the table of tasks and numbers of rows."""
     from silotune.data.tasks import metric_title
 
     table = Table(title="1 silo" if len(described) == 1 else f"{len(described)} silos")
@@ -253,7 +251,6 @@ def _shares(labels: dict[str, int]) -> str:
 
 
 def _lengths_table(described: dict[str, Any], limit: int) -> Table:
-    """Return the table of lengths: the median, the 95th percentile, and the longest."""
     rooms = {entry["tokens"]["room"] for entry in described.values() if "tokens" in entry} - {None, limit}
     prompts = "".join(f", their prompts at {room}" for room in rooms)
     table = Table(title=f"lengths of training rows; cut at {limit} tokens{prompts}")
@@ -268,7 +265,6 @@ def _lengths_table(described: dict[str, Any], limit: int) -> Table:
 
 
 def _repeats_table(described: dict[str, Any]) -> Table:
-    """Return the table of training rows that are there twice."""
     table = Table(title="training rows that are there twice")
     table.add_column("silo")
     for column in ("duplicates", "in validation", "in test"):

@@ -11,8 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from silotune.cli.app import RESULTS, app
-from silotune.cli.completion import complete_run
-from silotune.cli.console import JsonOption, Overrides, console, say
+from silotune.cli.console import JsonOption, Overrides, complete_run, console, say
 from silotune.errors import InputError, needs
 
 if TYPE_CHECKING:
@@ -128,7 +127,6 @@ def _untouched(backbone: str, data: str, words: list[str], text: str | None, lab
 
 
 def _tables(scores: Evaluation) -> list[Table]:
-    """Return the tables of all metrics, and of precision, recall and F1 per class."""
     from silotune.data.tasks import metric_title
 
     table = Table(title=escape(scores.title))

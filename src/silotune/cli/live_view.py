@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from silotune.cli.result_table import mebibytes
-from silotune.core.files import damage_named, is_locked, load_yaml
+from silotune.config import load_resolved
+from silotune.core.files import is_locked
 from silotune.core.numeric import clock_text
 from silotune.errors import InputError
 from silotune.runs.scores import average_text
@@ -27,15 +28,7 @@ first."""
 def watch_run(
     run: Path, console: Console, *, once: bool = False, every: float = 1.0, patience: float = PATIENCE
 ) -> None:
-    """Show a run until it is finished or no process works on it.
-
-    Args:
-        run: the run folder.
-        console: where to show it.
-        once: show the current state and return.
-        every: seconds between updates.
-        patience: seconds without a process before the run counts as interrupted.
-    """
+    """Show a run until it is finished or no process works on it for `patience` seconds; or its present state once."""
     if not (run / "config.yaml").is_file():
         raise InputError(f"{run}: no run folder there (no config.yaml)")
     if once:
@@ -57,25 +50,16 @@ def watch_run(
 
 def frame(run: Path) -> Group:
     """Render the state of a run: its progress, and every silo's latest numbers."""
-    with damage_named(run / "config.yaml"):
-        config = load_yaml((run / "config.yaml").read_text(encoding="utf-8"))
-        rounds, method = int(config["rounds"]), str(config["method"]["name"])
-    log = list(events(run))
-    parts: list[Any] = [_head(run, method, rounds, log)]
+    config, log = load_resolved(run / "config.yaml"), list(events(run))
+    parts: list[Any] = [_head(run, config.method.name, config.rounds, log)]
     if log:
-        parts.append(_silos(log, _by_loss(config)))
+        parts.append(_silos(log, config.validates_by_loss))
     refused = [event for event in log if event.get("event") == "refused"]
     if refused:
         parts.append(Text(f"{len(refused)} updates refused; the last: {refused[-1].get('reason')}", style="yellow"))
     if (run / "summary.json").exists():
         parts.append(Text(_finished(run)))
     return Group(*parts)
-
-
-def _by_loss(config: dict[str, Any]) -> bool:
-    """Return whether validation scores are losses; without a choice they are, in runs that know the key."""
-    evaluation = config.get("evaluation") or {}
-    return "validation" in evaluation and evaluation["validation"] in (None, "loss")
 
 
 def _head(run: Path, method: str, rounds: int, log: list[dict[str, Any]]) -> Text:

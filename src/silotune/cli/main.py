@@ -87,7 +87,6 @@ def _report(error: Exception) -> int:
 
 
 def _complain(message: str, style: str = "red") -> None:
-    """Print a message on one line in color."""
     from rich.console import Console
 
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
@@ -115,7 +114,6 @@ def _repeat_ctrl_c(unraisable: UnraisableHookArgs) -> None:
 
 
 def _ignore_ctrl_c() -> None:
-    """Ignore further Ctrl-C while the process ends."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 import typer
 
 from silotune.cli.app import RESULTS, app
-from silotune.cli.completion import complete_run
-from silotune.cli.console import say
+from silotune.cli.console import complete_run, say
 from silotune.core.files import decode_text, text_lines
 from silotune.errors import InputError, file_errors
 
@@ -103,7 +102,6 @@ def predict(
 
 
 def _answers(model: PersonalModel, texts: list[Text], explain: bool) -> list[dict[str, Any]]:
-    """Return one row of fields per text."""
     answers: list[dict[str, Any]]
     if model.task.kind == "generation":
         answers = [{"answer": answer} for answer in model.write(texts)]
@@ -116,7 +114,6 @@ def _answers(model: PersonalModel, texts: list[Text], explain: bool) -> list[dic
 
 
 def _fields(prediction: Prediction) -> dict[str, object]:
-    """Return a prediction's fields: its number, its labels or its label, and their probabilities."""
     if prediction.value is not None:
         return {"value": prediction.value}
     label = {"label": prediction.label} if prediction.label else {"labels": prediction.labels}
@@ -141,7 +138,6 @@ def _opened(file: Path | None, quiet: bool) -> Iterator[BinaryIO | None]:
 
 
 def _lines(texts: list[str], file: Path | None, opened: BinaryIO | None) -> Iterable[str]:
-    """Return the lines of the texts' source."""
     if texts:
         if not all(text.strip() for text in texts):
             raise InputError("--text: is empty")
@@ -172,13 +168,15 @@ def _written(path: Path | None) -> Iterator[Callable[[list[dict[str, Any]]], Non
         raise InputError(f"--out {path}: unknown format {path.suffix!r}; allowed: {', '.join(FORMATS)}")
     if path.exists():
         raise InputError(f"--out {path}: already there; choose another file")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary, fault = path.with_name(f".{path.name}.{os.getpid()}"), f"--out {path}: cannot be written"
     try:
         with ExitStack() as stack:
-            yield _parquet(temporary, stack) if kind == ".parquet" else _text_rows(temporary, kind, stack)
-        temporary.replace(path)
-    except OSError as error:
-        raise InputError(f"--out {path}: cannot be written ({error.strerror or error})") from error
+            with file_errors(fault):
+                write = _parquet(temporary, stack) if kind == ".parquet" else _text_rows(temporary, kind, stack)
+            yield file_errors(fault)(write)
+            with file_errors(fault):
+                stack.close()
+                temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -232,16 +230,10 @@ def _decoded(content: bytes, where: str) -> str:
 
 
 def read_lines(lines: Iterable[str], where: str, texts: tuple[int, ...], conversations: bool = False) -> Iterator[Text]:
-    """Yield the texts of lines; empty lines are skipped.
+    """Yield the texts of lines, of which a row may have so many; empty lines are skipped.
 
     A line is a text, a pair separated by a tab, or JSON: a string, a list, or an object whose values (except `label`)
-    are the texts. If a row has a single text, tabs belong to it.
-
-    Args:
-        lines: the lines, with or without line ends.
-        where: source of the lines, for messages.
-        texts: allowed numbers of texts per row.
-        conversations: whether a line may be a JSON object with `messages` or `conversations`.
+    are the texts, or a conversation. If a row has a single text, tabs belong to it.
     """
     from silotune.data.generation_rows import asked_row
     from silotune.data.rows import text_fault
@@ -250,12 +242,16 @@ def read_lines(lines: Iterable[str], where: str, texts: tuple[int, ...], convers
         line = line.rstrip("\r\n")
         if not line.strip():
             continue
-        if conversations and (turns := _turns(line)) is not None:
+        value = _parsed(line)
+        if conversations and (turns := _turns(value)) is not None:
             asked_row(turns, f"{where} line {number}")
             yield turns
             continue
-        row_texts = _json(line)
-        if row_texts is None:
+        if isinstance(value, dict):
+            row_texts = [text for key, text in value.items() if key != "label"]
+        elif value is not None:
+            row_texts = value if isinstance(value, list) else [value]
+        else:
             row_texts = line.split("\t") if max(texts) > 1 else [line]
         if len(row_texts) not in texts or not all(isinstance(text, str) for text in row_texts):
             wanted = " or ".join("one text" if count == 1 else "two texts, with a tab between" for count in texts)
@@ -266,30 +262,21 @@ def read_lines(lines: Iterable[str], where: str, texts: tuple[int, ...], convers
         yield row_texts[0] if len(row_texts) == 1 else (row_texts[0], row_texts[1])
 
 
-def _turns(line: str) -> list[dict[str, Any]] | dict[str, Any] | None:
-    """Parse a line with a conversation into its turns, or with tools as it is; None if it holds none."""
-    from silotune.data.generation_rows import CONVERSATIONS, MESSAGES, TOOLS
-
-    if not line.lstrip().startswith("{"):
-        return None
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    column = next((column for column in (MESSAGES, CONVERSATIONS) if column in value), None)
-    if column is None:
-        return None
-    return {MESSAGES: value[column], TOOLS: value[TOOLS]} if value.get(TOOLS) else value[column]
-
-
-def _json(line: str) -> list[Any] | None:
-    """Parse a line of JSON into its texts; None if the line is plain text."""
+def _parsed(line: str) -> Any:
+    """Parse a line of JSON; None if the line is plain text."""
     if line.lstrip()[:1] not in ("[", "{", '"'):
         return None
     try:
-        value = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if isinstance(value, dict):
-        return [text for key, text in value.items() if key != "label"]
-    return value if isinstance(value, list) else [value]
+
+
+def _turns(value: Any) -> list[dict[str, Any]] | dict[str, Any] | None:
+    """Return the turns of a conversation, with tools as it is; None if a line holds none."""
+    from silotune.data.generation_rows import CONVERSATIONS, MESSAGES, TOOLS
+
+    found = (column for column in (MESSAGES, CONVERSATIONS) if isinstance(value, dict) and column in value)
+    if (column := next(found, None)) is None:
+        return None
+    return {MESSAGES: value[column], TOOLS: value[TOOLS]} if value.get(TOOLS) else value[column]

@@ -23,13 +23,7 @@ from silotune.runs.callbacks.display import RoundLines, duration
 
 @dataclass
 class Followers:
-    """Makes a run's progress display and line printers, by `followers(title, rounds)`.
-
-    Args:
-        bars: the open display; None where there are none.
-        lines: what prints a line a round, to each place where lines go.
-        silos: also a line for every silo's round.
-    """
+    """Makes a run's progress display and line printers, by `followers(title, rounds)`; `silos`: also one for each."""
 
     bars: Bars | None
     lines: list[Callable[[str], None]]
@@ -51,13 +45,9 @@ class Followers:
 def show_progress(
     quiet: bool = False, verbose: bool = False, log_file: Path | None = None, write: Callable[[str], None] = say
 ) -> Iterator[Followers]:
-    """Show the progress of runs while the context is open.
+    """Show the progress of runs while the context is open, and append it to a log file, also where it is `quiet`.
 
-    Args:
-        quiet: show nothing; the log file is written all the same.
-        verbose: also a line for every silo's round.
-        log_file: lines are appended to it, with times.
-        write: prints a line; where it is not `say`, there are no bars.
+    `write` prints a line; where it is not `say`, there are no bars.
     """
     if quiet and verbose:
         raise InputError("--quiet: does not go with --verbose")

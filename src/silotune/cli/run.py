@@ -103,7 +103,6 @@ def watch(
 
 
 def _describe_uploads(config: Config, summary: dict[str, Any]) -> str:
-    """Describe in one line the bytes that the silos sent."""
     from silotune.runs.build.resolve import make_method
 
     method = make_method(config)

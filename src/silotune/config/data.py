@@ -229,7 +229,6 @@ class AttackConfig(Section):
     @field_validator("target", mode="before")
     @classmethod
     def _label_name(cls, target: object) -> object:
-        """Convert a whole number, which is a label name too, to text."""
         quoted([target], "the label")
         return str(target) if isinstance(target, int) else target
 

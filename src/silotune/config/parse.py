@@ -70,14 +70,11 @@ def load_config(
     changes: Sequence[str] = (),
     keys: Mapping[str, object] = {},
 ) -> Config:
-    """Return the checked configuration of a run.
+    """Return the checked configuration of a run: of a preset, a YAML file or the keys of a `Config`, and of words.
 
-    Args:
-        source: a preset's name or the path of a YAML file (which may name a preset as its base: `preset: NAME`), or
-            the keys of an earlier `Config`; if empty, `keys` stand alone.
-        overrides: `key=value` words, dotted keys.
-        changes: words that override all others; `preset=NAME` puts the source over another preset.
-        keys: as `overrides`, with values of Python: `{"rounds": 2, "train": {"lr": 1e-3}}`; `silos` may hold tables.
+    A file may name a preset as its base (`preset: NAME`). Overrides are `key=value` words with dotted keys; changes
+    override all others, and in them `preset=NAME` puts the source over another preset. `keys` are as overrides, with
+    values of Python: `{"rounds": 2, "train": {"lr": 1e-3}}`; `silos` may hold tables.
     """
     if "silos" in keys:
         keys = {**keys, "silos": silo_entries(keys["silos"])}
@@ -126,7 +123,6 @@ def _take_silo_changes(words: Tree) -> list[tuple[str, Any]]:
 
 
 def _change_silos(tree: Tree, changes: Sequence[tuple[str, Any]]) -> None:
-    """Apply changes to single entries of the list `silos`."""
     if not changes:
         return
     silos = tree.get("silos")

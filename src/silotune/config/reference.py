@@ -32,14 +32,9 @@ _CHOSEN: dict[str, Registry[Any]] = {"method": METHODS, "tuner": TUNERS}
 
 @dataclass(frozen=True)
 class Key:
-    """A key of the configuration.
+    """A key of the configuration (`train.lr`): what it takes, with its bounds, its default ("–" for none), its meaning.
 
-    Args:
-        name: with its section: `train.lr`.
-        type: what it takes, with its bounds; values and names in backticks.
-        default: as a word of the command line, in backticks; "–" for none.
-        meaning: what it does.
-        owners: the choices under which it has an effect, as `method=moon`; empty: always.
+    `owners` are the choices under which it has an effect, as `method=moon`; empty: always.
     """
 
     name: str
@@ -138,7 +133,6 @@ def type_text(annotation: Any) -> str:
 
 
 def _bounded(kind: str, field: FieldInfo) -> str:
-    """Return a number's type with its bounds."""
     if not kind.startswith(("integer", "number")):
         return kind
     bounds = [

@@ -204,11 +204,7 @@ class Config(Section):
         return self
 
     def _check_noise_on_rows(self, other_noise: bool) -> None:
-        """Refuse keys with which noise on rows (`privacy.unit`) would protect nothing.
-
-        Args:
-            other_noise: whether silos or the coordinator add noise, too.
-        """
+        """Refuse keys with which noise on rows (`privacy.unit`) would protect nothing."""
         refused = {
             "uplink, aggregation.noise_multiplier: noise on whole silos is another promise; choose one": other_noise,
             "precision: skipped steps of fp16 follow rows; allowed: fp32, bf16": self.precision.name == "fp16",

@@ -28,9 +28,7 @@ _kept: dict[str, dict[str, Rows]] = {}
 def silo_entries(silos: object) -> object:
     """Return the key `silos` as a file may have it: tables of Python become paths that name them.
 
-    Args:
-        silos: silo → table, or → split → table; or a list of groups of keys, of which `rows` holds such a table. A
-            table is a pandas DataFrame, a `datasets.Dataset`, a pyarrow or polars table, or a list of dictionaries.
+    They are given as silo → table, or → split → table; or a list of groups of keys, of which `rows` holds a `Table`.
     """
     if isinstance(silos, Mapping):
         return [{"name": str(name), "path": keep(value, f"silos.{name}")} for name, value in silos.items()]
@@ -105,7 +103,6 @@ def table_rows(table: Table, key: str) -> Rows:
 
 
 def _named_labels(dataset: Any) -> Any:
-    """Replace the numbers that a `datasets.Dataset` stores for class labels by the labels' names."""
     rows: Rows = dataset.to_list()
     for column, feature in dataset.features.items():
         if hasattr(feature, "int2str"):

@@ -78,7 +78,6 @@ def parse_word(text: str) -> tuple[str, Any]:
 
 
 def _is_template(value: str, parsed: Any) -> bool:
-    """Return whether YAML's reading of a template is meant: quoted text, nothing, or templates by task."""
     by_task = isinstance(parsed, dict) and all(isinstance(text, str) for text in parsed.values())
     return by_task or parsed is None or value.lstrip()[:1] in ("'", '"')
 

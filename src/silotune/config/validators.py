@@ -62,15 +62,10 @@ Names = Annotated[list[Name], BeforeValidator(listed), AfterValidator(distinct)]
 
 @dataclass(frozen=True)
 class PathKind:
-    """Marks text as a path, which `config.paths.absolute` resolves against the folder of its file.
+    """Marks text as a path, which `config.paths.absolute` resolves against the folder of its file."""
 
-    Args:
-        always: whether it is a path even where no such file exists; otherwise it may be another name.
-        names: texts that are never a path.
-    """
-
-    always: bool = True
-    names: tuple[str, ...] = ()
+    always: bool = True  # also where no such file exists; otherwise it may be another name
+    names: tuple[str, ...] = ()  # texts that are never a path
 
 
 ConfigPath = Annotated[str, PathKind()]
@@ -117,13 +112,7 @@ Device = Annotated[str, AfterValidator(_device_name)]
 
 
 def number_or_auto(of: str, most: int | None = None, *, or_none: bool = False) -> BeforeValidator:
-    """Return the validator of a key that takes a number from 1, or `auto`.
-
-    Args:
-        of: what is counted, as the message names it.
-        most: the largest number; None: any.
-        or_none: whether null is allowed too.
-    """
+    """Return the validator of a key that takes a number from 1, or `auto`; the message says of what."""
     allowed = "at least 1" if most is None else f"1 to {most}"
 
     def check(given: object) -> object:

@@ -47,16 +47,10 @@ def all_states(last_layer: Tensor, _: object) -> Tensor:
 
 @dataclass(frozen=True)
 class Shape:
-    """A backbone without weights.
+    """A backbone without weights, over fake tensors; it is used under `mode`.
 
-    Args:
-        backbone: over fake tensors; used under `mode`.
-        mode: the fake tensors' mode.
-        parameters: number of parameters of the base transformer in checkpoints, with the pooler of families that have
-            one.
-        pooler: parameters of the pooler, which no head here reads.
-        language_model: parameters of the whole language model (masked, encoder–decoder or causal), tied ones counted
-            once; 0 without one.
+    `parameters` counts the base transformer as in checkpoints, with the `pooler` of families that have one, which no
+    head here reads; `language_model` the whole language model, tied ones once, 0 without one.
     """
 
     backbone: Backbone
@@ -85,11 +79,9 @@ def shape_names() -> list[str]:
 
 @cache
 def load_shape(name: str) -> Shape:
-    """Make the shape of a `backbone` value.
+    """Make the shape of a `backbone` value: `shape:NAME`, a `config.json` or a folder with one, `default`, a hub id.
 
-    Args:
-        name: `shape:NAME`, the path of a `config.json` or of a folder with one, `default`, or a hub id; the
-            configuration alone is read.
+    The configuration alone is read.
     """
     from transformers import AutoModel
 
@@ -138,7 +130,6 @@ def read_shape_config(name: str) -> Any:
 
 
 def _no_configuration(name: str, error: Exception) -> InputError:
-    """Return one `InputError` for the many exceptions that transformers raises."""
     reason = " ".join(str(error).split())[:160]
     return InputError(f"backbone: {name} is no configuration that transformers knows ({reason})")
 
@@ -158,7 +149,6 @@ def _language_model(config: Any) -> int:
 
 
 def _count(module: nn.Module | None) -> int:
-    """Count the parameters of a module, tied ones once."""
     return 0 if module is None else sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -167,10 +157,6 @@ class VocabularyHeadStub(Head):
 
     In place of `verbalizer` it scores one word per label at one position, in place of `lm` all words at all positions.
     Its cost is that of the projection to words; the layers that some families have before the projection are left out.
-
-    Args:
-        backbone: a backbone of fake tensors.
-        replaced: the name of the head that it replaces, one of `LANGUAGE_MODEL_HEADS`.
     """
 
     name = "vocabulary-stub"

@@ -21,13 +21,10 @@ EXAMPLE_TASK = Task("task", ("no", "yes"))
 
 
 def describe(method: str, overrides: list[str]) -> dict[str, Any]:
-    """Describe a method on the demo's setting.
+    """Describe a method on the demo's setting: its parts with their sizes, and sentences on what leaves and comes down.
 
-    Returns:
-        `method`, `backbone`, `parts` (a list of name, module, scope and sizes), `tuned` (the backbone's modules that
-        parts act on: their name, how many there are, and their percentage of the backbone's weights), the sentence
-        `leaves`, and the sentence `comes_down` about shared parts that silos receive and never send, empty if there are
-        none.
+    `tuned` are the backbone's modules that parts act on: their name, how many there are, and their percentage of the
+    backbone's weights.
     """
     config = read_config("demo", [f"method={method}", *overrides])
     made = make_method(config)
@@ -69,7 +66,6 @@ def describe(method: str, overrides: list[str]) -> dict[str, Any]:
 
 
 def _tuned(backbone: Backbone, modules: list[str]) -> list[dict[str, Any]]:
-    """Return the modules of like name, the number of a block left out, with their share of the backbone's weights."""
     numbers: Counter[str] = Counter()
     weights: Counter[str] = Counter()
     for module in modules:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import torch
 
@@ -127,18 +126,11 @@ class Cost:
     peak_memory_mib: float
     parts: tuple[PartCost, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as `silotune cost --json` prints them."""
-        return dataclasses.asdict(self)
-
 
 def estimate(method: str, words: Sequence[str] = (), *, count_flops: bool = True) -> Cost:
-    """Estimate the cost of a method.
+    """Estimate the cost of a method on the demo's setting; words are `key=value`, and options of `OPTIONS`.
 
-    Args:
-        method: the method's id.
-        words: `key=value` as for `silotune run` on the demo's setting, and options of `OPTIONS`.
-        count_flops: whether to count operations and memory, which takes a second or more; else both are 0.
+    Counting operations and memory takes a second or more; without, both are 0.
     """
     options, rest = _split(words)
     config = read_config("demo", [f"method={method}", *rest])
@@ -219,11 +211,7 @@ def message_sizes(
 ) -> tuple[int, int]:
     """Compute the bytes of one silo's update and of the coordinator's broadcast; both 0 where no part is shared.
 
-    Args:
-        shapes: the shapes of all parts' tensors.
-        parts: with their scopes.
-        uplink: steps that the update goes through.
-        leaving: the shared parts that an update holds; None: all of them.
+    An update holds the `leaving` parts, or all shared ones, and goes through the steps of `uplink`.
     """
     shared = names_with(parts, Scope.SHARED)
     if not any(prod(shape) for name in shared for shape in shapes[name].values()):

@@ -45,13 +45,11 @@ DECODER_TOKENS = 2
 
 @dataclass(frozen=True)
 class WorkCount:
-    """Operations per sample, and bytes in memory at the start of the backward pass.
+    """Operations per sample, and bytes in memory at the start of the backward pass, the most of any phase.
 
-    Args:
-        train: operations of one pass over a sample through all phases of a round; the most of any kind of round.
-        predict: operations of one forward of the personalized model, and of the one that weights the text, if any.
-        saved: bytes of the activations of one batch that autograd keeps, maximum over phases.
-        training_state: bytes of parts with gradients, optimizer state and received copies, maximum over phases.
+    `train` is one pass over a sample through all phases of the kind of round with most; `predict` one forward of the
+    personalized model, and the one that weights the text, if any. `saved` are the activations of a batch that autograd
+    keeps, `training_state` parts with gradients, optimizer state and received copies.
     """
 
     train: int
@@ -61,15 +59,7 @@ class WorkCount:
 
 
 def shape_batch(backbone: Backbone, task: Task, rows: int, tokens: int, decode: int) -> Batch:
-    """Make a batch of texts without padding whose token ids mean nothing.
-
-    Args:
-        backbone: that reads it.
-        task: the rows' task.
-        rows: number of texts.
-        tokens: number of tokens of each text.
-        decode: number of decoder tokens in an encoder–decoder; 0: the decoder does not run.
-    """
+    """Make a batch of texts without padding whose token ids mean nothing; without `decode` tokens no decoder runs."""
     ones = torch.ones(rows, tokens, dtype=torch.int64)
     inputs: Inputs = {"input_ids": ones, "attention_mask": ones}
     if decode and backbone.base.config.is_encoder_decoder:
@@ -84,13 +74,7 @@ def count_work(
 ) -> WorkCount:
     """Run every phase's step and a prediction on fake tensors (under their mode), and count.
 
-    Args:
-        backbone: the backbone of a `Shape`.
-        method: the method with its setting.
-        state: all parts of one silo.
-        batch: a batch of `shape_batch`.
-        train: the section `train`, for its optimizer.
-        rounds: of the run, whose kinds of rounds may have other phases.
+    The batch is one of `shape_batch`; other kinds of the run's rounds may have other phases.
     """
     context = TrainingContext(backbone, method, train, 0, rounds=rounds)
     constant = {tensor.untyped_storage()._cdata for tensor in backbone.base.state_dict(keep_vars=True).values()}
@@ -140,7 +124,6 @@ def _numel(tensors: list[Tensor]) -> int:
 
 
 def _moments(tensor: Tensor, train: TrainConfig) -> int:
-    """Count the numbers of optimizer state for a tensor."""
     if train.optimizer == "sgd":
         return 0
     if train.optimizer == "adafactor":

@@ -1,3 +1,1 @@
 """Scores of models: on own and other silos' rows, at test time, of silos that join late, under attack."""
-
-from __future__ import annotations

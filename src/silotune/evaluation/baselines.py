@@ -35,15 +35,10 @@ _known: dict[bytes, Scores] = {}
 
 
 def baselines(silos: Sequence[SiloData], central: bool) -> dict[str, Any]:
-    """Score the baselines of all silos on their test rows, by their tasks' metrics.
+    """Score the baselines of all silos on their test rows, by their tasks' metrics: `silos` (name → scores), `global`.
 
-    Args:
-        silos: the silos' rows.
-        central: whether one data set is partitioned: one baseline then learns from all silos' training rows.
-
-    Returns:
-        `silos` (name → scores) and `global` (scores, or None); empty where rows have no labels or there are more than
-        `MOST_SILOS` silos.
+    Of a partitioned (`central`) data set, one baseline learns from all silos' training rows. Rows without labels, and
+    more than `MOST_SILOS` silos, have none.
     """
     if central:
         train = [row for silo in silos for row in silo.splits.train]
@@ -111,7 +106,6 @@ def _bag_of_words(task: Task) -> Any:
 
 
 def _score(task: Task, model: Any, train: Sequence[Row], test: Sequence[Row]) -> float | None:
-    """Fit a model of scikit-learn and score it."""
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():

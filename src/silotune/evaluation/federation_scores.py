@@ -57,18 +57,11 @@ def measure_silos(federation: Federation, split: Literal["validation", "test"]) 
 
 
 def evaluate_silos(federation: Federation, evaluate: Callable[[Model, EvaluationRows], Result]) -> dict[str, Result]:
-    """Call `evaluate` with the model and the evaluation rows of every reported silo.
+    """Call `evaluate` with the current model and the evaluation rows of every reported silo; returns silo → result.
 
     If one data set is partitioned, all silos are evaluated on the same central rows. If they also have the same model,
-    because only shared parts predict, it is evaluated once.
-
-    Args:
-        federation: the federation, whose current state is evaluated.
-        evaluate: (what returns all parts of a model, rows to evaluate it on) → result. Without rows it should not ask
-            for the model: the parts of a silo that was never sampled would be drawn.
-
-    Returns:
-        Reported silo → result.
+    because only shared parts predict, it is evaluated once. Without rows `evaluate` should not ask for the model: the
+    parts of a silo that was never sampled would be drawn.
     """
     same_model = all_share_one_model(federation.context)
     computed: dict[tuple[str, int], Result] = {}
@@ -107,17 +100,10 @@ def mean_score(scores: Mapping[str, float | None]) -> float | None:
 def summary_entries(
     federation: Federation, test: Mapping[str, Measured], judged: Mapping[str, float | None] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Make the entries of `summary.json` with metric, validation and test score, and row counts.
+    """Return reported silo → its entry in `summary.json`: metric, validation and test score, and row counts.
 
-    `accuracy` is added beside another metric if a task's answers are options.
-
-    Args:
-        federation: the federation, whose current state is scored.
-        test: reported silo → what was measured on its test rows.
-        judged: reported silo → validation score of that state, if it was judged before; of other names it is not used.
-
-    Returns:
-        Reported silo → its entry.
+    `accuracy` is added beside another metric if a task's answers are options. `judged` has the validation scores of the
+    current state, if it was judged before; of other names it is not used.
     """
     entries: dict[str, dict[str, Any]] = {}
     validation = judged if judged and judged.keys() == test.keys() else score_silos(federation, "validation")
@@ -142,15 +128,9 @@ def summary_entries(
 
 
 def success_rate(predicted: Tensor, labels: Tensor, target: int) -> float | None:
-    """Return the share of rows of other classes that are predicted as the target class, in percent.
+    """Return the share of rows of other classes that are predicted as the target class, in percent; None without any.
 
-    Args:
-        predicted: classes predicted for rows with the trigger, shape (rows,).
-        labels: their true classes, shape (rows,).
-        target: the class that the attack aims at.
-
-    Returns:
-        The attack success rate; None if every row is of the target class.
+    `predicted` and true `labels` have the shape (rows,).
     """
     others = labels != target
     return 100.0 * float((predicted[others] == target).double().mean()) if bool(others.any()) else None
@@ -174,10 +154,7 @@ def overall(silos: Mapping[str, Mapping[str, Any]], malicious: Sequence[str]) ->
     """Return `attack` of `summary.json`: means over the measured silos, and over the honest ones among them.
 
     With private parts, a malicious silo's own model learns the backdoor directly; `honest` measures its effect on
-    others.
-
-    Returns:
-        The entry; None if no silo was measured.
+    others. None if no silo was measured.
     """
     measured = {name: silo for name, silo in silos.items() if "asr" in silo}
     if not measured:
@@ -187,7 +164,6 @@ def overall(silos: Mapping[str, Mapping[str, Any]], malicious: Sequence[str]) ->
 
 
 def _attacked(context: TrainingContext, state: State, evaluation: EvaluationRows) -> dict[str, float | None]:
-    """Return the attack's success rate, and the accuracy if the metric is another; empty without a target."""
     if evaluation.attack is None:
         return {}
     rows, test, entry = evaluation.attack.rows, evaluation.test, {}

@@ -37,11 +37,7 @@ class Weights:
 
 @torch.no_grad()
 def embed(context: PredictionContext, state: State, rows: TokenizedRows) -> Tensor:
-    """Embed each row's text, without the answer, under the method's view.
-
-    Returns:
-        Vectors, shape (rows, hidden), float32, on the CPU.
-    """
+    """Embed each row's text, without the answer, under the method's view: shape (rows, hidden), float32, on the CPU."""
     weighting = _weighting(context)
     texts = prompt_rows(rows) if rows.task.kind == "generation" else replace(rows, reads=None, targets=None)
     mix = context.entries(weighting.view, context.place(state))
@@ -57,16 +53,10 @@ def embed(context: PredictionContext, state: State, rows: TokenizedRows) -> Tens
 def weigh(
     context: PredictionContext, state: State, rows: TokenizedRows, vectors: Tensor | None = None
 ) -> Weights | None:
-    """Weigh rows by their similarity to the silo's own rows.
+    """Weigh rows of any task by their similarity to the silo's own; None if the method does not weight texts.
 
-    Args:
-        context: the context of the run.
-        state: all parts of a model by name, and `INSTANCES` (see `with_instances`); a silo that never trained has none.
-        rows: rows of any task.
-        vectors: what `embed` returns of them, if it is known already.
-
-    Returns:
-        The weights; None if the method does not weight texts.
+    The state has `INSTANCES` (see `with_instances`), except of a silo that never trained. `vectors` is what `embed`
+    returns of the rows, if it is known already.
     """
     weighting = context.prediction.weighting
     if weighting is None:

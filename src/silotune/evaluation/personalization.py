@@ -26,12 +26,7 @@ from silotune.training.silo import Silo, SiloState
 
 @dataclass(frozen=True)
 class TestTime:
-    """Scores of every silo's model on every task.
-
-    Args:
-        measured: reported silo → task → the scores of its model.
-        own: reported silo → its own task.
-    """
+    """Scores of every reported silo's model on every task, and every silo's own task."""
 
     __test__ = False  # the name begins like a test's; pytest must not collect it
 
@@ -87,9 +82,8 @@ def score_test_time(federation: Federation) -> TestTime:
 def unseen(federation: Federation) -> dict[str, Any]:
     """Score every silo's model on the tasks left out of training (FedDPA, Table 14).
 
-    Returns:
-        Task → its metric, the average and maximum over silos, and each silo's score; `accuracy` has the same of the
-        accuracies, beside another metric, if answers are options.
+    A task has its metric, the average and maximum over silos, and each silo's score; `accuracy` has the same of the
+    accuracies, beside another metric, if answers are options.
     """
     sets = {name: federation.absent[name].evaluations[name].test for name in federation.config.evaluation.unseen}
     measured = _measure_on_sets(federation, sets)

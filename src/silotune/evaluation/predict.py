@@ -94,14 +94,8 @@ class Measured:
     """A model's scores on rows, in percent; or its loss, perplexity or error.
 
     `score` is by the task's metric, None without rows. If answers are options and the metric is another, `accuracy` is
-    the share of answers that equal the expected option exactly.
-
-    Args:
-        score: by the task's metric.
-        accuracy: see above.
-        logits: of rows with labels or numbers, shape (rows, outputs).
-        written: the answers to other rows, where the metric needs them.
-        loss: the head's mean loss, where the metric needs it.
+    the share of answers that equal the expected option exactly. Rows with labels or numbers have `logits`, shape (rows,
+    outputs), others `written` answers, where the metric needs them, as it may the head's mean `loss`.
     """
 
     score: float | None

@@ -40,12 +40,9 @@ _MOST_NUMBERS = 4_000_000
 
 
 class Bootstrap:
-    """Draws resamples of rows, as many as there are rows, with replacement.
+    """Draws resamples of rows, as many as there are rows, with replacement; without resamples there are no intervals.
 
-    Args:
-        resamples: how many; with 0 there are no intervals.
-        seed: the run's seed.
-        purpose: what is resampled, such as a silo's name; the same purpose gives the same intervals.
+    The same seed and purpose, such as a silo's name, give the same intervals.
     """
 
     def __init__(self, resamples: int, seed: int, *purpose: str) -> None:
@@ -91,11 +88,6 @@ class Bootstrap:
         """Return intervals of the metrics of numbers or sets of labels, by the name of the metric.
 
         Resamples in which a metric is not defined are left out; a metric that none defines has no interval.
-
-        Args:
-            task: the rows' task.
-            logits: shape (rows, outputs).
-            targets: what they are compared with.
         """
         if not self._resamples or not len(targets):
             return {}
@@ -107,11 +99,7 @@ class Bootstrap:
         return {name: _interval(values) for name, values in known.items() if len(values)}
 
     def of_means(self, row_scores: Mapping[str, Sequence[float]]) -> dict[str, Interval]:
-        """Return intervals of means over rows, in percent.
-
-        Args:
-            row_scores: metric → each row's score, between 0 and 1.
-        """
+        """Return intervals of means over rows, in percent; `row_scores` has each row's score by metric, from 0 to 1."""
         if not self._resamples:
             return {}
         names, values = [*row_scores], np.array([*row_scores.values()]).T
@@ -143,10 +131,9 @@ MOST_CLASSES = 100
 def score_details(measured: Measured, rows: TokenizedRows, bootstrap: Bootstrap) -> dict[str, Any] | None:
     """Compute all metrics of predictions, with intervals, per-class scores and the confusion matrix.
 
-    Returns:
-        JSON values: `metric`, `score`, `rows`, `metrics` (name → score) and `intervals` (name → two bounds); of rows
-        with labels also `per_class`, and if they have one each `confusion` (true class, predicted class) and
-        `calibration`. None without rows.
+    JSON values: `metric`, `score`, `rows`, `metrics` (name → score) and `intervals` (name → two bounds); of rows with
+    labels also `per_class`, and if they have one each `confusion` (true class, predicted class) and `calibration`. None
+    without rows.
     """
     if not rows.examples:
         return None
@@ -187,11 +174,7 @@ def target_details(logits: Tensor, rows: TokenizedRows, bootstrap: Bootstrap) ->
 def class_table(task: Task, hits: Counts, true: Counts, said: Counts) -> dict[str, dict[str, float]]:
     """Return label → precision, recall, F1 (percent) and rows.
 
-    Args:
-        task: names the labels.
-        hits: rows of each label that are predicted to have it, shape (labels,).
-        true: rows of each label.
-        said: rows predicted to have it.
+    Counts have the shape (labels,): `true` rows of each label, rows that are `said` to have it, and both (`hits`).
     """
     hits = hits.astype(float)
     columns = ratio(hits, said), ratio(hits, true), ratio(2 * hits, true + said), true
@@ -239,9 +222,8 @@ def log_loss(rows: Classified) -> float:
 def calibration_curve(rows: Classified) -> dict[str, Any]:
     """Return the reliability diagram of the predicted classes and its expected calibration error.
 
-    Returns:
-        `confidence` and `accuracy` (shares) and `rows` of every bin that has rows, of `BINS` equally wide ones; `error`
-        is the mean distance of the two, weighted by rows (ECE, Guo et al. 2017, eq. 3).
+    It has `confidence` and `accuracy` (shares) and `rows` of every bin that has rows, of `BINS` equally wide ones;
+    `error` is the mean distance of the two, weighted by rows (ECE, Guo et al. 2017, eq. 3).
     """
     confidence, right = rows.probabilities.max(-1).values.numpy(), (rows.predicted == rows.labels).numpy()
     confidence = np.clip(confidence, 0, 1)  # a sum of rounded shares may exceed 1

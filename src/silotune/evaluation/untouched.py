@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,23 +34,6 @@ _known: dict[bytes, float | None] = {}
 """Digest of model, head and token ids → score, kept in a process: runs that are compared have the same rows."""
 
 
-def untouched_context(context: PredictionContext) -> PredictionContext:
-    """Return a context that predicts with the backbone alone."""
-    head = context.head
-    if head.has_tensors:
-        raise InputError(f"the untouched backbone cannot answer: head={head.name} has tensors that are not trained")
-    return PredictionContext(
-        context.backbone,
-        {HEAD: Part(head, Scope.SHARED)},
-        PredictionMix({}),
-        head,
-        method="untouched",
-        max_length=context.max_length,
-        rows_scored=context.rows_scored,
-        rows_written=context.rows_written,
-    )
-
-
 def without_training(federation: Federation) -> None:
     """Let all silos of a federation answer with the backbone alone, as a run without rounds does."""
     if federation.context.head.has_tensors:
@@ -62,27 +45,32 @@ def without_training(federation: Federation) -> None:
     federation.context.prediction = PredictionMix({}, head)
 
 
-def measure_untouched(
-    context: PredictionContext, rows: TokenizedRows, metric: str | None = None, with_loss: bool = False
-) -> Measured:
-    """Score the backbone without any trained part on rows; arguments as of `measure`."""
-    alone = untouched_context(context)
-    return measure(alone, {name: {} for name in alone.parts}, rows, metric, with_loss)
+def measure_untouched(context: PredictionContext, rows: TokenizedRows, with_loss: bool = False) -> Measured:
+    """Score the backbone without any trained part on rows; its head has no tensors."""
+    alone = PredictionContext(
+        context.backbone,
+        {HEAD: Part(context.head, Scope.SHARED)},
+        PredictionMix({}),
+        context.head,
+        method="untouched",
+        max_length=context.max_length,
+        rows_scored=context.rows_scored,
+        rows_written=context.rows_written,
+    )
+    return measure(alone, {HEAD: {}}, rows, with_loss=with_loss)
 
 
 def untouched_baselines(
-    context: PredictionContext, silos: Sequence[SiloData], shots: int, central: bool
+    context: PredictionContext,
+    silos: Sequence[SiloData],
+    shots: int,
+    central: bool,
+    tokenized: Mapping[str, TokenizedRows] = {},
 ) -> dict[str, Any]:
     """Score the backbone alone on silos' test rows, in the form of `baselines`.
 
-    Args:
-        context: a run's model.
-        silos: the silos' rows.
-        shots: how many training rows go before each question in a second baseline; 0: there is none.
-        central: whether one data set is partitioned; all silos then have the same test rows.
-
-    Returns:
-        As `baselines`; without scores where the head has tensors of its own, or there are more than `MOST_SILOS` silos.
+    With `shots`, a second baseline has so many training rows before each question. There are no scores where the head
+    has tensors of its own, or there are more than `MOST_SILOS` silos. Test rows may be `tokenized` already, by silo.
     """
     if context.head.has_tensors or (len(silos) > MOST_SILOS and not central):
         return {"silos": {}, "global": None}
@@ -91,7 +79,8 @@ def untouched_baselines(
     for silo in silos[:1] if central else silos:
         if not silo.splits.test:
             continue
-        scores = {UNTOUCHED: _score(context, tokenize(silo.task, silo.splits.test))}
+        rows = tokenized[silo.name] if silo.name in tokenized else tokenize(silo.task, silo.splits.test)
+        scores = {UNTOUCHED: _score(context, rows)}
         if shots:
             after_shown = with_shots(context, silo.task, silo.splits.train[:shots])
             scores[SHOWN] = _score(context, after_shown(silo.task, silo.splits.test))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -112,13 +112,13 @@ def compare(
             announce=announce,
         )
     results = Results(entries_of(comparison, folder, summaries), comparison.ddof)
-    files = [*write_tables(results.entries, folder, comparison.ddof), write_report(results, folder / "report.html")]
+    files = [*write_tables(results, folder), write_report(results, folder / "report.html")]
     if failure is not None:
         raise SilotuneError(f"{failure}; {files[0]} has the finished ones") from failure
     return ComparisonResult(folder, comparison, results, summaries, files)
 
 
-class ComparisonResult(Mapping[str, dict[str, Any]]):
+class ComparisonResult(dict[str, dict[str, Any]]):
     """A finished comparison: a mapping from each run's name to its summary, with its table, tests and files.
 
     Attributes:
@@ -137,21 +137,12 @@ class ComparisonResult(Mapping[str, dict[str, Any]]):
         summaries: Mapping[str, dict[str, Any]],
         files: Sequence[Path],
     ) -> None:
+        super().__init__(summaries)
         self.folder = folder
         self.comparison = comparison
         self.results = results
         self.entries = results.entries
         self.files = tuple(files)
-        self._summaries = summaries
-
-    def __getitem__(self, name: str) -> dict[str, Any]:
-        return self._summaries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._summaries)
-
-    def __len__(self) -> int:
-        return len(self._summaries)
 
     def run(self, name: str) -> Run:
         """Open one run, with its silos' models.
@@ -206,7 +197,6 @@ class ComparisonResult(Mapping[str, dict[str, Any]]):
         return f"ComparisonResult({str(self.folder)!r}): {scores_as_text(self.results)}"
 
     def _repr_html_(self) -> str:
-        """Return the table that a notebook shows, and where a bag of words is better than all methods."""
         return scores_as_html(self.results)
 
 

@@ -86,15 +86,9 @@ def read_comparison(
 ) -> Comparison:
     """Plan the comparison that a command asks for; words take precedence over the source's section `compare`.
 
-    Args:
-        source: a preset, a YAML file or a `Config`.
-        words: `key=value`. `methods=a,b`, `seeds=1,2`, `best=FOLDER` (of a sweep) and `std.ddof=0|1` concern the
-            comparison; the others go to every cell, where they take precedence over a sweep's best values and
-            `per_method`.
-        variants: each "name: key=value key=value"; they replace the source's variants, grid and ablations.
-        ablation: add the ablations of the method's paper.
-        only: patterns (`*`, `?`) of the entries that are wanted; all if empty.
-        keys: keys of every cell, as values of Python.
+    `methods=a,b`, `seeds=1,2`, `best=FOLDER` (of a sweep) and `std.ddof=0|1` concern the comparison; the other words go
+    to every cell, where they take precedence over a sweep's best values and `per_method`. Variants, each
+    "name: key=value key=value", replace the source's variants, grid and ablations. `only` has patterns (`*`, `?`).
     """
     comparison_words, run_words = split_words(words)
     refuse_one_of_several(keys)

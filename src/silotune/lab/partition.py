@@ -131,7 +131,6 @@ class PartitionResult:
         )
 
     def _repr_html_(self) -> str:
-        """Return the table that a notebook shows."""
         return html_table(self.title, ["silo", *self.labels, "rows"], self.texts())
 
 

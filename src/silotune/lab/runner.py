@@ -91,9 +91,7 @@ RUN = CellKind(_whole_run, "summary.json")
 def built_entries(cells: Sequence[Cell], on_use: bool = False) -> Iterator[tuple[Cell, Federation]]:
     """Build the first cell of every entry as a run would, and yield both; a cell that cannot run is named.
 
-    Args:
-        cells: the cells of a plan.
-        on_use: whether the backbone's weights are loaded only if building needs them.
+    With `on_use`, the backbone's weights are loaded only if building needs them.
     """
     needs: BackboneRequirements | None = None
     backbone: Backbone | None = None
@@ -132,8 +130,7 @@ def run_elsewhere(
 ) -> tuple[dict[str, Summary], SilotuneError | None]:
     """Run all cells of a command elsewhere as one plan, which includes finished ones.
 
-    Returns:
-        The summary of every finished cell, by folder name, and the error that names the others; None without others.
+    Returns the summary of every finished cell by folder, and the error that names the others; None without others.
     """
     failure = None
     try:
@@ -166,10 +163,8 @@ def run_cells(
     """Run the unfinished cells below the folder `out`, in this process or in several.
 
     A cell is finished once its last file exists; it is then never run again. An interrupted cell continues from its
-    last checkpoint. Where training diverged in some cells, `Diverged` is raised after all others are finished.
-
-    Returns:
-        The summary of every cell, by folder name.
+    last checkpoint. Where training diverged in some cells, `Diverged` is raised after all others are finished. Returns
+    the summary of every cell, by folder name.
     """
     end_unguarded_worker()
     unfinished = [cell for cell in cells if not _finished(cell, out, kind)]

@@ -197,11 +197,8 @@ class Sweep:
 def read_sweep(source: str | Config, words: Sequence[str], trials: int | None = None, **keys: Unpack[Keys]) -> Sweep:
     """Plan the sweep that a command asks for; the source's section `compare` lists methods if the words do not.
 
-    Args:
-        source: a preset, a YAML file or a `Config`.
-        words: `method=a,b` (or `methods=`), `seeds=1,2`, keys to search (see `split_search`) and any others.
-        trials: proposals of the sampler per method; None for all combinations.
-        keys: keys of every run, as values of Python.
+    The words are `method=a,b` (or `methods=`), `seeds=1,2`, keys to search (see `split_search`) and any others. The
+    sampler makes so many `trials` per method; None: all combinations.
     """
     sweep_words, run_words = split_words([re.sub(r"^\s*method\s*=", "methods=", word) for word in words])
     for word in sweep_words:

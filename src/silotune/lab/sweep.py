@@ -208,7 +208,6 @@ def _run_elsewhere(
 
 
 def _search_word(searched: tuple[str, Sequence[object] | str]) -> str:
-    """Return a searched key as a word of the command line."""
     key, values = searched
     if isinstance(values, str):
         return f"{key}={values}"
@@ -350,6 +349,5 @@ class SweepResult:
         return "\n".join([f"SweepResult({str(self.folder)!r}): {len(self.trials)} trials, best values", *lines])
 
     def _repr_html_(self) -> str:
-        """Return the table that a notebook shows: a row for every trial."""
         table = _table(self.plan, self.trials).astype(str)
         return html_table("validation score at each trial's best round", list(table.columns), table.to_numpy().tolist())

@@ -274,7 +274,6 @@ class TransferResult:
         return "\n".join([f"TransferResult({str(self.folder)!r}): mean relative score", *lines])
 
     def _repr_html_(self) -> str:
-        """Return the tables that a notebook shows."""
         return "".join(
             html_table(f"{one.label}: {MATRIX_TITLE}", ["source ↓ target →", *one.tasks], one.texts())
             for one in self.matrices

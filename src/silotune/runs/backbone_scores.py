@@ -37,12 +37,7 @@ def backbone_setting(
 ) -> tuple[Config, list[SiloData]]:
     """Return the configuration and the rows on which a backbone is scored.
 
-    Args:
-        backbone: the key `backbone`.
-        data: a preset, a YAML file, or a file of rows, all of which are test rows then.
-        overrides: `key=value` words.
-        text: the file's text columns; if empty, the usual ones.
-        label: its column of labels or answers; if empty, the usual one.
+    `data` is a preset, a YAML file, or a file of rows with these columns (or the usual ones), which are all test rows.
     """
     words = [*overrides, f"backbone={backbone}", "rounds=0"]
     path = Path(data)
@@ -65,13 +60,10 @@ def backbone_setting(
 def evaluate_backbone(
     config: Config, silos: Sequence[SiloData], backbone: Backbone | None = None
 ) -> tuple[Config, dict[str, Evaluation]]:
-    """Score a backbone on silos' test rows, without any training.
+    """Score a backbone on silos' test rows, without any training; return also the configuration as it took effect.
 
     With `evaluation.shots`, that many training rows go before each question (of a file without training rows its
     first ones, which are not scored then).
-
-    Returns:
-        The configuration as it took effect, and silo → its scores.
     """
     config, context = _context(config, silos, backbone)
     shots, found = config.evaluation.shots, {}
@@ -90,13 +82,9 @@ def evaluate_backbone(
 
 @dataclass(frozen=True)
 class TemplateScores:
-    """What each template scores with an untouched backbone.
+    """What each template scores with an untouched backbone, by silo, on validation rows (`training` without those).
 
-    Args:
-        silos: silo → template → score.
-        split: the rows that were scored: `validation`, or `training` without those.
-        proposed: the template with the better mean; without a clear difference the model's own.
-        clear: whether the means differ by more than a twentieth.
+    The template with the better mean is proposed; without a clear difference, of a twentieth, the model's own.
     """
 
     silos: dict[str, dict[str, float | None]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -53,7 +53,7 @@ def evaluate(
     folder = run.folder if isinstance(run, Run) else Path(run)
     model = load_model(folder, silo)
     path = Path(rows) if isinstance(rows, (str, Path)) else Path(MEMORY_PREFIX + _TABLE)
-    records = model_records(model, path) if isinstance(rows, (str, Path)) else table_rows(rows, _TABLE)
+    records = read_records(path, _encoding(model)) if isinstance(rows, (str, Path)) else table_rows(rows, _TABLE)
     context, columns = model.context, [text] if isinstance(text, str) else list(text)
     tokenize = context.head.row_tokenizer(context.backbone, context.max_length)
     tokenized = tokenize(
@@ -71,24 +71,12 @@ def evaluate(
     return Evaluation({"silo": silo, "file": file, "level": LEVEL, **(details or {})})
 
 
-class Evaluation(Mapping[str, Any]):
+class Evaluation(dict[str, Any]):
     """All metrics of a model's predictions on labeled rows, as a mapping.
 
     It has `silo`, `file`, `level` of the intervals in percent, `metric`, `score`, `rows`, `metrics` (name → score) and
     `intervals` (name → two bounds); of rows with labels also `per_class`, `confusion` and `calibration`.
     """
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = dict(values)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
     @property
     def score(self) -> float | None:
@@ -125,16 +113,11 @@ class Evaluation(Mapping[str, Any]):
         return f"Evaluation: {self.title}\n{scores}"
 
     def _repr_html_(self) -> str:
-        """Return the table that a notebook shows."""
         return html_table(self.title, ["metric", "score", f"{self['level']} % interval"], self.metric_rows())
 
 
-def model_records(model: PersonalModel, path: Path) -> Sequence[Record]:
-    """Read a file in the encoding of the silo's own files."""
-    return read_records(path, _encoding(model))
-
-
 def _encoding(model: PersonalModel) -> str:
+    """Return the encoding of the silo's own files."""
     return str((model.about["columns"] or {}).get("encoding", "utf-8"))
 
 
@@ -143,11 +126,7 @@ def table_texts(
 ) -> Iterator[str | tuple[str, str]]:
     """Yield the texts of a CSV, TSV or Parquet file, a text or a pair a row; other columns are not read.
 
-    Args:
-        model: the silo's model.
-        path: the file.
-        chosen: its text columns; if empty, those of the silo's own data.
-        opened: the file, if it is open already.
+    The columns are the chosen ones, or those of the silo's own data.
     """
     if model.task.kind == "generation":
         raise InputError(f"--file {path}: a task of generation reads lines of text, or JSON lines (.jsonl), no table")
@@ -163,15 +142,7 @@ def table_texts(
 def labeled_rows(
     model: PersonalModel, path: Path, records: Sequence[Record], text: Sequence[str], label: str
 ) -> list[Row]:
-    """Make rows of the model's task of a table's records.
-
-    Args:
-        model: the silo's model.
-        path: the file, for messages.
-        records: its rows.
-        text: the text columns; if empty, those of the silo's own data.
-        label: the label column; if empty, that of the silo's own data.
-    """
+    """Make rows of the model's task of a table's records; columns that are not given are those of the silo's data."""
     task, own = model.task, model.about["columns"]
     if task.kind == "generation":
         columns = tuple(text) or tuple(own["text"] if own else ())

@@ -161,9 +161,8 @@ def model_folders(run: Path) -> dict[str, Path]:
 
 def check_has_models(run: Path, summary: Mapping[str, Any]) -> None:
     """Refuse a coordinator's folder of a federation whose silos keep private parts: no model can be made of it."""
-    if (
-        not any((run / MODELS).glob(f"*/{MODEL_FILE}")) and summary.get("engine") == "flower"
-    ):  # `Flower.label` in distributed/coordinator
+    has_none = not any((run / MODELS).glob(f"*/{MODEL_FILE}"))
+    if has_none and summary.get("engine") == "flower":  # `Flower.label` in distributed/coordinator
         raise InputError(
             f"{run}: is the coordinator's folder of a federation; private parts are in the silos' own folders, "
             f"where each silo predicts and exports; here is {MODELS}/shared"

@@ -45,14 +45,10 @@ from silotune.training.silo import Silo
 def write_models(run: Path, federation: Federation, summary: Mapping[str, Any]) -> None:
     """Rewrite a run's folder `models` from the federation's present state, one silo's state at a time.
 
-    A silo of a federation over machines may call it as well, for its own folder.
-
-    Args:
-        run: the run folder.
-        federation: at the round whose models are written.
-        summary: of `summary.json` at least `rounds`, `best_round` and the entries of `silos`.
+    A silo of a federation over machines may call it as well, for its own folder. It reads `rounds`, `best_round` and
+    `silos` of the summary.
     """
-    target, place = run / MODELS, run / f".{MODELS}"
+    place = _new_place(run)
     shared = _write_shared(place, federation)
     for owner in federation.silos.values():
         state = current_model_state(federation, owner)
@@ -67,22 +63,31 @@ def write_models(run: Path, federation: Federation, summary: Mapping[str, Any]) 
             for file, source in sources.items():
                 _link(source, folder / file)
             (folder / MODEL_FILE).write_text(_json(_describe(federation, name, state, summary)), encoding="utf-8")
-    shutil.rmtree(target, ignore_errors=True)
-    place.replace(target)
+    _put_in_place(run, place)
 
 
 def write_shared_model(run: Path, federation: Federation) -> None:
     """Write `models/shared` alone, as a coordinator does whose silos keep parts of their own."""
-    target, place = run / MODELS, run / f".{MODELS}"
+    place = _new_place(run)
     _write_shared(place, federation)
-    shutil.rmtree(target, ignore_errors=True)
-    place.replace(target)
+    _put_in_place(run, place)
+
+
+def _new_place(run: Path) -> Path:
+    place = run / f".{MODELS}"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    return place
+
+
+def _put_in_place(run: Path, place: Path) -> None:
+    shutil.rmtree(run / MODELS, ignore_errors=True)
+    place.replace(run / MODELS)
 
 
 def _write_shared(place: Path, federation: Federation) -> Path | None:
     """Write the shared and fixed parts into a new folder of models; return their file, if there are any."""
-    shutil.rmtree(place, ignore_errors=True)
-    (place / SHARED_FOLDER).mkdir(parents=True)
+    (place / SHARED_FOLDER).mkdir()
     common = flatten(federation.coordinator.shared | federation.context.fixed)
     if not common:
         return None
@@ -92,25 +97,16 @@ def _write_shared(place: Path, federation: Federation) -> Path | None:
 
 
 def gather_models(run: Path, folders: Mapping[str, Path], summary: Mapping[str, Any]) -> None:
-    """Copy the models that silos wrote into folders of their own into a run's folder `models`.
-
-    Args:
-        run: the run folder.
-        folders: silo → the folder in which it called `write_models`, if it was asked for its test score.
-        summary: the content of the run's `summary.json`.
-    """
-    target, place = run / MODELS, run / f".{MODELS}"
-    shutil.rmtree(place, ignore_errors=True)
+    """Copy the models that silos wrote into folders of their own, if they were asked to, into a run's `models`."""
+    place = _new_place(run)
     common = {"silos": len(folders), "rows_of_all_silos": _rows_of_all(summary["silos"])}
-    place.mkdir()
     for name, folder in folders.items():
         if not (folder / MODELS).is_dir():
             continue
         shutil.copytree(folder / MODELS, place, dirs_exist_ok=True)
         path = place / name / MODEL_FILE
         path.write_text(_json(json.loads(path.read_text(encoding="utf-8")) | common), encoding="utf-8")
-    shutil.rmtree(target, ignore_errors=True)
-    place.replace(target)
+    _put_in_place(run, place)
 
 
 def _json(content: Mapping[str, Any]) -> str:
@@ -143,7 +139,6 @@ def _own_tensors(federation: Federation, silo: Silo, state: State) -> tuple[Tens
 
 
 def _describe(federation: Federation, name: str, state: State, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of `model.json` of one silo."""
     config, context, method = federation.config, federation.context, federation.method
     prediction, scores = context.prediction, summary["silos"][name]
     files = next((entry for entry in config.silos if entry.name == name), None)

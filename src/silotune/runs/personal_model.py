@@ -67,6 +67,7 @@ class Explanation:
     similarities: list[float] | None = None
 
 
+@dataclass(eq=False, repr=False)
 class PersonalModel:
     """A silo's personalized model, as its folder `models/NAME/` holds it.
 
@@ -79,21 +80,12 @@ class PersonalModel:
         about: the content of `model.json`.
     """
 
-    def __init__(
-        self,
-        context: PredictionContext,
-        tuner: Tuner,
-        state: State,
-        task: Task,
-        texts_per_row: int,
-        about: Mapping[str, Any],
-    ) -> None:
-        self.context = context
-        self.tuner = tuner
-        self.state = state
-        self.task = task
-        self.texts_per_row = texts_per_row
-        self.about = about
+    context: PredictionContext
+    tuner: Tuner
+    state: State
+    task: Task
+    texts_per_row: int
+    about: Mapping[str, Any]
 
     @classmethod
     def open(

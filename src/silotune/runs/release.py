@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from silotune.communication.privacy.budget import DELTA
 from silotune.communication.privacy.row_accountant import row_epsilon
@@ -49,13 +50,9 @@ def row_losses(context: PredictionContext, state: State, rows: TokenizedRows, co
 
 @dataclass(frozen=True)
 class Audit:
-    """What guesses of canaries' coins show (Steinke, Nasr and Jagielski 2023).
+    """What right guesses of canaries' coins show (Steinke, Nasr and Jagielski 2023).
 
-    Args:
-        canaries: their number.
-        right: how many coins were guessed.
-        lower: a lower bound on ε, true with a probability of `CONFIDENCE`.
-        most: the lower bound that right guesses of all coins would have shown.
+    `lower` bounds ε from below, with a probability of `CONFIDENCE`; `most` is what guesses of all coins would show.
     """
 
     canaries: int
@@ -67,10 +64,7 @@ class Audit:
 def audit(losses: Sequence[float], present: Sequence[bool], delta: float) -> Audit:
     """Guess that the half of the canaries with the smaller loss was trained on, and bound ε by the right guesses.
 
-    Args:
-        losses: of each canary, under the finished model; the guesses are fixed by them alone.
-        present: the coins.
-        delta: δ of the guarantee.
+    The guesses are fixed by the losses under the finished model alone; `present` has the coins.
     """
     count = len(losses)
     smaller = torch.tensor(losses).argsort(stable=True)[: count // 2].tolist()
@@ -111,11 +105,8 @@ def _chance(count: int, right: int, epsilon: float, delta: float) -> float:
 class Membership:
     """How well a threshold on the loss tells training rows from rows never seen.
 
-    Args:
-        auc: the probability that a training row's loss is the smaller one; 0.5 is guessing.
-        found: the share of training rows below a threshold that `ALARMS` of the others are below.
-        interval: a 95 % interval of `found` (Clopper and Pearson), for the threshold as it is.
-        rows: numbers of training rows and of others.
+    `auc` is the probability that a training row's loss is the smaller one; `found` the share of training rows below a
+    threshold that `ALARMS` of the others are below, with its 95 % interval; `rows` the numbers of both.
     """
 
     auc: float
@@ -159,36 +150,24 @@ MOST_ANSWERS = 100
 
 @dataclass(frozen=True)
 class Release:
-    """What was measured of a model.
-
-    Args:
-        silo: the silo's name.
-        unit: whom noise protects; None without noise on rows.
-        upper: ε of the model's tensors by the account of their noise; infinite if any was trained without.
-        delta: δ of that account.
-        canaries: the audit; None without canaries.
-        members: membership inference by loss.
-        repeated: of how many training prompts, and of how many test prompts, the answer came out word for word, with
-            both numbers of prompts; None where no text is written.
-    """
+    """What was measured of a model; `unit` is whom noise protects, None without noise on rows."""
 
     silo: str
     unit: str | None
     upper: float
+    """ε of the model's tensors by the account of their noise; infinite if any was trained without."""
     delta: float
     canaries: Audit | None
     members: Membership
     repeated: tuple[int, int, int, int] | None
+    """Training answers that came out word for word, of how many; the same of test answers; None without answers."""
 
     @classmethod
     def read(cls, path: Path) -> Release:
         """Read a file written by `write`."""
         tree = json.loads(path.read_text(encoding="utf-8"))
-        canaries = None if tree["canaries"] is None else Audit(**tree["canaries"])
-        repeated = None if tree["repeated"] is None else tuple(tree["repeated"])
-        members = Membership(**tree["members"])
         upper = math.inf if tree["upper"] is None else tree["upper"]
-        return cls(**{**tree, "canaries": canaries, "members": members, "repeated": repeated, "upper": upper})
+        return TypeAdapter(cls).validate_python(tree | {"upper": upper})
 
     def fields(self) -> dict[str, Any]:
         """Return the numbers as JSON has them: null for an ε without a bound."""
@@ -236,9 +215,7 @@ class Release:
 def measure_release(run: Path, silo: str) -> Release:
     """Measure a silo's model of a run in one process, whose rows are still where they were.
 
-    Args:
-        run: the run's folder, or a run's folder at a silo, whose worker has measured its model (`release.json`).
-        silo: the silo's name.
+    In a run's folder at a silo, its worker has measured the model (`release.json`).
     """
     if (kept := run / RELEASE_FILE).is_file():
         return Release.read(kept)

@@ -86,7 +86,6 @@ def restore(
 
 
 def _configuration(path: Path, summary: dict[str, Any], precision: str | None, device: str) -> Config:
-    """Return a run's configuration, for this machine."""
     config = load_resolved(path / "config.yaml")
     if summary.get("template") == CHAT:  # chosen by the silos' rows
         config = with_template(config, CHAT)

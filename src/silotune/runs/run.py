@@ -35,7 +35,7 @@ from silotune.runs.run_result import Run
 from silotune.runs.storage.checkpoints import Checkpoints
 from silotune.runs.storage.readers import events, refusal_warning
 from silotune.runs.storage.run_folder import MAY_DIFFER, continued, working_in
-from silotune.runs.storage.scored_rows import write_test_scores
+from silotune.runs.storage.scored_rows import test_rows_of, write_test_scores
 from silotune.runs.summary import intervals, state_digest, summarize
 from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
@@ -152,7 +152,8 @@ def _run(
             central = config.partition.name != "none"
             summary["baselines"] = baselines(kept, central)
             if config.rounds:  # without rounds the run itself is that
-                alone = untouched_baselines(federation.context, kept, config.evaluation.shots, central)
+                shots, rows = config.evaluation.shots, test_rows_of(federation)
+                alone = untouched_baselines(federation.context, kept, shots, central, rows)
                 summary["baselines"] = joined(summary["baselines"], alone)
         summary["intervals"] = intervals(write_test_scores(path, federation, engine.tested))
         write_models(path, federation, summary)
@@ -161,13 +162,9 @@ def _run(
 
 
 def _may_differ(path: Path, federation: Federation) -> tuple[str, ...]:
-    """Return the beginnings of the names of keys in which the configuration may differ from the run's.
+    """Return the beginnings of the names of keys in which the configuration may differ from the run's, if there is one.
 
     With other `rounds`, the rounds that are done must be as they would have been, bit by bit.
-
-    Args:
-        path: the run folder; it may hold no run.
-        federation: with the new configuration.
     """
     file, rounds = path / "config.yaml", federation.config.rounds
     if not file.exists() or (before := load_resolved(file).rounds) == rounds:

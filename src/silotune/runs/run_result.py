@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from silotune.core.notebook import html_table, notebook_figure
 from silotune.core.numeric import score_text
 from silotune.data.tasks import lower_is_better, metric_title
-from silotune.errors import require_known
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.callbacks import RoundEnd
 from silotune.runs.callbacks.base import read_rounds
@@ -67,7 +66,6 @@ class Run:
 
     def model(self, silo: str) -> PersonalModel:
         """Return the silo's personalized model."""
-        require_known("silo", silo, self.silos)
         folder = model_folder(self.folder, silo)
         model = PersonalModel.open(folder, self._backbone, self._precision, self._device)
         self._backbone = model.context.backbone
@@ -130,7 +128,6 @@ class Run:
         return f"test average {score_text(self.summary['average'])} ({', '.join(scores)}{more})"
 
     def _repr_html_(self) -> str:
-        """Return the table that a notebook shows: a row for each silo."""
         rows = [
             (name, metric_title(str(entry["metric"])), *(score_text(entry.get(key)) for key in ("validation", "test")))
             for name, entry in self.silos.items()

@@ -101,10 +101,7 @@ def _number(value: Any) -> float | None:
 def ranks(scores: Sequence[float | None], groups: Sequence[Hashable] | None = None, lower: bool = False) -> list[int]:
     """Rank scores: 1 for the best of a group, 2 for the second, 0 for all others; ties up to 6 decimals share a rank.
 
-    Args:
-        scores: None where a score is missing.
-        groups: group of each score; by default all form one group. A score alone in its group has rank 0.
-        lower: whether lower scores are better (losses).
+    Missing scores (None), and those alone in their group, have rank 0. Without groups, all form one.
     """
     group_of = [None] * len(scores) if groups is None else list(groups)
     sizes = Counter(group_of)

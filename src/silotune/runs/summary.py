@@ -112,12 +112,7 @@ def intervals(scores: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def average_sampled(silos: Mapping[str, Mapping[str, Any]], alike: bool) -> dict[str, float | None]:
-    """Return the mean test score over the silos that were sampled, if some were not.
-
-    Args:
-        silos: silo name → entry in the summary.
-        alike: whether one model answers for all silos, on the same rows; then there is one score.
-    """
+    """Return the mean test score over the silos that were sampled, if some were not and silos are not all `alike`."""
     if alike or all(silo["sampled"] for silo in silos.values()):
         return {}
     return {"average_sampled": mean_test({name: silo for name, silo in silos.items() if silo["sampled"]})}

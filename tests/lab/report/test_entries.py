@@ -39,7 +39,7 @@ def test_runs_that_differ_in_the_seed_alone_are_one_row(runs: Path, tmp_path: Pa
 
 def test_the_csv_by_hand(runs: Path, tmp_path: Path) -> None:
     found = entries(runs, "local", "fedmcp")
-    text = (write_tables(found, tmp_path)[0]).read_text(encoding="utf-8")
+    text = (write_tables(Results(found), tmp_path)[0]).read_text(encoding="utf-8")
     rows = {(row["method"], row["silo"]): row for row in csv.DictReader(io.StringIO(text))}
     assert list(rows.values()) == comparison_frame(Results(found)).to_dict("records")
     assert text.splitlines()[0] == "method,silo,metric,mean,std,n,trainable_percent,sent_percent,bytes_up"

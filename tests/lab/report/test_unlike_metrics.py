@@ -70,7 +70,7 @@ def test_the_files_and_the_page_have_them(entries: list[ReportEntry], tmp_path: 
     found = {(row["method"], row["silo"]): (row["metric"], row["mean"]) for row in rows}
     assert found["moon", "average f1"] == ("f1", "80")
     assert ("moon", "average") not in found
-    write_tables(entries, tmp_path)
+    write_tables(Results(entries), tmp_path)
     with (tmp_path / "baselines.csv").open(encoding="utf-8", newline="") as file:
         beside = {(row["baseline"], row["silo"]): (row["metric"], row["mean"]) for row in csv.DictReader(file)}
     assert beside["bag of words", "average accuracy"] == ("accuracy", "55")

@@ -12,8 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from silotune.cli.completion import complete_source
-from silotune.cli.console import JsonOption, LogFile, Quiet, Source, Verbose, console, output_folder, say, say_aside
+from silotune.cli.console import JsonOption, LogFile, Quiet, Source, Verbose, complete_source, console, say, say_aside
 from silotune.cli.workers import (
     IN_PROCESS,
     AddressOption,
@@ -88,8 +87,9 @@ def compare(
     from silotune.lab.compare import compare as run_all
     from silotune.runs.scores import average_text
 
-    folder, count = output_folder(out, "compare"), CellCount()
-    tell = say_aside if as_json else say
+    if out is None:
+        raise InputError("--out: is missing; compare needs a folder for its runs")
+    count, tell = CellCount(), say_aside if as_json else say
     with show_progress(quiet, verbose, log_file, write=tell) as followers:
 
         def done(cell: Cell, summary: dict[str, Any]) -> None:
@@ -99,7 +99,7 @@ def compare(
         finished = run_all(
             source,
             *(words or []),
-            out=folder,
+            out=out,
             resume=resume,
             workers=where,
             variants=variant or [],
@@ -109,7 +109,7 @@ def compare(
             begin=count.begin,
             done=done,
             announce=tell,
-            elsewhere=elsewhere_of(federation, where, folder, tell),
+            elsewhere=elsewhere_of(federation, where, out, tell),
         )
     if as_json:
         typer.echo(json.dumps(finished.as_json(), indent=1))
@@ -118,9 +118,6 @@ def compare(
 
 
 def _preview(cells: Sequence[Cell]) -> None:
-    """Build the first run of every entry of a comparison, and list the entries."""
-    from rich.table import Table
-
     from silotune.cli.preview import END
     from silotune.lab.runner import built_entries
     from silotune.runs.summary import parameters
@@ -159,7 +156,6 @@ def _list_items(paper: str | None) -> None:
 
 
 def _show(finished: ComparisonResult) -> None:
-    """Print the tables of a finished comparison, its tests and files."""
     from silotune.lab.report.significance import NOTE, beaten_by_words
     from silotune.lab.report.table_files import as_terminal
     from silotune.lab.report.tables import cost_table, score_table
@@ -188,8 +184,8 @@ SweepWords = Annotated[
 
 def sweep(
     source: Source,
+    out: Annotated[Path, typer.Option(help="Where trials, sweep.csv and best.yaml go.")],
     words: SweepWords = None,
-    out: Annotated[Path | None, typer.Option(help="Where trials, sweep.csv and best.yaml go.")] = None,
     trials: Annotated[
         int | None,
         typer.Option(min=1, help="Trials per method, proposed by optuna's TPE; without it, all combinations."),
@@ -208,7 +204,7 @@ def sweep(
     from silotune.cli.progress import CellCount, show_progress
     from silotune.lab.sweep import sweep as run_all
 
-    folder, count = output_folder(out, "sweep"), CellCount()
+    count = CellCount()
     with show_progress(quiet, verbose, log_file) as followers:
 
         def done(cell: Cell, summary: dict[str, Any]) -> None:
@@ -219,20 +215,17 @@ def sweep(
         finished = run_all(
             source,
             *(words or []),
-            out=folder,
+            out=out,
             trials=trials,
             resume=resume,
             workers=where,
             callbacks=followers,
             begin=count.begin,
             done=done,
-            elsewhere=elsewhere_of(federation, where, folder, say),
+            elsewhere=elsewhere_of(federation, where, out, say),
         )
     console.print(_trials_table(finished.plan, finished.trials))
-    say(
-        f"wrote {', '.join(map(str, finished.files))}; silotune compare {source} best={folder} … takes each method's "
-        "best"
-    )
+    say(f"wrote {', '.join(map(str, finished.files))}; silotune compare {source} best={out} … takes each method's best")
 
 
 def _trials_table(search: Sweep, trials: Sequence[TrialResult]) -> Table:

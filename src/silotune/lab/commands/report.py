@@ -92,16 +92,13 @@ def transfer(
             metavar="RUN…",
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="Where transfer.csv and transfer.png go.")] = None,
+    out: Annotated[Path, typer.Option(help="Where transfer.csv and transfer.png go.")],
 ) -> None:
     """Evaluate each run's tuned parts on every other run's task, without training: absolute and relative matrices.
 
     transfer.head=target reads the labels with the target run's head; transfer.head=source with the source's, where the
     numbers of labels agree.
     """
-    if out is None:
-        raise InputError("--out: is missing; transfer needs a folder for transfer.csv and transfer.png")
-    require_unused(out, "--out")
     head, types, folders = _parse_words(runs)
     from silotune.lab.transfer import transfer as exchange
 
@@ -116,7 +113,6 @@ def transfer(
 
 
 def _parse_words(words: Sequence[str]) -> tuple[WhoseHead, dict[str, str], list[Path]]:
-    """Parse the arguments into (whose head, task to type, run folders)."""
     from silotune.config.trees import parse_word
 
     options: dict[str, Any] = {"transfer.head": "target", "transfer.types": {}}

@@ -59,16 +59,10 @@ Mark = tuple[float, float, str]
 
 @dataclass(frozen=True)
 class Panel:
-    """One diagram.
+    """One diagram, with the labels of its axes and its size in inches (3.9 are about 375 pixels on the page).
 
-    Args:
-        title: its title.
-        x: label of the x axis.
-        y: label of the y axis.
-        draw: draws the data on axes and returns its values; `panel_svg` and `save_figure` add titles and labels.
-        height: inches.
-        width: inches; the default is about 375 pixels on the page.
-        silo: the silo that it is about; empty if about several. The page's reader can choose silos.
+    `draw` draws the data on axes and returns its values; `panel_svg` and `save_figure` add titles and labels. A diagram
+    of one silo names it, as the page's reader can choose silos.
     """
 
     title: str
@@ -82,14 +76,9 @@ class Panel:
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """A figure of the report; its panels share one legend.
+    """A figure of the report; its panels share one legend: a row's position, which says color and marker → its label.
 
-    Args:
-        name: id on the page and file name.
-        title: heading.
-        caption: text below.
-        panels: its diagrams.
-        legend: position of a row → its label; color and marker follow from the position.
+    The name is its id on the page and that of its files.
     """
 
     name: str
@@ -123,11 +112,8 @@ def _draw(panel: Panel, axes: Axes) -> Sequence[Mark]:
 def panel_svg(panel: Panel, salt: str) -> str:
     """Render a diagram as inline SVG with transparent background; text and grid take the page's colors.
 
-    Its attribute `data-marks` has its values as JSON: [x, y, text], the place in percent of width and height.
-
-    Args:
-        panel: the diagram.
-        salt: prefix of all ids, which must be unique on a page.
+    Its attribute `data-marks` has its values as JSON: [x, y, text], the place in percent of width and height. The salt
+    is the prefix of all ids, which must be unique on a page.
     """
     import matplotlib
     from matplotlib.figure import Figure

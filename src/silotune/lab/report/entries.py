@@ -203,7 +203,6 @@ def group_runs(runs: Sequence[FinishedRun]) -> list[ReportEntry]:
 
 
 def _brief(value: object) -> str:
-    """Shorten a long value to its end, which distinguishes paths."""
     text = str(value)
     return text if len(text) <= 20 else f"…{text[-19:]}"
 

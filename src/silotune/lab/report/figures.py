@@ -94,7 +94,6 @@ def _validation_axis(results: Results) -> str:
 
 
 def _whole(results: Results) -> str:
-    """Name the curve of all silos together."""
     return "all silos on the same rows" if results.central else "mean over silos"
 
 
@@ -146,7 +145,6 @@ def _spread(results: Results, axis: str) -> list[Panel]:
 
 
 def _traffic(results: Results) -> FigureSpec:
-    """Draw validation scores against the bytes of all messages so far."""
     curves: list[LabeledCurve] = []
     silent = []
     for position, entry in enumerate(results.entries):
@@ -177,7 +175,6 @@ def _traffic(results: Results) -> FigureSpec:
 
 
 def _losses(results: Results) -> FigureSpec:
-    """Draw the training loss and its terms over rounds."""
     names = {name.removeprefix("term ") for name in results.series["name"].unique() if name.startswith("term ")}
     terms = sorted((name for name in names if not name.startswith("similarity_")), key=lambda n: (n != "loss", n))
     panels = [
@@ -214,7 +211,6 @@ def product_error_figure(results: Results) -> FigureSpec:
 
 
 def _sent(results: Results) -> FigureSpec:
-    """Draw the bytes that each silo sent in the whole run."""
     sent = _of_entries(results, results.sent_by_silo)
     silos = sorted({name for _, _, by_silo in sent for name in by_silo})
     many = len(silos) > _MOST_LINES
@@ -236,7 +232,6 @@ def _sent(results: Results) -> FigureSpec:
 
 
 def _seconds(results: Results) -> FigureSpec:
-    """Draw the seconds of training and of everything else."""
     labels = [entry.label for entry in results.entries]
     spent = [results.seconds(entry) for entry in results.entries]
 
@@ -260,7 +255,6 @@ def _seconds(results: Results) -> FigureSpec:
 
 
 def _tests(results: Results) -> FigureSpec:
-    """Draw test scores with their intervals."""
     silos, averages, rows = results.distinct_silos, results.averages, len(results.entries)
     scored = _of_entries(
         results, lambda label: {name: s.mean for name in [*silos, *averages] if (s := results.score(label, name))}

@@ -89,7 +89,6 @@ def render_page(results: Results, specs: Sequence[FigureSpec], title: str = "") 
 
 
 def _content(results: Results, specs: Sequence[FigureSpec], title: str) -> dict[str, Any]:
-    """Return the variables of the template."""
     entries, scores = results.entries, score_table(results)
     return {
         "title": title or _title(results),
@@ -154,7 +153,6 @@ def _values(runs: Sequence[FinishedRun], read: Callable[[FinishedRun], object]) 
 
 
 def _tests(results: Results) -> ResultTable | None:
-    """Make the table of the paired tests; None if nothing can be paired."""
     rows = [(f"{pair.best} − {pair.other}", pair.numbers) for pair in paired_tests(results)]
     header = ["difference (points)", "pairs", "differ", "p (Holm)"]
     title = f"the best average{' of each data set' if len(results.parts) > 1 else ''} against the others"
@@ -269,7 +267,6 @@ def traffic_statement(entry: ReportEntry) -> str:
 
 
 def _sent_parts(entry: ReportEntry) -> str:
-    """Describe which parts left a silo and which stayed."""
     run = entry.first
     try:
         method = make_method(read_config(str(run.folder / "config.yaml")))

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from silotune.core.files import write_text
 from silotune.core.notebook import html_table
-from silotune.lab.report.entries import ReportEntry, silo_names
+from silotune.lab.report.entries import silo_names
 from silotune.lab.report.frame import Results, Score
 from silotune.lab.report.significance import NOTE, beaten_by_words, paired_tests
 from silotune.lab.report.tables import (
@@ -42,9 +42,8 @@ _LATEX = {
 }
 
 
-def write_tables(entries: Sequence[ReportEntry], out: Path, ddof: int = 1) -> list[Path]:
+def write_tables(results: Results, out: Path) -> list[Path]:
     """Write `table.csv`, `table.md`, `table.tex` and, where runs have some, `baselines.csv` into a folder."""
-    results = Results(entries, ddof)
     scores, costs = score_table(results), cost_table(results)
     texts = {
         "table.csv": _csv(comparison_frame(results)),

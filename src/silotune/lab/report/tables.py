@@ -75,15 +75,9 @@ class TableCell:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A titled table.
+    """A titled table: `first` and `header` name its columns, to which the page adds `notes` in small letters.
 
-    Args:
-        title: its title.
-        header: the names of all columns but the first.
-        rows: (label, cells).
-        first: name of the first column.
-        notes: column → what the page adds to its name in small letters.
-        silos: the silo of every row, of which the page's reader can choose; empty if rows are no silos.
+    Where rows are silos, of which the page's reader can choose, `silos` names that of every row.
     """
 
     title: str

@@ -1,3 +1,1 @@
 """Builds a run from its configuration: model, silos and coordinator. Nothing here trains."""
-
-from __future__ import annotations

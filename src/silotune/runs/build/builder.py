@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from silotune.communication.masks.fixed_point import check_silos, require_masks
 from silotune.config import Config
@@ -40,15 +41,10 @@ def build(
 ) -> Federation:
     """Build a federation whose silos' rows are all on this machine.
 
-    Args:
-        config: the run's configuration.
-        backbone: one already loaded; None: it is loaded.
-        data: the silos' rows; None: they are loaded. A caller that gives them calls `Head.check_names` and
-            `check_labels` itself.
-        labeled: the coordinator's labeled rows; None: they are drawn from the silos' rows if the method needs them.
-        load: loads the backbone if none is given.
-        look: called once all is built with the silos' rows (the federation keeps them as token ids only), the model,
-            and a line for each silo whose rows are cut.
+    Backbone and rows are loaded unless they are given; who gives rows calls `Head.check_names` and `check_labels`. The
+    coordinator's labeled rows are drawn from the silos' rows if the method needs them and they are not given. `look` is
+    called once all is built with the silos' rows (the federation keeps them as token ids only), the model, and a line
+    for each silo whose rows are cut.
     """
     config = use_this_machine(config, backbone)
     absent = load_absent(config) if data is None else []
@@ -75,10 +71,9 @@ def build(
     check_rows(context, [*silos.values(), *([server] if server else [])], config.privacy.unit is not None)
     coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled is not None)
     if config.privacy.unit is not None:
-        noise, privacy = make_row_privacy(
+        context.row_privacy, privacy = make_row_privacy(
             config, context, silos, lambda number: coordinator.choose(number, list(silos))
         )
-        context.row_privacy = noise
     cuts = cut_lines(config, rows, context) if config.head.writes or look is not None else []
     if look is not None:
         look(rows, context, cuts)
@@ -120,23 +115,22 @@ def prompt_room(head: Head, backbone: Backbone, length: int) -> int | None:
 
 
 def run_warnings(
-    config: Config, silos: Sequence[SiloData], context: TrainingContext | None = None, cuts: Sequence[str] = ()
+    config: Config, silos: Sequence[SiloData], context: TrainingContext, cuts: Sequence[str] = ()
 ) -> list[str]:
-    """Return the warnings of a run over these silos' rows, a line each; with a model also those about their tokens."""
-
-    def further(silo: SiloData) -> list[str]:
-        if context is None:
-            return []
-        tokenize = context.method.setting.head.row_tokenizer(context.backbone, config.train.max_length)
-        return token_warnings(silo, context.backbone.tokenizer, tokenize)
-
+    """Return the warnings of a run over these silos' rows and their tokens, a line each."""
+    tokenize = context.method.setting.head.row_tokenizer(context.backbone, config.train.max_length)
+    further = partial(token_warnings, tokenizer=context.backbone.tokenizer, tokenize=tokenize)
     lines = [*cuts[:MOST_WARNINGS], *warnings_of(silos, config.partition.name != "none", further)]
-    start = None if context is None else context.initial.start
-    if context is not None and isinstance(start, TrainedParts) and names_with(context.parts, Scope.PRIVATE):
+    start = context.initial.start
+    if isinstance(start, TrainedParts) and names_with(context.parts, Scope.PRIVATE):
         new = [silo.name for silo in silos if start.read(silo.name) is None]
         lines += [f"silo {name!r}: not in start={start.source}; its private parts begin untrained" for name in new]
-    pooled = config.head.name in ("linear", "mlp")
-    if config.backbone.name in ("default", "mpnet") and pooled and config.head.pooling != "mean":
-        name = config.backbone.name
-        lines.append(f"head.pooling=first: the {name} backbone was trained with mean pooling (head.pooling=mean)")
-    return lines
+    return lines + pooling_warnings(config)
+
+
+def pooling_warnings(config: Config) -> list[str]:
+    """Warn of a backbone that was trained with mean pooling and is read otherwise."""
+    name, pooled = config.backbone.name, config.head.name in ("linear", "mlp")
+    if name not in ("default", "mpnet") or not pooled or config.head.pooling == "mean":
+        return []
+    return [f"head.pooling=first: the {name} backbone was trained with mean pooling (head.pooling=mean)"]

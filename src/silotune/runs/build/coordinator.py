@@ -48,23 +48,15 @@ SEEDED = "whoever knows the run's seed, which noise is drawn from without a secr
 def make_privacy(config: Config, sampled: Sequence[tuple[int, int]], choose: Choose) -> Privacy | None:
     """Return the guarantee of the configured noise; None without noise.
 
-    Args:
-        config: the run's configuration.
-        sampled: per group of silos its size, and the number of its silos in a round.
-        choose: the silos of each round.
+    `sampled` has the size of each group of silos, and the number of its silos in a round.
     """
     if config.aggregation.noise_multiplier is not None:
         return _central(config, sampled, choose)
-    if config.uplink.noise is None:
-        return None
-    return _local(config, choose)
-
-
-def _local(config: Config, choose: Choose) -> Privacy:
     uplink = config.uplink
-    assert uplink.clip is not None, "the section fills it in"
+    if uplink.noise is None:
+        return None
     noise = f"{uplink.noise} noise in every silo, on a change clipped to an {uplink.norm} norm of {uplink.clip:g}"
-    return _by_participation(config, local_account(config), noise, choose)
+    return _by_participation(config, ACCOUNTS[uplink.noise](config), noise, choose)
 
 
 def _by_participation(config: Config, account: Account, noise: str, choose: Choose) -> Privacy:
@@ -77,12 +69,6 @@ def _by_participation(config: Config, account: Account, noise: str, choose: Choo
     uses = counts[rounds - 1] if rounds else 0
     limits = () if config.privacy.secret else (SEEDED,)
     return Privacy(account, account.total(1), noise, config.rounds, rounds, uses, budget, limits)
-
-
-def local_account(config: Config) -> Account:
-    """Return the account of the noise that silos add."""
-    assert config.uplink.noise is not None, "there is noise"
-    return ACCOUNTS[config.uplink.noise](config)
 
 
 def _laplace(config: Config) -> Account:
@@ -146,7 +132,7 @@ def build_coordinator(
     labeled: bool,
     shared: State | None = None,
 ) -> tuple[Coordinator, Privacy | None]:
-    """Build the coordinator of these silos, with the initial shared parts.
+    """Build the coordinator of these silos, with the initial shared parts, and the privacy guarantee of its rounds.
 
     Args:
         config: the run's configuration.
@@ -156,9 +142,6 @@ def build_coordinator(
         labeled: whether the coordinator trains on labeled rows.
         shared: the initial shared parts as all these silos receive them, or their shapes alone; None: they are made,
             and every silo receives them at its own rank.
-
-    Returns:
-        The coordinator, and the privacy guarantee of its rounds; None if nothing is noised, or nothing is sent.
     """
     shared_is_made = shared is None
     shared = context.initial.shared(silos.values()) if shared is None else shared
@@ -222,13 +205,7 @@ def _check_sums(config: Config, method: Method, silos: Mapping[str, Silo]) -> No
 
 
 def _check_own(config: Config, method: Method, all_parts: bool) -> None:
-    """Refuse settings that say nothing of parts with aggregations of their own.
-
-    Args:
-        config: the run's configuration.
-        method: the method whose parts they are.
-        all_parts: whether all shared parts have one.
-    """
+    """Refuse settings that say nothing of parts with aggregations of their own, which all shared ones or some have."""
     refused = {
         "aggregation.noise_multiplier": config.aggregation.noise_multiplier is not None,
         "aggregation": all_parts and config.aggregation.name not in _PLAIN_MEANS,
@@ -252,14 +229,7 @@ def _central_noise(config: Config, chosen_a_round: int, secret: bytes | None) ->
 def privacy_guarantee(
     config: Config, silos: Sequence[str], groups: Mapping[str, str] | None, labeled: bool
 ) -> Privacy | None:
-    """Return the privacy guarantee of a run over these silos; None without noise.
-
-    Args:
-        config: the run's configuration.
-        silos: the silos' names.
-        groups: silo name → sampling group; None: one group.
-        labeled: whether the coordinator trains on labeled rows.
-    """
+    """Return the privacy guarantee of a run over these silos, whose coordinator may have `labeled` rows, too."""
     sampling = config.sampling
     chooser = Coordinator({}, uniform, config.seed, fraction=sampling.fraction, count=sampling.count, groups=groups)
     privacy = make_privacy(config, sampled_sizes(config, silos, groups), lambda number: chooser.choose(number, silos))

@@ -45,7 +45,6 @@ class BackboneRequirements:
     def of(cls, config: Config, method: Method) -> BackboneRequirements:
         """Return the requirements of a configuration and its method."""
         tuner, head = method.setting.tuner, method.setting.head
-        checkpointing = config.train.gradient_checkpointing
         quantization = resolve_quantization(config.backbone.quantization, resolve_device(config.device))
         if tuner.trains_backbone and quantization != NONE:
             others = ", ".join(name for name, kind in TUNERS.items() if not kind.trains_backbone)
@@ -64,7 +63,7 @@ class BackboneRequirements:
             config.device,
             tuner.trains_backbone,
             head.model_class,
-            checkpointing,
+            config.train.gradient_checkpointing,
         )
 
     def load(self, on_use: bool = False, weights: Path | None = None) -> Backbone:
@@ -88,15 +87,7 @@ def build_model(
     backbone: Backbone | None = None,
     load: Callable[[BackboneRequirements], Backbone] = BackboneRequirements.load,
 ) -> TrainingContext:
-    """Put a method on its backbone, to train.
-
-    Args:
-        config: the run's configuration, with the precision resolved.
-        method: the configured method, from `make_method`.
-        tasks: the tasks that its head will answer.
-        backbone: one already loaded; None: it is loaded.
-        load: loads it.
-    """
+    """Put a method on its backbone, to train on these tasks; `config` has its precision resolved."""
     backbone = run_backbone(config, method, backbone, load)
     check_lengths(config, method, backbone)
     context = make_context(config, method, tasks, backbone)
@@ -114,7 +105,7 @@ def run_backbone(
     backbone: Backbone | None = None,
     load: Callable[[BackboneRequirements], Backbone] = BackboneRequirements.load,
 ) -> Backbone:
-    """Load a run's backbone, or check the given one; arguments as for `build_model`."""
+    """Load a run's backbone, or check the given one."""
     if backbone is None:
         return load(BackboneRequirements.of(config, method))
     check_backbone(config, method, backbone)
@@ -122,7 +113,7 @@ def run_backbone(
 
 
 def make_context(config: Config, method: Method, tasks: Iterable[Task], backbone: Backbone) -> TrainingContext:
-    """Put a method on its backbone; arguments as for `build_model`."""
+    """Put a method on its backbone, without the checks before training."""
     tuner, head, tasks = method.setting.tuner, method.setting.head, {task.name: task for task in tasks}.values()
     head.check(backbone, tasks)
     start = read_start(config, method, tasks, backbone)

@@ -54,14 +54,7 @@ def rank_of(method: Method, silo: str, most: int | None = None) -> int | None:
 
 
 def for_silo(config: Config, method: Method, silo: str, most: int | None) -> Config:
-    """Return the configuration of a run for one silo alone, which has `tuner.ranks` of this silo only.
-
-    Args:
-        config: the run's.
-        method: the configured method.
-        silo: the silo's name.
-        most: the silo's own bound of its rank; None: none.
-    """
+    """Return the configuration of a run for one silo alone: `tuner.ranks` has this silo only, at most its own bound."""
     rank, tuner = rank_of(method, silo, most), method.setting.tuner
     if rank is None:
         return config

@@ -49,14 +49,8 @@ def noised_phases(context: TrainingContext, silo: Silo) -> frozenset[str]:
 
     What leaves the silo depends on the shared parts. It also depends on every part that a phase reads while it changes
     a part of this list, so the list is extended until it stops growing: dependencies carry over rounds. A phase needs
-    noise if it takes steps on rows and changes a part of the list. To find what a phase reads, it runs once on one row.
-
-    Args:
-        context: the method's parts and phases.
-        silo: any silo with rows.
-
-    Raises:
-        InputError: such a phase passes rows into a part without a gradient.
+    noise if it takes steps on rows and changes a part of the list. To find what a phase reads, it runs once on one row
+    of any silo.
     """
     phases = [phase for phase in context.phases if phase.when == "round"]
     reads = {phase.name: set(_reads(context, silo, phase)) for phase in phases}
@@ -106,14 +100,10 @@ def make_row_privacy(
     choose: Callable[[int], Sequence[str]],
     secret: bytes | None = None,
 ) -> tuple[RowPrivacy, Privacy]:
-    """Return the noise on rows of each silo, and the guarantee of the run.
+    """Return the noise on rows of each silo whose rows are here, and the guarantee of the run.
 
-    Args:
-        config: the run's configuration, with `privacy.unit`.
-        context: the method's phases.
-        silos: the silos whose rows are here.
-        choose: round → the silos that take part in it; the draw is public.
-        secret: the silo's own secret; None: the run is a simulation, whose draws follow from its seed.
+    `choose` returns the silos of a round, a public draw. Without a silo's own secret, the run is a simulation, whose
+    draws follow from its seed.
     """
     privacy = config.privacy
     assert privacy.epsilon is not None, "the section refuses less"
@@ -158,7 +148,6 @@ def make_row_privacy(
 
 
 def _checked_phases(context: TrainingContext, silo: Silo) -> frozenset[str]:
-    """Return the names of the phases that need noise; refuse a method whose phases cannot have it."""
     method = context.method
     if method.server_phases() or method.labeled_only:
         raise InputError(

@@ -85,7 +85,6 @@ def _tokens(tokenizer: Any, rows: TokenizedRows, place: int) -> list[ShownToken]
 
 
 def _sequence(tokenizer: Any, rows: TokenizedRows, place: int, part: str) -> list[ShownToken]:
-    """Return the tokens of one sequence of token ids; `part` names it in a decoder-only model or an encoder."""
     ids = rows.ids[place]
     if rows.decoder is not None:
         assert rows.targets is not None, "rows for a decoder have targets"
@@ -113,11 +112,10 @@ class _Reader:
 
 
 def token_lengths(config: Config, silos: Sequence[SiloData]) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Count the tokens of training rows as they are trained, with their template and answers.
+    """Count the tokens of training rows as they are trained, and return also a line on each silo whose prompts are cut.
 
-    Returns:
-        Silo → median, 95th percentile and maximum of tokens in a row as a whole, `cut`, the share of rows (in percent)
-        that do not fit, and `room`, the most tokens of a prompt; and a line about each silo whose prompts are cut.
+    A silo has median, 95th percentile and maximum of tokens in a row as a whole, `cut`, the share of rows (in percent)
+    that do not fit, and `room`, the most tokens of a prompt.
     """
     silence_transformers()
     from transformers import AutoConfig, AutoTokenizer

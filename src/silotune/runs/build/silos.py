@@ -33,17 +33,10 @@ def build_silos(
     labeled: SiloData | None = None,
     secret: bytes | None = None,
 ) -> tuple[dict[str, Silo], tuple[str, ...]]:
-    """Build silos from their rows; a centralized method puts them together.
+    """Build silos from their rows, and name the malicious ones in name order; a centralized method puts silos together.
 
-    Args:
-        config: the run's configuration.
-        context: method and backbone.
-        data: the silos' rows.
-        labeled: the coordinator's rows, if the method trains on them alone.
-        secret: the silo's own secret, from which canaries are drawn; None: they follow from the seed.
-
-    Returns:
-        Silos by name, and the names of the malicious ones in name order.
+    `labeled` are the coordinator's rows, if the method trains on them alone. Canaries are drawn from the silo's own
+    secret; without one they follow from the seed.
     """
     backdoor = _backdoor(config, data, context.method, context.backbone)
     tokenize = context.method.setting.head.row_tokenizer(context.backbone, config.train.max_length)
@@ -58,7 +51,9 @@ def build_silos(
                 attacked = tokenize(item.task, backdoor.test_rows(item.task, test))
                 evaluations[key].attack = AttackedRows(attacked, backdoor.target(item.task))
         added = [] if backdoor is None else backdoor.poisoned_rows(item)
-        canaries = canaries_of(config, item, secret)
+        key_of_canaries = f"canaries {config.seed}".encode() if secret is None else secret
+        texts, count = len(item.splits.train[0].texts), config.audit.canaries
+        canaries = make_canaries(item.task, texts, count, item.name, key_of_canaries)
         train = [*item.splits.train, *added, *canaries.trained]
         train = without_labels(train) if context.method.unlabeled else train
         units = None if config.privacy.unit_column is None else [row.unit for row in train]
@@ -151,10 +146,6 @@ class Canaries:
 
     An audit guesses the coins from a finished model. Each right guess more than chance tells something of the model's
     privacy (Steinke, Nasr and Jagielski 2023, "Privacy auditing with one training run").
-
-    Args:
-        rows: one row each.
-        present: the coins: whether the silo trains on the row.
     """
 
     rows: Sequence[Row]
@@ -164,12 +155,6 @@ class Canaries:
     def trained(self) -> list[Row]:
         """The rows that the silo trains on."""
         return [row for row, present in zip(self.rows, self.present, strict=True) if present]
-
-
-def canaries_of(config: Config, data: SiloData, secret: bytes | None = None) -> Canaries:
-    """Return a silo's canaries in a run, if it has some; without a secret they follow from the seed."""
-    key = f"canaries {config.seed}".encode() if secret is None else secret
-    return make_canaries(data.task, len(data.splits.train[0].texts), config.audit.canaries, data.name, key)
 
 
 def make_canaries(task: Task, texts: int, count: int, silo: str, secret: bytes) -> Canaries:

@@ -27,12 +27,7 @@ def check_tasks(
 ) -> None:
     """Refuse tasks that the method, the head, the sampling or the evaluation does not support.
 
-    Args:
-        config: the run's configuration.
-        method: the configured method.
-        tasks: silo name → task.
-        absent: silo name → task of the silos that `evaluation` keeps out of training.
-        labeled: the task of the coordinator's own labeled rows.
+    `absent` are tasks of silos that `evaluation` keeps out of training, `labeled` is that of the coordinator's rows.
     """
     _check_meanings(tasks, labeled)
     _check_directions(tasks)
@@ -255,10 +250,8 @@ def _check_answer_length(head: LanguageModelHead, backbone: Backbone, length: in
     """Refuse answers that do not fit into the backbone's positions behind the longest prompt."""
     if backbone.base.config.is_encoder_decoder:  # the prompt takes none of the decoder's positions
         return
-    new, allowed = (
-        head.generation.max_new_tokens,
-        positions - head.prompt_room(length) + 1,
-    )  # the model does not read the last token
+    new = head.generation.max_new_tokens
+    allowed = positions - head.prompt_room(length) + 1  # the model does not read the last token
     if new > allowed:
         raise InputError(
             f"head.max_new_tokens: {new} behind a prompt of up to {head.prompt_room(length)} tokens (train.max_length) "

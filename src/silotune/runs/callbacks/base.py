@@ -121,13 +121,7 @@ class EventFeed:
     """Follows one run. Use it as a context around the run, and as the engine's progress.
 
     A call of progress first tells what was logged since, once a second at most within a round. Only the log's new lines
-    are read.
-
-    Args:
-        folder: the run folder, which may not exist yet.
-        rounds: how many rounds the run has.
-        callbacks: the callbacks, in the order of their calls; without any the log is not read.
-        progress: is called with progress alone, before the callbacks.
+    are read, and without callbacks none. The folder may not exist yet; `progress` is called before the callbacks.
     """
 
     def __init__(

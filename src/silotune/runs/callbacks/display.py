@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -53,11 +54,7 @@ class RoundLines(Callback):
 
 
 class NotebookBar(Callback):
-    """Draws a bar with the last round's scores under the cell that runs; it stays there as text.
-
-    Raises:
-        ImportError: IPython is not installed.
-    """
+    """Draws a bar with the last round's scores under the cell that runs; it stays there as text."""
 
     def __init__(self, title: str, rounds: int) -> None:
         from importlib import import_module  # IPython is there wherever a notebook is
@@ -155,20 +152,12 @@ def duration(seconds: float) -> str:
 
 def in_notebook() -> bool:
     """Return whether this process is a notebook's kernel."""
-    import sys
-
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return shell is not None and hasattr(shell, "kernel")
 
 
 def default_display(progress: bool | None, title: str, rounds: int) -> Sequence[Callback]:
-    """Return the callback that shows a run's progress to users of Python.
-
-    Args:
-        progress: True: a bar in a notebook, lines on stderr elsewhere; None: the bar only; False: nothing.
-        title: what runs.
-        rounds: how many rounds the run has.
-    """
+    """Return the callback that shows a run's progress to users of Python; `progress` as of `run`."""
     if progress is False:
         return []
     if in_notebook():
@@ -182,8 +171,6 @@ def warn_on_stderr(line: str) -> None:
 
 
 def _to_stderr(text: str) -> None:
-    import sys
-
     print(text, file=sys.stderr, flush=True)
 
 

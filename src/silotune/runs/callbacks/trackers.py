@@ -220,7 +220,6 @@ def summary_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _installed(module: str, extra: str) -> Any:
-    """Import a library of an extra."""
     with needs(f"{extra}: is not installed", extra):
         return import_module(module)
 

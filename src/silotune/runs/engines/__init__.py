@@ -1,3 +1,1 @@
 """Engines run the rounds of a federation; the method code is the same under every engine."""
-
-from __future__ import annotations

@@ -63,11 +63,7 @@ class Engine(ABC):
         """Run these silos' final phases; yields their replies in any order, at most one per silo."""
 
     def judge_finished(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Scores:
-        """Run these silos' final phases as if this round was the last, judge it, and set all silos back.
-
-        Raises:
-            NotImplementedError: the engine has no silos in its own processes (`evaluation.finish_per_round`).
-        """
+        """Run these silos' final phases as if this round was the last, judge it, and set all silos back."""
         raise NotImplementedError(f"{self.name}: silos cannot be set back")
 
     @abstractmethod
@@ -342,14 +338,8 @@ def is_better(scores: Scores, mean: float, best: Scores, best_mean: float, lower
 
     If the same silos were judged in both rounds, the higher mean wins (`lower`: the lower one). If a silo was absent
     from one of them, only silos judged in both count, so that a round does not win because hard silos are missing; and
-    a round judged by more silos replaces one judged by a subset of them.
-
-    Args:
-        scores: the round's scores.
-        mean: the mean of these scores; without scores the round's number.
-        best: the best round's scores; empty before the first judgment.
-        best_mean: the mean of these scores.
-        lower: whether lower scores are better; without scores, the later round is better either way.
+    a round judged by more silos replaces one judged by a subset of them. Without scores a mean is the round's number,
+    and the later round is better.
     """
     sign = -1.0 if lower else 1.0
     judged = {name for name, value in scores.items() if value is not None}

@@ -43,21 +43,14 @@ _AHEAD = 2
 
 @dataclass(frozen=True)
 class SiloJob:
-    """A job for a worker process.
-
-    Args:
-        kind: the kind of work.
-        config: the run's configuration, with precision and threads resolved.
-        fingerprint: the backbone's fingerprint in the main process.
-        broadcast: the message with the shared parts: for these silos, or for scores as the coordinator has them.
-        silos: names and states (safetensors; empty before the first participation) of silos that train together.
-    """
+    """A job for a worker process; precision and threads of its configuration are resolved."""
 
     kind: Kind
     config: Config
-    fingerprint: str
-    broadcast: bytes
+    fingerprint: str  # of the backbone in the main process
+    broadcast: bytes  # with the shared parts: for these silos, or for scores as the coordinator has them
     silos: tuple[tuple[str, bytes], ...]
+    """Names and states (safetensors; empty before the first participation) of silos that train together."""
 
 
 Trained = list[tuple[SiloReply, bytes]]

@@ -182,12 +182,7 @@ def load_silo(checkpoints: Checkpoints, checkpoint: Checkpoint, context: Trainin
 
 
 class StateMemory:
-    """Writes states to files, and keeps the last used ones in memory, up to a number of bytes.
-
-    Args:
-        checkpoints: where states are written and read.
-        mib: the most MiB of states in memory; what training has in hand comes on top.
-    """
+    """Writes states to files, and keeps the last used ones in memory, up to so many MiB beside what trains."""
 
     def __init__(self, checkpoints: Checkpoints, mib: int) -> None:
         self._checkpoints = checkpoints
@@ -262,11 +257,7 @@ class AsyncWriter:
         self._waiting.append(self._thread.submit(action, *arguments))
 
     def finish(self) -> None:
-        """Wait until the queue is empty.
-
-        Raises:
-            OSError: a file could not be written or removed.
-        """
+        """Wait until the queue is empty; raises the error of a file that could not be written or removed."""
         while self._waiting:
             self._waiting.popleft().result()
 

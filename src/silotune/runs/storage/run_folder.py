@@ -18,7 +18,7 @@ from silotune.config.head import PLAIN, HeadConfig
 from silotune.core.clock import utc_now
 from silotune.core.files import LOCK_FILE, folder_lock, load_yaml, make_folder, write_text
 from silotune.core.records import FILE as RECORDS
-from silotune.errors import OR_RESUME, InputError
+from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.storage.checkpoints import Checkpoints
 from silotune.runs.storage.readers import EVENTS, events, read_versions
@@ -60,14 +60,10 @@ class RunFolder:
         """Refuse a folder that `begin` would refuse over any backbone; nothing is changed."""
         if (path / "config.yaml").exists():
             cls._made(path, config, may_differ)
-            return
-        if resume and not cls.nothing_began(path):
+        elif resume and not cls.nothing_began(path):
             raise InputError(f"--resume: {path} is not a run folder")
-        there = [] if not path.is_dir() else [entry for entry in path.iterdir() if entry.name != LOCK_FILE]
-        if path.is_file():
-            raise InputError(f"--out {path}: is a file, not a folder; choose another folder")
-        if not resume and there:
-            raise InputError(f"--out {path}: already there and not empty; {OR_RESUME}")
+        elif not resume and [*path.glob("*")] != [path / LOCK_FILE]:
+            require_unused(path, "--out", OR_RESUME)
 
     @staticmethod
     def nothing_began(path: Path) -> bool:
@@ -76,14 +72,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: str, backbone: str, resume: bool = False) -> RunFolder:
-        """Start a run in an empty or new folder; to resume, also where `create` itself was killed.
-
-        Args:
-            path: the folder.
-            config: the configuration's text.
-            backbone: the backbone's fingerprint.
-            resume: whether a folder that was begun is taken.
-        """
+        """Start a run in an empty or new folder; to resume, also where `create` itself was killed."""
         cls.check(path, config, resume)
         folder = cls(path)
         make_folder(folder.checkpoints.path, f"--out {path}")

@@ -26,19 +26,13 @@ PREDICTIONS_FILE = "predictions.parquet"
 
 
 def write_test_scores(folder: Path, federation: Federation, tested: Mapping[str, Measured]) -> dict[str, Any]:
-    """Write both files into a folder; predictions only if the configuration wants them.
-
-    Args:
-        folder: a run folder, or a silo's own.
-        federation: the federation whose silos were measured.
-        tested: reported silo → what was measured on its test rows.
+    """Write both files into a run's or a silo's folder, predictions only if the configuration wants them.
 
     Returns:
         The content of `scores.json`: `level` (percent) and `resamples` of the intervals, and the details
         (`evaluation/score_details.py`) of `silos`, or `global` where one model has one set of test rows.
     """
-    config = federation.config
-    test_rows = {name: rows.test for silo in federation.silos.values() for name, rows in silo.evaluations.items()}
+    config, test_rows = federation.config, test_rows_of(federation)
     one = federation.central is not None and all_share_one_model(federation.context)
     names = [name for name in tested if test_rows[name].examples][: 1 if one else None]
     details = {
@@ -60,6 +54,11 @@ def write_test_scores(folder: Path, federation: Federation, tested: Mapping[str,
         with_predictions = [row for row in rows if row[1].logits is not None or row[1].written is not None]
         write_predictions(folder / PREDICTIONS_FILE, with_predictions, federation.context.backbone.tokenizer)
     return dict(json.loads(text))
+
+
+def test_rows_of(federation: Federation) -> dict[str, TokenizedRows]:
+    """Return reported silo → its test rows."""
+    return {name: rows.test for silo in federation.silos.values() for name, rows in silo.evaluations.items()}
 
 
 def write_predictions(path: Path, predicted: list[tuple[str | None, Measured, TokenizedRows]], tokenizer: Any) -> None:
@@ -98,12 +97,7 @@ def read_test_scores(folder: Path) -> dict[str, Any] | None:
 
 
 def collect_test_scores(folder: Path, silo_folders: Sequence[Path]) -> dict[str, Any]:
-    """Write into a folder the details and predictions that several silos wrote, and return the details.
-
-    Args:
-        folder: the run folder.
-        silo_folders: the silos' own; one without the files is left out.
-    """
+    """Write into a folder the details and predictions that silos wrote into their own, and return the details."""
     from pyarrow.parquet import ParquetFile
 
     found = [content for path in silo_folders if (content := read_test_scores(path)) is not None]
@@ -139,7 +133,6 @@ def _label_lists(task: Task, marks: Tensor) -> list[str]:
 
 
 def _columns(silo: str | None, measured: Measured, rows: TokenizedRows, tokenizer: Any) -> dict[str, Any]:
-    """Return the columns of one silo's rows."""
     task, number = rows.task, rows.examples
     probabilities: list[list[float] | None] = [None] * number
     prompts: list[str | None] = [None] * number
