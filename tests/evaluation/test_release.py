@@ -100,7 +100,7 @@ def test_without_noise_or_canaries_the_page_says_so(silotune, backbone_folder, d
     assert "the run had no canaries" in shown
     assert "Nothing bounds" in shown
     refused = silotune("release", str(tmp_path), "--silo", silo)
-    assert (refused.code, "no run folder" in refused.err) == (2, True)
+    assert (refused.code, "no finished run there" in refused.err) == (2, True)
 
 
 def test_weights_that_are_learned_without_noise_have_no_bound(tiny_federation):

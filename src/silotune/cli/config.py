@@ -52,7 +52,11 @@ def config_command(
         return
     if key is not None and key not in named:
         for one in found:
-            _show_key(one)
+            say(f"{one.name}: {_plain(one.meaning)}")
+            say(f"  allowed: {_plain(one.type)}")
+            say(f"  default: {_plain(one.default)}")
+            if one.owners:
+                say(f"  of: {', '.join(one.owners)}")
         say(f"documented in {PAGE}")
         return
     if key is None:
@@ -74,14 +78,6 @@ def _keys_table(title: str, keys: list[Key]) -> Table:
         owners = f" (of {', '.join(one.owners[:3])}{' …' if len(one.owners) > 3 else ''})" if one.owners else ""
         table.add_row(*map(escape, map(_plain, (one.name, one.type, one.default, one.meaning + owners))))
     return table
-
-
-def _show_key(key: Key) -> None:
-    say(f"{key.name}: {_plain(key.meaning)}")
-    say(f"  allowed: {_plain(key.type)}")
-    say(f"  default: {_plain(key.default)}")
-    if key.owners:
-        say(f"  of: {', '.join(key.owners)}")
 
 
 def _plain(text: str) -> str:

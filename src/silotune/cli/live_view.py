@@ -58,7 +58,9 @@ def frame(run: Path) -> Group:
     if refused:
         parts.append(Text(f"{len(refused)} updates refused; the last: {refused[-1].get('reason')}", style="yellow"))
     if (run / "summary.json").exists():
-        parts.append(Text(_finished(run)))
+        summary = read_summary(run)
+        average, best = average_text(summary), summary["best_round"]
+        parts.append(Text(f"finished: average test score {average} at round {best}"))
     return Group(*parts)
 
 
@@ -99,14 +101,6 @@ def _silos(log: list[dict[str, Any]], by_loss: bool) -> Table:
             _number(rows_per_second, ".0f"),
         )
     return table
-
-
-def _finished(run: Path) -> str:
-    try:
-        summary = read_summary(run)
-        return f"finished: average test score {average_text(summary)} at round {summary['best_round']}"
-    except (InputError, KeyError, TypeError):
-        return "finished"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from silotune.cli.termination import ended_by_sigterm
 from silotune.core.clock import utc_now
 from silotune.errors import InputError, file_errors
 from silotune.runs.callbacks import Callback
-from silotune.runs.callbacks.display import RoundLines, duration
+from silotune.runs.callbacks.display import RoundLines, TimeLeft
 
 
 @dataclass
@@ -78,20 +77,20 @@ class CellCount:
     """Counts the cells of a comparison or sweep: which one has ended, and how long the others will take."""
 
     def __init__(self) -> None:
-        self._all, self._ended, self._started = 0, 0, 0.0
+        self._all, self._ended = 0, 0
 
     def begin(self, cells: int) -> None:
         """Note the number of cells that are to be run, and the time."""
-        self._all, self._started = cells, time.monotonic()
+        self._all, self._time_left = cells, TimeLeft(cells)
+        self._time_left.start(1)
 
     def next(self) -> str:
         """Count one more cell; return `; 3 of 6, about 2 min 10 s left`, or nothing where their number is unknown."""
         self._ended += 1
-        waiting = self._all - self._ended
-        if waiting < 0:
+        if self._ended > self._all:
             return ""
-        left = (time.monotonic() - self._started) / self._ended * waiting
-        return f"; {self._ended} of {self._all}" + (f", about {duration(left)} left" if waiting else "")
+        left = self._time_left.after(self._ended)
+        return f"; {self._ended} of {self._all}" + (f", {left}" if left else "")
 
 
 class _Bar(Callback):

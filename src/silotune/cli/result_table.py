@@ -56,7 +56,8 @@ def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
         table.add_row(label, *([escape(metric)] if measure == "score" else []), *cells)
 
     def add(label: str, metric: str, scores: Sequence[float | None], column: str) -> None:
-        row(label, metric, *_marked_scores(scores, lower), *(read(column) for read in more.values()))
+        ranked = zip(scores, ranks(scores, lower=lower), strict=True)
+        row(label, metric, *(_cell(*pair) for pair in ranked), *(read(column) for read in more.values()))
 
     if any(summary["global"] for summary in summaries):  # all silos share one test set
         metric = silo_metric(first, silos[0])
@@ -105,12 +106,8 @@ def _columns_beside(summary: Mapping[str, Any]) -> dict[str, Callable[[str], str
     return ({"95 % interval": interval} if known else {}) | _baseline_columns(summary)
 
 
-def _marked_scores(scores: Sequence[float | None], lower: bool = False) -> list[str]:
-    """Format scores, with best and second marked; a silo may keep its score private (None)."""
-    return [_cell(score, rank) for score, rank in zip(scores, ranks(scores, lower=lower), strict=True)]
-
-
 def _cell(score: float | None, rank: int) -> str:
+    """Format a score, with best and second marked; a silo may keep its score private (None)."""
     if score is None:
         return "–"
     style = {1: "bold", 2: "underline"}.get(rank)

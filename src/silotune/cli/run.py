@@ -30,7 +30,6 @@ def run_command(
     ] = IN_PROCESS,
     workers: WorkersOption = None,
     address: AddressOption = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write the run's numbers for it.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read and check everything, say what would be trained, and stop.")
     ] = False,
@@ -57,8 +56,7 @@ def run_command(
         preview_run(config)
         return
     folder = out or default_folder(source, config)
-    names = dict.fromkeys([*(track or []), *(["tensorboard"] if tensorboard else [])])
-    trackers = [make_tracker(name) for name in names]
+    trackers = [make_tracker(name) for name in dict.fromkeys(track or [])]
     tell = say_aside if as_json else say
     with show_progress(quiet, verbose, log_file, write=tell) as followers:
         callbacks = [*trackers, *followers(config.method.name, config.rounds)]

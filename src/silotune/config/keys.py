@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import Any, Literal, TypedDict
 
 from silotune.config.tables import Table
+from silotune.config.validators import Metric
 
 
 class StdKeys(TypedDict, total=False):
@@ -28,28 +29,7 @@ class SiloKeys(TypedDict, total=False):
     task: str | None
     labels: Sequence[str | int] | None
     kind: Literal["classification", "regression", "multilabel", "generation"]
-    metric: (
-        Literal[
-            "accuracy",
-            "f1",
-            "macro_f1",
-            "balanced_accuracy",
-            "mcc",
-            "auroc",
-            "micro_f1",
-            "pearson_spearman",
-            "pearson",
-            "spearman",
-            "mse",
-            "mae",
-            "rouge1",
-            "rougeL",
-            "exact_match",
-            "loss",
-            "perplexity",
-        ]
-        | None
-    )
+    metric: Metric | None
     positive: str | None
     encoding: str
     rank: int | None
@@ -176,28 +156,7 @@ class DataKeys(TypedDict, total=False):
     tasks: str | Sequence[str]
     task: str | None
     labels: Sequence[str | int] | None
-    metric: (
-        Literal[
-            "accuracy",
-            "f1",
-            "macro_f1",
-            "balanced_accuracy",
-            "mcc",
-            "auroc",
-            "micro_f1",
-            "pearson_spearman",
-            "pearson",
-            "spearman",
-            "mse",
-            "mae",
-            "rouge1",
-            "rougeL",
-            "exact_match",
-            "loss",
-            "perplexity",
-        ]
-        | None
-    )
+    metric: Metric | None
     positive: str | None
     merge: bool
     ratio: Sequence[float]

@@ -105,13 +105,15 @@ def _layered(preset: Tree, file: Tree, words: Tree, last: Tree) -> Tree:
     changes = [*_take_silo_changes(words), *_take_silo_changes(last)]
     if (file | words | last).get("silos"):  # entries of `silos` replace a preset's data set and keep its setting
         preset = preset | {"data": {k: v for k, v in preset.get("data", {}).items() if k not in DATA_SOURCES}}
-    layers = [_defaults(), preset, file, words, last]
+    # the schema's names of `method` and `tuner`, so that a layer may set their options alone
+    defaults = {name: {"name": Config.model_fields[name].default.name} for name in NAMED}
+    layers = [defaults, preset, file, words, last]
     method = _keep_one_method(layers)
     from_entries = [nested(entry.get(str(method), {}).items()) for entry in entries]
-    defaults = nested(METHODS[method].defaults.items() if method in METHODS else ())
+    of_method = nested(METHODS[method].defaults.items() if method in METHODS else ())
     choice = {"method": {"name": method}}
     tree = merged(
-        [layers[0], preset, choice, defaults, from_entries[0], file, from_entries[1], words, from_entries[2], last]
+        [defaults, preset, choice, of_method, from_entries[0], file, from_entries[1], words, from_entries[2], last]
     )
     _change_silos(tree, changes)
     return tree
@@ -140,12 +142,6 @@ def _change_silos(tree: Tree, changes: Sequence[tuple[str, Any]]) -> None:
         if key == "path":
             resolve(by_name[name], key, Path())
     tree["silos"] = [by_name[str(silo.get("name"))] if isinstance(silo, dict) else silo for silo in silos or []]
-
-
-def _defaults() -> Tree:
-    """Return the schema's names of `method` and `tuner`, so that a layer may set their options alone."""
-    config = {name: Config.model_fields[name].default for name in NAMED}
-    return {name: {"name": section.name} for name, section in config.items()}
 
 
 def _keep_one_method(layers: Sequence[Tree]) -> Any:

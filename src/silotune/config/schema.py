@@ -60,10 +60,7 @@ class EvaluationConfig(Section):
 
     @model_validator(mode="after")
     def _check_names_and_per_round(self) -> EvaluationConfig:
-        names = self.absent
-        for position, name in enumerate(names):
-            if name in names[:position]:
-                raise ValueError(f"{name!r} appears twice in unseen and new_silos")
+        distinct(self.absent)
         if self.per_round and not self.test_time:
             raise ValueError("per_round is about test_time; give evaluation.test_time=true too")
         return self

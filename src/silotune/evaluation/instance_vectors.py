@@ -38,7 +38,8 @@ class Weights:
 @torch.no_grad()
 def embed(context: PredictionContext, state: State, rows: TokenizedRows) -> Tensor:
     """Embed each row's text, without the answer, under the method's view: shape (rows, hidden), float32, on the CPU."""
-    weighting = _weighting(context)
+    weighting = context.prediction.weighting
+    assert weighting is not None, f"method {context.method_name} does not weigh texts"
     texts = prompt_rows(rows) if rows.task.kind == "generation" else replace(rows, reads=None, targets=None)
     mix = context.entries(weighting.view, context.place(state))
     reading = weighting.representation
@@ -97,12 +98,6 @@ def _instances(context: TrainingContext, weighting: InstanceWeighting, silo: Sil
     instances = {VECTORS: torch.cat([embed(context, state, task_rows) for task_rows in rows]), SEED: seed}
     silo.instances = (made_with, instances)
     return instances
-
-
-def _weighting(context: PredictionContext) -> InstanceWeighting:
-    weighting = context.prediction.weighting
-    assert weighting is not None, f"method {context.method_name} does not weigh texts"
-    return weighting
 
 
 READ = "read"

@@ -6,7 +6,8 @@ They are written into the run folder, or at a silo into its own: a coordinator g
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,56 +56,56 @@ class Bootstrap:
         A resample of rows is a multinomial draw of the cells of their confusion matrix, so that many resamples are
         scored at once. Metrics are those of `scores_of`.
         """
-        if not self._resamples or not len(rows.labels):
+        if not len(rows.labels):
             return {}
         pairs, counts = np.unique(np.stack(rows.arrays, 1), axis=0, return_counts=True)
         classes = rows.logits.shape[1]
         true, predicted = np.eye(classes)[pairs[:, 0]], np.eye(classes)[pairs[:, 1]]
         hit = true * predicted
-        scores: dict[str, list[Counts]] = {}
-        for drawn in self._draw(counts, classes):
-            marginals = drawn @ hit, drawn @ true, drawn @ predicted
-            for name, values in scores_of(*marginals, positive=rows.positive).items():
-                scores.setdefault(name, []).append(values)
-        return {name: _interval(np.concatenate(values)) for name, values in scores.items()}
+        return self._intervals(
+            counts,
+            lambda drawn: scores_of(drawn @ hit, drawn @ true, drawn @ predicted, positive=rows.positive),
+            classes,
+        )
 
     def of_areas(self, rows: Classified) -> Interval | None:
-        """Return the interval of AUROC; None where it is not defined.
-
-        Resamples without rows of a class, or without others, are left out.
-        """
+        """Return the interval of AUROC; None where it is not defined, as in resamples without rows of a class."""
         classes = [1] if rows.logits.shape[1] == 2 else sorted({*rows.labels.tolist()})
-        if not self._resamples or METRICS["auroc"](rows) is None:
+        if METRICS["auroc"](rows) is None:
             return None
         labels, probabilities = rows.labels.numpy(), rows.probabilities.numpy()
-        areas = []
-        for drawn in self._draw(np.ones(len(labels), dtype=int), 1):
+
+        def areas(drawn: Counts) -> dict[str, Counts]:
             by_class = [roc_areas(drawn, labels == of, probabilities[:, of]) for of in classes]
-            areas.append(np.mean(by_class, axis=0))
-        values = np.concatenate(areas)
-        return _interval(100 * values[~np.isnan(values)])
+            return {"auroc": 100 * np.mean(by_class, axis=0)}
+
+        return self._intervals(np.ones(len(labels), dtype=int), areas).get("auroc")
 
     def of_targets(self, task: Task, logits: Tensor, targets: Tensor) -> dict[str, Interval]:
-        """Return intervals of the metrics of numbers or sets of labels, by the name of the metric.
-
-        Resamples in which a metric is not defined are left out; a metric that none defines has no interval.
-        """
-        if not self._resamples or not len(targets):
+        """Return intervals of the metrics of numbers or sets of labels, by the name of the metric."""
+        if not len(targets):
             return {}
-        scores: dict[str, list[Counts]] = {}
-        for drawn in self._draw(np.ones(len(targets), dtype=int), 1):
-            for name, values in resampled_scores(task, logits, targets, drawn).items():
-                scores.setdefault(name, []).append(values[~np.isnan(values)])
-        known = {name: np.concatenate(values) for name, values in scores.items()}
-        return {name: _interval(values) for name, values in known.items() if len(values)}
+        return self._intervals(np.ones(len(targets), dtype=int), partial(resampled_scores, task, logits, targets))
 
     def of_means(self, row_scores: Mapping[str, Sequence[float]]) -> dict[str, Interval]:
         """Return intervals of means over rows, in percent; `row_scores` has each row's score by metric, from 0 to 1."""
-        if not self._resamples:
-            return {}
-        names, values = [*row_scores], np.array([*row_scores.values()]).T
-        means = [drawn @ values / len(values) for drawn in self._draw(np.ones(len(values), dtype=int), 1)]
-        return {name: _interval(100 * column) for name, column in zip(names, np.concatenate(means).T, strict=True)}
+        values = np.array([*row_scores.values()]).T
+
+        def means(drawn: Counts) -> dict[str, Counts]:
+            return dict(zip(row_scores, 100 * (drawn @ values / len(values)).T, strict=True))
+
+        return self._intervals(np.ones(len(values), dtype=int), means)
+
+    def _intervals(
+        self, counts: Counts, score: Callable[[Counts], Mapping[str, Counts]], width: int = 1
+    ) -> dict[str, Interval]:
+        """Return the intervals of resamples' scores by metric; resamples in which one is not defined are left out."""
+        scores: dict[str, list[Counts]] = {}
+        for drawn in self._draw(counts, width):
+            for name, values in score(drawn).items():
+                scores.setdefault(name, []).append(values[~np.isnan(values)])
+        known = {name: np.concatenate(values) for name, values in scores.items()}
+        return {name: _interval(values) for name, values in known.items() if len(values)}
 
     def _draw(self, counts: Counts, width: int) -> Iterator[Counts]:
         """Yield resamples of cells with these counts, shape (resamples, cells), in pieces of bounded size."""

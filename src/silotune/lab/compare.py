@@ -13,6 +13,7 @@ from silotune.config.keys import Keys
 from silotune.core.files import make_folder
 from silotune.core.workers import Workers, end_unguarded_worker
 from silotune.errors import OR_RESUME, InputError, SilotuneError, require_unused
+from silotune.lab import runner
 from silotune.lab.comparison import Comparison, read_comparison, words_of
 from silotune.lab.report.drawing import draw_figure
 from silotune.lab.report.entries import ReportEntry, read_entries, read_run
@@ -21,16 +22,6 @@ from silotune.lab.report.frame import Results
 from silotune.lab.report.html_page import write_report
 from silotune.lab.report.significance import PairedTest, best_by_validation, paired_tests
 from silotune.lab.report.table_files import comparison_frame, scores_as_html, scores_as_text, write_tables
-from silotune.lab.runner import (
-    Announce,
-    CallbackFactory,
-    Elsewhere,
-    OnCellDone,
-    OnCellsBegin,
-    check_cells,
-    run_cells,
-    run_elsewhere,
-)
 from silotune.runs.callbacks.display import default_display
 from silotune.runs.run_result import Run, load_run
 
@@ -51,11 +42,11 @@ def compare(
     variants: Sequence[str] = (),
     ablation: bool = False,
     progress: bool | None = None,
-    callbacks: CallbackFactory | None = None,
-    begin: OnCellsBegin | None = None,
-    done: OnCellDone | None = None,
-    announce: Announce | None = None,
-    elsewhere: Elsewhere | None = None,
+    callbacks: runner.CallbackFactory | None = None,
+    begin: runner.OnCellsBegin | None = None,
+    done: runner.OnCellDone | None = None,
+    announce: runner.Announce | None = None,
+    elsewhere: runner.Elsewhere | None = None,
     **keys: Unpack[Keys],
 ) -> ComparisonResult:
     """Run several methods over several seeds; write their runs, `table.csv` and `report.html`.
@@ -96,13 +87,13 @@ def compare(
     failure = None
     if elsewhere is not None:
         begun = partial(comparison.write, folder)
-        summaries, failure = run_elsewhere(comparison.cells, folder, elsewhere, begun, done)
+        summaries, failure = runner.run_elsewhere(comparison.cells, folder, elsewhere, begun, done)
     else:
-        check_cells(comparison.cells, folder, spread)
+        runner.check_cells(comparison.cells, folder, spread)
         make_folder(folder, f"--out {folder}")
         comparison.write(folder)
         follow = callbacks or partial(default_display, progress)
-        summaries = run_cells(
+        summaries = runner.run_cells(
             comparison.cells,
             folder,
             workers=spread,

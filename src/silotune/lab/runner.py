@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from silotune.config import Config, differences, dump
+from silotune.config import Config, dump
 from silotune.core.determinism import numerics
 from silotune.core.files import damage_named, read_json
 from silotune.core.workers import Workers, end_unguarded_worker
@@ -21,7 +21,7 @@ from silotune.runs.build.model import BackboneRequirements
 from silotune.runs.build.resolve import make_method, on_this_machine
 from silotune.runs.callbacks import Callback
 from silotune.runs.run import run
-from silotune.runs.storage.run_folder import continued
+from silotune.runs.storage.run_folder import RunFolder, continued
 from silotune.training.federation import Federation
 
 Summary = dict[str, Any]
@@ -196,11 +196,7 @@ def _finished(cell: Cell, out: Path, kind: CellKind) -> bool:
     folder = out / cell.folder
     if not (folder / "config.yaml").is_file():
         return False
-    config = on_this_machine(continued(cell.config, folder))  # as a run writes it
-    before, now = (folder / "config.yaml").read_text(encoding="utf-8"), dump(config)
-    changed = differences(before, now)
-    if changed:
-        raise InputError(f"{folder}: was made with another configuration ({changed[0]}); choose another --out")
+    RunFolder.check(folder, dump(on_this_machine(continued(cell.config, folder))), resume=True)
     return (folder / kind.file).exists()
 
 

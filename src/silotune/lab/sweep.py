@@ -26,19 +26,8 @@ from silotune.data.loading import load_absent, load_silos
 from silotune.data.rows import Row
 from silotune.data.tasks import lower_is_better
 from silotune.errors import OR_RESUME, Diverged, InputError, SilotuneError, require_unused
+from silotune.lab import runner
 from silotune.lab.comparison import BEST_FILE, Cell, words_of
-from silotune.lab.runner import (
-    Announce,
-    CallbackFactory,
-    CellKind,
-    Elsewhere,
-    OnCellDone,
-    OnCellsBegin,
-    Summary,
-    check_cells,
-    run_cells,
-    run_elsewhere,
-)
 from silotune.lab.search_space import Sweep, all_combinations, boundary_combinations, read_sweep
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
@@ -70,10 +59,10 @@ def sweep(
     resume: bool = False,
     workers: int | Workers = 1,
     progress: bool | None = None,
-    callbacks: CallbackFactory | None = None,
-    begin: OnCellsBegin | None = None,
-    done: OnCellDone | None = None,
-    elsewhere: Elsewhere | None = None,
+    callbacks: runner.CallbackFactory | None = None,
+    begin: runner.OnCellsBegin | None = None,
+    done: runner.OnCellDone | None = None,
+    elsewhere: runner.Elsewhere | None = None,
     **keys: Unpack[Keys],
 ) -> SweepResult:
     """Search learning rates and other keys for each method, on validation rows alone.
@@ -117,13 +106,13 @@ def sweep(
     ]
     cells = [cell for *_, of_trial in planned for cell in of_trial]
     if elsewhere is None:
-        check_cells(cells, folder, spread)
+        runner.check_cells(cells, folder, spread)
         make_folder(folder, f"--out {folder}")
     follow = callbacks or partial(default_display, progress)
 
-    def run(cells: Sequence[Cell]) -> dict[str, Summary]:
+    def run(cells: Sequence[Cell]) -> dict[str, runner.Summary]:
         announced = begin if plan.trials is None else None
-        return run_cells(cells, folder, kind=TRIAL, workers=spread, callbacks=follow, begin=announced, done=done)
+        return runner.run_cells(cells, folder, kind=TRIAL, workers=spread, callbacks=follow, begin=announced, done=done)
 
     failure = None
     if plan.trials is not None:
@@ -148,8 +137,8 @@ def _trial(
     path: Path,
     callbacks: Sequence[Callback],
     backbone: Backbone | None,
-    _announce: Announce | None,
-) -> tuple[Summary, Backbone]:
+    _announce: runner.Announce | None,
+) -> tuple[runner.Summary, Backbone]:
     """Run a trial: return its validation score at the best round (None where training diverged), and the backbone.
 
     Without test rows, no test score can influence the choice of values. Trained parts are discarded: the chosen values
@@ -169,7 +158,7 @@ def _trial(
     ):
         keep_start(path, federation.context)
         engine = InProcessEngine(federation, folder, feed)
-        summary: Summary = {"validation": None, "best_round": None}
+        summary: runner.Summary = {"validation": None, "best_round": None}
         try:
             with numerics(config.precision.deterministic, config.precision.tf32):
                 engine.run()
@@ -183,15 +172,15 @@ def _trial(
     return summary, federation.backbone
 
 
-TRIAL = CellKind(_trial, TRIAL_FILE)
+TRIAL = runner.CellKind(_trial, TRIAL_FILE)
 
 
 def _run_elsewhere(
-    cells: Sequence[Cell], out: Path, elsewhere: Elsewhere, done: OnCellDone | None
-) -> tuple[dict[str, Summary], SilotuneError | None]:
+    cells: Sequence[Cell], out: Path, elsewhere: runner.Elsewhere, done: runner.OnCellDone | None
+) -> tuple[dict[str, runner.Summary], SilotuneError | None]:
     """Run whole trials on other machines; return their mean validation scores, and what `run_elsewhere` does."""
-    summaries, failure = run_elsewhere(cells, out, elsewhere, lambda: None)
-    trials: dict[str, Summary] = {}
+    summaries, failure = runner.run_elsewhere(cells, out, elsewhere, lambda: None)
+    trials: dict[str, runner.Summary] = {}
     for cell in cells:
         if cell.folder not in summaries:
             trials[cell.folder] = {"validation": None}
@@ -249,7 +238,7 @@ class TrialResult:
 
 
 def _trial_of(
-    method: str, number: int, chosen: Mapping[str, Any], cells: Sequence[Cell], summaries: Mapping[str, Summary]
+    method: str, number: int, chosen: Mapping[str, Any], cells: Sequence[Cell], summaries: Mapping[str, runner.Summary]
 ) -> TrialResult:
     scores = tuple(summaries[cell.folder]["validation"] for cell in cells)
     lower = any(summaries[cell.folder].get("lower_is_better", False) for cell in cells)
@@ -257,7 +246,7 @@ def _trial_of(
 
 
 def _sampled_trials(
-    sweep: Sweep, method: str, trials: int, run: Callable[[Sequence[Cell]], dict[str, Summary]]
+    sweep: Sweep, method: str, trials: int, run: Callable[[Sequence[Cell]], dict[str, runner.Summary]]
 ) -> Iterator[TrialResult]:
     """Yield trials proposed by optuna's sampler; each score is reported before the next proposal."""
     import optuna

@@ -131,8 +131,6 @@ def _model(run: Run) -> TransferModel:
             f"{folder}: each of its {len(federation.silos)} silos predicts with its own {' and '.join(private)}; "
             "transfer takes runs with one model, e.g. method=fedavg head.scope=shared, fedfame or centralised"
         )
-    if run.summary["average"] is None:
-        raise InputError(f"{folder}: its summary has no test score to compare with (silos kept theirs to themselves)")
     state = current_model_state(federation, next(iter(federation.silos.values())))
     task = next(iter(federation.tasks.values()))
     seed, reported = int(run.summary["seed"]), float(run.summary["average"])
@@ -147,10 +145,9 @@ def _test_rows(run: Run) -> tuple[TokenizedRows, ...]:
     except InputError as error:
         raise InputError(f"{run.folder}: {error}") from error
     rows_now = {silo.name: len(silo.splits.test) for silo in silos}
-    undisclosed = "an unknown number"  # the silo disclosed only its scores
-    rows_then = {name: (silo.get("rows") or {}).get("test", undisclosed) for name, silo in run.silos.items()}
+    rows_then = {name: silo["rows"]["test"] for name, silo in run.silos.items()}
     for name in sorted({*rows_now, *rows_then}):
-        if name not in rows_now or rows_then.get(name) not in (rows_now[name], undisclosed):
+        if rows_then.get(name) != rows_now.get(name):
             raise InputError(
                 f"{run.folder}: its data has changed (silo {name!r}: {rows_now.get(name, 'no')} test rows now, "
                 f"{rows_then.get(name, 'none')} when it ran)"

@@ -19,6 +19,7 @@ from silotune.errors import InputError, unknown_name_error
 from silotune.methods.base import PredictionMix
 from silotune.methods.instance_weighting import InstanceWeighting
 from silotune.methods.parts import Module, Part, Scalar, Scope
+from silotune.models.backbone.backbone import Backbone
 from silotune.models.heads import HEADS, Head
 from silotune.models.tuners import TUNERS, Delta, Tuner, token_weight, tuner_of
 from silotune.runs.storage.readers import read_summary
@@ -167,6 +168,12 @@ def check_has_models(run: Path, summary: Mapping[str, Any]) -> None:
             f"{run}: is the coordinator's folder of a federation; private parts are in the silos' own folders, "
             f"where each silo predicts and exports; here is {MODELS}/shared"
         )
+
+
+def check_weights(made: Path, backbone: Backbone, fingerprint: str) -> None:
+    """Refuse to open what was made with another backbone than the given one."""
+    if backbone.fingerprint != fingerprint:
+        raise InputError(f"{made}: was made with another backbone than {backbone.name!r} is now (its weights differ)")
 
 
 def read_file(path: Path) -> Tensors:

@@ -25,18 +25,8 @@ from silotune.models.forward.mixing import resolve_weights
 from silotune.models.heads import Head
 from silotune.models.tuners import TUNERS, tuner_of
 from silotune.models.tuners.base import TokenWeight
-from silotune.runs.model_file import (
-    MODEL_FILE,
-    MODELS,
-    OWN_FILE,
-    SHARED_ALONE,
-    SHARED_FILE,
-    SHARED_FOLDER,
-    ModelFile,
-    PartFields,
-    TokenMixer,
-    TunerFields,
-)
+from silotune.runs import model_file
+from silotune.runs.model_file import MODEL_FILE, MODELS, OWN_FILE, SHARED_FILE, SHARED_FOLDER, TunerFields
 from silotune.runs.summary import head_section
 from silotune.training.federation import Federation
 from silotune.training.silo import Silo
@@ -147,7 +137,7 @@ def _describe(federation: Federation, name: str, state: State, summary: Mapping[
         texts, separator = list(files.columns), files.label_separator
         columns = {"text": texts, "label": files.label, "encoding": files.encoding, "separator": separator}
     head = prediction.head if isinstance(prediction.head, str) else _describe_mix(prediction.head, state)
-    described = ModelFile(
+    described = model_file.ModelFile(
         method={"name": method.name, "paper": method.paper},
         backbone=config.backbone,
         backbone_sha256=federation.backbone.fingerprint,
@@ -156,7 +146,7 @@ def _describe(federation: Federation, name: str, state: State, summary: Mapping[
         tuner=TunerFields.of(method.setting.tuner),
         head=head_section(federation).model_dump(mode="json", exclude_defaults=True),
         parts={
-            part: PartFields(scope=made.scope, module=_describe_module(made, federation))
+            part: model_file.PartFields(scope=made.scope, module=_describe_module(made, federation))
             for part, made in context.parts.items()
         },
         weighting=None if prediction.weighting is None else asdict(prediction.weighting),
@@ -192,7 +182,7 @@ def _notice(federation: Federation, state: State) -> str:
     held = [f"parts that were trained on its rows alone ({', '.join(private)})"] if private else []
     if vectors is not None:
         held.append(f"a vector of each of its {len(vectors)} training rows")
-    return f"Personal data of the silo: {', and '.join(held)}." if held else SHARED_ALONE
+    return f"Personal data of the silo: {', and '.join(held)}." if held else model_file.SHARED_ALONE
 
 
 def _describe_mix(mix: Mapping[str, Any], state: State) -> dict[str, Any]:
@@ -201,7 +191,7 @@ def _describe_mix(mix: Mapping[str, Any], state: State) -> dict[str, Any]:
     for name, weight in resolve_weights(mix, state).items():
         if isinstance(weight, TokenWeight):
             (mixer,) = (part for part, tensors in state.items() if tensors is weight.tensors)
-            described[name] = TokenMixer(mixer=mixer, index=weight.index)
+            described[name] = model_file.TokenMixer(mixer=mixer, index=weight.index)
         else:
             described[name] = float(weight)
     return described

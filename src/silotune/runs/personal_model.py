@@ -28,7 +28,7 @@ from silotune.models.forward.mixing import resolve_weights
 from silotune.models.heads.lm import LanguageModelHead, prompt_rows
 from silotune.models.tuners import Tuner
 from silotune.models.tuners.base import TokenWeight
-from silotune.runs.model_file import MODEL_FILE, model_folder, read_file, read_model_file, read_state
+from silotune.runs.model_file import MODEL_FILE, check_weights, model_folder, read_file, read_model_file, read_state
 from silotune.training.prediction import PredictionContext
 
 Text = str | tuple[str, str] | list[dict[str, Any]] | dict[str, Any]
@@ -127,10 +127,7 @@ class PersonalModel:
             )
         elif backbone.precision != precision:
             raise InputError(f"backbone: the one given runs in {backbone.precision}, {folder} wants {precision}")
-        if backbone.fingerprint != file.backbone_sha256:
-            raise InputError(
-                f"{folder}: was made with another backbone than {file.backbone.name!r} is now (its weights differ)"
-            )
+        check_weights(folder, backbone, file.backbone_sha256)
         context = PredictionContext(
             backbone,
             parts,

@@ -18,7 +18,7 @@ from silotune.core.files import write_text
 from silotune.core.tensors import State
 from silotune.data.batching import make_batch
 from silotune.data.tokenized import TokenizedRows
-from silotune.errors import InputError, require_known
+from silotune.errors import require_known
 from silotune.evaluation.instance_vectors import weigh
 from silotune.evaluation.predict import answers
 from silotune.runs.build.builder import build
@@ -219,11 +219,8 @@ def measure_release(run: Path, silo: str) -> Release:
     """
     if (kept := run / RELEASE_FILE).is_file():
         return Release.read(kept)
-    config_file = run / "config.yaml"
-    if not config_file.is_file():
-        raise InputError(f"{run}: no run folder (config.yaml is missing)")
     folder = model_folder(run, silo)
-    federation = build(read_config(str(config_file)))
+    federation = build(read_config(str(run / "config.yaml")))
     require_known("silo", silo, federation.silos)
     model = PersonalModel.open(folder, federation.backbone)
     return measure(federation, federation.silos[silo], model.context, model.state)

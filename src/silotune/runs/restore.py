@@ -27,7 +27,7 @@ from silotune.runs.build.coordinator import make_aggregation
 from silotune.runs.build.model import make_context, run_backbone
 from silotune.runs.build.resolve import make_method, use_this_machine, with_options, with_template
 from silotune.runs.engines.in_process import InProcessEngine
-from silotune.runs.model_file import MODELS, OWN_FILE
+from silotune.runs.model_file import MODELS, OWN_FILE, check_weights
 from silotune.runs.model_folder import write_models
 from silotune.runs.personal_model import check_precision
 from silotune.runs.storage.readers import read_summary, read_versions
@@ -59,10 +59,7 @@ def restore(
     _check_private_parts(path, summary, method)
     tasks, texts = _tasks(path, summary)
     backbone = run_backbone(config, method, backbone)
-    if backbone.fingerprint != read_versions(path)["backbone"]:
-        raise InputError(
-            f"{path}: was made with another backbone than {config.backbone.name!r} is now (its weights differ)"
-        )
+    check_weights(path, backbone, read_versions(path)["backbone"])
     context = make_context(config, method, tasks.values(), backbone)
     silos = silos_without_rows(method, tasks)
     ranks, shared = context.initial.ranks, context.initial.shared(silos.values())

@@ -1,4 +1,4 @@
-"""`run --tensorboard`: TensorBoard's own reader finds what the event log says, once a round, after a resume too."""
+"""`run --track tensorboard`: TensorBoard finds what the event log says, once a round, after a resume too."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests.support.session_rig import DirectLink, job, local_configs
 
 pytest.importorskip("tensorboard")
 WORDS = ("run", "federation.yaml", "rounds=3", "method=fedmcp", "--out", "out")
+TRACK = ("--track", "tensorboard")
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -52,7 +53,7 @@ def check(folder: Path, rounds: int) -> None:
 
 
 def test_it_holds_what_the_log_says(silotune: Silotune, place: Path) -> None:
-    assert silotune(*WORDS, "--tensorboard").code == 0
+    assert silotune(*WORDS, *TRACK).code == 0
     check(place / "out", 3)
     assert silotune(*WORDS[:-1], "plain").code == 0
     plain, shown = tree(place / "plain"), tree(place / "out")
@@ -75,12 +76,12 @@ def test_each_round_is_there_while_it_runs_and_once_after_a_resume(silotune: Sil
     with pytest.raises(Killed):
         run("federation.yaml", *words, out="out", progress=kill, callbacks=[TensorBoard()])
     (place / "out" / "tensorboard" / "notes.txt").write_text("mine")
-    assert silotune(*WORDS, "--resume", "--tensorboard").code == 0
+    assert silotune(*WORDS, "--resume", *TRACK).code == 0
     check(place / "out", 3)
     assert (place / "out" / "tensorboard" / "notes.txt").exists()
     # of a run that was finished without it, and again of one that has it
     for _ in range(2):
-        assert silotune(*WORDS, "--resume", "--tensorboard").code == 0
+        assert silotune(*WORDS, "--resume", *TRACK).code == 0
         check(place / "out", 3)
 
 
@@ -115,9 +116,9 @@ def check_steps(folder: Path, rounds: int) -> None:
 
 
 def test_a_refused_run_leaves_everything_alone(silotune: Silotune, place: Path) -> None:
-    assert silotune(*WORDS, "--tensorboard").code == 0
+    assert silotune(*WORDS, *TRACK).code == 0
     before = tree(place)
-    for words in ((*WORDS, "--tensorboard"), (*WORDS, "--resume", "--tensorboard", "train.lr=0.5")):
+    for words in ((*WORDS, *TRACK), (*WORDS, "--resume", *TRACK, "train.lr=0.5")):
         assert silotune(*words).code == 2
         assert tree(place) == before
 

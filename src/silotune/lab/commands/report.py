@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from silotune.lab.transfer import Matrix
     from silotune.lab.transfer_models import WhoseHead
 
-_KEYS = ("transfer.head", "transfer.types")
-
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of compare.", metavar="RUN…")],
@@ -122,7 +120,7 @@ def _parse_words(words: Sequence[str]) -> tuple[WhoseHead, dict[str, str], list[
             folders.append(Path(word))
             continue
         key, value = parse_word(word)
-        require_known("key", key, _KEYS)
+        require_known("key", key, options)
         options[key] = value
     head, types = options["transfer.head"], options["transfer.types"]
     if not isinstance(types, dict) or not all(isinstance(word, str) for word in (*types, *types.values())):

@@ -119,9 +119,6 @@ class ReportEntry:
 def read_run(folder: Path) -> FinishedRun:
     """Read a finished run."""
     summary = read_summary(folder)
-    for key in ("method", "seed", "silos", "average", "bytes_up", "bytes_down", "seconds", "best_round"):
-        if key not in summary:
-            raise InputError(f"{folder}/summary.json: damaged (no {key!r})")
     with damage_named(folder / "config.yaml"):
         config = dict(load_yaml((folder / "config.yaml").read_text(encoding="utf-8")))
     return FinishedRun(folder, summary, config)
@@ -212,14 +209,6 @@ def _unique_label(label: str, taken: Sequence[str]) -> str:
     while candidate in taken:
         candidate, number = f"{label} #{number}", number + 1
     return candidate
-
-
-def group_by_data(entries: Sequence[ReportEntry]) -> list[list[ReportEntry]]:
-    """Group entries that are tested on the same data."""
-    groups: dict[str, list[ReportEntry]] = {}
-    for entry in entries:
-        groups.setdefault(entry.first.evaluated_on, []).append(entry)
-    return list(groups.values())
 
 
 def silo_names(entries: Sequence[ReportEntry]) -> list[str]:

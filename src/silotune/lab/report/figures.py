@@ -8,22 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from silotune.data.tasks import metric_title
-from silotune.lab.report.drawing import (
-    GRID,
-    FigureSpec,
-    LabeledCurve,
-    Mark,
-    Panel,
-    artist_name,
-    band,
-    bars,
-    dots,
-    line_style,
-    lines,
-    logarithmic_if_wide,
-    name_rows,
-    whole_rounds,
-)
+from silotune.lab.report import drawing
+from silotune.lab.report.drawing import FigureSpec, LabeledCurve, Mark, Panel
 from silotune.lab.report.frame import Results
 from silotune.lab.report.tables import interval_text
 from silotune.runs.scores import metrics_of
@@ -74,8 +60,8 @@ def _others(results: Results, rows: Sequence[tuple[int, str, Any]], what: str) -
 
 
 def _over_rounds(curves: Sequence[LabeledCurve], axes: Axes) -> list[Mark]:
-    marks = lines(axes, curves)
-    whole_rounds(axes)
+    marks = drawing.lines(axes, curves)
+    drawing.whole_rounds(axes)
     return marks
 
 
@@ -135,10 +121,10 @@ def _spread(results: Results, axis: str) -> list[Panel]:
     curves = _of_entries(results, tenths)
 
     def draw(axes: Axes) -> list[Mark]:
-        marks = lines(axes, curves, "median of silos, round {:g}")
+        marks = drawing.lines(axes, curves, "median of silos, round {:g}")
         for position, _, found in curves:
-            band(axes, position, found["low"], found["high"], 0.12)
-        whole_rounds(axes)
+            drawing.band(axes, position, found["low"], found["high"], 0.12)
+        drawing.whole_rounds(axes)
         return marks
 
     return [Panel(f"spread over {len(results.silos)} silos", "round", axis, draw)] if curves else []
@@ -157,12 +143,12 @@ def _traffic(results: Results) -> FigureSpec:
             curves.append((position, entry.label, by_size))
 
     def draw(axes: Axes) -> list[Mark]:
-        marks = lines(axes, curves, "{:.3g} MiB")
+        marks = drawing.lines(axes, curves, "{:.3g} MiB")
         for position, label, level in silent:
-            color = line_style(position)["color"]
-            axes.axhline(level, color=color, linestyle="--", linewidth=1.2, gid=artist_name(position, "level"))
+            color = drawing.line_style(position)["color"]
+            axes.axhline(level, color=color, linestyle="--", linewidth=1.2, gid=drawing.artist_name(position, "level"))
             marks.append((curves[0][2].index[0], level, f"{label}, sends nothing: {level:.4g}"))
-        logarithmic_if_wide(axes, [size for _, _, curve in curves for size in curve.index[[0, -1]]])
+        drawing.logarithmic_if_wide(axes, [size for _, _, curve in curves for size in curve.index[[0, -1]]])
         return marks
 
     caption = f"Bytes are those of the serialized messages, all silos together, both ways{_band_note(results)}."
@@ -216,10 +202,10 @@ def _sent(results: Results) -> FigureSpec:
     many = len(silos) > _MOST_LINES
 
     def draw(axes: Axes) -> list[Mark]:
-        marks = dots(axes, sent, "MiB") if many else bars(axes, silos, sent, "MiB")
+        marks = drawing.dots(axes, sent, "MiB") if many else drawing.bars(axes, silos, sent, "MiB")
         if many:
             axes.set_xlim(left=0)
-        logarithmic_if_wide(axes, [value for _, _, by_silo in sent for value in by_silo.values()])
+        drawing.logarithmic_if_wide(axes, [value for _, _, by_silo in sent for value in by_silo.values()])
         return marks
 
     rows = len(sent) * 3 if many else len(silos)
@@ -236,11 +222,11 @@ def _seconds(results: Results) -> FigureSpec:
     spent = [results.seconds(entry) for entry in results.entries]
 
     def draw(axes: Axes) -> list[Mark]:
-        colors = [line_style(position)["color"] for position in range(len(labels))]
+        colors = [drawing.line_style(position)["color"] for position in range(len(labels))]
         training, rest = zip(*spent, strict=True)
         axes.barh(range(len(labels)), training, height=0.6, color=colors)
         axes.barh(range(len(labels)), rest, left=training, height=0.6, color=colors, alpha=0.4)
-        name_rows(axes, labels)
+        drawing.name_rows(axes, labels)
         return [
             (pair[0], position, f"{label}: training {pair[0]:.0f} s, rest {pair[1]:.0f} s")
             for position, (label, pair) in enumerate(zip(labels, spent, strict=True))
@@ -264,7 +250,7 @@ def _tests(results: Results) -> FigureSpec:
         height = max(2.2, 0.9 + 0.55 * rows)
         by_silo = [(n, label, {name: of[name] for name in of if name in silos}) for n, label, of in scored]
         panels = [
-            Panel("a dot for each silo", axis, "method", partial(dots, rows=by_silo, unit=""), height, _WIDE),
+            Panel("a dot for each silo", axis, "method", partial(drawing.dots, rows=by_silo, unit=""), height, _WIDE),
             Panel("averages", axis, "", partial(_with_intervals, results, averages), 2.2 + 0.08 * rows, _WIDE),
         ]
         caption = f"{len(silos)} silos; the upright bar is their mean."
@@ -285,14 +271,14 @@ def _with_intervals(results: Results, columns: Sequence[str], axes: Axes) -> lis
             if (score := results.score(entry.label, column)) is None:
                 continue
             place, interval = line - 0.35 + (position + 0.5) * step, results.interval(entry, column)
-            style = line_style(position) | {"linestyle": "none"}
+            style = drawing.line_style(position) | {"linestyle": "none"}
             if interval is not None:
-                gid = artist_name(position, f"interval{line}")
+                gid = drawing.artist_name(position, f"interval{line}")
                 axes.plot(interval, [place, place], color=style["color"], linewidth=1, gid=gid)
-            axes.plot([score.mean], [place], markersize=4, gid=artist_name(position, f"score{line}"), **style)
+            axes.plot([score.mean], [place], markersize=4, gid=drawing.artist_name(position, f"score{line}"), **style)
             known = f" ({interval_text(interval)})" if interval else ""
             marks.append((score.mean, place, f"{column}, {entry.label}: {score.text}{known}"))
     for line in range(1, len(columns)):
-        axes.axhline(line - 0.5, color=GRID, linewidth=0.6)
-    name_rows(axes, columns)
+        axes.axhline(line - 0.5, color=drawing.GRID, linewidth=0.6)
+    drawing.name_rows(axes, columns)
     return marks

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from silotune.data.tasks import lower_is_better, metric_range
-from silotune.lab.report.entries import FinishedRun, ReportEntry, group_by_data, silo_names
+from silotune.lab.report.entries import FinishedRun, ReportEntry, silo_names
 from silotune.runs.callbacks.base import logged_values
 from silotune.runs.scores import AVERAGE, TITLES, baseline_of, metric_of_column, metrics_of, ranks, score_of
 
@@ -62,8 +62,10 @@ class Results:
     @cached_property
     def parts(self) -> list[Results]:
         """The results of every data set; scores on different data cannot be compared."""
-        groups = group_by_data(self.entries)
-        return [Results(group, self.ddof) for group in groups] if len(groups) > 1 else [self]
+        groups: dict[str, list[ReportEntry]] = {}
+        for entry in self.entries:
+            groups.setdefault(entry.first.evaluated_on, []).append(entry)
+        return [Results(group, self.ddof) for group in groups.values()] if len(groups) > 1 else [self]
 
     @property
     def distinct_silos(self) -> list[str]:

@@ -9,27 +9,12 @@ from typing import Any
 
 from silotune.core.files import write_text
 from silotune.errors import InputError, file_errors
+from silotune.lab.report import tables
 from silotune.lab.report.drawing import FigureSpec, line_style, panel_svg, save_figure
 from silotune.lab.report.entries import FinishedRun, ReportEntry
 from silotune.lab.report.figures import report_figures
 from silotune.lab.report.frame import MIB, Results
 from silotune.lab.report.significance import NOTE, beaten_by_words, headline, paired_tests
-from silotune.lab.report.tables import (
-    COST_NOTE,
-    INTERVAL_NOTE,
-    MOST_SILOS,
-    ResultTable,
-    baseline_notes,
-    classes_table,
-    confusions,
-    cost_table,
-    metrics_table,
-    plain_table,
-    privacy_table,
-    rows_table,
-    runs_table,
-    score_table,
-)
 from silotune.methods.parts import Scope, names_with
 from silotune.runs.build.resolve import make_method, read_config
 from silotune.runs.scores import silo_metric
@@ -89,30 +74,30 @@ def render_page(results: Results, specs: Sequence[FigureSpec], title: str = "") 
 
 
 def _content(results: Results, specs: Sequence[FigureSpec], title: str) -> dict[str, Any]:
-    entries, scores = results.entries, score_table(results)
+    entries, scores = results.entries, tables.score_table(results)
     return {
         "title": title or _title(results),
         "headline": headline(results),
         "facts": _facts(results),
         "warnings": list_caveats(results),
         "scores": scores,
-        "score_notes": [INTERVAL_NOTE, *baseline_notes(results, scores)],
+        "score_notes": [tables.INTERVAL_NOTE, *tables.baseline_notes(results, scores)],
         "tests": _tests(results),
         "test_note": NOTE,
         "silos": results.silos,
-        "silo_rows": rows_table(results),
-        "classes": classes_table(results),
-        "confusions": confusions(results),
-        "metrics": [(entry.label, table) for entry in entries if (table := metrics_table(entry.first))],
-        "costs": cost_table(results),
-        "cost_note": COST_NOTE,
+        "silo_rows": tables.rows_table(results),
+        "classes": tables.classes_table(results),
+        "confusions": tables.confusions(results),
+        "metrics": [(entry.label, table) for entry in entries if (table := tables.metrics_table(entry.first))],
+        "costs": tables.cost_table(results),
+        "cost_note": tables.COST_NOTE,
         "figures": [spec for spec in specs if not _is_wide(spec)],
         "wide_figures": [spec for spec in specs if _is_wide(spec)],
         "traffic": [(entry.label, traffic_statement(entry)) for entry in entries],
         "privacy": [(entry.label, privacy_statement(entry)) for entry in entries],
-        "privacy_table": privacy_table(results),
+        "privacy_table": tables.privacy_table(results),
         "attacks": [(entry.label, attack_statement(entry, results)) for entry in entries],
-        "runs": runs_table(results),
+        "runs": tables.runs_table(results),
         "configurations": [
             (entry.label, (entry.first.folder / "config.yaml").read_text(encoding="utf-8")) for entry in entries
         ],
@@ -152,11 +137,11 @@ def _values(runs: Sequence[FinishedRun], read: Callable[[FinishedRun], object]) 
     return ", ".join(map(str, values))
 
 
-def _tests(results: Results) -> ResultTable | None:
+def _tests(results: Results) -> tables.ResultTable | None:
     rows = [(f"{pair.best} − {pair.other}", pair.numbers) for pair in paired_tests(results)]
     header = ["difference (points)", "pairs", "differ", "p (Holm)"]
     title = f"the best average{' of each data set' if len(results.parts) > 1 else ''} against the others"
-    return plain_table(title, header, rows, "methods") if rows else None
+    return tables.plain_table(title, header, rows, "methods") if rows else None
 
 
 def list_caveats(results: Results) -> list[str]:
@@ -187,8 +172,8 @@ def list_caveats(results: Results) -> list[str]:
     ]
     if late:
         caveats.append(f"Best at the last round with every seed, so more rounds may help: {', '.join(late)}")
-    if len(results.silos) > MOST_SILOS:
-        caveats.append(f"More than {MOST_SILOS} silos: the table has their average; table.csv has every silo.")
+    if (most := tables.MOST_SILOS) < len(results.silos):
+        caveats.append(f"More than {most} silos: the table has their average; table.csv has every silo.")
     return caveats
 
 

@@ -65,6 +65,8 @@ def _of_column(results: Results, column: str) -> list[PairedTest]:
     choose = min if results.lower(column) else max
     best, _ = choose(scored, key=lambda pair: pair[1])
     metric, tests = metric_of_column(column), []
+    from scipy.stats import wilcoxon
+
     label = f"{best.label} by {metric_title(metric)}" if metric else best.label
     of_best = _by_pair(best, metric)
     for other in results.entries:
@@ -73,7 +75,8 @@ def _of_column(results: Results, column: str) -> list[PairedTest]:
             differences = [of_best[key] - of_other[key] for key in shared]
             rounded = [round(value, 9) for value in differences]  # so that ties and zeros are recognized
             mean, differing = statistics.fmean(differences), sum(value != 0 for value in rounded)
-            tests.append(PairedTest(label, other.label, mean, len(rounded), differing, _wilcoxon(rounded)))
+            p = float(wilcoxon(rounded).pvalue) if differing else 1.0
+            tests.append(PairedTest(label, other.label, mean, len(rounded), differing, p))
     return tests
 
 
@@ -91,12 +94,6 @@ def _by_pair(entry: ReportEntry, metric: str) -> dict[tuple[int, str], float]:
         elif run.summary["average"] is not None:
             scores[run.seed, _CENTRAL] = float(run.summary["average"])
     return scores
-
-
-def _wilcoxon(differences: Sequence[float]) -> float:
-    from scipy.stats import wilcoxon
-
-    return float(wilcoxon(differences).pvalue) if any(differences) else 1.0
 
 
 def holm(values: Sequence[float]) -> list[float]:

@@ -15,19 +15,11 @@ from rich.text import Text
 
 from silotune.core.files import write_text
 from silotune.core.notebook import html_table
+from silotune.lab.report import tables
 from silotune.lab.report.entries import silo_names
 from silotune.lab.report.frame import Results, Score
 from silotune.lab.report.significance import NOTE, beaten_by_words, paired_tests
-from silotune.lab.report.tables import (
-    COST_NOTE,
-    ResultTable,
-    TableCell,
-    any_attacked,
-    baseline_notes,
-    cost_shares,
-    cost_table,
-    score_table,
-)
+from silotune.lab.report.tables import ResultTable, TableCell
 
 if TYPE_CHECKING:
     import pandas
@@ -44,7 +36,7 @@ _LATEX = {
 
 def write_tables(results: Results, out: Path) -> list[Path]:
     """Write `table.csv`, `table.md`, `table.tex` and, where runs have some, `baselines.csv` into a folder."""
-    scores, costs = score_table(results), cost_table(results)
+    scores, costs = tables.score_table(results), tables.cost_table(results)
     texts = {
         "table.csv": _csv(comparison_frame(results)),
         "table.md": _markdown_page(results, scores, costs),
@@ -65,9 +57,9 @@ def comparison_frame(results: Results) -> pandas.DataFrame:
     """
     import pandas
 
-    attacked, rows = any_attacked(results), []
+    attacked, rows = tables.any_attacked(results), []
     for entry in results.entries:
-        error, shares = results.product_error(entry.label), cost_shares(entry)
+        error, shares = results.product_error(entry.label), tables.cost_shares(entry)
         costs = {
             "trainable_percent": _plain(shares.trained),
             "sent_percent": _plain(shares.sent),
@@ -118,9 +110,9 @@ def _plain(value: float | None) -> str:
 
 
 def _markdown_page(results: Results, scores: ResultTable, costs: ResultTable) -> str:
-    notes = [f"{note}\n" for note in baseline_notes(results, scores)]
+    notes = [f"{note}\n" for note in tables.baseline_notes(results, scores)]
     parts = [f"{scores.title}\n", as_markdown(scores), *notes]
-    parts += [f"{costs.title}\n", as_markdown(costs), f"{COST_NOTE}\n"]
+    parts += [f"{costs.title}\n", as_markdown(costs), f"{tables.COST_NOTE}\n"]
     if tests := paired_tests(results):
         head = ["| best | against | difference (points) | pairs | differ | p (Holm) |", "|---|---|---:|---:|---:|---:|"]
         lines = [f"| {' | '.join([test.best, test.other, *test.numbers])} |" for test in tests]
@@ -205,11 +197,11 @@ def _latex(text: str) -> str:
 
 def scores_as_text(results: Results) -> str:
     """Return the title, the table, and a line for every data set on which a bag of words is better than all methods."""
-    table = score_table(results)
+    table = tables.score_table(results)
     return "\n".join([str(table.title), as_text(table), *beaten_by_words(results)])
 
 
 def scores_as_html(results: Results) -> str:
     """Return the same as HTML, for a notebook."""
     remarks = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in beaten_by_words(results))
-    return html_table(*score_table(results).texts()) + remarks
+    return html_table(*tables.score_table(results).texts()) + remarks

@@ -12,15 +12,8 @@ from silotune.aggregation import BY_ROWS, Aggregation, BroadcastAggregation, Sil
 from silotune.aggregation.robust import krum, most_byzantine, multi_krum, trimmed_mean
 from silotune.aggregation.server_optimizer import ServerOptimizer
 from silotune.communication.masks.fixed_point import check_weights
-from silotune.communication.privacy.accountant import (
-    Account,
-    CentralAccount,
-    GaussianAccount,
-    LaplaceAccount,
-    SampledCentralAccount,
-    affordable_uses,
-    gaussian_multiplier,
-)
+from silotune.communication.privacy import accountant
+from silotune.communication.privacy.accountant import Account
 from silotune.communication.privacy.budget import DELTA, Privacy
 from silotune.communication.privacy.central_noise import CentralNoise
 from silotune.communication.privacy.noise_stream import read_secret, secret_seed
@@ -64,7 +57,7 @@ def _by_participation(config: Config, account: Account, noise: str, choose: Choo
     counts, budget = _participations(config.rounds, choose), config.privacy.epsilon
     rounds = config.rounds
     if budget is not None:
-        fitting = affordable_uses(account, budget, counts[-1])
+        fitting = accountant.affordable_uses(account, budget, counts[-1])
         rounds = sum(count <= fitting for count in counts)
     uses = counts[rounds - 1] if rounds else 0
     limits = () if config.privacy.secret else (SEEDED,)
@@ -73,15 +66,15 @@ def _by_participation(config: Config, account: Account, noise: str, choose: Choo
 
 def _laplace(config: Config) -> Account:
     assert config.uplink.epsilon is not None, "the section fills it in"
-    return LaplaceAccount(config.uplink.epsilon, config.privacy.delta or 0.0)
+    return accountant.LaplaceAccount(config.uplink.epsilon, config.privacy.delta or 0.0)
 
 
 def _gaussian(config: Config) -> Account:
     uplink = config.uplink
     assert uplink.epsilon is not None, "the section fills it in"
     assert uplink.delta is not None, "the section fills it in"
-    multiplier = gaussian_multiplier(uplink.epsilon, uplink.delta)
-    return GaussianAccount(multiplier, config.privacy.delta or uplink.delta)
+    multiplier = accountant.gaussian_multiplier(uplink.epsilon, uplink.delta)
+    return accountant.GaussianAccount(multiplier, config.privacy.delta or uplink.delta)
 
 
 ACCOUNTS: dict[str, Callable[[Config], Account]] = {"laplace": _laplace, "gaussian": _gaussian}
@@ -110,11 +103,11 @@ def _central(config: Config, sampled: Sequence[tuple[int, int]], choose: Choose)
         f"norm of {aggregation.clip:g}"
     )
     if config.privacy.secret is None or chosen == everyone:
-        return _by_participation(config, CentralAccount(multiplier, delta), noise, choose)
+        return _by_participation(config, accountant.CentralAccount(multiplier, delta), noise, choose)
     # groups are sampled separately; participation is least hidden in the group with the largest sampled fraction
     silos, a_round = max(sampled, key=lambda group: group[1] / group[0])
-    account = SampledCentralAccount(multiplier, delta, silos, a_round)
-    rounds = config.rounds if budget is None else affordable_uses(account, budget, config.rounds)
+    account = accountant.SampledCentralAccount(multiplier, delta, silos, a_round)
+    rounds = config.rounds if budget is None else accountant.affordable_uses(account, budget, config.rounds)
     return Privacy(account, account.total(1), noise, config.rounds, rounds, rounds, budget)
 
 
@@ -149,7 +142,10 @@ def build_coordinator(
     communicates = any(shared.values())
     secret = read_secret(config.privacy.secret) if communicates else None
     server, chosen_a_round = config.server, sum(chosen for _, chosen in sampled_sizes(config, silos, groups))
-    noise = _central_noise(config, chosen_a_round, secret) if communicates else None
+    noise, multiplier = None, config.aggregation.noise_multiplier
+    if communicates and multiplier is not None:
+        assert config.aggregation.clip is not None, "the section refuses noise without it"
+        noise = CentralNoise(multiplier, config.aggregation.clip, chosen_a_round, config.seed, secret)
     # where nothing is combined, no number of silos is too small
     aggregation = make_aggregation(config.aggregation, chosen_a_round) if communicates else uniform
     if isinstance(aggregation, SiloAggregation) and (noise is not None or (server.optimizer, server.lr) != ("none", 1)):
@@ -216,14 +212,6 @@ def _check_own(config: Config, method: Method, all_parts: bool) -> None:
     for key, given in refused.items():
         if given:
             raise InputError(f"{key}: method {method.name} aggregates parts in its own way; leave it out")
-
-
-def _central_noise(config: Config, chosen_a_round: int, secret: bytes | None) -> CentralNoise | None:
-    chosen = config.aggregation
-    if chosen.noise_multiplier is None:
-        return None
-    assert chosen.clip is not None, "the section refuses less"
-    return CentralNoise(chosen.noise_multiplier, chosen.clip, chosen_a_round, config.seed, secret)
 
 
 def privacy_guarantee(

@@ -18,14 +18,8 @@ from silotune.models.backbone.quantization import NONE, resolve_quantization
 from silotune.models.backbone.stored_model import ModelClass
 from silotune.models.forward.activation_cache import ActivationCache
 from silotune.models.tuners import TUNERS
+from silotune.runs.build import validation
 from silotune.runs.build.start import read_start
-from silotune.runs.build.validation import (
-    check_backbone,
-    check_kept_optimizers,
-    check_lengths,
-    check_representation,
-    check_start,
-)
 from silotune.training.at_once import rows_scored, rows_written, tokens_at_once
 from silotune.training.context import TrainingContext
 
@@ -89,12 +83,12 @@ def build_model(
 ) -> TrainingContext:
     """Put a method on its backbone, to train on these tasks; `config` has its precision resolved."""
     backbone = run_backbone(config, method, backbone, load)
-    check_lengths(config, method, backbone)
+    validation.check_lengths(config, method, backbone)
     context = make_context(config, method, tasks, backbone)
     check_method(method)
-    check_start(config, method)
-    check_representation(method, backbone)
-    check_kept_optimizers(config, method)
+    validation.check_start(config, method)
+    validation.check_representation(method, backbone)
+    validation.check_kept_optimizers(config, method)
     method.setting.head.check_loss(context.recipe)
     return context
 
@@ -108,7 +102,7 @@ def run_backbone(
     """Load a run's backbone, or check the given one."""
     if backbone is None:
         return load(BackboneRequirements.of(config, method))
-    check_backbone(config, method, backbone)
+    validation.check_backbone(config, method, backbone)
     return backbone
 
 

@@ -91,17 +91,16 @@ def read_config(
     config = load_config(keys_of(source), overrides or [], changes, given)
     config = with_silo_ranks(config)
     method = make_method(config)
-    if method.aggregations is not None and config.aggregation.name not in method.aggregations:
-        allowed = ", ".join(sorted(method.aggregations))
-        raise InputError(
-            f"aggregation={config.aggregation.name}: method {method.name} is not defined for it; allowed: {allowed}"
-        )
-    if method.optimizers is not None and config.train.optimizer not in method.optimizers:
-        raise InputError(
-            f"train.optimizer={config.train.optimizer}: method {method.name} is not defined for it; allowed: "
-            f"{', '.join(method.optimizers)}"
-        )
+    _check_defined(method, "aggregation", config.aggregation.name, method.aggregations)
+    _check_defined(method, "train.optimizer", config.train.optimizer, method.optimizers)
     return with_options(config, method)
+
+
+def _check_defined(method: type[Method] | Method, key: str, name: str, allowed: Collection[str] | None) -> None:
+    """Refuse a choice that a method is not defined for; None allows all."""
+    if allowed is not None and name not in allowed:
+        names = ", ".join(sorted(allowed))
+        raise InputError(f"{key}={name}: method {method.name} is not defined for it; allowed: {names}")
 
 
 def with_options(config: Config, method: Method) -> Config:
@@ -207,9 +206,7 @@ def with_template(config: Config, template: str) -> Config:
 def make_method(config: Config) -> Method:
     """Return the configured method over the configured tuner and head."""
     method, tuner = METHODS.find(config.method.name), TUNERS.find(config.tuner.name)
-    if method.tuners is not None and tuner.name not in method.tuners:
-        allowed = ", ".join(sorted(method.tuners))
-        raise InputError(f"tuner={tuner.name}: method {method.name} is not defined for it; allowed: {allowed}")
+    _check_defined(method, "tuner", tuner.name, method.tuners)
     setting = Setting(
         tuner=tuner(_options(tuner.Options, config.tuner, "tuner")),
         head=HEADS[config.head.name].make(config.head),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from silotune.config import Config
 from silotune.data.generation_rows import row_format
@@ -14,7 +14,6 @@ from silotune.data.rows import SiloData, known_text
 from silotune.data.tasks import KINDS
 from silotune.data.tokenized import ANY_LENGTH, TokenizedRows, count_cuts, cut_text
 from silotune.errors import InputError
-from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import silence_transformers
 from silotune.models.backbone.packages import model_source
 from silotune.models.backbone.stored_model import hub_options
@@ -103,14 +102,6 @@ def _shown(tokenizer: Any, ids: Sequence[int], part: str, trained: Sequence[bool
     ]
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """What a head needs of a backbone to tokenize rows, without its weights."""
-
-    tokenizer: Any
-    base: Any
-
-
 def token_lengths(config: Config, silos: Sequence[SiloData]) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Count the tokens of training rows as they are trained, and return also a line on each silo whose prompts are cut.
 
@@ -129,7 +120,7 @@ def token_lengths(config: Config, silos: Sequence[SiloData]) -> tuple[dict[str, 
         raise InputError(f"backbone={settings.name}: no tokenizer there, so tokens are not counted") from error
     config = with_model_defaults(config)
     head, length = make_method(with_chat_template(config, silos)).setting.head, config.train.max_length
-    reader = cast("Backbone", _Reader(tokenizer, SimpleNamespace(config=stored)))
+    reader: Any = SimpleNamespace(tokenizer=tokenizer, base=SimpleNamespace(config=stored))  # without weights
     tokenize, whole = (head.row_tokenizer(reader, most) for most in (length, ANY_LENGTH))
     room = prompt_room(head, reader, length)
     found, lines = {}, []

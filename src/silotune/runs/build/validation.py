@@ -232,8 +232,16 @@ def check_lengths(config: Config, method: Method, backbone: Backbone) -> None:
     """Refuse texts, or answers, that are longer than the backbone reads."""
     length, tuner, head = config.train.max_length, method.setting.tuner, method.setting.head
     check_length("train.max_length", length, tuner, backbone)
-    if backbone.max_tokens is not None and isinstance(head, LanguageModelHead):
-        _check_answer_length(head, backbone, length, backbone.max_tokens - tuner.virtual_tokens)
+    if backbone.max_tokens is None or not isinstance(head, LanguageModelHead):
+        return
+    new, room = head.generation.max_new_tokens, head.prompt_room(length)
+    allowed = backbone.max_tokens - tuner.virtual_tokens - room + 1  # the model does not read the last token
+    # in an encoder–decoder, the prompt takes none of the decoder's positions
+    if new > allowed and not backbone.base.config.is_encoder_decoder:
+        raise InputError(
+            f"head.max_new_tokens: {new} behind a prompt of up to {room} tokens (train.max_length) are more than the "
+            f"backbone reads; allowed: up to {allowed}"
+        )
 
 
 def check_length(key: str, length: int, tuner: Tuner, backbone: Backbone) -> None:
@@ -243,17 +251,4 @@ def check_length(key: str, length: int, tuner: Tuner, backbone: Backbone) -> Non
         beside = f" beside {virtual} virtual tokens (tuner.tokens)" if virtual else ""
         raise InputError(
             f"{key}: {length} is more than the backbone reads{beside}; allowed: up to {backbone.max_tokens - virtual}"
-        )
-
-
-def _check_answer_length(head: LanguageModelHead, backbone: Backbone, length: int, positions: int) -> None:
-    """Refuse answers that do not fit into the backbone's positions behind the longest prompt."""
-    if backbone.base.config.is_encoder_decoder:  # the prompt takes none of the decoder's positions
-        return
-    new = head.generation.max_new_tokens
-    allowed = positions - head.prompt_room(length) + 1  # the model does not read the last token
-    if new > allowed:
-        raise InputError(
-            f"head.max_new_tokens: {new} behind a prompt of up to {head.prompt_room(length)} tokens (train.max_length) "
-            f"are more than the backbone reads; allowed: up to {allowed}"
         )

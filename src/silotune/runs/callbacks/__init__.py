@@ -1,9 +1,4 @@
-"""Callbacks follow a run through its event log: its silos, rounds and end, whatever the engine.
-
-- `base`: `Callback`, which users subclass, `RoundEnd`, and `EventFeed`, which reads new events and calls callbacks
-- `display`: a line a round, or a bar in a notebook
-- `trackers`: rounds as CSV, in TensorBoard, Weights & Biases and MLflow
-"""
+"""Callbacks follow a run through its event log: its silos, rounds and end, whatever the engine."""
 
 from silotune.runs.callbacks.base import Callback, RoundEnd
 

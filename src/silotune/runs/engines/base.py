@@ -20,7 +20,7 @@ from silotune.aggregation import Update, in_name_order
 from silotune.core.files import damage_named
 from silotune.core.numeric import mean_ignoring_none
 from silotune.evaluation.predict import Measured
-from silotune.runs.storage.checkpoints import Checkpoint, validated_state
+from silotune.runs.storage.checkpoints import Checkpoint, check_state
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.training.client import SiloReply
 from silotune.training.coordinator import Received
@@ -115,9 +115,10 @@ class Engine(ABC):
     def load(self, checkpoint: Checkpoint) -> None:
         """Set the federation to a checkpoint's state."""
         coordinator = self.federation.coordinator
-        with validated_state(checkpoint.shared, coordinator.shared) as check:
+        expected = coordinator.shared
+        with damage_named(f"checkpoint file {checkpoint.shared}"):
             coordinator.load_flat(self.folder.checkpoints.read(checkpoint.shared))
-            check(coordinator.shared)
+            check_state(coordinator.shared, expected)
         self.load_states(checkpoint)
 
     @property
@@ -138,8 +139,7 @@ class Engine(ABC):
         self._last = self.folder.checkpoints.latest()
         if self._last is not None:
             self._restore_from(self._last)
-        # Last, so that a folder that cannot be resumed stays unchanged.
-        if self._last is not None:
+            # last, so that a folder that cannot be resumed stays unchanged
             self.folder.checkpoints.drop_older(self._last, self._best)
         self.folder.forget_events_after(self._last.round if self._last else 0)
         if self.history.pending:  # it may have been judged, but no checkpoint says so: it is judged again

@@ -14,7 +14,6 @@ import shutil
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,8 +55,7 @@ class Checkpoints:
 
         Silos of a federation on this machine write theirs here as well, and drop them themselves.
         """
-        self._writer: AsyncWriter | None = None
-        """From the first file on; who only reads has none."""
+        self._writer = AsyncWriter()
 
     def write(self, name: str, tensors: Tensors) -> str:
         """Write a tensor file, and return its name. It is there for certain after `commit`.
@@ -71,25 +69,25 @@ class Checkpoints:
             self._made_folders.add(path.parent)
         if self._files is not None:
             self._files.add(file)
-        self._opened_writer().write(path, tensors)
+        self._writer.write(path, tensors)
         return file
 
     def read(self, file: str) -> Tensors:
         """Read a tensor file."""
-        self._finish_writing()
+        self._writer.finish()
         with damage_named(f"checkpoint file {self.path / file}"):
             return read_tensors(read_bytes(self.path / file))
 
     def commit(self, checkpoint: Checkpoint, keep: Checkpoint | None = None) -> None:
         """Make a checkpoint the newest; drop files that neither it nor `keep` needs."""
         text = json.dumps(checkpoint.__dict__, indent=1)
-        self._finish_writing()
+        self._writer.finish()
         write_text(self._manifest(checkpoint.round), text)
         kept = checkpoint.files | (keep.files if keep else set())
         manifests = {checkpoint.round} | ({keep.round} if keep else set())
         if self._files is None:  # what a run that was killed left, too
             self._files = set(self._tensor_files())
-        self._opened_writer().remove([self.path / name for name in sorted(self._files - kept)])
+        self._writer.remove([self.path / name for name in sorted(self._files - kept)])
         self._files &= kept
         for number in self._rounds() - manifests:
             self._manifest(number).unlink()
@@ -106,14 +104,6 @@ class Checkpoints:
         for older in self._rounds() - {checkpoint.round, *([keep.round] if keep else [])}:
             self._manifest(older).unlink()
 
-    def _opened_writer(self) -> AsyncWriter:
-        self._writer = self._writer or AsyncWriter()
-        return self._writer
-
-    def _finish_writing(self) -> None:
-        if self._writer is not None:
-            self._writer.finish()
-
     def _tensor_files(self) -> Iterator[str]:
         """Return the tensor files in the folder, as checkpoints name them."""
         for directory, _, names in os.walk(self.path):
@@ -122,8 +112,7 @@ class Checkpoints:
 
     def close(self) -> None:
         """Finish writing; nothing is written afterwards."""
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
 
     def forget(self) -> None:
         """Remove all checkpoints, manifests first, so that a run killed meanwhile starts from the beginning."""
@@ -158,27 +147,22 @@ class Checkpoints:
         return checkpoint
 
 
-@contextmanager
-def validated_state(file: str, expected: State) -> Iterator[Callable[[State], None]]:
-    """Refuse a checkpoint file whose tensors are not those of this run; yields the check of the state that was read."""
-
-    def check(state: State) -> None:
-        read, wanted = ({n: (t.shape, t.dtype) for n, t in flatten(some).items()} for some in (state, expected))
-        differing = sorted(name for name in {*read, *wanted} if read.get(name) != wanted.get(name))
-        if differing:
-            raise ValueError(f"tensor {differing[0]!r} is missing, unexpected or of another shape")
-
-    with damage_named(f"checkpoint file {file}"):
-        yield check
+def check_state(state: State, expected: State) -> None:
+    """Raise a ValueError if tensors that were read are not those of this run."""
+    read, wanted = ({n: (t.shape, t.dtype) for n, t in flatten(some).items()} for some in (state, expected))
+    differing = sorted(name for name in {*read, *wanted} if read.get(name) != wanted.get(name))
+    if differing:
+        raise ValueError(f"tensor {differing[0]!r} is missing, unexpected or of another shape")
 
 
 def load_silo(checkpoints: Checkpoints, checkpoint: Checkpoint, context: TrainingContext, silo: Silo) -> None:
     """Set a silo to a checkpoint's state; without a file, it was never sampled and its state follows from the seed."""
     file, silo.state = checkpoint.silos.get(silo.name), None
     if file:
-        with validated_state(file, context.state_of(silo).private) as check:
+        expected = context.state_of(silo).private
+        with damage_named(f"checkpoint file {file}"):
             silo.state = SiloState.from_flat(checkpoints.read(file))
-            check(silo.state.private)
+            check_state(silo.state.private, expected)
 
 
 class StateMemory:
