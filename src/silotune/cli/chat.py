@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from silotune.cli.app import RESULTS, app
-from silotune.cli.console import complete_run
+from silotune.cli.console import PrecisionOption, complete_run
 from silotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,9 +30,7 @@ def chat(
     ],
     silo: Annotated[str | None, typer.Option(help="The silo whose model answers.")] = None,
     system: Annotated[str | None, typer.Option(help="A system turn before the conversation.")] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="Load the backbone in this precision instead of the run's: fp32, bf16, …")
-    ] = None,
+    precision: PrecisionOption = None,
 ) -> None:
     """Ask one silo's language model: a question a line, answered as it is written.
 

@@ -56,6 +56,10 @@ LogFile = Annotated[
     Path | None, typer.Option("--log-file", help="Append a line a round to this file, with times.", metavar="FILE")
 ]
 
+PrecisionOption = Annotated[
+    str | None, typer.Option("--precision", help="Load the backbone in this precision instead of the run's: fp32, …")
+]
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 Overrides = Annotated[

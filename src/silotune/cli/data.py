@@ -27,14 +27,6 @@ if TYPE_CHECKING:
 _MOST_LABELS = 12
 """Labels whose shares a line shows."""
 
-_MOST_COLORS = 10
-"""Labels of a task that have a color of their own in the picture; the rarer ones share the last."""
-
-_OTHERS = "all others"
-
-LabelRows = Mapping[str, Mapping[str, int]]
-"""Silo → label → training rows."""
-
 
 @app.command(rich_help_panel=BEFORE)
 def data(
@@ -153,6 +145,9 @@ def _compare_templates(config: Config, silos: list[SiloData], as_json: bool) -> 
 
 
 def _draw_labels(described: dict[str, Any], picture: Path) -> None:
+    """Draw a bar for every silo, divided by label; silos of one task stand together, as their labels are the same."""
+    from matplotlib.figure import Figure
+
     from silotune.errors import InputError, file_errors
 
     tasks: dict[str, dict[str, dict[str, int]]] = {}
@@ -161,42 +156,32 @@ def _draw_labels(described: dict[str, Any], picture: Path) -> None:
             tasks.setdefault(entry["task"], {})[name] = labels
     if not tasks:
         raise InputError("--picture: rows of these silos have no labels")
-    with file_errors(f"--picture {picture}: cannot be written"):
-        _label_shares_figure(tasks, picture)
-
-
-def _label_shares_figure(tasks: Mapping[str, LabelRows], path: Path) -> None:
-    """Draw a bar for every silo, divided by label; silos of one task stand together, as their labels are the same."""
-    from matplotlib.figure import Figure
-
     heights = [1.1 + 0.34 * len(silos) for silos in tasks.values()]
     figure = Figure(figsize=(8, sum(heights)), layout="constrained")
     panels = figure.subplots(len(tasks), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, (task, silos) in zip(panels, tasks.items(), strict=True):
         _draw_task(axes, task, silos)
     panels[-1].set_xlabel("share of the training rows (%)", fontsize=9)
-    figure.savefig(path, dpi=150)
+    with file_errors(f"--picture {picture}: cannot be written"):
+        figure.savefig(picture, dpi=150)
 
 
-def _draw_task(axes: Axes, task: str, silos: LabelRows) -> None:
-    totals: dict[str, int] = {}
-    for counts in silos.values():
-        for label, number in counts.items():
-            totals[label] = totals.get(label, 0) + number
-    frequent = sorted(totals, key=lambda label: -totals[label])
-    shown = frequent if len(frequent) <= _MOST_COLORS else frequent[: _MOST_COLORS - 1]
-    left = [0.0] * len(silos)
-    for number, label in enumerate([*shown, *([_OTHERS] if len(shown) < len(frequent) else [])]):
-        labels = [label] if label != _OTHERS else frequent[len(shown) :]
-        shares = [
-            100 * sum(counts.get(one, 0) for one in labels) / max(1, sum(counts.values())) for counts in silos.values()
-        ]
-        color = COLORS[number % len(COLORS)]
-        axes.barh(range(len(silos)), shares, left=left, height=0.7, label=label, color=color, edgecolor="white")
-        for row, (start, share) in enumerate(zip(left, shares, strict=True)):
-            if share >= 6:
-                axes.text(start + share / 2, row, f"{share:.0f}", ha="center", va="center", fontsize=8, color="white")
-        left = [start + share for start, share in zip(left, shares, strict=True)]
+def _draw_task(axes: Axes, task: str, silos: Mapping[str, Mapping[str, int]]) -> None:
+    import pandas
+
+    frame = pandas.DataFrame(silos).T.fillna(0)
+    frame = frame[frame.sum().sort_values(ascending=False, kind="stable").index]
+    if len(frame.columns) > len(COLORS):
+        rare = frame.columns[len(COLORS) - 1 :]
+        frame = frame.drop(columns=rare).assign(**{"all others": frame[rare].sum(axis=1)})
+    shares = 100 * frame.div(frame.sum(axis=1).clip(lower=1), axis=0)
+    left = shares.cumsum(axis=1) - shares
+    for color, label in zip(COLORS, shares, strict=False):
+        bars = axes.barh(
+            range(len(silos)), shares[label], 0.7, left[label], label=label, color=color, edgecolor="white"
+        )
+        texts = [f"{share:.0f}" if share >= 6 else "" for share in shares[label]]
+        axes.bar_label(bars, texts, label_type="center", fontsize=8, color="white")
     names = [f"{wrap_label(name)} ({sum(counts.values()):,})" for name, counts in silos.items()]
     axes.set_yticks(range(len(silos)), labels=names, fontsize=8)
     axes.set_xlim(0, 100)

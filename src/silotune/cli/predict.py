@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 import typer
 
 from silotune.cli.app import RESULTS, app
-from silotune.cli.console import complete_run, say
+from silotune.cli.console import PrecisionOption, complete_run, say
 from silotune.core.files import decode_text, text_lines
 from silotune.errors import InputError, file_errors
 
@@ -52,9 +52,7 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="A new file for the answers (.csv, .tsv, .jsonl, .parquet); default: stdout.")
     ] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="Load the backbone in this precision instead of the run's: fp32, bf16, …")
-    ] = None,
+    precision: PrecisionOption = None,
     explain: Annotated[bool, typer.Option("--explain", help="Also say which parts answer, how weighted.")] = False,
 ) -> None:
     """Answer texts with one silo's model of a finished run: one JSON line each, with label and probabilities.

@@ -144,7 +144,11 @@ def estimate(method: str, words: Sequence[str] = (), *, count_flops: bool = True
             name: part.module.init(shape.backbone, [task], generator(config.seed, "init", name))
             for name, part in made.parts().items()
         }
-        done = _work(config, shape, made, state, task, options["tokens"]) if count_flops else WorkCount(0, 0, 0, 0)
+        done, tokens = WorkCount(0, 0, 0, 0), options["tokens"]
+        if count_flops:
+            decode = {"verbalizer": DECODER_TOKENS, "lm": tokens}.get(config.head.name, 0)
+            batch = shape_batch(shape.backbone, task, config.train.batch_size, tokens, decode)
+            done = count_work(shape.backbone, made, state, batch, config.train, config.rounds)
     return _cost(config, shape, made, state, done, options)
 
 
@@ -175,12 +179,6 @@ def _method(config: Config, shape: Shape) -> Method:
         raise InputError(f"head: {config.backbone.name} has no language model; allowed: mlp, linear")
     setting = dataclasses.replace(made.setting, head=VocabularyHeadStub(shape.backbone, name))
     return METHODS[made.name](setting, made.options)
-
-
-def _work(config: Config, shape: Shape, method: Method, state: State, task: Task, tokens: int) -> WorkCount:
-    decode = {"verbalizer": DECODER_TOKENS, "lm": tokens}.get(config.head.name, 0)
-    batch = shape_batch(shape.backbone, task, config.train.batch_size, tokens, decode)
-    return count_work(shape.backbone, method, state, batch, config.train, config.rounds)
 
 
 def _backbone_bytes(config: Config, shape: Shape, head: str, quantization: str) -> int:
