@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from silotune.cli.app import BEFORE, app
-from silotune.cli.console import JsonOption, Overrides, console, say
+from silotune.cli.console import JsonOption, Overrides, console, new_table, say
 from silotune.errors import require_unused
 
 _EXAMPLE = """\
@@ -96,9 +95,8 @@ def parts(
     if as_json:
         typer.echo(json.dumps(described, indent=1))
         return
-    table = Table(title=f"{method} on {described['backbone']}")
-    for column in ("part", "module", "scope", "tensors", "parameters", "bytes"):
-        table.add_column(column, justify="left" if column in ("part", "module", "scope") else "right")
+    title, numbers = f"{method} on {described['backbone']}", ("tensors", "parameters", "bytes")
+    table = new_table(title, ("part", "module", "scope"), numbers)
     for part in described["parts"]:
         table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in part.values()))
     console.print(table)
@@ -129,9 +127,7 @@ def _show(rows: list[dict[str, Any]], as_json: bool, title: str) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
-    table = Table(title=title)
-    for column in rows[0]:
-        table.add_column(column)
+    table = new_table(title, rows[0])
     for row in rows:
         cells = (
             ", ".join(f"{k}={v}" for k, v in cell.items()) if isinstance(cell, dict) else cell for cell in row.values()

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from silotune.cli.app import BEFORE, app
-from silotune.cli.console import JsonOption, complete_key, console, say
+from silotune.cli.console import JsonOption, complete_key, console, new_table, say
 
 if TYPE_CHECKING:
     from silotune.config.reference import Key
@@ -60,9 +60,7 @@ def config_command(
         say(f"documented in {PAGE}")
         return
     if key is None:
-        table = Table(title="sections; silotune config SECTION shows their keys")
-        table.add_column("section")
-        table.add_column("about")
+        table = new_table("sections; silotune config SECTION shows their keys", ("section", "about"))
         for name, meaning in named.items():
             if name:
                 table.add_row(name, escape(_plain(meaning)))

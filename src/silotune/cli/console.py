@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 console = Console(highlight=False)
 
@@ -69,6 +71,14 @@ Overrides = Annotated[
 Source = Annotated[
     str, typer.Argument(help="A preset or a YAML file.", metavar="PRESET_OR_YAML", autocompletion=complete_source)
 ]
+
+
+def new_table(title: str | None, texts: Iterable[str], numbers: Iterable[str] = ()) -> Table:
+    """Make a table with columns of texts, and behind them columns of numbers."""
+    table = Table(*texts, title=title)
+    for column in numbers:
+        table.add_column(column, justify="right")
+    return table
 
 
 def say_aside(text: str) -> None:

@@ -10,10 +10,9 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from silotune.cli.app import BEFORE, app
-from silotune.cli.console import JsonOption, Overrides, console
+from silotune.cli.console import JsonOption, Overrides, console, new_table
 
 
 @app.command(rich_help_panel=BEFORE)
@@ -32,9 +31,8 @@ def cost(
     if as_json:
         typer.echo(json.dumps(asdict(estimated), indent=1))
         return
-    table = Table(title=f"{estimated.method} on {estimated.backbone}: {estimated.tuner}, head {estimated.head}")
-    table.add_column("what one silo has")
-    table.add_column("", justify="right")
+    title = f"{estimated.method} on {estimated.backbone}: {estimated.tuner}, head {estimated.head}"
+    table = new_table(title, ["what one silo has"], [""])
     for part in estimated.parts:
         table.add_row(f"part {part.part!r} ({part.module}, {part.scope})", f"{part.parameters:,}")
     table.add_section()

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from silotune.cli.app import BEFORE, app
-from silotune.cli.console import JsonOption, Overrides, Source, console, say
+from silotune.cli.console import JsonOption, Overrides, Source, console, new_table, say
 from silotune.core.notebook import COLORS, wrap_label
 from silotune.errors import unknown_name_error
 
@@ -128,11 +128,7 @@ def _compare_templates(config: Config, silos: list[SiloData], as_json: bool) -> 
         typer.echo(json.dumps({**asdict(found), "split": found.split}, indent=1, ensure_ascii=False))
         return
     names = ["chat", "plain"]
-    table = Table(title=f"untouched backbone on {found.split} rows")
-    for column in ("silo", "metric"):
-        table.add_column(column)
-    for name in names:
-        table.add_column(name, justify="right")
+    table = new_table(f"untouched backbone on {found.split} rows", ("silo", "metric"), names)
     for silo in silos:
         scores = found.silos[silo.name]
         title = metric_title(silo.task.metric, silo.task.positive)
@@ -216,11 +212,8 @@ def _shown(
 def _rows_table(described: dict[str, Any]) -> Table:
     from silotune.data.tasks import metric_title
 
-    table = Table(title="1 silo" if len(described) == 1 else f"{len(described)} silos")
-    for column in ("silo", "task", "format", "metric"):
-        table.add_column(column)
-    for column in ("train", "validation", "test"):
-        table.add_column(column, justify="right")
+    title = "1 silo" if len(described) == 1 else f"{len(described)} silos"
+    table = new_table(title, ("silo", "task", "format", "metric"), ("train", "validation", "test"))
     for name, entry in described.items():
         counts = (f"{number:,}" for number in entry["rows"].values())
         metric = metric_title(entry["metric"], entry["positive"])
@@ -238,10 +231,8 @@ def _shares(labels: dict[str, int]) -> str:
 def _lengths_table(described: dict[str, Any], limit: int) -> Table:
     rooms = {entry["tokens"]["room"] for entry in described.values() if "tokens" in entry} - {None, limit}
     prompts = "".join(f", their prompts at {room}" for room in rooms)
-    table = Table(title=f"lengths of training rows; cut at {limit} tokens{prompts}")
-    table.add_column("silo", vertical="bottom")
-    for column in ("characters\nmedian", "\n95 %", "\nlongest", "tokens\nmedian", "\n95 %", "\nlongest", "\ncut"):
-        table.add_column(column, justify="right")
+    columns = ("characters\nmedian", "\n95 %", "\nlongest", "tokens\nmedian", "\n95 %", "\nlongest", "\ncut")
+    table = new_table(f"lengths of training rows; cut at {limit} tokens{prompts}", ["\nsilo"], columns)
     for name, entry in described.items():
         tokens = entry.get("tokens")
         cut = "–" if tokens is None else f"{tokens['cut']:.0f} %"
@@ -250,10 +241,8 @@ def _lengths_table(described: dict[str, Any], limit: int) -> Table:
 
 
 def _repeats_table(described: dict[str, Any]) -> Table:
-    table = Table(title="training rows that are there twice")
-    table.add_column("silo")
-    for column in ("duplicates", "in validation", "in test"):
-        table.add_column(column, justify="right")
+    columns = ("duplicates", "in validation", "in test")
+    table = new_table("training rows that are there twice", ["silo"], columns)
     for name, entry in described.items():
         table.add_row(name, *map(str, [entry["duplicates"]["train"], *entry["shared"].values()]))
     return table

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from silotune.cli.app import RESULTS, app
-from silotune.cli.console import JsonOption, Overrides, complete_run, console, say
+from silotune.cli.console import JsonOption, Overrides, complete_run, console, new_table, say
 from silotune.errors import InputError, needs
 
 if TYPE_CHECKING:
@@ -63,10 +63,11 @@ def evaluate(
 
     With --data, score a backbone as it is, without any training, on the test rows of a setting or the rows of a file.
     """
+    columns = [name.strip() for name in text.split(",")] if text else []
     if data is not None:
         if silo is not None or file is not None or lm_eval is not None or predictions is not None:
             raise InputError("--silo, --file, --lm-eval, --predictions: belong to a run, not to --data")
-        _untouched(str(run), data, [*(overrides or []), f"evaluation.shots={shots}"], text, label, as_json)
+        _untouched(str(run), data, [*(overrides or []), f"evaluation.shots={shots}"], columns, label, as_json)
         return
     if overrides or shots:
         raise InputError(f"{overrides[0] if overrides else '--shots'}: belongs to --data, not to a finished run")
@@ -77,7 +78,7 @@ def evaluate(
     if file is not None:
         if tasks_folder is not None or limit is not None or apply_chat_template:
             raise InputError("--tasks-folder, --limit, --apply-chat-template: belong to --lm-eval, not to --file")
-        _on_file(run, silo, file, text, label, predictions, as_json)
+        _on_file(run, silo, file, columns, label, predictions, as_json)
         return
     if text is not None or label is not None or predictions is not None:
         raise InputError("--text, --label, --predictions: belong to --file, not to --lm-eval")
@@ -85,14 +86,13 @@ def evaluate(
 
 
 def _on_file(
-    run: Path, silo: str, file: Path, text: str | None, label: str | None, predictions: Path | None, as_json: bool
+    run: Path, silo: str, file: Path, text: list[str], label: str | None, predictions: Path | None, as_json: bool
 ) -> None:
     from silotune.runs.evaluation import evaluate as score
 
     if predictions is not None and not predictions.parent.is_dir():
         raise InputError(f"--predictions {predictions}: its folder does not exist")
-    columns = [name.strip() for name in text.split(",")] if text else []
-    scores = score(run, silo, file, text=columns, label=label or "", predictions=predictions)
+    scores = score(run, silo, file, text=text, label=label or "", predictions=predictions)
     if as_json:
         typer.echo(json.dumps(dict(scores), indent=1, ensure_ascii=False))
         return
@@ -102,12 +102,11 @@ def _on_file(
         say(f"predictions: {predictions}")
 
 
-def _untouched(backbone: str, data: str, words: list[str], text: str | None, label: str | None, as_json: bool) -> None:
+def _untouched(backbone: str, data: str, words: list[str], text: list[str], label: str | None, as_json: bool) -> None:
     from silotune.runs.backbone_scores import backbone_setting, evaluate_backbone
     from silotune.runs.build.resolve import chosen_defaults
 
-    columns = [name.strip() for name in text.split(",")] if text else []
-    given, silos = backbone_setting(backbone, data, words, columns, label or "")
+    given, silos = backbone_setting(backbone, data, words, text, label or "")
     config, found = evaluate_backbone(given, silos)
     if as_json:
         typer.echo(json.dumps({name: dict(scores) for name, scores in found.items()}, indent=1, ensure_ascii=False))
@@ -115,11 +114,8 @@ def _untouched(backbone: str, data: str, words: list[str], text: str | None, lab
     for line in chosen_defaults(given, config):
         say(line)
     shots = config.evaluation.shots
-    table = Table(title=escape(f"{backbone} untouched{f', after {shots} rows' if shots else ''}"))
-    for column in ("silo", "metric"):
-        table.add_column(column)
-    for column in ("score", "95 % interval", "rows"):
-        table.add_column(column, justify="right")
+    title = escape(f"{backbone} untouched{f', after {shots} rows' if shots else ''}")
+    table = new_table(title, ("silo", "metric"), ("score", "95 % interval", "rows"))
     for name, scores in found.items():
         number = [*scores["metrics"]].index(scores["metric"])
         table.add_row(*map(escape, [name, *scores.metric_rows()[number], f"{scores['rows']:,}"]))
@@ -129,18 +125,12 @@ def _untouched(backbone: str, data: str, words: list[str], text: str | None, lab
 def _tables(scores: Evaluation) -> list[Table]:
     from silotune.data.tasks import metric_title
 
-    table = Table(title=escape(scores.title))
-    table.add_column("metric")
-    table.add_column("score", justify="right")
-    table.add_column(f"{scores['level']} % interval", justify="right")
+    table = new_table(escape(scores.title), ["metric"], ("score", f"{scores['level']} % interval"))
     for name, cells in zip(scores["metrics"], scores.metric_rows(), strict=True):
         table.add_row(*map(escape, cells), style="bold" if name == scores["metric"] else None)
     if "per_class" not in scores:
         return [table]
-    classes = Table(title="per class (%)")
-    classes.add_column("label")
-    for column in ("precision", "recall", "f1", "rows"):
-        classes.add_column(metric_title(column), justify="right")
+    classes = new_table("per class (%)", ["label"], map(metric_title, ("precision", "recall", "f1", "rows")))
     for name, of_class in scores["per_class"].items():
         values = (f"{of_class[key]:.2f}" for key in ("precision", "recall", "f1"))
         classes.add_row(escape(name), *values, f"{of_class['rows']:,}")

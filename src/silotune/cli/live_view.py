@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from silotune.cli.console import new_table
 from silotune.cli.result_table import mebibytes
 from silotune.config import load_resolved
 from silotune.core.files import is_locked
@@ -85,10 +86,9 @@ def _silos(log: list[dict[str, Any]], by_loss: bool) -> Table:
         for name, value in (event.get("validation") or {}).items():
             if value is not None:
                 scores.setdefault(name, []).append(float(value))
-    table = Table()
     best, digits = (min, ".4f") if by_loss else (max, ".1f")
-    for column in ("silo", "round", "loss", "validation loss" if by_loss else "validation %", "best", "rows/s"):
-        table.add_column(column, justify="left" if column == "silo" else "right")
+    judged = "validation loss" if by_loss else "validation %"
+    table = new_table(None, ["silo"], ("round", "loss", judged, "best", "rows/s"))
     for name in dict.fromkeys([*trained, *scores]):
         latest, validation = trained.get(name, {}), scores.get(name, [])
         rows_per_second = latest["rows"] / latest["seconds"] if latest.get("seconds") and "rows" in latest else None

@@ -226,11 +226,7 @@ class AttackConfig(Section):
     target: str | None = Field(None, min_length=1, description="the label that the attack aims at.")
     scale: float = Field(1.0, gt=0, description="factor of a malicious silo's change (model replacement).")
 
-    @field_validator("target", mode="before")
-    @classmethod
-    def _label_name(cls, target: object) -> object:
-        quoted([target], "the label")
-        return str(target) if isinstance(target, int) else target
+    _label_name = field_validator("target", mode="before")(label_name)
 
     @field_validator("trigger", mode="before")
     @classmethod

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
+_TEXTS = ("method", "silo", "metric")
+"""Columns of `table.csv` that are no numbers."""
+
 
 def compare(
     source: str | Config,
@@ -171,7 +174,10 @@ class ComparisonResult(dict[str, dict[str, Any]]):
     def as_json(self) -> dict[str, Any]:
         """Return the table's rows, the tests, all runs' summaries and the paths of the files, as JSON values."""
         rows = comparison_frame(self.results).to_dict("records")
-        table = [{str(key): _number(value) for key, value in row.items()} for row in rows]
+        table = [
+            {str(key): value if key in _TEXTS else float(value) if value else None for key, value in row.items()}
+            for row in rows
+        ]
         return {
             "folder": str(self.folder),
             "table": table,
@@ -191,14 +197,6 @@ class ComparisonResult(dict[str, dict[str, Any]]):
         return scores_as_html(self.results)
 
 
-def _number(cell: str) -> str | float | None:
-    """Return a cell of a CSV file as a number, if it is one; None if it is empty."""
-    try:
-        return float(cell) if cell else None
-    except ValueError:
-        return cell
-
-
 def entries_of(comparison: Comparison, folder: Path, finished: Container[str]) -> list[ReportEntry]:
     """Read the finished runs of a comparison, one entry per row of its table."""
     cells = {
@@ -216,8 +214,7 @@ def _numeric(table: pandas.DataFrame) -> pandas.DataFrame:
     """Convert numeric columns from text to numbers; empty cells become NaN."""
     import pandas
 
-    texts = ("method", "silo", "metric")
-    return table.apply(lambda column: column if column.name in texts else pandas.to_numeric(column))
+    return table.apply(lambda column: column if column.name in _TEXTS else pandas.to_numeric(column))
 
 
 def report(

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, cast, get_args, get_origin
 
@@ -180,6 +181,16 @@ class Sweep:
         """All searched keys, in the given order."""
         return list(dict.fromkeys(key for space in self.spaces.values() for key in space))
 
+    @cached_property
+    def planned(self) -> list[tuple[str, int, dict[str, Any], list[Cell]]]:
+        """Method, number, values and runs of every trial; for a sampler, of trials that try every value once."""
+        combinations = all_combinations if self.trials is None else boundary_combinations
+        return [
+            (method, number, chosen, self.cells(method, chosen))
+            for method, space in self.spaces.items()
+            for number, chosen in enumerate(combinations(space), 1)
+        ]
+
     def cells(self, method: str, chosen: Mapping[str, Any]) -> list[Cell]:
         """Return a trial's runs, one per seed.
 
@@ -224,8 +235,5 @@ def read_sweep(source: str | Config, words: Sequence[str], trials: int | None = 
             options = {f"method.{name}" for method in methods for name in METHODS[method].Options.model_fields}
             raise unknown_name_error("key", dimension.key, options)
     sweep = Sweep(source, tuple(run_words), tuple(base.compare.seeds or [base.seed]), spaces, trials, keys)
-    # make the configurations once before anything runs: they check their values
-    for method, space in spaces.items():
-        for chosen in boundary_combinations(space) if trials else all_combinations(space):
-            sweep.cells(method, chosen)
+    _ = sweep.planned  # before anything runs: the configurations check their values
     return sweep

@@ -28,7 +28,7 @@ from silotune.data.tasks import lower_is_better
 from silotune.errors import OR_RESUME, Diverged, InputError, SilotuneError, require_unused
 from silotune.lab import runner
 from silotune.lab.comparison import BEST_FILE, Cell, words_of
-from silotune.lab.search_space import Sweep, all_combinations, boundary_combinations, read_sweep
+from silotune.lab.search_space import Sweep, read_sweep
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import make_method
@@ -98,13 +98,7 @@ def sweep(
         )
     words = [*overrides, *words_of(methods, seeds), *map(_search_word, search.items())]
     plan = read_sweep(source, words, trials, **keys)
-    combinations = all_combinations if plan.trials is None else boundary_combinations
-    planned = [
-        (method, number, chosen, plan.cells(method, chosen))
-        for method, space in plan.spaces.items()
-        for number, chosen in enumerate(combinations(space), 1)
-    ]
-    cells = [cell for *_, of_trial in planned for cell in of_trial]
+    cells = [cell for *_, of_trial in plan.planned for cell in of_trial]
     if elsewhere is None:
         runner.check_cells(cells, folder, spread)
         make_folder(folder, f"--out {folder}")
@@ -122,7 +116,7 @@ def sweep(
             summaries = run(cells)
         else:
             summaries, failure = _run_elsewhere(cells, folder, elsewhere, done)
-        results = [_trial_of(*trial, summaries) for trial in planned]
+        results = [_trial_of(*trial, summaries) for trial in plan.planned]
     write_text(folder / TABLE, _table(plan, results).to_csv(index=False, lineterminator="\n"))
     if failure is not None:
         raise SilotuneError(f"{failure}; {folder / TABLE} has the finished ones") from failure

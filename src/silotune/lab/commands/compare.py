@@ -12,7 +12,18 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from silotune.cli.console import JsonOption, LogFile, Quiet, Source, Verbose, complete_source, console, say, say_aside
+from silotune.cli.console import (
+    JsonOption,
+    LogFile,
+    Quiet,
+    Source,
+    Verbose,
+    complete_source,
+    console,
+    new_table,
+    say,
+    say_aside,
+)
 from silotune.cli.workers import (
     IN_PROCESS,
     AddressOption,
@@ -122,9 +133,7 @@ def _preview(cells: Sequence[Cell]) -> None:
     from silotune.lab.runner import built_entries
     from silotune.runs.summary import parameters
 
-    table = Table("entry", "seeds")
-    for name in ("rounds", "silos", "trained parameters", "sent a round"):
-        table.add_column(name, justify="right")
+    table = new_table(None, ("entry", "seeds"), ("rounds", "silos", "trained parameters", "sent a round"))
     for first, federation in built_entries(cells):
         sizes = parameters(federation)
         counts = (federation.rounds, len(federation.silos), sizes["trainable_parameters"], sizes["sent_parameters"])
@@ -232,9 +241,8 @@ def _trials_table(search: Sweep, trials: Sequence[TrialResult]) -> Table:
     """Make a table of all trials with their validation scores; each method's best trial is bold."""
     from silotune.lab.sweep import best_trial
 
-    table = Table(title="validation score at each trial's best round")
-    for column in ("method", "trial", *search.keys, "validation"):
-        table.add_column(column, justify="left" if column == "method" else "right")
+    columns = ("trial", *search.keys, "validation")
+    table = new_table("validation score at each trial's best round", ["method"], columns)
     for method in search.spaces:
         best = best_trial(trials, method)
         for trial in (trial for trial in trials if trial.method == method):

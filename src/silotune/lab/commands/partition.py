@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from silotune.cli.console import JsonOption, Overrides, Source, console, say
+from silotune.cli.console import JsonOption, Overrides, Source, console, new_table, say
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.core.files import make_folder
 from silotune.errors import InputError, file_errors, require_known
@@ -121,10 +120,7 @@ def partition(
     if as_json:
         typer.echo(json.dumps(divided.as_json(), indent=1))
         return
-    table = Table(title=divided.title)
-    table.add_column("silo")
-    for column in (*divided.labels, "rows"):
-        table.add_column(column, justify="right")
+    table = new_table(divided.title, ["silo"], (*divided.labels, "rows"))
     for cells in divided.texts():
         table.add_row(*cells)
     table.add_section()

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from silotune.cli.console import JsonOption, console, say
+from silotune.cli.console import JsonOption, console, new_table, say
 from silotune.errors import InputError, require_known, require_unused
 
 if TYPE_CHECKING:
@@ -131,20 +131,16 @@ def _parse_words(words: Sequence[str]) -> tuple[WhoseHead, dict[str, str], list[
 def _table(matrix: Matrix) -> Table:
     from silotune.lab.transfer import MATRIX_TITLE
 
-    table = Table(title=escape(f"{matrix.label}: {MATRIX_TITLE}"))
-    table.add_column("source ↓ target →")
-    for task in matrix.tasks:
-        table.add_column(escape(task), justify="right")
+    title = escape(f"{matrix.label}: {MATRIX_TITLE}")
+    table = new_table(title, ["source ↓ target →"], map(escape, matrix.tasks))
     for cells in matrix.texts():
         table.add_row(*map(escape, cells))
     return table
 
 
 def _summary(matrices: Sequence[Matrix]) -> Table:
-    table = Table(title="relative score between two tasks, mean (%)")
-    table.add_column("")
-    for column in ("all", "same type", "other type", "|A on B − B on A|"):
-        table.add_column(column, justify="right")
+    columns = ("all", "same type", "other type", "|A on B − B on A|")
+    table = new_table("relative score between two tasks, mean (%)", [""], columns)
     for matrix in matrices:
         values = (matrix.mean(), matrix.mean(alike=True), matrix.mean(alike=False), matrix.asymmetry())
         table.add_row(escape(matrix.label), *("–" if value is None else f"{value:.1f}" for value in values))
