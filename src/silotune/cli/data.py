@@ -193,18 +193,12 @@ def _shown(
 ) -> dict[str, list[ShownRow]]:
     """Tokenize rows of the chosen silos, with the template that all silos' rows need; add warnings to the notes."""
     from silotune.data.row_checks import token_warnings
-    from silotune.runs.build.model import build_model
-    from silotune.runs.build.resolve import make_method, use_this_machine, with_chat_template
+    from silotune.runs.build.model import model_for
     from silotune.runs.build.shown_rows import show_rows
-    from silotune.runs.build.validation import check_tasks
 
-    config = use_this_machine(config)
-    method = make_method(with_chat_template(config, silos))
-    head, tasks = method.setting.head, {item.name: item.task for item in silos}
-    head.check_names(tasks.values())
-    check_tasks(config, method, tasks)
-    backbone = build_model(config, method, tasks.values()).backbone
-    tokenize = head.row_tokenizer(backbone, config.train.max_length)
+    _, context = model_for(config, silos)
+    backbone = context.backbone
+    tokenize = context.head.row_tokenizer(backbone, context.max_length)
     notes += [line for item in chosen for line in token_warnings(item, backbone.tokenizer, tokenize)]
     return {item.name: show_rows(backbone.tokenizer, tokenize, item, number) for item in chosen}
 

@@ -111,11 +111,7 @@ class HeadConfig(ExtensibleSection):
     @property
     def chat_keys(self) -> list[str]:
         """The given keys that only a chat template reads."""
-        return [key for key in ("chat_template", "chat_kwargs", "train_on") if self.is_given(key)]
-
-    def is_given(self, key: str) -> bool:
-        """Whether a key differs from its default."""
-        return bool(getattr(self, key) != type(self).model_fields[key].get_default())
+        return [*self.model_dump(include={"chat_template", "chat_kwargs", "train_on"}, exclude_defaults=True)]
 
 
 class GenerationConfig(Section):

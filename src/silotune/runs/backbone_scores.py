@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from silotune.evaluation.score_details import LEVEL, Bootstrap, score_details
 from silotune.evaluation.untouched import measure_untouched, with_shots
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.stored_model import has_chat_template
-from silotune.runs.build.model import build_model
-from silotune.runs.build.resolve import make_method, read_config, use_this_machine, with_chat_template, with_template
-from silotune.runs.build.validation import check_tasks
+from silotune.models.heads import HEADS
+from silotune.runs.build.model import model_for
+from silotune.runs.build.resolve import read_config, with_template
 from silotune.runs.evaluation import Evaluation
 from silotune.training.context import TrainingContext
 
@@ -124,14 +124,9 @@ def score_templates(config: Config, silos: Sequence[SiloData], backbone: Backbon
 
 def _context(config: Config, silos: Sequence[SiloData], backbone: Backbone | None) -> tuple[Config, TrainingContext]:
     """Build the model of a setting whose rounds do not matter."""
-    config = use_this_machine(config, backbone)
-    method = make_method(with_chat_template(config, silos))
-    if method.setting.head.has_tensors:
+    if HEADS[config.head.name].has_tensors:
         raise InputError(
             f"head={config.head.name}: has tensors that are not trained; an untouched backbone answers with head=lm or "
             "verbalizer"
         )
-    tasks: Mapping[str, Any] = {silo.name: silo.task for silo in silos}
-    method.setting.head.check_names(tasks.values())
-    check_tasks(config, method, tasks)
-    return config, build_model(config, method, tasks.values(), backbone)
+    return model_for(config, silos, backbone)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from silotune.config import BackboneConfig, Config
+from silotune.data.rows import SiloData
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.methods import Method
@@ -19,6 +20,7 @@ from silotune.models.backbone.stored_model import ModelClass
 from silotune.models.forward.activation_cache import ActivationCache
 from silotune.models.tuners import TUNERS
 from silotune.runs.build import validation
+from silotune.runs.build.resolve import make_method, use_this_machine, with_chat_template
 from silotune.runs.build.start import read_start
 from silotune.training.at_once import rows_scored, rows_written, tokens_at_once
 from silotune.training.context import TrainingContext
@@ -91,6 +93,18 @@ def build_model(
     validation.check_kept_optimizers(config, method)
     method.setting.head.check_loss(context.recipe)
     return context
+
+
+def model_for(
+    config: Config, silos: Iterable[SiloData], backbone: Backbone | None = None
+) -> tuple[Config, TrainingContext]:
+    """Build the model of a setting that reads these silos' rows and trains on none; return its configuration, too."""
+    silos, config = list(silos), use_this_machine(config, backbone)
+    method = make_method(with_chat_template(config, silos))
+    tasks = {silo.name: silo.task for silo in silos}
+    method.setting.head.check_names(tasks.values())
+    validation.check_tasks(config, method, tasks)
+    return config, build_model(config, method, tasks.values(), backbone)
 
 
 def run_backbone(

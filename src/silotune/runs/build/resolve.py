@@ -193,8 +193,6 @@ def with_chat_template(config: Config, data: Iterable[SiloData]) -> Config:
         return config
     if any(row.turns for silo in data for row in silo.splits.train):
         return with_template(config, CHAT)
-    if head.chat_keys:
-        raise InputError(f"head.{head.chat_keys[0]}: of head.template=chat; give that too, or leave this out")
     return config
 
 
