@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.command_line import Silotune, tree
+from tests.support.command_line import Silotune
 from tests.support.processes import LONGEST
 
 RUN = ("run", "federation.yaml")
@@ -42,20 +42,6 @@ def test_what_a_run_prints_and_leaves(silotune: Silotune, place: Path) -> None:
 def test_a_run_without_a_folder_gets_one_that_says_what_it_is(silotune: Silotune, place: Path) -> None:
     assert silotune(*RUN, "method=local", "seed=4").code == 0
     assert summary(place / "runs" / "federation-local-seed4")["seed"] == 4
-
-
-def test_a_second_run_into_the_same_folder_changes_nothing(silotune: Silotune, place: Path) -> None:
-    assert silotune(*RUN, "--out", "out").code == 0
-    before = tree(place)
-    outcome = silotune(*RUN, "--out", "out")
-    assert outcome.code == 2
-    assert "--out out" in outcome.err
-    assert tree(place) == before
-
-
-def test_an_empty_folder_is_as_good_as_none(silotune: Silotune, place: Path) -> None:
-    (place / "out").mkdir()
-    assert silotune(*RUN, "--out", "out").code == 0
 
 
 def test_the_resolved_configuration_can_itself_be_run(

@@ -142,10 +142,6 @@ class TestLayers:
         found = config(*words, rounds=5, per_method=per_method)
         assert (found.rounds, found.method.options) == (3, {"mu": 0.1, "adapters": 1})
 
-    def test_per_method_on_the_command_line(self) -> None:
-        words = ("method=fedprox", "per_method.fedprox.rounds=2", "per_method.local.rounds=9")
-        assert config(*words, rounds=5).rounds == 2
-
     def test_per_method_on_the_command_line_over_its_other_words(self) -> None:
         """Whichever comes first: what is said of one method is not undone by what is said of all."""
         words = ["method=fedprox", "per_method.fedprox.rounds=2", "rounds=7"]

@@ -65,7 +65,6 @@ def test_the_table_for_reading_shows_what_leaves(config_file: ConfigFile, silotu
         ),
         (("fedavg", "backbone=shape:bert-base", "tuner=lore"), "did you mean 'lora'"),
         (("fedavg", "backbone=shape:llama-7b", "tuner=bitfit"), "bitfit"),
-        (("fedavg", "--papers"), "--papers"),
     ],
     ids=" ".join,
 )

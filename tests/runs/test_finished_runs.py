@@ -179,6 +179,17 @@ def test_answers_of_a_generation_task(silotune: Silotune, runs):
         (["--silo", "alpha", "--text", "x", "--precision", "bf61"], "unknown precision 'bf61' (did you mean 'bf16'?)"),
         (["--silo", "alpha", "--file", "blank.txt"], "--file blank.txt: holds no text"),
         (["--silo", "alpha", "--file", "latin.txt"], "--file latin.txt: not UTF-8 (byte 3)"),
+        (["--silo", "alpha", "--text", "a", "--columns", "text"], "--columns: belongs to a --file that is a table"),
+        (
+            ["--silo", "alpha", "--file", "new.tsv", "--columns", "a,b"],
+            "2 columns, but a row of this silo's task has 1",
+        ),
+        (
+            ["--silo", "alpha", "--file", "missing.csv"],
+            "--file missing.csv: cannot be read (No such file or directory)",
+        ),
+        (["--silo", "alpha", "--text", "a", "--out", "new.txt"], "--out new.txt: unknown format '.txt'; allowed: .csv"),
+        (["--silo", "alpha", "--text", "a", "--out", "new.tsv"], "--out new.tsv: already there"),
     ],
 )
 def test_predict_refuses_in_one_line(silotune: Silotune, runs, words, message, tmp_path, monkeypatch):
@@ -186,6 +197,7 @@ def test_predict_refuses_in_one_line(silotune: Silotune, runs, words, message, t
     (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
     (tmp_path / "blank.txt").write_text("\n \n", encoding="utf-8")
     (tmp_path / "nul.txt").write_bytes(b"\nwords\0\n")
+    (tmp_path / "new.tsv").write_text("a\tb\nx\ty\n")
     outcome = silotune("predict", runs.run("bert", "lora").folder, *words)
     assert (outcome.code, len(outcome.err.splitlines()), outcome.out) == (2, 1, "")
     assert message in outcome.err
@@ -233,21 +245,3 @@ def test_predict_reads_the_text_column_of_a_table(silotune: Silotune, runs, tmp_
     assert "no column 'sentence1'; columns: id, note" in outcome.err
     outcome = silotune("predict", run.folder, "--silo", "alpha", "--file", table, "--columns", "note")
     assert [line["text"] for line in lines_of(outcome.out)] == ["a kind river"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--text", "a", "--columns", "text"), "--columns: belongs to a --file that is a table"),
-        (("--file", "new.tsv", "--columns", "a,b"), "--columns: 2 columns, but a row of this silo's task has 1 text"),
-        (("--file", "missing.csv"), "--file missing.csv: cannot be read (No such file or directory)"),
-        (("--text", "a", "--out", "new.txt"), "--out new.txt: unknown format '.txt'; allowed: .csv, .tsv"),
-        (("--text", "a", "--out", "new.tsv"), "--out new.tsv: already there"),
-    ],
-)
-def test_predict_refuses_columns_that_do_not_fit(silotune: Silotune, runs, tmp_path, monkeypatch, words, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "new.tsv").write_text("a\tb\nx\ty\n")
-    outcome = silotune("predict", runs.run("bert", "lora").folder, "--silo", "alpha", *words)
-    assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
-    assert message in outcome.err

@@ -10,7 +10,6 @@ import pytest
 
 from silotune import InputError, read_config, run
 from silotune.runs.callbacks.display import TimeLeft
-from silotune.runs.run import default_folder
 from silotune.runs.run_result import Run
 
 
@@ -62,10 +61,6 @@ def test_bad_keys_are_named(keys: dict, message: str, tmp_path: Path) -> None:
 def test_keys_beside_a_config_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="rounds: goes with a preset or a file"):
         run(read_config("demo"), out=tmp_path / "out", rounds=2)
-
-
-def test_the_default_folder_is_named_after_source_method_and_seed() -> None:
-    assert default_folder("my/federation.yaml", read_config("demo", seed=3)) == Path("runs/federation-fedmcp-seed3")
 
 
 def test_lines_of_progress_on_stderr(tiny_config, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
