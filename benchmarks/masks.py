@@ -18,10 +18,9 @@ import numpy as np
 import torch
 
 from silotune.communication.masks.agreement import Agreement
-from silotune.communication.masks.coordinator import Requests, masked_sum
+from silotune.communication.masks.coordinator import made_identities, masked_sum
 from silotune.communication.masks.fixed_point import summand
-from silotune.communication.masks.in_process import LocalSilos, made_identities
-from silotune.communication.masks.silo import STAGES, Answer
+from silotune.communication.masks.silo import STAGES, Answer, SiloRound, Texts
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -45,14 +44,16 @@ def _ours(silos: int, numbers: int, dropped: int) -> dict[str, Any]:
     began = time.perf_counter()
     summands = {name: summand([("x", change)], 100, 0, name, 1) for name in names}
     rounding = (time.perf_counter() - began) / silos
-    agreement = Agreement("", 1, "", "", "", "", numbers + 1, tuple(names), peers.fingerprint, peers.threshold)
-    here = LocalSilos(agreement, summands, identities, peers)
+    agreement = Agreement("", 1, "", "", "", numbers + 1, names, peers.fingerprint, peers.threshold)
+    here = {
+        name: SiloRound(name, identities[name], peers, agreement, summands[name], lambda *_: None) for name in names
+    }
     seconds: dict[str, float] = defaultdict(float)
 
-    def ask(stage: str, requests: Requests) -> Mapping[str, Answer]:
+    def ask(stage: str, shown: Mapping[str, Texts]) -> Mapping[str, Answer]:
         left = names[dropped:] if stage in STAGES[STAGES.index("mask") :] else names
         began = time.perf_counter()
-        answers = here(stage, {name: request for name, request in requests.items() if name in left})
+        answers = {name: here[name].answer(stage, texts) for name, texts in shown.items() if name in left}
         seconds[stage] += (time.perf_counter() - began) / len(answers)
         return answers
 
@@ -61,13 +62,13 @@ def _ours(silos: int, numbers: int, dropped: int) -> dict[str, Any]:
     whole = time.perf_counter() - began
     assert torch.equal(made.total, torch.stack([summands[name] for name in made.survivors]).sum(0)), "bit for bit"
     of_silos = sum(seconds[stage] * (silos - dropped * (stage not in ("offer", "share"))) for stage in STAGES)
-    sent = max(len(data) for data in here.sent.values())
+    sent = max(len(data) for data in made.sent.values())
     report: dict[str, Any] = {"silo: rounding, ms": round(1e3 * rounding, 1)}
     report |= {f"silo: {stage}, ms": round(1e3 * seconds[stage], 1) for stage in STAGES}
     report["silo: all, ms"] = round(1e3 * (sum(seconds.values()) + rounding), 1)
     report["coordinator, ms"] = round(1e3 * (whole - of_silos), 1)
     report["silo sends, bytes"] = sent
-    report["silo receives beside the broadcast, bytes"] = max(here.received.values())
+    report["silo receives beside the broadcast, bytes"] = max(made.received.values())
     return report | {"ratio": round(sent / (4 * numbers), 3)}
 
 

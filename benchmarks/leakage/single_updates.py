@@ -32,8 +32,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.leakage.one_silo import private, some_rows
+from silotune.communication.masks.coordinator import sum_in_process
 from silotune.communication.masks.fixed_point import read_summand
-from silotune.communication.masks.in_process import sum_in_process
 from silotune.communication.messages import broadcast_message
 from silotune.core.tensors import State, Tensors, change_of, flatten
 from silotune.data.tokenized import TokenizedRows
@@ -126,17 +126,15 @@ def _update(federation: Federation, silo: Silo, peers: list[Silo], shared: State
     client, coordinator = federation.client(), federation.coordinator
     if peers:
         client.sums = (federation.config.seed, True)
-        length = coordinator.summand_length(1)
-        replies = [client.rounds([each], broadcast)[0] for each in (silo, *peers)]
-        summands = {reply.silo: read_summand(reply.message, length) for reply in replies}
-        made, _ = sum_in_process(summands, summands, 1, "", broadcast)
-        received = coordinator.receive_sum(1, made.total)
+        replies = {each.name: client.rounds([each], broadcast)[0] for each in (silo, *peers)}
+        summands = {name: read_summand(reply.message) for name, reply in replies.items()}
+        made = sum_in_process(summands, summands)
+        *_, received = coordinator.receive_sum(1, made, replies)
     else:
         (reply,) = client.rounds([silo], broadcast)
-        update = coordinator.read_reply(1, reply).update
-        assert update is not None, "an honest silo's update is read"
-        received = update
-    return {name: tensor.float() for name, tensor in change_of(flatten(shared), received.tensors).items()}
+        received = coordinator.read_reply(1, reply)
+    assert received.update is not None, "an honest silo's update is read"
+    return {name: tensor.float() for name, tensor in change_of(flatten(shared), received.update.tensors).items()}
 
 
 def _changed_tokens(update: Tensors, members: TokenizedRows) -> dict[str, float]:

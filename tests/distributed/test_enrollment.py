@@ -25,7 +25,7 @@ from silotune.deploy.invitations import Invitation, InvitationRefused, claim, no
 from silotune.deploy.joining import Answers
 from silotune.deploy.settings import read_coordinator_settings, read_silo_or_node_settings
 from silotune.distributed.flower.commands import free_ports
-from silotune.distributed.silo.mask_work import masks_line, peers_of
+from silotune.distributed.silo.mask_work import masks_line, read_masked
 from silotune.errors import InputError, SilotuneError
 
 ROOT = Path(__file__).parents[2]
@@ -288,17 +288,15 @@ def test_a_silo_joins_with_one_command(settings, tmp_path, nodes, served, rows):
 
 def test_a_masked_silo_shows_its_identity_and_then_the_lists_fingerprint(settings, tmp_path, nodes, served, rows):
     invitation = invited(settings, tmp_path)
-    made = joining.join(invitation, tmp_path / "north", replace(rows, policy="masked"), registers=False).settings
+    made = joining.join(invitation, tmp_path / "north", replace(rows, policy="masked"), registers=False)
     assert mode(tmp_path / "north" / "identity.key") == 0o600
-    shown, to_do = joining.identity_lines(made)
-    assert "not through the coordinator" in to_do
-    silo = read_silo_or_node_settings(made)
-    assert shown == f"identity of north: {silo.masked.peers['north']}"
+    silo = read_silo_or_node_settings(made.settings)
+    assert made.identity == silo.masked.peers["north"]
     with pytest.raises(InputError, match=r"masked\.peers: 1 silos; the list has 3 to 50"):
         masks_line(silo)
     silo.masked.peers.update(south="ab" * 32, west="cd" * 32)
     said = masks_line(silo)
-    assert f"fingerprint {peers_of(silo).fingerprint} of 3 silos; sums of at least 3 of them" in said
+    assert f"fingerprint {read_masked(silo)[1].fingerprint} of 3 silos; sums of at least 3 of them" in said
     assert "if up to 1 of the others help" in said
     silo.masked.peers["north"] = "00" * 32
     with pytest.raises(InputError, match="north is listed with another key than its own"):

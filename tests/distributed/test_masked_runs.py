@@ -138,7 +138,7 @@ def test_a_silo_that_drops_out_stays_out(tiny_config, tmp_path, stage):
     survivors = json.loads((tmp_path / "run" / "federation" / "survivors.json").read_text())["survivors"]
     assert len(silos) == 3
     assert silos == survivors
-    lists = [decode(data).fields["asked"]["survivors"] for _, data in link.sent if _stage(data) == "consent"]
+    lists = [decode(data).fields["shown"] for _, data in link.sent if _stage(data) == "consent"]
     assert len(lists[-1]) == 3
 
 
@@ -196,13 +196,16 @@ def test_what_a_silo_refuses_before_a_run(tiny_config, tmp_path, words, more, re
         coordinate(job(config, tmp_path / "run", silos), DirectLink(answering(silos)))
 
 
-def test_silos_with_other_lists_do_not_begin(tiny_config, tmp_path):
-    config = tiny_config("fedit", *SECURE)
+@pytest.mark.parametrize("key", ["peers", "least"])
+def test_silos_with_other_lists_do_not_begin(tiny_config, tmp_path, key):
+    """With another `masked.least` neither: one silo's larger one would not hold for the sums that others sign."""
+    config = tiny_config("fedit", *SECURE, *FOUR)
     silos = secure_silos(config, tmp_path / "run")
-    odd = silos["beta"].masked
-    peers = odd.peers | {"gamma": odd.peers["alpha"][::-1]}
-    silos["beta"] = silos["beta"].model_copy(update={"masked": odd.model_copy(update={"peers": peers})})
-    with pytest.raises(HandshakeRefused, match=r"masked\.peers .* are others than those of silo"):
+    name = sorted(silos)[1]
+    odd = silos[name].masked
+    other = {"peers": odd.peers | {sorted(silos)[2]: odd.peers[sorted(silos)[0]][::-1]}, "least": 4}[key]
+    silos[name] = silos[name].model_copy(update={"masked": odd.model_copy(update={key: other})})
+    with pytest.raises(HandshakeRefused, match=r"masked\.peers .* are others than those of the silos before it"):
         coordinate(job(config, tmp_path / "run", silos), DirectLink(answering(silos)))
 
 
@@ -214,7 +217,10 @@ def test_requests_that_belong_to_no_sum_are_refused(tiny_config, tmp_path):
     for change, words in (
         ({"round": 7}, "no summand of round 7"),
         ({"agreement": {}}, "a malformed proposal"),
-        ({"agreement": request.fields["agreement"] | {"tensors": "0"}}, "another broadcast"),
+        ({"agreement": request.fields["agreement"] | {"broadcast": "0"}}, "another broadcast"),
+        ({"agreement": request.fields["agreement"] | {"members": ["beta", "alpha", "gamma"]}}, "another members"),
+        ({"agreement": request.fields["agreement"] | {"members": ["alpha", "alpha", "beta"]}}, "another members"),
+        ({"agreement": request.fields["agreement"] | {"members": [1, "alpha"]}}, "a malformed proposal"),
         ({"agreement": request.fields["agreement"] | {"attempt": "0"}}, "asked before the stages"),
     ):
         reply = decode(session.answer(Frame("masks", request.fields | change).encode()))

@@ -9,10 +9,9 @@ from pathlib import Path
 import torch
 
 from silotune.communication.masks.agreement import Agreement, Peers
-from silotune.communication.masks.coordinator import Sum, masked_sum
-from silotune.communication.masks.fixed_point import summand
-from silotune.communication.masks.in_process import LocalSilos, made_identities
-from silotune.communication.masks.silo import STAGES, SiloRound, numbers_of
+from silotune.communication.masks.coordinator import made_identities, masked_sum
+from silotune.communication.masks.fixed_point import Sum, summand
+from silotune.communication.masks.silo import STAGES, SiloRound
 from silotune.core.records import Records
 from silotune.distributed.silo import mask_ledger
 from silotune.distributed.silo.mask_ledger import MaskLedger
@@ -25,9 +24,8 @@ def names_of(count: int) -> list[str]:
 
 
 def agreement_of(peers: Peers, numbers: int, **changes) -> Agreement:
-    members = tuple(sorted(peers.keys))
     base = Agreement(
-        "0" * 16, 1, "a", "config", "broadcast", "tensors", numbers, members, peers.fingerprint, peers.threshold
+        "0" * 16, 1, "a", "config", "broadcast", numbers, sorted(peers.keys), peers.fingerprint, peers.threshold
     )
     return replace(base, **changes)
 
@@ -53,13 +51,16 @@ def summed(
     names = names_of(count)
     identities, peers = made_identities(names)
     summands = summands_of(names, value=value)
-    silos = LocalSilos(agreement_of(peers, 6), summands, identities, peers)
+    agreement = agreement_of(peers, 6)
+    silos = {
+        name: SiloRound(name, identities[name], peers, agreement, summands[name], lambda *_: None) for name in names
+    }
 
-    def ask(stage, requests):
+    def ask(stage, shown):
         gone = {name for each in STAGES[: STAGES.index(stage) + 1] for name in drops.get(each, ())}
-        return silos(stage, {name: request for name, request in requests.items() if name not in gone})
+        return {name: silos[name].answer(stage, texts) for name, texts in shown.items() if name not in gone}
 
-    found = masked_sum(silos.rounds[names[0]].agreement, peers.fewest, ask)
+    found = masked_sum(agreement, peers.fewest, ask)
     return found, sum(summands[name] for name in found.survivors)
 
 
@@ -75,22 +76,26 @@ class ByHand:
         self.names = names_of(count)
         self.identities, self.peers = made_identities(self.names)
         self.agreement = agreement_of(self.peers, 6, **changes)
-        self.summands = {name: numbers_of(each) for name, each in summands_of(self.names).items()}
+        self.summands = summands_of(self.names)
         self.ledgers = {name: MaskLedger(Records(folder / name, mask_ledger.TABLES)) for name in self.names}
         self.silos: dict[str, SiloRound] = {}
-        self.offers: dict[str, dict[str, str]] = {}
+        self.offers: dict[str, str] = {}
 
     def begin(self, name: str, **changes) -> SiloRound:
         """Propose the agreement to a silo, with some changes."""
         agreement = replace(self.agreement, **changes)
         self.ledgers[name].require_stayed(agreement)
-        sign = self.ledgers[name].sign
-        self.silos[name] = SiloRound(name, self.identities[name], self.peers, agreement, sign)
+        self.silos[name] = self.made(name, agreement)
         return self.silos[name]
 
-    def ask(self, name: str, stage: str, **asked):
-        """Return the plain values of a silo's answer."""
-        return self.silos[name].answer(stage, asked, self.summands[name])[0]
+    def made(self, name: str, agreement: Agreement, *kept) -> SiloRound:
+        """Return a silo's side of an attempt."""
+        sign = self.ledgers[name].sign
+        return SiloRound(name, self.identities[name], self.peers, agreement, self.summands[name], sign, *kept)
+
+    def ask(self, name: str, stage: str, shown):
+        """Return what a silo tells."""
+        return self.silos[name].answer(stage, shown)[0]
 
     def until(self, stage: str, **changes) -> None:
         """Lead all members honestly up to a stage, which is left out."""
@@ -99,14 +104,17 @@ class ByHand:
         for name in members:
             self.begin(name, **changes)
         if "offer" in steps:
-            self.offers = {name: self.ask(name, "offer") for name in members}
+            self.offers = {name: self.ask(name, "offer", {})[name] for name in members}
         if "share" in steps:
-            sealed = {name: self.ask(name, "share", offers=self.offers)["sealed"] for name in members}
+            sealed = {name: self.ask(name, "share", self.offers) for name in members}
             self.sealed = {name: {peer: sealed[peer][name] for peer in members if peer != name} for name in members}
         if "mask" in steps:
             for name in members:
-                self.ask(name, "mask", sealed=self.sealed[name])
+                self.ask(name, "mask", self.sealed[name])
         if "consent" in steps:
-            self.signatures = {
-                name: self.ask(name, "consent", survivors=list(members))["signature"] for name in members
-            }
+            self.signatures = {name: self.ask(name, "consent", unsigned(members))[name] for name in members}
+
+
+def unsigned(survivors) -> dict[str, str]:
+    """Return what is shown to a silo that is asked to sign survivors."""
+    return dict.fromkeys(survivors, "")

@@ -71,17 +71,10 @@ class AggregationConfig(ExtensibleSection):
             raise ValueError(
                 f"secure: {self.name} is no sum of the silos' updates; allowed: aggregation={', '.join(SUMS)}"
             )
-        given = "outlier" in self.model_fields_set and self.outlier is not None
-        refused = {
-            "outlier": given,
-            "max_norm": self.max_norm,
-            "clip": self.clip,
-            "noise_multiplier": self.noise_multiplier,
-        }
-        for key, asked in refused.items():
-            if asked:
+        self.outlier = self.outlier if "outlier" in self.model_fields_set else None
+        for key in ("outlier", "max_norm", "clip", "noise_multiplier"):
+            if getattr(self, key) is not None:
                 raise ValueError(f"secure: {key} looks at single updates, and the coordinator sees none; leave it out")
-        self.outlier = None
         return self
 
     @model_validator(mode="after")

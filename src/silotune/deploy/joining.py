@@ -12,7 +12,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from silotune.communication.masks.agreement import public_identity
 from silotune.config import Config
 from silotune.core.files import dump_yaml
 from silotune.deploy.certificates import make_node_key, public_node_key
@@ -20,6 +19,7 @@ from silotune.deploy.enrollment import enroll
 from silotune.deploy.files import filled, install, program, replace_content, require_absent, require_root, write_new
 from silotune.deploy.invitations import Invitation
 from silotune.distributed.flower.commands import require_flower
+from silotune.distributed.silo.mask_work import made_identity
 from silotune.distributed.silo.silo_config import read_silo_settings
 from silotune.errors import InputError
 from silotune.runs.build.resolve import read_config
@@ -78,11 +78,13 @@ class Joined:
     Args:
         settings: the silo's file.
         rows: how many rows were read.
+        identity: what the operator tells the others with policy `masked`; else empty.
         started: whether systemd has started worker and node.
     """
 
     settings: Path
     rows: int
+    identity: str
     started: bool = False
 
 
@@ -109,9 +111,10 @@ def join(
     rows = _count_rows(answers.entry(invitation.silo))
     fresh = folder / ".silo.yaml.new"
     fresh.unlink(missing_ok=True)
-    tree = _silo_tree(invitation, answers, apart=installs)
+    tree, identity = _silo_tree(invitation, answers, apart=installs), ""
     if answers.policy == "masked":
-        tree["masked"] = {"identity": "identity.key", "peers": {invitation.silo: _identity(folder / "identity.key")}}
+        identity = made_identity(folder / "identity.key")
+        tree["masked"] = {"identity": "identity.key", "peers": {invitation.silo: identity}}
     write_new(fresh, dump_yaml(tree), 0o600)
     try:
         read_silo_settings(fresh)
@@ -127,7 +130,7 @@ def join(
     finally:
         fresh.unlink(missing_ok=True)
     if not installs:
-        return Joined(settings, rows)
+        return Joined(settings, rows, identity)
     write_new(node, dump_yaml(_node_tree(invitation)), 0o600)
     paths = {"/etc/silotune": str(folder)}
     for name in (WORKER, NODE):
@@ -137,19 +140,7 @@ def join(
         write_new(units / f"{name}.service", filled(f"systemd/{name}.service", values))
     write_new(units / "sysusers.conf", filled("systemd/silo.sysusers.conf", {}))
     write_new(units / "tmpfiles.conf", filled("systemd/silo.tmpfiles.conf", paths))
-    return Joined(settings, rows, install(units))
-
-
-def identity_lines(settings: Path) -> list[str]:
-    """Return what a silo's operator tells the others, so that all have the same list of peers."""
-    masked = read_silo_settings(settings).masked
-    assert masked is not None, "the file was written with it"
-    ((silo, key),) = masked.peers.items()
-    return [
-        f"identity of {silo}: {key}",
-        f"to do: tell the other silos' operators, not through the coordinator; put their identities into masked.peers "
-        f"of {settings}; then compare the list's fingerprint, which `silotune silo doctor` shows",
-    ]
+    return Joined(settings, rows, identity, install(units))
 
 
 def replace_key(invitation: Invitation, folder: Path) -> Path:
@@ -220,13 +211,6 @@ def _node_tree(invitation: Invitation) -> dict[str, Any]:
 
 def _connection(invitation: Invitation) -> dict[str, Any]:
     return {"superlink": invitation.superlink, "root_certificates": "ca.pem", "private_key": "silo.key"}
-
-
-def _identity(path: Path) -> str:
-    """Return the public key of the identity in a file, which is made if it is not there."""
-    if not path.exists():
-        write_new(path, secrets.token_bytes(32), 0o600)
-    return public_identity(path.read_bytes()).hex()
 
 
 def _key(path: Path, silo: str) -> bytes:

@@ -82,9 +82,12 @@ def join(
     say(f"silo {found.silo!r}: {made.rows} rows; settings: {made.settings}")
     budget = f" (ε = {epsilon:g} for each {unit})" if policy == "private" else ""
     say(f"policy {policy}: {PRESETS[policy]}{budget}")
-    if policy == "masked":
-        for line in joining.identity_lines(made.settings):
-            say(line)
+    if made.identity:
+        say(f"identity of {found.silo}: {made.identity}")
+        say(
+            f"to do: tell the other silos' operators, not through the coordinator; put their identities into "
+            f"masked.peers of {made.settings}; then compare the fingerprint that `silotune silo doctor` shows"
+        )
     if not register:
         say(f"to do: give the coordinator {made.settings.with_name('silo.key.pub')}, for `federation admit`")
     if not install:

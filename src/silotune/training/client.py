@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from silotune.communication.masks.fixed_point import summand, summand_message
+from silotune.communication.masks.fixed_point import summand_message
 from silotune.communication.messages import (
     Expected,
     MessageRefused,
@@ -135,19 +135,12 @@ class SiloClient:
                 message = update_message(sent, parts, number, silo.name, silo.rows)
                 leaving = iter_change(before, shared_tensors(sent, parts))
             if self.sums is not None:
-                change = list(leaving)
-                message, leaving = self._summand_message(change, number, silo), iter(change)
+                change, (seed, by_rows) = list(leaving), self.sums
+                message = summand_message(change, silo.rows if by_rows else 1, seed, silo.name, number)
+                leaving = iter(change)
             norm = _norm(leaving) if self.measures else None
         self._keep(silo, result)
         return SiloReply(silo.name, message, result.metrics, result.note, norm)
-
-    def _summand_message(self, change: Sequence[tuple[str, Tensor]], number: int, silo: Silo) -> bytes:
-        """Return what the silo adds to a sum under masks; empty if its change diverged."""
-        assert self.sums is not None, "callers look"
-        seed, by_rows = self.sums
-        if not all(bool(torch.isfinite(tensor).all()) for _, tensor in change):
-            return b""
-        return summand_message(summand(change, silo.rows if by_rows else 1, seed, silo.name, number), number, silo.name)
 
     def _next_use(self, memory: Tensors, spent: PrivacySpent) -> Tensors:
         """Return the silo's count of noised changes including the next one."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
-from torch import Tensor
-
 from silotune.aggregation import (
     Aggregation,
     BroadcastAggregation,
@@ -23,7 +21,7 @@ from silotune.aggregation import (
 from silotune.aggregation.outliers import OutlierFilter, Refuse, check_aggregate
 from silotune.aggregation.product_error import ProductError
 from silotune.aggregation.server_optimizer import ServerOptimizer
-from silotune.communication.masks.fixed_point import mean_of_sum, summand_length
+from silotune.communication.masks.fixed_point import Sum, mean_of_sum
 from silotune.communication.messages import (
     CHANGE_FIELDS,
     UPDATE_FIELDS,
@@ -199,13 +197,15 @@ class Coordinator:
         return update
 
     def summand_length(self, number: int) -> int:
-        """Return how many numbers a silo adds to a round's sum."""
-        return summand_length(self._sent_before(number))
+        """Return how many numbers a silo adds to a round's sum: its weight, and those that it sends."""
+        return 1 + sum(tensor.numel() for tensor in self._sent_before(number).values())
 
-    def receive_sum(self, number: int, total: Tensor) -> Update:
-        """Return the mean over a round's silos, as one update, from the sum of their summands."""
-        tensors, weight = mean_of_sum(total, self._sent_before(number))
-        return Update("the sum", tensors, weight)
+    def receive_sum(self, number: int, made: Sum, replies: Mapping[str, SiloReply]) -> Iterator[Received]:
+        """Yield the replies of a sum's silos; the last one brings the mean over all of them as one update."""
+        update = Update("the sum", *mean_of_sum(made.total, self._sent_before(number)))
+        for name in made.survivors:
+            reply = replace(replies[name], message=made.sent[name])
+            yield Received(reply, update if name == made.survivors[-1] else None, forwarded=made.received[name])
 
     def _sent_before(self, number: int, silo: str | None = None) -> Tensors:
         """Return the tensors that a silo sends in a round, as they are in its broadcast."""

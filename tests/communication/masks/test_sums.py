@@ -13,9 +13,8 @@ from silotune.communication.masks.fixed_point import (
     MOST_SILOS,
     MOST_WEIGHT,
     RANGE,
-    check_silos,
-    check_weights,
     mean_of_sum,
+    require_masks,
     summand,
 )
 from silotune.errors import InputError, SilotuneError
@@ -62,14 +61,11 @@ def test_the_largest_sum_stays_in_64_bits():
     assert int(one[1]) == RANGE * 2**BITS * MOST_WEIGHT
 
 
-@pytest.mark.parametrize(
-    ("check", "value"), [(check_silos, 2), (check_silos, 51), (check_weights, [1, MOST_WEIGHT + 1])]
-)
-def test_what_does_not_fit_is_refused_before_a_run(check, value):
-    check_silos(MOST_SILOS)
-    check_weights([MOST_WEIGHT])
-    with pytest.raises(InputError, match=r"aggregation\.secure"):
-        check(value)
+@pytest.mark.parametrize("silos", [2, 51])
+def test_so_many_silos_are_refused_before_a_run(silos):
+    require_masks(MOST_SILOS)
+    with pytest.raises(InputError, match=rf"aggregation\.secure: {silos} silos"):
+        require_masks(silos)
 
 
 def test_the_weighted_mean_is_that_of_floats_up_to_the_last_places():

@@ -2,47 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+import json
+import secrets
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from silotune.communication.masks.agreement import Agreement
-from silotune.communication.masks.keys import Numbers, combine, exchange_key, pair_mask, public_bytes, self_mask
-from silotune.communication.masks.silo import Answer
+from silotune.communication.masks import keys
+from silotune.communication.masks.agreement import Agreement, Peers, public_identity
+from silotune.communication.masks.fixed_point import Sum
+from silotune.communication.masks.keys import SEED_BYTES
+from silotune.communication.masks.silo import Answer, SiloRound, Texts
 from silotune.errors import SilotuneError
 
-Read = TypeVar("Read")
+Ask = Callable[[str, Mapping[str, Texts]], Mapping[str, Answer]]
+"""Stage, and silo → what it is shown → the answers of those that answered, by silo."""
 
-Requests = Mapping[str, dict[str, Any]]
-
-Ask = Callable[[str, Requests], Mapping[str, Answer]]
-"""Stage, and silo → its request → the answers of those that answered, by silo."""
-
-Texts = dict[str, str]
+_TOLD_BYTES = {"offer": 2 * 32 + 64, "share": 2 * SEED_BYTES + 16, "mask": 0, "consent": 64, "unmask": SEED_BYTES}
+"""Stage → bytes of each text that a silo tells: a key has 32, a signature 64, and a seal adds 16."""
 
 
 class SumFailed(SilotuneError):
     """Too few silos are left of a sum; nothing of any silo was revealed."""
-
-
-@dataclass(frozen=True)
-class Sum:
-    """The sum of the survivors' summands, int64, and their names in order."""
-
-    total: Tensor
-    survivors: list[str]
-
-
-@dataclass(frozen=True)
-class _Told:
-    """A silo's shares, by whose: of survivors' seeds, and of the keys of silos that dropped out behind their shares."""
-
-    seeds: Texts
-    keys: Texts
 
 
 def masked_sum(
@@ -59,90 +42,82 @@ def masked_sum(
     Raises:
         SumFailed: fewer than that are left in a stage.
     """
+    members, threshold = agreement.members, agreement.threshold
+    sent, received = dict.fromkeys(members, b""), dict.fromkeys(members, 0)
 
     def stage(
-        name: str, requests: Requests, needed: int, read: Callable[[str, Answer], Read | None]
-    ) -> dict[str, Read]:
-        answers = ask(name, requests)
-        found = {silo: read(silo, answers[silo]) for silo in sorted(requests) if silo in answers}
-        left = {silo: value for silo, value in found.items() if value is not None}
+        name: str, shown: Mapping[str, Texts], needed: int, about: Callable[[str], Collection[str]]
+    ) -> dict[str, Answer]:
+        left: dict[str, Answer] = {}
+        for silo, (told, data) in sorted(ask(name, shown).items()):
+            received[silo] += len(json.dumps(shown[silo]))
+            sent[silo] += json.dumps(told).encode() + data
+            right_size = len(data) == (8 * agreement.numbers if name == "mask" else 0)
+            if right_size and told.keys() == {*about(silo)} and _are_of(_TOLD_BYTES[name], told.values()):
+                left[silo] = told, data
         if len(left) < needed:
-            missing = ", ".join(silo for silo in agreement.members if silo not in left)
-            raise SumFailed(
-                f"{name}: {len(left)} of {len(agreement.members)} silos answered, {needed} must; missing: {missing}"
-            )
+            missing = ", ".join(silo for silo in members if silo not in left)
+            raise SumFailed(f"{name}: {len(left)} of {len(members)} silos answered, {needed} must; missing: {missing}")
         return left
 
-    offers = stage(
-        "offer",
-        {silo: {} for silo in agreement.members},
-        least,
-        lambda _, a: _texts(a[0], ("seal", "mask", "signature")),
-    )
-    sealed = stage(
-        "share", {silo: {"offers": offers} for silo in offers}, least,
-        lambda silo, a: _texts(a[0].get("sealed"), offers.keys() - {silo}),
-    )  # fmt: skip
-    masked = stage(
-        "mask",
-        {silo: {"sealed": {peer: sealed[peer][silo] for peer in sealed if peer != silo}} for silo in sealed},
-        least,
-        lambda _, a: a[1] if len(a[1]) == 8 * agreement.numbers else None,
-    )
-    survivors, dropped = sorted(masked), sorted(sealed.keys() - masked.keys())
+    nothing: Texts = {}
+    offered = stage("offer", dict.fromkeys(members, nothing), least, lambda silo: [silo])
+    offers = {silo: told[silo] for silo, (told, _) in offered.items()}
+    sealed = stage("share", dict.fromkeys(offers, offers), least, lambda silo: offers.keys() - {silo})
+    shares = {silo: {peer: sealed[peer][0][silo] for peer in sealed if peer != silo} for silo in sealed}
+    masked = stage("mask", shares, least, lambda _: [])
+    survivors = list(masked)
     before_consent(survivors)
-    signatures = stage(
-        "consent", {silo: {"survivors": survivors} for silo in survivors}, agreement.threshold,
-        lambda _, a: _texts({"signature": a[0].get("signature")}, ("signature",)),
-    )  # fmt: skip
-    request = {"survivors": survivors, "signatures": {silo: told["signature"] for silo, told in signatures.items()}}
-    told = stage(
-        "unmask", dict.fromkeys(signatures, request), agreement.threshold,
-        lambda _, a: _told(a[0], survivors, dropped),
-    )  # fmt: skip
+    unsigned = dict.fromkeys(survivors, "")
+    signed = stage("consent", dict.fromkeys(survivors, unsigned), threshold, lambda silo: [silo])
+    signatures = unsigned | {silo: told[silo] for silo, (told, _) in signed.items()}
+    unmasked = stage("unmask", dict.fromkeys(signed, signatures), threshold, lambda _: sealed)
     total = np.zeros(agreement.numbers, np.uint64)
-    for data in masked.values():
+    for _, data in masked.values():
         total += np.frombuffer(data, dtype="<u8")
-    total -= _masks_left(agreement, offers, told, survivors, dropped)
-    return Sum(torch.from_numpy(total.view(np.int64)), survivors)
-
-
-def _texts(value: object, names: Collection[str]) -> Texts | None:
-    """Return a mapping of these names to hexadecimal texts; None if it is none."""
-    if not isinstance(value, dict) or value.keys() != {*names}:
-        return None
-    try:
-        return {name: bytes.fromhex(text).hex() for name, text in value.items()}
-    except (TypeError, ValueError):
-        return None
-
-
-def _told(fields: Mapping[str, Any], survivors: list[str], dropped: list[str]) -> _Told | None:
-    seeds, keys = _texts(fields.get("seeds"), survivors), _texts(fields.get("keys"), dropped)
-    if seeds is None or keys is None or any(len(share) != 32 for share in (*seeds.values(), *keys.values())):
-        return None
-    return _Told(seeds, keys)
-
-
-def _masks_left(
-    agreement: Agreement,
-    offers: Mapping[str, Texts],
-    told: Mapping[str, _Told],
-    survivors: list[str],
-    dropped: list[str],
-) -> Numbers:
-    """Return the masks that do not cancel in the survivors' sum: their own ones, and those for silos that dropped."""
-    digest, count, holders = agreement.digest, agreement.numbers, sorted(offers)
-    helpers = sorted(told)[: agreement.threshold]
-    masks = np.zeros(count, np.uint64)
-    for silo in survivors:
-        shares = {helper: bytes.fromhex(told[helper].seeds[silo]) for helper in helpers}
-        masks += self_mask(combine(shares, holders), digest, count)
-    for silo in dropped:
-        shares = {helper: bytes.fromhex(told[helper].keys[silo]) for helper in helpers}
-        key = exchange_key(combine(shares, holders), digest, "mask")
-        if public_bytes(key).hex() != offers[silo]["mask"]:
+    helpers, digest, count = [*unmasked][:threshold], agreement.digest, agreement.numbers
+    for silo in sealed:
+        seed = keys.combine({helper: bytes.fromhex(unmasked[helper][0][silo]) for helper in helpers}, sorted(offers))
+        if silo in masked:
+            total -= keys.self_mask(seed, digest, count)
+            continue
+        key = keys.exchange_key(seed, digest, "mask")
+        if keys.public_bytes(key) != keys.parts_of_offer(offers[silo])[1]:
             raise SilotuneError(f"sum under masks: the shares of the key of silo {silo!r} are not of its key")
         for peer in survivors:
-            masks -= pair_mask(key, silo, bytes.fromhex(offers[peer]["mask"]), peer, digest, count)
-    return masks
+            total += keys.pair_mask(key, silo, keys.parts_of_offer(offers[peer])[1], peer, digest, count)
+    return Sum(torch.from_numpy(total.view(np.int64)), survivors, sent, received)
+
+
+def _are_of(size: int, texts: Iterable[str]) -> bool:
+    """Return whether all texts are hexadecimal digits of so many bytes."""
+    try:
+        return all(len(bytes.fromhex(text)) == size for text in texts)
+    except (TypeError, ValueError):
+        return False
+
+
+def made_identities(names: Iterable[str]) -> tuple[dict[str, bytes], Peers]:
+    """Return new identities of silos, and the list of them."""
+    identities = {name: secrets.token_bytes(32) for name in names}
+    return identities, Peers({name: public_identity(key) for name, key in identities.items()})
+
+
+def sum_in_process(silos: Iterable[str], summands: Mapping[str, Tensor]) -> Sum:
+    """Simulate a sum of silos of this process by the messages that they would send; identities are made for it.
+
+    Args:
+        silos: all silos of the run.
+        summands: silo → its summand; some may be missing.
+    """
+    identities, peers = made_identities(silos)
+    length, members = len(next(iter(summands.values()))), sorted(summands)
+    agreement = Agreement("", 0, "", "", "", length, members, peers.fingerprint, peers.threshold)
+    here = {
+        name: SiloRound(name, identities[name], peers, agreement, summands[name], lambda *_: None) for name in members
+    }
+
+    def ask(stage: str, shown: Mapping[str, Texts]) -> dict[str, Answer]:
+        return {name: here[name].answer(stage, texts) for name, texts in shown.items()}
+
+    return masked_sum(agreement, peers.fewest, ask)

@@ -6,15 +6,15 @@ A summand is `[w, w·q]`: the silo's weight, and its weight times each number of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from math import prod
 
 import torch
 from torch import Tensor
 
-from silotune.communication.messages import Expected, pack, unpack
 from silotune.core.randomness import generator
+from silotune.core.serialization import read_tensors, tensor_bytes
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError, SilotuneError, needs
 
@@ -29,46 +29,41 @@ FEWEST_SILOS, MOST_SILOS = 3, 50
 MOST_WEIGHT = 2**20
 """The largest weight of a silo: rows, or units of privacy."""
 
-_NAME = "summand"
+SUMMAND = "summand"
+"""The tensor in a silo's own message, and the blob of a kept answer that never leaves as it is."""
 
-_FIELDS = {"round": int, "silo": str}
+
+@dataclass(frozen=True)
+class Sum:
+    """The sum of the survivors' summands, int64, and their names in order.
+
+    With it go what each silo has sent for it, and how many bytes of other silos it was shown.
+    """
+
+    total: Tensor
+    survivors: list[str]
+    sent: Mapping[str, bytes]
+    received: Mapping[str, int]
 
 
-def require_masks() -> None:
-    """Check that the packages of the protocol are installed."""
+def threshold_of(silos: int) -> int:
+    """Return t, how many silos must help to take off masks: more than two thirds of the pinned list."""
+    return 2 * silos // 3 + 1
+
+
+def require_masks(silos: int) -> None:
+    """Refuse so many silos that sums could leave 64 bits, so few that a sum hides none, and missing packages."""
     with needs("aggregation.secure: needs cryptography and pycryptodome", "federation"):
         import_module("cryptography")
         import_module("Crypto")
-
-
-def check_silos(silos: int) -> None:
-    """Refuse so many silos that sums could leave 64 bits, and so few that a sum hides none of them."""
     if not FEWEST_SILOS <= silos <= MOST_SILOS:
         raise InputError(
             f"aggregation.secure: {silos} silos; sums under masks are of {FEWEST_SILOS} to {MOST_SILOS} silos"
         )
 
 
-def check_weights(weights: Iterable[int]) -> None:
-    """Refuse a weight of a silo with which sums could leave 64 bits."""
-    largest = max(weights, default=1)
-    if largest > MOST_WEIGHT:
-        raise InputError(
-            f"aggregation.secure: a silo's weight is {largest:,}, and sums hold at most {MOST_WEIGHT:,}; allowed: "
-            "aggregation=uniform"
-        )
-
-
 def summand(change: Iterable[tuple[str, Tensor]], weight: int, seed: int, silo: str, number: int) -> Tensor:
-    """Return a silo's summand of a round, int64; the same change has the same bits.
-
-    Args:
-        change: name → trained minus received, finite.
-        weight: the silo's, between 1 and `MOST_WEIGHT`.
-        seed: from which the rounding is drawn.
-        silo: its name.
-        number: the round.
-    """
+    """Return a silo's summand of a round, int64, from its finite change; the same change has the same bits."""
     pieces = [torch.ones(1, dtype=torch.int64)]
     for name, tensor in sorted(change):
         chance = torch.rand(tensor.shape, dtype=torch.float64, generator=generator(seed, "sum", silo, number, name))
@@ -77,20 +72,16 @@ def summand(change: Iterable[tuple[str, Tensor]], weight: int, seed: int, silo: 
     return torch.cat(pieces) * weight
 
 
-def summand_message(numbers: Tensor, number: int, silo: str) -> bytes:
-    """Return a summand as the message that a silo keeps until it is masked."""
-    return pack({_NAME: numbers}, {"round": number, "silo": silo})
+def summand_message(change: Sequence[tuple[str, Tensor]], weight: int, seed: int, silo: str, number: int) -> bytes:
+    """Return a silo's summand as the message that it keeps until it is masked; empty if the change diverged."""
+    if not all(bool(torch.isfinite(tensor).all()) for _, tensor in change):
+        return b""
+    return tensor_bytes({SUMMAND: summand(change, weight, seed, silo, number)})
 
 
-def read_summand(message: bytes, length: int) -> Tensor:
-    """Return the summand in a silo's own message; `length`: its count of numbers."""
-    tensors, _ = unpack(message, Expected({_NAME: (length,)}, {_NAME: torch.int64}), _FIELDS)
-    return tensors[_NAME]
-
-
-def summand_length(before: Tensors) -> int:
-    """Return how many numbers the summand of a change of these tensors has."""
-    return 1 + sum(prod(tensor.shape) for tensor in before.values())
+def read_summand(message: bytes) -> Tensor:
+    """Return the summand in a silo's own message."""
+    return read_tensors(message)[SUMMAND]
 
 
 def mean_of_sum(total: Tensor, before: Tensors) -> tuple[Tensors, int]:

@@ -25,13 +25,7 @@ _ONCE = bytes(12)
 
 
 def derived(secret: bytes, digest: bytes, *purpose: str) -> bytes:
-    """Return 32 bytes for one purpose within one agreement (HKDF-SHA256).
-
-    Args:
-        secret: a seed, or the result of a key exchange.
-        digest: of the agreement.
-        purpose: different words give unrelated bytes.
-    """
+    """Return 32 bytes for one purpose of a secret within the agreement of this digest (HKDF-SHA256)."""
     return HKDF(SHA256(), 32, digest, "\x1f".join(("silotune masks", *purpose)).encode()).derive(secret)
 
 
@@ -43,6 +37,12 @@ def exchange_key(seed: bytes, digest: bytes, purpose: str) -> X25519PrivateKey:
 def public_bytes(key: X25519PrivateKey) -> bytes:
     """Return the public key, 32 bytes."""
     return key.public_key().public_bytes_raw()
+
+
+def parts_of_offer(offer: str) -> tuple[bytes, bytes, bytes]:
+    """Return the public keys for seals and for masks in a silo's offer, and its signature of them."""
+    data = bytes.fromhex(offer)
+    return data[:32], data[32:64], data[64:]
 
 
 def pair_key(own: X25519PrivateKey, other: bytes, digest: bytes, *purpose: str) -> bytes:
@@ -72,12 +72,12 @@ def seal(key: bytes, data: bytes, digest: bytes) -> bytes:
     return ChaCha20Poly1305(key).encrypt(_ONCE, data, digest)
 
 
-def unseal(key: bytes, data: bytes, digest: bytes) -> bytes | None:
-    """Return what was sealed; None if somebody else has made or changed it."""
+def unseal(key: bytes, data: bytes, digest: bytes) -> bytes:
+    """Return what was sealed; nothing if somebody else has made or changed it."""
     try:
         return ChaCha20Poly1305(key).decrypt(_ONCE, data, digest)
     except InvalidTag:
-        return None
+        return b""
 
 
 def split(secret: bytes, threshold: int, holders: Sequence[str]) -> dict[str, bytes]:

@@ -1,49 +1,38 @@
 """A silo's side of one sum under masks: five answers, each given once, and a refusal by name of anything else.
 
-1. `offer`: its round keys, signed for the agreement.
-2. `share`: shares of its two seeds, sealed for each peer whose signed keys it was shown.
-3. `mask`: its summand under its own mask and one for every peer that has sent it shares.
-4. `consent`: its signature of the list of survivors, which the ledger has stored by then.
-5. `unmask`: of each survivor its share of the seed of the own mask; of each other peer that of the mask key's seed.
+Every stage shows the silo a text of each of some silos, and it tells a text for each of some, in hexadecimal digits:
 
-Everything that later answers depend on is in `kept`, which the caller stores before an answer leaves.
+1. `offer`: shown nothing, it tells its round keys, signed for the agreement.
+2. `share`: shown all members' keys, it tells each peer's shares of its two seeds, sealed for that peer.
+3. `mask`: shown the shares for it, it gives its summand under its own mask and one for every peer that sent shares.
+4. `consent`: shown the survivors, each with no text, it tells its signature of their list, stored by then.
+5. `unmask`: shown their signatures, it tells its share of each survivor's own mask, and of each other peer's mask key.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from silotune.communication.masks.agreement import Agreement, MasksRefused, Peers, require_enough, sign
-from silotune.communication.masks.keys import (
-    SEED_BYTES,
-    Numbers,
-    exchange_key,
-    pair_key,
-    pair_mask,
-    public_bytes,
-    seal,
-    self_mask,
-    split,
-    unseal,
-)
+from silotune.communication.masks import keys
+from silotune.communication.masks.agreement import Agreement, MasksRefused, Peers, sign
+from silotune.communication.masks.keys import SEED_BYTES
 
 STAGES = ("offer", "share", "mask", "consent", "unmask")
 
-Fields = Mapping[str, Any]
+Texts = dict[str, str]
 
-Answer = tuple[dict[str, Any], bytes]
-"""Plain values, and the masked summand; empty in all stages but one."""
-
-Ledger = Callable[[Agreement, list[str]], None]
-"""Called with the survivors before they are signed; refuses a list where another one was signed for the tensors."""
+Answer = tuple[Texts, bytes]
+"""What is told, and the masked summand; empty in all stages but one."""
 
 
+@dataclass
 class SiloRound:
     """One attempt of one silo at one sum.
 
@@ -51,152 +40,131 @@ class SiloRound:
         name: the silo's.
         identity: its private key, 32 bytes.
         peers: its pinned list.
-        agreement: as the coordinator proposes it, compared with what the silo knows.
-        ledger: stores survivor lists.
-        kept: of an earlier answer in this attempt; empty at first.
+        agreement: as the silo itself knows it, of the attempt and the members that the coordinator proposes.
+        summand: what it adds to the sum, int64.
+        ledger: stores survivors before they are signed; refuses a list where another one was signed for the broadcast.
+        kept: all that later answers in the attempt depend on; the caller stores it before an answer leaves.
     """
 
-    def __init__(
-        self, name: str, identity: bytes, peers: Peers, agreement: Agreement, ledger: Ledger, kept: Fields | None = None
-    ) -> None:
-        agreement.require_members(peers)
-        if name not in agreement.members:
-            raise MasksRefused(f"the sum is of {', '.join(agreement.members)}, without this silo")
-        self.name, self.peers, self.agreement = name, peers, agreement
-        self.kept: dict[str, Any] = dict(kept or {"seeds": [secrets.token_hex(SEED_BYTES) for _ in range(3)]})
-        self._identity, self._ledger, self._digest = identity, ledger, agreement.digest
-        self._seal_seed, self._mask_seed, self._own_seed = map(bytes.fromhex, self.kept["seeds"])
-        self._seal = exchange_key(self._seal_seed, self._digest, "seal")
-        self._mask = exchange_key(self._mask_seed, self._digest, "mask")
+    name: str
+    identity: bytes
+    peers: Peers
+    agreement: Agreement
+    summand: Tensor
+    ledger: Callable[[Agreement, list[str]], None]
+    kept: dict[str, Any] = field(default_factory=dict)
 
-    def answer(self, stage: str, asked: Fields, summand: Numbers) -> Answer:
-        """Answer the coordinator.
+    def __post_init__(self) -> None:
+        members = self.agreement.members
+        ghosts = [member for member in members if member not in self.peers.keys]
+        if ghosts:
+            raise MasksRefused(f"silo {ghosts[0]!r:.60} is not in this silo's pinned list (masked.peers)")
+        if self.name not in members:
+            raise MasksRefused(f"the sum is of {', '.join(members)}, without this silo")
+        self.peers.require_enough("members", members)
+        self.kept.setdefault("seeds", [secrets.token_hex(SEED_BYTES) for _ in range(3)])
+        self._seeds, self._digest = [bytes.fromhex(seed) for seed in self.kept["seeds"]], self.agreement.digest
+        self._mask_key = keys.exchange_key(self._seeds[1], self._digest, "mask")
+        self._seal_key = keys.exchange_key(self._seeds[2], self._digest, "seal")
 
-        Args:
-            stage: of `STAGES`.
-            asked: its request.
-            summand: what the silo adds to the sum.
+    def answer(self, stage: str, shown: Texts) -> Answer:
+        """Answer the coordinator in one of `STAGES`.
 
         Raises:
             MasksRefused: saying which rule of the protocol the request breaks.
         """
         if stage not in STAGES:
             raise MasksRefused(f"no such stage: {stage!r:.40}")
+        if not {*STAGES[1 : STAGES.index(stage)]} <= self.kept.keys():
+            raise MasksRefused(f"{stage}: asked before the stages that come first")
         try:
-            if stage == "offer":
-                return self._offer(), b""
-            if stage == "share":
-                return {"sealed": self._share(dict(asked["offers"]))}, b""
-            if stage == "mask":
-                return {}, self._masked(dict(asked["sealed"]), summand)
-            if stage == "consent":
-                return {"signature": self._consent(list(asked["survivors"]))}, b""
-            return self._unmask(list(asked["survivors"]), dict(asked["signatures"])), b""
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            told = getattr(self, f"_{stage}")(dict(shown))
+        except (KeyError, TypeError, ValueError) as error:
             raise MasksRefused(f"{stage}: a malformed request ({type(error).__name__})") from error
+        return ({}, told) if isinstance(told, bytes) else (told, b"")
 
-    def _offer(self) -> dict[str, str]:
-        seal_key, mask_key = public_bytes(self._seal).hex(), public_bytes(self._mask).hex()
-        signature = sign(self._identity, self.agreement.text("keys", self.name, seal_key, mask_key))
-        return {"seal": seal_key, "mask": mask_key, "signature": signature.hex()}
+    def _offer(self, _: Texts) -> Texts:
+        seal, mask = keys.public_bytes(self._seal_key), keys.public_bytes(self._mask_key)
+        signature = sign(self.identity, self.agreement.text("keys", self.name, seal.hex(), mask.hex()))
+        return {self.name: (seal + mask + signature).hex()}
 
-    def _share(self, offers: dict[str, dict[str, str]]) -> dict[str, str]:
-        require_enough("members with keys", list(offers), self.peers)
-        for name in offers:
-            if name not in self.agreement.members:
-                raise MasksRefused(f"keys of silo {name!r:.60}, which is no member of the sum")
-        if offers.get(self.name) != self._offer():
+    def _share(self, offers: Texts) -> Texts:
+        self.peers.require_enough("members with keys", offers)
+        if not self._offer({}).items() <= offers.items():
             raise MasksRefused("the keys that are shown as this silo's are not its own")
         for name, offer in offers.items():
-            text = self.agreement.text("keys", name, offer["seal"], offer["mask"])
-            if not self.peers.verify(name, bytes.fromhex(offer["signature"]), text):
-                raise MasksRefused(
-                    f"the keys of silo {name!r} are not signed by it for this run, round, attempt, configuration, "
-                    "broadcast and list of members"
-                )
-        self._once("offers", offers, "other keys of the members")
+            if name not in self.agreement.members:
+                raise MasksRefused(f"keys of silo {name!r:.60}, which is no member of the sum")
+            seal, mask, signature = keys.parts_of_offer(offer)
+            otherwise = (
+                f"the keys of silo {name!r} are not signed by it for this run, round, attempt, configuration, "
+                "broadcast and list of members"
+            )
+            text = self.agreement.text("keys", name, seal.hex(), mask.hex())
+            self.peers.require_signed(name, signature, text, otherwise)
+        self._once("share", offers, "other keys of the members")
         if "sealed" not in self.kept:
             holders = sorted(offers)
-            own, mask = (split(seed, self.agreement.threshold, holders) for seed in (self._own_seed, self._mask_seed))
-            self.kept["own"] = (own[self.name] + mask[self.name]).hex()
+            both = [keys.split(seed, self.agreement.threshold, holders) for seed in self._seeds[:2]]
+            shares = {holder: b"".join(each[holder] for each in both) for holder in holders}
+            self.kept["own"] = shares.pop(self.name).hex()
             self.kept["sealed"] = {
-                peer: seal(self._key_to(peer, sent=True), own[peer] + mask[peer], self._digest).hex()
-                for peer in holders
-                if peer != self.name
+                peer: keys.seal(self._key_between(self.name, peer), share, self._digest).hex()
+                for peer, share in shares.items()
             }
         return dict(self.kept["sealed"])
 
-    def _key_to(self, peer: str, sent: bool) -> bytes:
-        """Return the key of the one message between this silo and a peer in one direction."""
-        way = (self.name, peer) if sent else (peer, self.name)
-        return pair_key(self._seal, bytes.fromhex(self.kept["offers"][peer]["seal"]), self._digest, "seal", *way)
+    def _key_between(self, sender: str, receiver: str) -> bytes:
+        """Return the key of the one message from this silo to a peer, or from a peer to it."""
+        theirs, _, _ = keys.parts_of_offer(self.kept["share"][receiver if sender == self.name else sender])
+        return keys.pair_key(self._seal_key, theirs, self._digest, "seal", sender, receiver)
 
-    def _masked(self, sealed: dict[str, str], summand: Numbers) -> bytes:
-        offers = self._before("offers", "mask")
-        if len(summand) != self.agreement.numbers:
-            raise MasksRefused(f"a sum of {self.agreement.numbers} numbers; this silo has {len(summand)}")
-        for peer in sealed:
-            if peer not in offers or peer == self.name:
-                raise MasksRefused(f"shares of silo {peer!r:.60}, whose keys were not shown")
-        require_enough("members with shares", [*sealed, self.name], self.peers)
+    def _mask(self, sealed: Texts) -> bytes:
+        self.peers.require_enough("members with shares", {self.name, *sealed})
         shares = {self.name: self.kept["own"]}
+        numbers = np.asarray(self.summand.numpy()).view(np.uint64)
+        masked = numbers + keys.self_mask(self._seeds[0], self._digest, len(numbers))
         for peer, data in sealed.items():
-            opened = unseal(self._key_to(peer, sent=False), bytes.fromhex(data), self._digest)
-            if opened is None or len(opened) != 2 * SEED_BYTES:
-                raise MasksRefused(f"the shares of silo {peer!r} were not sealed by it for this silo and this sum")
+            opened = b""
+            if peer in self.kept["sealed"]:
+                opened = keys.unseal(self._key_between(peer, self.name), bytes.fromhex(data), self._digest)
+            if len(opened) != 2 * SEED_BYTES:
+                raise MasksRefused(f"the shares of silo {peer!r:.60} were not sealed by it for this silo and this sum")
             shares[peer] = opened.hex()
-        self._once("shares", shares, "shares of other members")
-        self._once("summand", hashlib.sha256(summand.tobytes()).hexdigest(), "another summand")
-        masked = summand + self_mask(self._own_seed, self._digest, len(summand))
-        for peer in sealed:
-            theirs = bytes.fromhex(offers[peer]["mask"])
-            masked += pair_mask(self._mask, self.name, theirs, peer, self._digest, len(summand))
+            _, theirs, _ = keys.parts_of_offer(self.kept["share"][peer])
+            masked += keys.pair_mask(self._mask_key, self.name, theirs, peer, self._digest, len(numbers))
+        self._once("mask", shares, "shares of other members")
+        self._once("summand", hashlib.sha256(numbers.tobytes()).hexdigest(), "another summand")
         return masked.astype("<u8").tobytes()
 
-    def _consent(self, survivors: list[str]) -> str:
-        shares = self._before("shares", "consent")
-        self._before("summand", "consent")
-        if survivors != sorted({*survivors}) or not {*survivors} <= shares.keys():
-            raise MasksRefused("survivors: must be different members with shares, in order")
+    def _consent(self, shown: Texts) -> Texts:
+        survivors = sorted(shown)
+        if not shown.keys() <= self.kept["mask"].keys():
+            raise MasksRefused("survivors: must be members with shares")
         if self.name not in survivors:
             raise MasksRefused("survivors: without this silo, which has sent its summand")
-        require_enough("survivors", survivors, self.peers)
-        self._once("survivors", survivors, "another list of survivors")
-        self._ledger(self.agreement, survivors)
-        return sign(self._identity, self.agreement.text("survivors", survivors)).hex()
+        self.peers.require_enough("survivors", survivors)
+        self._once("consent", survivors, "another list of survivors")
+        self.ledger(self.agreement, survivors)
+        return {self.name: sign(self.identity, self.agreement.text("survivors", survivors)).hex()}
 
-    def _unmask(self, survivors: list[str], signatures: dict[str, str]) -> dict[str, Any]:
-        signed = self._before("survivors", "unmask")
-        if survivors != signed:
+    def _unmask(self, signatures: Texts) -> Texts:
+        survivors = self.kept["consent"]
+        if sorted(signatures) != survivors:
             raise MasksRefused(
-                f"asked to unmask for other survivors than this silo has signed ({', '.join(signed)}): of a peer it "
+                f"asked to unmask for other survivors than this silo has signed ({', '.join(survivors)}): of a peer it "
                 "tells its share of the seed or that of the key, never both"
             )
+        signed = {name: bytes.fromhex(signature) for name, signature in signatures.items() if signature}
         text = self.agreement.text("survivors", survivors)
-        for name, signature in signatures.items():
-            if name not in survivors or not self.peers.verify(name, bytes.fromhex(signature), text):
-                raise MasksRefused(f"silo {name!r:.60} has not signed this list of survivors")
-        if len(signatures) < self.agreement.threshold:
-            raise MasksRefused(f"{len(signatures)} silos have signed the survivors; t = {self.agreement.threshold}")
-        shares = {name: bytes.fromhex(share) for name, share in self.kept["shares"].items()}
-        return {
-            "seeds": {name: share[:SEED_BYTES].hex() for name, share in shares.items() if name in survivors},
-            "keys": {name: share[SEED_BYTES:].hex() for name, share in shares.items() if name not in survivors},
-        }
-
-    def _before(self, name: str, stage: str) -> Any:
-        """Return what an earlier stage has kept; stages cannot be left out."""
-        if name not in self.kept:
-            raise MasksRefused(f"{stage}: asked before the stages that come first")
-        return self.kept[name]
+        for name, signature in signed.items():
+            self.peers.require_signed(name, signature, text, f"silo {name!r} has not signed this list of survivors")
+        if len(signed) < self.agreement.threshold:
+            raise MasksRefused(f"{len(signed)} silos have signed the survivors; t = {self.agreement.threshold}")
+        half = 2 * SEED_BYTES  # in hexadecimal digits
+        return {name: share[:half] if name in survivors else share[half:] for name, share in self.kept["mask"].items()}
 
     def _once(self, name: str, value: object, what: str) -> None:
         """Keep what a stage was asked with; refuse to go through it a second time with something else."""
-        plain = json.loads(json.dumps(value))
-        if self.kept.setdefault(name, plain) != plain:
+        if self.kept.setdefault(name, value) != value:
             raise MasksRefused(f"asked again in the same attempt with {what}")
-
-
-def numbers_of(summand: Any) -> Numbers:
-    """Return a summand, int64 on the CPU, as the protocol adds it: modulo 2⁶⁴."""
-    return np.asarray(summand.numpy()).view(np.uint64)

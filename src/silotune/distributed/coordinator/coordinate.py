@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from silotune.communication.masks.fixed_point import check_silos, require_masks
+from silotune.communication.masks.fixed_point import require_masks
 from silotune.communication.privacy.budget import DELTA
 from silotune.config import Config, dump
 from silotune.config.uplink import PrivacyConfig
@@ -26,7 +26,7 @@ from silotune.data.rows import SiloData
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.coordinator.engine import FlowerEngine
 from silotune.distributed.coordinator.job import AdmissionPolicy, Job, RunRegistry, SiloInfo
-from silotune.distributed.coordinator.masked_rounds import MaskedRounds
+from silotune.distributed.coordinator.masked_engine import MaskedEngine
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, RunStatus
 from silotune.distributed.flower.link import ConnectionLost, Link
 from silotune.distributed.protocol.agreement import check_federated, wire_config
@@ -145,11 +145,8 @@ def run_job(job: Job, link: Link, record: Records, status: RunStatus, load: Load
             status.promise(list(lines))
             for line in lines:
                 log_line(f"silotune coordinator: {line}", sys.stdout)
-        identity = admission.identity_for
-        masks = None
-        if federation.coordinator.sums:
-            masks = MaskedRounds(out / FEDERATION_FOLDER, dispatcher, start.config.federation, start.request, admission)
-        engine = FlowerEngine(federation, folder, dispatcher, start.request, identity, job.local, status.report, masks)
+        kind = MaskedEngine if federation.coordinator.sums else FlowerEngine
+        engine = kind(federation, folder, dispatcher, start.request, admission, job.local, status.report)
         engine.run()
         _finish(engine, out, job.local)
 
@@ -215,8 +212,7 @@ def _checked(job: Job) -> tuple[Config, list[str]]:
     if not names:
         raise InputError("federation.silos: name the silos that take part")
     if config.aggregation.secure:
-        require_masks()
-        check_silos(len(names))
+        require_masks(len(names))
     return config, names
 
 

@@ -7,8 +7,7 @@ repeated request is answered from the silo's own folder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,10 +16,9 @@ from typing_extensions import override
 from silotune.core.numeric import ceil_fraction
 from silotune.data.tasks import LOSS
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
-from silotune.distributed.coordinator.masked_rounds import MaskedRounds
+from silotune.distributed.coordinator.job import AdmissionPolicy
 from silotune.distributed.protocol.disclosure import score_range, validate_metrics, validate_scores
 from silotune.distributed.protocol.frames import Frame, state_name
-from silotune.distributed.protocol.handshake import Identity
 from silotune.errors import InputError, SilotuneError
 from silotune.evaluation.federation_scores import mean_score
 from silotune.runs.engines.base import Broadcast, Engine, Progress, Scores
@@ -45,10 +43,9 @@ class FlowerEngine(Engine):
         folder: the run's.
         dispatcher: sends the requests.
         run: fields of every request: the run's id and the configuration.
-        identity: silo → the coordinator's identity, as it says it to that silo.
+        admission: knows the coordinator's identity, as it says it to each silo, and what silos said in their hello.
         local: whether the silos' folders are in the run folder (all on one machine).
         progress: called before every request.
-        masks: leads the silos through sums under masks; None: the coordinator receives each update.
     """
 
     name = "flower"
@@ -60,16 +57,14 @@ class FlowerEngine(Engine):
         folder: RunFolder,
         dispatcher: SiloDispatcher,
         run: Mapping[str, Any],
-        identity: Callable[[str], Identity],
+        admission: AdmissionPolicy,
         local: bool = False,
         progress: Progress | None = None,
-        masks: MaskedRounds | None = None,
     ) -> None:
         super().__init__(federation, folder, progress)
-        self._masks = masks
         self._dispatcher = dispatcher
         self._run = dict(run)
-        self._identity = identity
+        self._admission = admission
         self._local = local
         self._options = federation.config.federation
         self._new_states: dict[str, str] = {}
@@ -85,20 +80,7 @@ class FlowerEngine(Engine):
     def rounds(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[Received]:
         """Request rounds from the silos; repeat a round below its quorum, and finally stop the run."""
         self._new_states, self._deferred_scores = {}, {}
-        if self._masks is None:
-            yield from self._until_quorum("round", round_number, silos, broadcast)
-            return
-        members = self._masks.members(silos)
-        trained = {one.reply.silo: one.reply for one in self._until_quorum("round", round_number, members, broadcast)}
-        request = partial(self._request, "masks", round_number, broadcast=None)
-        coordinator = self.federation.coordinator
-        about = round_number, coordinator.summand_length(round_number), coordinator.shared, broadcast(members[0])
-        made = self._masks.sum(*about, sorted(trained), len(members), request, partial(self._failed, round_number))
-        mean = coordinator.receive_sum(round_number, made.total)
-        for name in made.survivors:
-            reply = replace(trained[name], message=self._masks.sent[name])
-            update = mean if name == made.survivors[-1] else None
-            yield Received(reply, update, forwarded=self._masks.received[name])
+        yield from self._until_quorum("round", round_number, silos, broadcast)
 
     @override
     def finals(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[SiloReply]:
@@ -171,10 +153,10 @@ class FlowerEngine(Engine):
         states = [point.history["taken"].get(name) for point in (self._last, self._best) if point is not None]
         return sorted({state for state in states if state is not None})
 
-    def _request(self, kind: str, round_number: int, name: str, broadcast: bytes | None, **fields: Any) -> bytes:
-        identity = self._identity(name).fields()
+    def _request(self, kind: str, round_number: int, name: str, broadcast: bytes = b"", **fields: Any) -> bytes:
+        identity = self._admission.identity_for(name).fields()
         header = {**self._run, "identity": identity, "round": round_number, "base": self._base(name), **fields}
-        return Frame(kind, header, {} if broadcast is None else {"broadcast": broadcast}).encode()
+        return Frame(kind, header, {"broadcast": broadcast}).encode()
 
     def _until_quorum(
         self, kind: str, round_number: int, silos: Sequence[str], broadcast: Broadcast

@@ -17,7 +17,7 @@ from silotune.data.tasks import Task, read_task
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, RunStatus
 from silotune.distributed.protocol.agreement import check_federated
 from silotune.distributed.protocol.frames import Frame, HandshakeRefused
-from silotune.distributed.protocol.handshake import Hello, Identity, PeersInfo, check_identity
+from silotune.distributed.protocol.handshake import NO_LIST, Hello, Identity, check_identity
 from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.runs.build.resolve import on_this_machine
 from silotune.runs.storage.run_folder import RunFolder
@@ -95,28 +95,22 @@ class AdmissionPolicy:
         self._record = record
         self._identities: dict[str, Identity] = {}
         self._shapes: Shapes | None = None
-        self.peers: dict[str, PeersInfo] = {}
-        """Silo → what it said of its pinned list, in runs that sum under masks."""
+        self.pinned = NO_LIST
+        """What all silos said of their list of peers, in a run that sums under masks."""
 
     def __call__(self, frame: Frame) -> None:
         """Check a silo's hello and register the silo."""
         hello = Hello.read(frame)
         check_identity(hello.silo, self.identity_for(hello.silo), hello.identity)
-        if hello.masks is not None:
-            self._compare_lists(hello.silo, hello.masks)
+        if self.pinned not in (NO_LIST, hello.masks):
+            raise HandshakeRefused(
+                f"silo {hello.silo!r}: its masked.peers or masked.least are others than those of the silos before it; "
+                "compare the fingerprints that `silo doctor` shows"
+            )
+        self.pinned = hello.masks
         self.registry = self.registry.with_silo(hello)
         self._identities[hello.silo] = hello.identity
         self._record.append({"kind": "joined", "run": self.registry.run, "silo": hello.silo})
-
-    def _compare_lists(self, silo: str, own: PeersInfo) -> None:
-        """Refuse a silo whose pinned list is another than the other silos'."""
-        for name, known in self.peers.items():
-            if (known.peers, known.silos) != (own.peers, own.silos):
-                raise HandshakeRefused(
-                    f"silo {silo!r}: its masked.peers ({own.peers[:12]}…) are others than those of silo {name!r} "
-                    f"({known.peers[:12]}…); compare them with `silo doctor`"
-                )
-        self.peers[silo] = own
 
     def expect(self, shapes: Shapes) -> None:
         """Also compare the shapes of shared parts: of admitted silos now, of the others when they answer."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from silotune.communication.masks.fixed_point import check_silos, require_masks
+from silotune.communication.masks.fixed_point import require_masks
 from silotune.communication.privacy.budget import Privacy
 from silotune.config import Config, dump
 from silotune.core.files import dump_yaml, folder_lock, write_text
@@ -43,7 +43,6 @@ from silotune.distributed.flower.commands import (
 )
 from silotune.distributed.local.fork_server import ProcessGroup
 from silotune.distributed.protocol.agreement import check_federated, wire_config
-from silotune.distributed.silo.secret import write_secret
 from silotune.distributed.silo.silo_config import REHEARSAL
 from silotune.errors import OR_RESUME, InputError, SilotuneError, require_unused
 from silotune.evaluation.baselines import baselines, joined
@@ -113,8 +112,7 @@ def run_local(
     tasks = {silo.name: silo.task for silo in data}
     check_tasks(config, method, tasks)
     if config.aggregation.secure:
-        require_masks()
-        check_silos(len(data))
+        require_masks(len(data))
         if announce is not None:
             announce(SUMS_ALONE)
     names = [silo.name for silo in data]
@@ -150,9 +148,6 @@ def _prepare(config: Config, out: Path, method: Method, data: list[SiloData]) ->
     write_text(folder / "silos.yaml", wire_config(config, names))
     for silo in data:
         write_rows(out / "silos" / silo.name / "rows", silo)
-        identity = _identity(out, silo.name)
-        if config.aggregation.secure and not identity.exists():
-            write_secret(identity)
     job = Job(
         str(folder / "config.yaml"),
         str(out),
@@ -213,8 +208,9 @@ def _run_parties(
             node = supernode_command(f"127.0.0.1:{port}", node_port, name, socket, _ISOLATED)
             processes.start(f"supernode-{name}", node, own)
             processes.start(f"superexec-{name}", superexec_command(node_port), own, _CLIENT)
+        masked = _masked(out, silos) if config.aggregation.secure else {}
         for name, socket in sockets.items():  # after Flower, which starts while these import torch
-            settings = _silo_config(config, out, name, socket, silos)
+            settings = _silo_config(config, out, name, socket, masked.get(name))
             words = [sys.executable, "-m", "silotune.distributed.silo.worker", str(settings)]
             processes.start(f"worker-{name}", words, imports=["silotune.distributed.silo.session", *_MODELS])
         _wait(processes, lambda: listens(port), "the SuperLink does not listen")
@@ -243,22 +239,16 @@ def _wait(processes: ProcessGroup, condition: Callable[[], bool], failure: str, 
         time.sleep(0.05)
 
 
-def _identity(out: Path, name: str) -> Path:
-    """Return the file of a silo's key for sums under masks."""
-    return out / "silos" / name / "identity.key"
+def _masked(out: Path, silos: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return whom each silo sums with under masks; here nobody needs to compare the list."""
+    from silotune.distributed.silo.mask_work import made_identity
+
+    files = {name: (out / "silos" / name / "identity.key").resolve() for name in silos}
+    peers = {name: made_identity(file) for name, file in files.items()}
+    return {name: {"identity": str(file), "peers": peers} for name, file in files.items()}
 
 
-def _masked(config: Config, out: Path, name: str, silos: Sequence[str]) -> dict[str, Any] | None:
-    """Return whom a silo sums with under masks; here nobody needs to compare the list."""
-    if not config.aggregation.secure:
-        return None
-    from silotune.communication.masks.agreement import public_identity
-
-    peers = {peer: public_identity(_identity(out, peer).read_bytes()).hex() for peer in silos}
-    return {"identity": str(_identity(out, name).resolve()), "peers": peers}
-
-
-def _silo_config(config: Config, out: Path, name: str, socket: Path, silos: Sequence[str]) -> Path:
+def _silo_config(config: Config, out: Path, name: str, socket: Path, masked: dict[str, Any] | None) -> Path:
     """Write a silo's settings, and return their file."""
     home = out / "silos" / name
     secret = config.privacy.secret if config.uplink.noise else None
@@ -274,7 +264,7 @@ def _silo_config(config: Config, out: Path, name: str, socket: Path, silos: Sequ
         "secret": secret,
         "epsilon": "unlimited" if secret else None,
         "seeded_noise": config.privacy.secret is None,
-        "masked": _masked(config, out, name, silos),
+        "masked": masked,
         "policy": dict(REHEARSAL),  # whoever starts the run owns all rows
         "approval": "policy",
         "config": str((out / FEDERATION_FOLDER / "silos.yaml").resolve()),

@@ -75,18 +75,12 @@ class Identity:
 _IDENTITY = TypeAdapter(Identity)
 
 
-@dataclass(frozen=True)
-class PeersInfo:
-    """What a silo tells of the pinned list of a sum under masks: fingerprint, length, and its fewest silos of a sum."""
+PinnedList = tuple[StrictStr, StrictInt, StrictInt]
+"""What a silo tells of its list of peers: fingerprint, length, and the fewest silos of a sum under masks."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
+NO_LIST: PinnedList = "", 0, 0
 
-    peers: StrictStr
-    silos: StrictInt
-    least: StrictInt
-
-
-_PEERS = TypeAdapter(PeersInfo)
+_PINNED_LIST = TypeAdapter(PinnedList)
 
 
 @dataclass(frozen=True)
@@ -99,7 +93,7 @@ class Hello:
         task: its task.
         texts: the number of texts in a row.
         rank: the rank of its adapters, where its operator bounds it below the run's; else None.
-        masks: of a run that sums under masks, the silo's list of peers; else None.
+        masks: of a run that sums under masks; else `NO_LIST`.
     """
 
     silo: str
@@ -107,7 +101,7 @@ class Hello:
     task: Task
     texts: int
     rank: int | None = None
-    masks: PeersInfo | None = None
+    masks: PinnedList = NO_LIST
 
     @classmethod
     def read(cls, frame: Frame) -> Hello:
@@ -138,12 +132,11 @@ class Hello:
         rank = fields.get("rank")
         if rank is not None and (type(rank) is not int or rank < 1):
             raise HandshakeRefused(f"{silo}: rank: not a rank (it says {str(rank)[:80]!r})")
-        masks = fields.get("masks")
         try:
-            peers = None if masks is None else _PEERS.validate_python(masks)
+            masks = _PINNED_LIST.validate_python(fields.get("masks", NO_LIST))
         except ValidationError as error:
             raise HandshakeRefused(f"{silo}: masks: does not say what its list of peers is") from error
-        return cls(str(fields["silo"]), identity, task, texts, rank, peers)
+        return cls(str(fields["silo"]), identity, task, texts, rank, masks)
 
 
 def protocol_of(identity: object) -> int | None:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from silotune.communication.masks.fixed_point import SUMMAND
 from silotune.communication.messages import message_numbers, read_broadcast
 from silotune.core.clock import log_line
 from silotune.core.tensors import State, digest, flatten
 from silotune.distributed.protocol.disclosure import filter_scores
 from silotune.distributed.protocol.frames import Frame, ProtocolError, require_fields, state_name
-from silotune.distributed.silo.mask_work import SUMMAND
 from silotune.distributed.silo.policy import Policy, Request
 from silotune.distributed.silo.row_ledger import Charge
 from silotune.distributed.silo.setup import Prepared

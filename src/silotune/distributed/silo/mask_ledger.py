@@ -26,18 +26,17 @@ class MaskLedger:
 
     def sign(self, agreement: Agreement, survivors: list[str]) -> None:
         """Store a list that is about to be signed; refuse another one than was signed for the same tensors."""
+        values = agreement.broadcast, agreement.run, agreement.round, json.dumps(survivors)
+        query = "SELECT run, round, survivors FROM mask_lists WHERE tensors = ?"
         with self._records.transaction() as connection:
-            query = "SELECT run, round, survivors FROM mask_lists WHERE tensors = ?"
-            for run, number, signed in self._records.rows(query, agreement.tensors):
-                known = json.loads(signed)
-                if known != survivors:
-                    raise MasksRefused(
-                        f"for the same broadcast tensors this silo has signed other survivors, {', '.join(known)} "
-                        f"(round {number} of run {run}); a second list would tell what the difference of both sent"
-                    )
-                return
-            values = agreement.tensors, agreement.run, agreement.round, json.dumps(survivors)
-            connection.execute("INSERT INTO mask_lists VALUES (?, ?, ?, ?)", values)
+            connection.execute("INSERT OR IGNORE INTO mask_lists VALUES (?, ?, ?, ?)", values)
+            ((run, number, signed),) = self._records.rows(query, agreement.broadcast)
+        known = json.loads(signed)
+        if known != survivors:
+            raise MasksRefused(
+                f"for the same broadcast tensors this silo has signed other survivors, {', '.join(known)} "
+                f"(round {number} of run {run}); a second list would tell what the difference of both sent"
+            )
 
     def require_stayed(self, agreement: Agreement) -> None:
         """Refuse members that dropped out earlier in the run: changing members would tell their difference."""
@@ -47,11 +46,11 @@ class MaskLedger:
             if back:
                 raise MasksRefused(f"silo {back[0]!r} dropped out of this run; it stays out until the run's end")
 
-    def kept(self, agreement: Agreement) -> dict[str, Any] | None:
-        """Return what was kept of an attempt; None before its first answer."""
+    def kept(self, agreement: Agreement) -> dict[str, Any]:
+        """Return what was kept of an attempt; nothing before its first answer."""
         query = "SELECT kept FROM mask_rounds WHERE agreement = ?"
         found = self._records.rows(query, agreement.digest.hex())
-        return json.loads(found[0][0]) if found else None
+        return json.loads(found[0][0]) if found else {}
 
     def keep(self, agreement: Agreement, kept: dict[str, Any]) -> None:
         """Store what later answers of an attempt depend on, and forget the secrets of the run's other attempts."""

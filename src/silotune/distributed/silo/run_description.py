@@ -44,6 +44,9 @@ def describe(config: Config, federation: Federation, settings: SiloSettings, row
         part = name.split("/", 1)[0]
         numbers[part] = numbers.get(part, 0) + count
     total, whole = sum(numbers.values()), backbone_parameters(federation.backbone)
+    shared = "how many there are" if rows is not None else ", ".join(settings.share) or "none"
+    if config.aggregation.secure:
+        shared = "none; how many there are is summed under masks"
     return [
         *_training(config),
         *_rank(federation, settings.name),
@@ -51,7 +54,7 @@ def describe(config: Config, federation: Federation, settings: SiloSettings, row
         + (", ".join(f"part {part!r} ({count:,} numbers)" for part, count in sorted(numbers.items())) or "no part"),
         f"in numbers: {total:,} a round, {100 * total / whole:.2f} % of the backbone; {total * config.rounds:,} in the "
         "whole run",
-        "numbers about the rows that are shared: " + _shared_numbers(config, settings),
+        f"numbers about the rows that are shared: {shared}",
         f"names that leave before round 1: of the task and of its labels ({_labels(federation)})",
         f"{NOISE}{_noise(federation, settings)}" if rows is None else noise_on_rows(config, rows, settings),
         *([f"under masks: {masks_line(settings)}"] if config.aggregation.secure else []),
@@ -89,12 +92,6 @@ def _training(config: Config) -> list[str]:
 def _rank(federation: Federation, silo: str) -> list[str]:
     rank = federation.context.initial.ranks.get(silo)
     return [] if rank is None else [f"LoRA's rank: {rank} here, {federation.method.setting.tuner.rank} in the run"]
-
-
-def _shared_numbers(config: Config, settings: SiloSettings) -> str:
-    if config.aggregation.secure:
-        return "none; how many there are is summed under masks"
-    return "how many there are" if config.privacy.unit is not None else ", ".join(settings.share) or "none"
 
 
 def _labels(federation: Federation) -> str:

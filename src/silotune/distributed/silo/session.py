@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.communication.masks.agreement import MasksRefused
+from silotune.communication.masks.fixed_point import SUMMAND
 from silotune.communication.messages import with_rows
 from silotune.config import Config
 from silotune.core.clock import log_line
@@ -38,7 +39,7 @@ from silotune.distributed.protocol.frames import (
 from silotune.distributed.protocol.handshake import Identity, check_identity, check_protocol, protocol_of
 from silotune.distributed.silo.approvals import Approvals, WaitsForApproval, approved_part
 from silotune.distributed.silo.local_work import LocalWork
-from silotune.distributed.silo.mask_work import SUMMAND, answer_masks, hello_fields
+from silotune.distributed.silo.mask_work import answer_masks, pinned_list
 from silotune.distributed.silo.plan import PlannedRun, describe_plan, plan_configuration, read_plan
 from silotune.distributed.silo.policy import WorkRefused
 from silotune.distributed.silo.reasons import phrase
@@ -144,7 +145,7 @@ class Session:
         elif request.kind == "score":
             answer = self._work.score(prepared, request)
         elif request.kind == "masks":
-            answer = answer_masks(self.settings, self.store, prepared, request)
+            answer = answer_masks(self.settings, self.store, request)
         else:
             raise ProtocolError(f"unknown request {request.kind[:20]!r}")
         if "status" in self.settings.share:
@@ -274,7 +275,7 @@ class Session:
         if prepared.bounded_rank is not None:
             fields["rank"] = prepared.bounded_rank
         if prepared.config.aggregation.secure:
-            fields["masks"] = hello_fields(self.settings)
+            fields["masks"] = pinned_list(self.settings)
         return Frame("hello", fields)
 
     def _disclosed(self, frame: Frame) -> Frame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from silotune.communication.masks.fixed_point import check_silos, require_masks
+from silotune.communication.masks.fixed_point import require_masks
 from silotune.config import Config
 from silotune.data.loading import draw_labeled_rows, load_absent, load_silos
 from silotune.data.row_checks import MOST_WARNINGS, as_one, token_warnings, warnings_of
@@ -54,8 +54,7 @@ def build(
         method.setting.head.check_names(silo.task for silo in [*rows, *absent])
         check_labels(config, (silo.task for silo in [*rows, *absent]))
     if config.aggregation.secure:
-        require_masks()
-        check_silos(len(rows))
+        require_masks(len(rows))
     tasks = {silo.name: silo.task for silo in rows}
     absent_tasks = {silo.name: silo.task for silo in absent}
     check_ranks(method, [*tasks, *absent_tasks])

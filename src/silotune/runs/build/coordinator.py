@@ -11,7 +11,7 @@ from functools import partial
 from silotune.aggregation import BY_ROWS, Aggregation, BroadcastAggregation, SiloAggregation, uniform
 from silotune.aggregation.robust import krum, most_byzantine, multi_krum, trimmed_mean
 from silotune.aggregation.server_optimizer import ServerOptimizer
-from silotune.communication.masks.fixed_point import check_weights
+from silotune.communication.masks.fixed_point import MOST_WEIGHT
 from silotune.communication.privacy import accountant
 from silotune.communication.privacy.accountant import Account
 from silotune.communication.privacy.budget import DELTA, Privacy
@@ -184,20 +184,20 @@ def build_coordinator(
 
 def _check_sums(config: Config, method: Method, silos: Mapping[str, Silo]) -> None:
     """Refuse methods that combine more than sums, and weights that a sum has no room for."""
-    own = sorted(method.aggregations_of_parts)
-    if own:
-        raise InputError(
-            f"aggregation.secure: method {method.name} combines {', '.join(own)} in its own way, from single updates; "
-            "allowed: methods whose shared parts are averaged, such as fedavg or fedmcp"
-        )
-    if method.setting.tuner.ranks:
-        raise InputError("aggregation.secure: silos of several LoRA ranks (tuner.ranks) have no common sum")
-    if method.centralized:
-        raise InputError(
-            f"method={method.name}: trains in one place, so nothing is summed; leave aggregation.secure out"
-        )
-    if config.aggregation.name in BY_ROWS:
-        check_weights(silo.rows for silo in silos.values())
+    own = ", ".join(sorted(method.aggregations_of_parts))
+    largest = max((silo.rows for silo in silos.values()), default=1) if config.aggregation.name in BY_ROWS else 1
+    refused = {
+        f"method {method.name} combines {own} in its own way, from single updates; allowed: methods whose shared parts "
+        "are averaged, such as fedavg or fedmcp": own,
+        "silos of several LoRA ranks (tuner.ranks) have no common sum": method.setting.tuner.ranks,
+        f"method {method.name} trains in one place, so nothing is summed; leave it out": method.centralized,
+        f"a silo's weight is {largest:,}, and sums hold at most {MOST_WEIGHT:,}; allowed: aggregation=uniform": (
+            largest > MOST_WEIGHT
+        ),
+    }
+    for why, given in refused.items():
+        if given:
+            raise InputError(f"aggregation.secure: {why}")
 
 
 def _check_own(config: Config, method: Method, all_parts: bool) -> None:

@@ -235,10 +235,8 @@ class Engine(ABC):
             history.count_training(answer.metrics)
             sizes = {"bytes_down": 0, "bytes_up": 0}
             if coordinator.communicates:
-                sizes = {
-                    "bytes_down": len(broadcast(answer.silo)) + received.forwarded,
-                    "bytes_up": len(answer.message),
-                }
+                down = len(broadcast(answer.silo)) + received.forwarded
+                sizes = {"bytes_down": down, "bytes_up": len(answer.message)}
                 history.bytes_down += sizes["bytes_down"]
                 history.bytes_up += sizes["bytes_up"]
             if received.refusal:  # it may quote names that the silo sent

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 from typing_extensions import override
 
-from silotune.communication.masks.fixed_point import read_summand
-from silotune.config import dump
+from silotune.communication.masks.fixed_point import read_summand, threshold_of
 from silotune.errors import Diverged
 from silotune.evaluation.federation_scores import mean_score, measure_silos, score_silos, summary_entries, with_attack
 from silotune.evaluation.personalization import score_test_time
@@ -64,8 +62,7 @@ class InProcessEngine(Engine):
 
     def _under_masks(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[Received]:
         """Run one local round, and the protocol of sums under masks among its silos; the last one brings the sum."""
-        from silotune.communication.masks.agreement import threshold_of  # needs silotune[federation]
-        from silotune.communication.masks.in_process import sum_in_process
+        from silotune.communication.masks.coordinator import sum_in_process  # needs silotune[federation]
 
         replies: dict[str, SiloReply] = {}
         for trained in self._train("round", round_number, silos, broadcast):
@@ -76,16 +73,9 @@ class InProcessEngine(Engine):
             yield Received(replies.pop(name), refusal="its change is not finite")
         if (least := threshold_of(len(self.federation.silos))) > len(replies):
             raise Diverged(f"silos {', '.join(diverged)}: training diverged, and a sum under masks is of {least} silos")
-        coordinator, config = self.federation.coordinator, self.federation.config
-        length = coordinator.summand_length(round_number)
-        summands = {name: read_summand(replies[name].message, length) for name in sorted(replies)}
-        made, silos_here = sum_in_process(
-            self.federation.silos, summands, round_number, dump(config), broadcast(silos[0])
-        )
-        total = coordinator.receive_sum(round_number, made.total)
-        for name, reply in sorted(replies.items()):
-            update = total if name == max(replies) else None
-            yield Received(replace(reply, message=silos_here.sent[name]), update, forwarded=silos_here.received[name])
+        summands = {name: read_summand(reply.message) for name, reply in replies.items()}
+        made = sum_in_process(self.federation.silos, summands)
+        yield from self.federation.coordinator.receive_sum(round_number, made, replies)
 
     def finals(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[SiloReply]:
         """Run the final phases of these silos, cohort by cohort; see `Engine.finals`."""

@@ -1,0 +1,122 @@
+"""Runs the rounds of a federation as sums under masks: which silos take part, attempts, and requests to silos.
+
+Which silos are in the last list of survivors is written down before any silo is asked to sign it: after a crash the
+round is repeated with that list, which is the only one that the silos sign again.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from safetensors import SafetensorError
+from typing_extensions import override
+
+from silotune.communication.masks.agreement import Agreement
+from silotune.communication.masks.coordinator import SumFailed, masked_sum
+from silotune.communication.masks.fixed_point import Sum, threshold_of
+from silotune.communication.masks.silo import Answer, Texts
+from silotune.core.files import damage_named, read_json, write_text
+from silotune.core.numeric import ceil_fraction
+from silotune.core.serialization import read_tensors
+from silotune.core.tensors import digest, flatten
+from silotune.distributed.coordinator.engine import FlowerEngine
+from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER
+from silotune.distributed.protocol.frames import MASKED, Frame
+from silotune.distributed.protocol.handshake import text_digest
+from silotune.errors import SilotuneError
+from silotune.runs.engines.base import Broadcast
+from silotune.training.coordinator import Received
+
+SURVIVORS = f"{FEDERATION_FOLDER}/survivors.json"
+
+
+class MaskedEngine(FlowerEngine):
+    """Runs the rounds of a federation whose coordinator learns sums alone (`aggregation.secure`)."""
+
+    @override
+    def rounds(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[Received]:
+        """Request rounds from the silos that have not dropped out of the run, and then the sum of what they trained."""
+        members = self._staying(silos)
+        trained = {one.reply.silo: one.reply for one in super().rounds(round_number, members, broadcast)}
+        made = self._sum(round_number, sorted(trained), len(members))
+        yield from self.federation.coordinator.receive_sum(round_number, made, trained)
+
+    def _sum(self, number: int, trained: Sequence[str], asked: int) -> Sum:
+        """Return the sum of what silos have trained, of so many that were asked to; try again, if silos drop out.
+
+        Raises:
+            SilotuneError: too few silos are left; nothing was revealed.
+        """
+        coordinator, (fingerprint, silos, fewest) = self.federation.coordinator, self._admission.pinned
+        least, problem = max(ceil_fraction(self._options.quorum, asked), fewest), ""
+        reasons: dict[str, str] = {}
+        for _ in range(self._options.retries + 1):
+            agreement = Agreement(
+                self._run["run"],
+                number,
+                secrets.token_hex(8),
+                text_digest(self._run["config"]),
+                digest(flatten(coordinator.shared)),
+                coordinator.summand_length(number),
+                self._staying(trained),
+                fingerprint,
+                threshold_of(silos),
+            )
+            try:
+                ask, note = partial(self._ask, agreement, reasons), partial(self._note, agreement.broadcast)
+                return masked_sum(agreement, least, ask, note)
+            except SumFailed as error:
+                problem = str(error)
+        said = "".join(f"; {silo}: {reason}" for silo, reason in sorted(reasons.items()))
+        raise SilotuneError(
+            f"round {number}: no sum under masks, and nothing was revealed: {problem}{said}; what is finished is kept "
+            "(run again with --resume)"
+        )
+
+    def _staying(self, silos: Sequence[str]) -> list[str]:
+        """Return the silos that have not dropped out of the run."""
+        survivors = self._noted().get("survivors", silos)
+        return [name for name in silos if name in survivors]
+
+    def _noted(self) -> dict[str, Any]:
+        """Return the last sum's survivors, and the digest of its broadcast's tensors; nothing before the first sum."""
+        file = self.folder.path / SURVIVORS
+        with damage_named(file):
+            return dict(read_json(file)) if file.exists() else {}
+
+    def _note(self, tensors: str, survivors: list[str]) -> None:
+        """Write down the survivors; refuse others than an earlier attempt at the same broadcast had."""
+        noted = self._noted()
+        if noted.get("tensors") == tensors and (before := noted["survivors"]) != survivors:
+            missing = ", ".join(name for name in before if name not in survivors)
+            raise SumFailed(f"the sum of {', '.join(before)} was begun, and no other can be made; missing: {missing}")
+        write_text(self.folder.path / SURVIVORS, json.dumps({"tensors": tensors, "survivors": survivors}))
+
+    def _ask(
+        self, agreement: Agreement, reasons: dict[str, str], stage: str, shown: Mapping[str, Texts]
+    ) -> dict[str, Answer]:
+        """Send the requests of a stage and return the answers; a silo's reason for another reply is kept."""
+        asked = partial(self._request, "masks", agreement.round, agreement=asdict(agreement), stage=stage)
+        requests = {name: asked(name, shown=texts) for name, texts in shown.items()}
+        answers: dict[str, Answer] = {}
+        for frame in self._dispatcher.request(requests, self._options.deadline, self._options.away):
+            silo, told = str(frame.fields["silo"]), frame.fields.get("told")
+            if frame.kind == "masks" and isinstance(told, dict):
+                answers[silo] = told, _masked(frame)
+                continue
+            reasons[silo] = f"{stage}: {frame.fields.get('reason', 'answered something else')}"
+            self._failed(agreement.round, silo, reasons[silo])
+        return answers
+
+
+def _masked(frame: Frame) -> bytes:
+    """Return the masked numbers of a reply; nothing if there are none, or something else."""
+    try:
+        return read_tensors(frame.blobs[MASKED])[MASKED].numpy().tobytes()
+    except (KeyError, SafetensorError, ValueError, TypeError):
+        return b""
