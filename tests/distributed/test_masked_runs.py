@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 
@@ -9,6 +10,7 @@ import pytest
 
 from silotune.communication.masks.agreement import public_identity
 from silotune.communication.masks.silo import STAGES
+from silotune.deploy.doctor import examine_silo
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import Frame, HandshakeRefused, decode
 from silotune.distributed.silo.session import Session
@@ -207,6 +209,26 @@ def test_silos_with_other_lists_do_not_begin(tiny_config, tmp_path, key):
     silos[name] = silos[name].model_copy(update={"masked": odd.model_copy(update={key: other})})
     with pytest.raises(HandshakeRefused, match=r"masked\.peers .* are others than those of the silos before it"):
         coordinate(job(config, tmp_path / "run", silos), DirectLink(answering(silos)))
+
+
+def test_the_doctor_shows_the_fingerprint_of_the_pinned_list(tiny_config, tmp_path):
+    """The same at all silos; an independent computation of it."""
+    silos = secure_silos(tiny_config("fedit", *SECURE), tmp_path / "run")
+
+    def found(settings):
+        (finding,) = [each for each in examine_silo(settings, train=False) if each.check == "peers"]
+        return finding
+
+    peers = silos["alpha"].masked.peers
+    fingerprint = hashlib.sha256(json.dumps([3, sorted(peers.items())]).encode()).hexdigest()
+    for settings in silos.values():
+        assert found(settings).state == "ok"
+        assert found(settings).detail.startswith(f"fingerprint {fingerprint} of 3 silos; sums of at least 3 of them")
+    del peers["gamma"]
+    assert (found(silos["alpha"]).state, found(silos["alpha"]).detail) == (
+        "problem", "masked.peers: 2 silos; the list has 3 to 50",
+    )  # fmt: skip
+    assert "each operator tells theirs" in found(silos["alpha"]).remedy
 
 
 def test_requests_that_belong_to_no_sum_are_refused(tiny_config, tmp_path):

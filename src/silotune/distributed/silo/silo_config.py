@@ -149,7 +149,7 @@ class MaskedConfig(Section):
         identity: the file of this silo's private identity key, 32 bytes.
         peers: name → public identity key of every silo, this one included, as `silo doctor` shows it. The operators
             compare the fingerprint of this list without the coordinator, who could otherwise be all the others.
-        least: the fewest silos of a sum; if unset, more than two thirds of the list.
+        least: the fewest silos of a sum, the same at all silos; if unset, more than two thirds of the list.
     """
 
     identity: ConfigPath
