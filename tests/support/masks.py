@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +15,6 @@ from silotune.communication.masks.fixed_point import Sum, summand
 from silotune.communication.masks.silo import STAGES, SiloRound
 from silotune.core.records import Records
 from silotune.distributed.silo import mask_ledger
-from silotune.distributed.silo.mask_ledger import MaskLedger
 
 NOBODY: Mapping[str, Collection[str]] = {}
 
@@ -77,20 +77,20 @@ class ByHand:
         self.identities, self.peers = made_identities(self.names)
         self.agreement = agreement_of(self.peers, 6, **changes)
         self.summands = summands_of(self.names)
-        self.ledgers = {name: MaskLedger(Records(folder / name, mask_ledger.TABLES)) for name in self.names}
+        self.records = {name: Records(folder / name, mask_ledger.TABLES) for name in self.names}
         self.silos: dict[str, SiloRound] = {}
         self.offers: dict[str, str] = {}
 
     def begin(self, name: str, **changes) -> SiloRound:
         """Propose the agreement to a silo, with some changes."""
         agreement = replace(self.agreement, **changes)
-        self.ledgers[name].require_stayed(agreement)
+        mask_ledger.require_stayed(self.records[name], agreement)
         self.silos[name] = self.made(name, agreement)
         return self.silos[name]
 
     def made(self, name: str, agreement: Agreement, *kept) -> SiloRound:
         """Return a silo's side of an attempt."""
-        sign = self.ledgers[name].sign
+        sign = partial(mask_ledger.sign, self.records[name])
         return SiloRound(name, self.identities[name], self.peers, agreement, self.summands[name], sign, *kept)
 
     def ask(self, name: str, stage: str, shown):

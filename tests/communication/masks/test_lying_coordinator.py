@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from silotune.communication.masks.agreement import MasksRefused, sign
+from silotune.distributed.silo import mask_ledger
 from tests.support.masks import ByHand, unsigned
 
 
@@ -215,8 +216,8 @@ def test_after_a_crash_a_silo_goes_on_from_what_it_kept(silos, stage):
         "consent": unsigned(silos.names),
         "unmask": getattr(silos, "signatures", {}),
     }[stage]
-    silo, ledger = silos.silos["s00"], silos.ledgers["s00"]
+    silo, records = silos.silos["s00"], silos.records["s00"]
     first = silo.answer(stage, asked)
-    ledger.keep(silo.agreement, silo.kept)
-    again = silos.made("s00", silo.agreement, ledger.kept(silo.agreement))
+    mask_ledger.keep(records, silo.agreement, silo.kept)
+    again = silos.made("s00", silo.agreement, mask_ledger.kept(records, silo.agreement))
     assert again.answer(stage, asked) == first

@@ -55,20 +55,15 @@ class MaskedEngine(FlowerEngine):
         coordinator, (fingerprint, silos, fewest) = self.federation.coordinator, self._admission.pinned
         least, problem = max(ceil_fraction(self._options.quorum, asked), fewest), ""
         reasons: dict[str, str] = {}
+        config, tensors = text_digest(self._run["config"]), digest(flatten(coordinator.shared))
+        numbers, threshold = coordinator.summand_length(number), threshold_of(silos)
         for _ in range(self._options.retries + 1):
+            attempt, members = secrets.token_hex(8), self._staying(trained)
             agreement = Agreement(
-                self._run["run"],
-                number,
-                secrets.token_hex(8),
-                text_digest(self._run["config"]),
-                digest(flatten(coordinator.shared)),
-                coordinator.summand_length(number),
-                self._staying(trained),
-                fingerprint,
-                threshold_of(silos),
+                self._run["run"], number, attempt, config, tensors, numbers, members, fingerprint, threshold
             )
             try:
-                ask, note = partial(self._ask, agreement, reasons), partial(self._note, agreement.broadcast)
+                ask, note = partial(self._ask, agreement, reasons), partial(self._note, tensors)
                 return masked_sum(agreement, least, ask, note)
             except SumFailed as error:
                 problem = str(error)

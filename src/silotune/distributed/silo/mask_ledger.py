@@ -1,4 +1,7 @@
-"""Keeps which survivors a silo has signed in sums under masks, and what it needs to go on with a sum after a crash."""
+"""A silo's records of sums under masks: survivors that it has signed, and what it needs to go on after a crash.
+
+It signs one list of survivors for given broadcast tensors, ever: two sums over other lists would tell their difference.
+"""
 
 from __future__ import annotations
 
@@ -14,48 +17,41 @@ CREATE TABLE IF NOT EXISTS mask_rounds (agreement TEXT PRIMARY KEY, run TEXT, ke
 """
 
 
-class MaskLedger:
-    """One survivor list for given broadcast tensors, ever: two sums over other lists would tell their difference.
+def sign(records: Records, agreement: Agreement, survivors: list[str]) -> None:
+    """Store a list that is about to be signed; refuse another one than was signed for the same tensors."""
+    values = agreement.broadcast, agreement.run, agreement.round, json.dumps(survivors)
+    query = "SELECT run, round, survivors FROM mask_lists WHERE tensors = ?"
+    with records.transaction() as connection:
+        connection.execute("INSERT OR IGNORE INTO mask_lists VALUES (?, ?, ?, ?)", values)
+        ((run, number, signed),) = records.rows(query, agreement.broadcast)
+    known = json.loads(signed)
+    if known != survivors:
+        raise MasksRefused(
+            f"for the same broadcast tensors this silo has signed other survivors, {', '.join(known)} "
+            f"(round {number} of run {run}); a second list would tell what the difference of both sent"
+        )
 
-    Args:
-        records: the silo's.
-    """
 
-    def __init__(self, records: Records) -> None:
-        self._records = records
+def require_stayed(records: Records, agreement: Agreement) -> None:
+    """Refuse members that dropped out earlier in the run: changing members would tell their difference."""
+    query = "SELECT survivors FROM mask_lists WHERE run = ?"
+    for (signed,) in records.rows(query, agreement.run):
+        back = [name for name in agreement.members if name not in json.loads(signed)]
+        if back:
+            raise MasksRefused(f"silo {back[0]!r} dropped out of this run; it stays out until the run's end")
 
-    def sign(self, agreement: Agreement, survivors: list[str]) -> None:
-        """Store a list that is about to be signed; refuse another one than was signed for the same tensors."""
-        values = agreement.broadcast, agreement.run, agreement.round, json.dumps(survivors)
-        query = "SELECT run, round, survivors FROM mask_lists WHERE tensors = ?"
-        with self._records.transaction() as connection:
-            connection.execute("INSERT OR IGNORE INTO mask_lists VALUES (?, ?, ?, ?)", values)
-            ((run, number, signed),) = self._records.rows(query, agreement.broadcast)
-        known = json.loads(signed)
-        if known != survivors:
-            raise MasksRefused(
-                f"for the same broadcast tensors this silo has signed other survivors, {', '.join(known)} "
-                f"(round {number} of run {run}); a second list would tell what the difference of both sent"
-            )
 
-    def require_stayed(self, agreement: Agreement) -> None:
-        """Refuse members that dropped out earlier in the run: changing members would tell their difference."""
-        query = "SELECT survivors FROM mask_lists WHERE run = ?"
-        for (signed,) in self._records.rows(query, agreement.run):
-            back = [name for name in agreement.members if name not in json.loads(signed)]
-            if back:
-                raise MasksRefused(f"silo {back[0]!r} dropped out of this run; it stays out until the run's end")
+def kept(records: Records, agreement: Agreement) -> dict[str, Any]:
+    """Return what was kept of an attempt; nothing before its first answer."""
+    query = "SELECT kept FROM mask_rounds WHERE agreement = ?"
+    found = records.rows(query, agreement.digest.hex())
+    return json.loads(found[0][0]) if found else {}
 
-    def kept(self, agreement: Agreement) -> dict[str, Any]:
-        """Return what was kept of an attempt; nothing before its first answer."""
-        query = "SELECT kept FROM mask_rounds WHERE agreement = ?"
-        found = self._records.rows(query, agreement.digest.hex())
-        return json.loads(found[0][0]) if found else {}
 
-    def keep(self, agreement: Agreement, kept: dict[str, Any]) -> None:
-        """Store what later answers of an attempt depend on, and forget the secrets of the run's other attempts."""
-        digest = agreement.digest.hex()
-        with self._records.transaction() as connection:
-            connection.execute("DELETE FROM mask_rounds WHERE run = ? AND agreement != ?", (agreement.run, digest))
-            values = digest, agreement.run, json.dumps(kept)
-            connection.execute("INSERT OR REPLACE INTO mask_rounds VALUES (?, ?, ?)", values)
+def keep(records: Records, agreement: Agreement, kept: dict[str, Any]) -> None:
+    """Store what later answers of an attempt depend on, and forget the secrets of the run's other attempts."""
+    digest = agreement.digest.hex()
+    with records.transaction() as connection:
+        connection.execute("DELETE FROM mask_rounds WHERE run = ? AND agreement != ?", (agreement.run, digest))
+        values = digest, agreement.run, json.dumps(kept)
+        connection.execute("INSERT OR REPLACE INTO mask_rounds VALUES (?, ?, ?)", values)

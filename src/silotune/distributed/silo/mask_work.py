@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from silotune.communication.masks.fixed_point import SUMMAND, read_summand
 from silotune.communication.masks.silo import SiloRound
 from silotune.core.serialization import tensor_bytes
 from silotune.distributed.protocol.frames import MASKED, Frame, require_fields, state_name
+from silotune.distributed.silo import mask_ledger
 from silotune.distributed.silo.secret import write_secret
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.store import Answer, SiloStore
@@ -63,26 +65,18 @@ def answer_masks(settings: SiloSettings, store: SiloStore, request: Frame) -> An
         raise MasksRefused(f"a malformed proposal of a sum ({type(error).__name__})") from error
     if trained is None or SUMMAND not in trained[1].frame.blobs:
         raise MasksRefused(f"no summand of round {number!r:.20} of this run is kept here")
-    of_request, answer = trained
-    summand = read_summand(answer.frame.blobs[SUMMAND])
-    identity, peers = read_masked(settings)
+    asked, answer = trained
+    summand, (identity, peers) = read_summand(answer.frame.blobs[SUMMAND]), read_masked(settings)
+    config, tensors, numbers = asked["config"], answer.about["tensors"], len(summand)
     agreement = Agreement(
-        str(run),
-        int(number),
-        attempt,
-        of_request["config"],
-        str(answer.about["tensors"]),
-        len(summand),
-        members,
-        peers.fingerprint,
-        peers.threshold,
+        str(run), int(number), attempt, config, tensors, numbers, members, peers.fingerprint, peers.threshold
     )
     agreement.require_same(proposal)
-    store.masks.require_stayed(agreement)
-    kept = store.masks.kept(agreement)
-    silo = SiloRound(settings.name, identity, peers, agreement, summand, store.masks.sign, kept)
+    mask_ledger.require_stayed(store.records, agreement)
+    kept, sign = mask_ledger.kept(store.records, agreement), partial(mask_ledger.sign, store.records)
+    silo = SiloRound(settings.name, identity, peers, agreement, summand, sign, kept)
     told, data = silo.answer(str(stage), shown)
-    store.masks.keep(agreement, silo.kept)
+    mask_ledger.keep(store.records, agreement, silo.kept)
     blobs = {MASKED: tensor_bytes({MASKED: torch.frombuffer(bytearray(data), dtype=torch.int64)})} if data else {}
     fields = {"silo": settings.name, "round": int(number), "told": told}
     return Answer(Frame("masks", fields, blobs), {"stage": stage, "shown": sorted(shown)})

@@ -29,7 +29,6 @@ from silotune.core.serialization import read_tensors, tensor_bytes
 from silotune.core.tensors import Tensors
 from silotune.distributed.protocol.frames import RUN_ID, Frame, check_run_id, decode
 from silotune.distributed.silo import mask_ledger, row_ledger, row_records
-from silotune.distributed.silo.mask_ledger import MaskLedger
 from silotune.distributed.silo.policy import Policy, Request
 from silotune.distributed.silo.row_ledger import Charge, RowLedger
 from silotune.distributed.silo.row_records import Marks, note_use
@@ -108,7 +107,6 @@ class SiloStore:
         self.folder = folder
         self.records = Records(folder, TABLES + row_ledger.TABLES + row_records.TABLES + mask_ledger.TABLES)
         self.ledger = RowLedger(self.records, budget)
-        self.masks = MaskLedger(self.records)
         self._policy = policy
 
     # -- answers and states --------------------------------------------------------------------------------------------
