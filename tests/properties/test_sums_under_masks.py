@@ -10,6 +10,7 @@ from silotune.errors import Diverged, InputError
 from silotune.methods import METHODS, Setting
 from silotune.models.heads import HEADS
 from silotune.models.tuners import TUNERS
+from silotune.runs.build import coordinator
 from silotune.runs.storage.readers import events
 from tests.support.method_cases import CASES, every_case, read_message, same, tapped
 
@@ -63,6 +64,12 @@ def test_under_masks_a_run_resumes_to_the_same_bits(federate, tmp_path):
     sizes = [event for event in events(tmp_path / "whole") if event["event"] == "silo"]
     numbers = whole.federation.coordinator.summand_length(1)
     assert all(8 * numbers < event["bytes_up"] < 8 * numbers + 5000 for event in sizes)
+
+
+def test_a_weight_that_a_sum_has_no_room_for_is_refused_before_a_run(federate, tmp_path, monkeypatch):
+    monkeypatch.setattr(coordinator, "MOST_WEIGHT", 3)
+    with pytest.raises(InputError, match=r"aggregation\.secure: a silo's weight is \d+, and sums hold at most 3"):
+        federate.run("fedit", tmp_path / "run", SECURE, "aggregation=samples")
 
 
 def test_with_noise_on_rows_masks_compose(federate, tmp_path):
