@@ -1,25 +1,34 @@
-"""Real processes of a run under masks, ended by `kill -9` in every stage of a sum (long).
-
-`test_masked_runs.py` has the same over sessions, where a silo comes back within the attempt.
-"""
+"""Real processes of a run under masks, ended by `kill -9` in every stage of a sum (long)."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
+import threading
+import time
 
 import pytest
 
 from silotune.communication.masks import coordinator
 from silotune.communication.masks.fixed_point import Sum
 from silotune.communication.masks.silo import STAGES
+from silotune.core.files import dump_yaml
+from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER
+from silotune.distributed.protocol.frames import ProtocolError, ask_worker, decode
+from silotune.distributed.silo.worker import ping
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
-from tests.support.processes import assert_nothing_is_left, finish, processes, wait_until
+from tests.support.masks import secure_silos
+from tests.support.processes import assert_nothing_is_left, dies_with_parent, finish, processes, wait_until
+from tests.support.session_rig import DirectLink, LostError, answering, job
 
+WORDS = ("aggregation.secure=true", "train.steps=1", "tuner.r=2")
 SILOS = ("alpha", "beta", "gamma")
 
 
@@ -55,10 +64,57 @@ def victim(out, party):
 
 
 @pytest.mark.long
+def test_a_worker_killed_in_every_stage_goes_on_within_the_attempt(short, tiny_config, tmp_path, monkeypatch):
+    """Once 10 ms after it has got the request, and in five more rounds after 100 ms; its next process says the same."""
+    config = tiny_config("fedit", *WORDS, "rounds=10", "federation.patience=0.01")
+    silos, socket, file = secure_silos(config, tmp_path / "run"), short / "w.sock", tmp_path / "beta.yaml"
+    settings = silos["beta"].model_copy(update={"socket": str(socket)})
+    file.write_text(dump_yaml(settings.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
+    answers, workers, killed = answering(silos), [], []
+
+    def begin():
+        words = [sys.executable, "-m", "silotune.distributed.silo.worker", str(file)]
+        workers.append(subprocess.Popen(words, preexec_fn=dies_with_parent))
+        until = time.monotonic() + 300
+        while ping(socket) is None and time.monotonic() < until:
+            time.sleep(0.05)
+
+    def answer(data):
+        fields = decode(data).fields
+        number, stage = fields.get("round", 0), fields.get("stage")
+        if stage is None or number in killed or stage != STAGES[(number - 1) % len(STAGES)]:
+            return ask_worker(socket, data)
+        killed.append(number)
+        kill = threading.Timer(0.01 if number <= len(STAGES) else 0.1, workers[-1].kill)
+        kill.start()
+        with contextlib.suppress(ProtocolError):
+            ask_worker(socket, data)
+        kill.join()
+        workers[-1].wait()
+        begin()
+        raise LostError
+
+    begin()
+    answers[list(silos).index("beta")] = answer
+    link = DirectLink(answers)
+    try:
+        coordinate(job(config, tmp_path / "run", silos), link)
+    finally:
+        workers[-1].kill()
+        workers[-1].wait()
+    assert killed == list(range(1, 11))
+    asked = [decode(data).fields for _, data in link.sent if decode(data).kind == "masks"]
+    assert len({(fields["round"], fields["agreement"]["attempt"]) for fields in asked}) == 10, "one attempt a round"
+    monkeypatch.setattr(coordinator, "sum_in_process", plain_sum)
+    expected = run(config, out=tmp_path / "whole").summary
+    assert read_summary(tmp_path / "run")["shared_sha256"] == expected["shared_sha256"]
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("party", ["coordinator", "beta"])
 def test_killed_once_in_every_stage_a_run_ends_with_the_plain_sum(start, tiny_config, tmp_path, monkeypatch, party):
     """Round 1 in stage `offer`, round 2 in `share`, and so on: as alpha has stored its answer."""
-    config = tiny_config("fedit", "aggregation.secure=true", "rounds=6", "train.steps=1", "tuner.r=2")
+    config = tiny_config("fedit", *WORDS, "rounds=6")
     for number, stage in enumerate(STAGES, 1):
         process, out = start(config, *(["--resume"] if number > 1 else []))
         wait_until(lambda at=(stage, number), out=out: answered(out, "alpha", *at), process)

@@ -4,39 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 
 import pytest
 
-from silotune.communication.masks.agreement import public_identity
 from silotune.communication.masks.silo import STAGES
 from silotune.deploy.doctor import examine_silo
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import Frame, HandshakeRefused, decode
 from silotune.distributed.silo.session import Session
-from silotune.distributed.silo.silo_config import MaskedConfig, SiloSettings
+from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import InputError, SilotuneError
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
+from tests.support.masks import secure_silos
 from tests.support.method_cases import logged
 from tests.support.session_rig import DirectLink, LostError, answering, job, local_configs
 
 SECURE = ("aggregation.secure=true", "rounds=2", "train.steps=1", "tuner.r=2")
 FOUR = ("data.tasks=[alpha]", "partition=iid", "partition.silos=4", "federation.quorum=0.5", "federation.patience=0.01")
-
-
-def secure_silos(config, out, **more) -> dict[str, SiloSettings]:
-    """Return the silos' settings, with identities and the list of them."""
-    found = local_configs(config, out, **more)
-    files = {name: out.with_name(f"{out.name}-{name}.key") for name in found}
-    for file in files.values():
-        if not file.exists():
-            file.write_bytes(secrets.token_bytes(32))
-    keys = {name: public_identity(file.read_bytes()).hex() for name, file in files.items()}
-    return {
-        name: each.model_copy(update={"masked": MaskedConfig(identity=str(files[name]), peers=keys)})
-        for name, each in found.items()
-    }
 
 
 def run_masked(config, out, change=lambda answers, silos: None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -9,12 +10,14 @@ from pathlib import Path
 
 import torch
 
-from silotune.communication.masks.agreement import Agreement, Peers
+from silotune.communication.masks.agreement import Agreement, Peers, public_identity
 from silotune.communication.masks.coordinator import made_identities, masked_sum
 from silotune.communication.masks.fixed_point import Sum, summand
 from silotune.communication.masks.silo import STAGES, SiloRound
 from silotune.core.records import Records
 from silotune.distributed.silo import mask_ledger
+from silotune.distributed.silo.silo_config import MaskedConfig, SiloSettings
+from tests.support.session_rig import local_configs
 
 NOBODY: Mapping[str, Collection[str]] = {}
 
@@ -62,6 +65,20 @@ def summed(
 
     found = masked_sum(agreement, peers.fewest, ask)
     return found, sum(summands[name] for name in found.survivors)
+
+
+def secure_silos(config, out, **more) -> dict[str, SiloSettings]:
+    """Return the silos' settings, with identities and the list of them."""
+    found = local_configs(config, out, **more)
+    files = {name: out.with_name(f"{out.name}-{name}.key") for name in found}
+    for file in files.values():
+        if not file.exists():
+            file.write_bytes(secrets.token_bytes(32))
+    keys = {name: public_identity(file.read_bytes()).hex() for name, file in files.items()}
+    return {
+        name: each.model_copy(update={"masked": MaskedConfig(identity=str(files[name]), peers=keys)})
+        for name, each in found.items()
+    }
 
 
 class ByHand:
