@@ -7,7 +7,6 @@ So every process of a run finds the same names.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
@@ -18,11 +17,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from silotune.config.validators import NAME_RULE, is_name
 from silotune.errors import InputError, unknown_name_error
 
 T = TypeVar("T")
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class Registry(Mapping[str, T]):
@@ -53,11 +51,8 @@ class Registry(Mapping[str, T]):
         if not name:
             reason = problem or "has no name; set its attribute 'name'"
             raise InputError(f"{self.kind} {value!r}: {reason}")
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise InputError(
-                f"{self.kind} {name!r}: cannot be a name; allowed: letters, digits, '.', '_' and '-', beginning with a "
-                "letter or digit"
-            )
+        if not isinstance(name, str) or not is_name(name) or " " in name:
+            raise InputError(f"{self.kind} {name!r}: cannot be a name; allowed: {NAME_RULE} (no spaces)")
         self._load_built_in()
         if name in self.reserved or self._entries.get(name, value) is not value:
             raise InputError(f"{self.kind} {name!r}: there is one of this name already; choose another name")

@@ -18,7 +18,6 @@ from silotune.data.templates import CHAT
 from silotune.errors import InputError
 from silotune.evaluation.instance_vectors import READ
 from silotune.evaluation.untouched import without_training
-from silotune.methods import Method
 from silotune.methods.instance_weighting import INSTANCES
 from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
@@ -56,7 +55,8 @@ def restore(
     config = _configuration(path, summary, precision, device)
     method = make_method(config)
     config = with_options(config, method)
-    _check_private_parts(path, summary, method)
+    if summary.get("engine") == "flower" and names_with(method.parts(), Scope.PRIVATE):  # initial ones are not trained
+        raise InputError(f"{path}: is of a federation, whose private parts are in the silos' own folders")
     tasks, texts = _tasks(path, summary)
     backbone = run_backbone(config, method, backbone)
     check_weights(path, backbone, read_versions(path)["backbone"])
@@ -98,16 +98,6 @@ def _configuration(path: Path, summary: dict[str, Any], precision: str | None, d
     if config.start is not None:  # the run's own copy, or its own models: what is configured may be gone
         changes["start"] = str(path / FILE if (path / FILE).exists() else path)
     return use_this_machine(config.model_copy(update=changes))
-
-
-def _check_private_parts(path: Path, summary: dict[str, Any], method: Method) -> None:
-    """Refuse a folder without the private parts: initial parts must not pass for trained ones."""
-    private = names_with(method.parts(), Scope.PRIVATE)
-    if private and summary.get("engine") == "flower":  # `Flower.label` in distributed/coordinator/engine.py
-        raise InputError(
-            f"{path}: is the coordinator's folder of a federation; the private parts ({', '.join(private)}) are in the "
-            "silos' own folders"
-        )
 
 
 def _tasks(path: Path, summary: dict[str, Any]) -> tuple[dict[str, Task], dict[str, int]]:
