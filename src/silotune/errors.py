@@ -69,6 +69,11 @@ def require_known(what: str, name: object, allowed: Collection[str], or_else: st
         raise unknown_name_error(what, name, allowed, or_else)
 
 
+def reason_of(error: Exception) -> str:
+    """Return the first line of another library's error, or its type where it says nothing, for an error in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 @contextmanager
 def file_errors(what: str) -> Iterator[None]:
     """Say an error of the system in one line: `what`, such as `--to x: cannot be written`, and its reason."""

@@ -15,7 +15,7 @@ import yaml
 from silotune.config import dump
 from silotune.data.loading import load_silos
 from silotune.data.readers import read_records
-from silotune.data.targets import labeled_rows
+from silotune.data.targets import target_rows
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.runs.build.resolve import read_config
@@ -48,11 +48,11 @@ def test_truth_values_of_two_formats_are_one() -> None:
     for names in (("False", "True"), ("false", "true")):
         for labels in (("False", "True", "True"), ("false", "true", "TRUE")):
             records = [{"text": "kind", "label": label} for label in labels]
-            rows = labeled_rows(Path("new.csv"), records, ("text",), "label", Task("t", names), False)
+            rows = target_rows(Path("new.csv"), records, ("text",), "label", Task("t", names), by_index=False)
             assert [row.label for row in rows] == [0, 1, 1]
     records = [{"text": "kind", "label": "True"}]
     with pytest.raises(InputError, match="unknown label 'True'; allowed: maybe, true"):
-        labeled_rows(Path("new.csv"), records, ("text",), "label", Task("t", ("maybe", "true")), False)
+        target_rows(Path("new.csv"), records, ("text",), "label", Task("t", ("maybe", "true")), by_index=False)
 
 
 def test_other_encodings_are_named(place: Path) -> None:

@@ -153,11 +153,11 @@ def test_a_run_is_not_resumed_from_another_start(runs, made, tmp_path):
         (["tuner.alpha=6"], "has alpha 5, tuner.alpha is 6"),
         (
             ["tuner.sites=query,key,value"],
-            "has nothing at 'encoder.layer.0.attention.self.key', which tuner.sites names",
+            "has nothing at 'encoder.layer.0.attention.self.key', unlike tuner.sites",
         ),
         (
             ["tuner.sites=query"],
-            "has a LoRA at 'encoder.layer.0.attention.self.value', which tuner.sites does not name",
+            "has a LoRA at 'encoder.layer.0.attention.self.value', unlike tuner.sites",
         ),
         (["tuner=bottleneck"], "is a LoRA, the run's tuner is bottleneck; allowed: tuner=lora"),
         (["start=nowhere"], "nowhere cannot be read (No such file or directory); allowed: a folder in peft's layout"),

@@ -10,8 +10,7 @@ from peft.optimizers import create_loraplus_optimizer
 from silotune.config import TrainConfig
 from silotune.errors import InputError
 from silotune.models.tuners import TUNERS
-from silotune.training.phase_optimizer import FACTOR, PhaseOptimizer, make_groups, make_optimizer
-from silotune.training.schedule import Schedule
+from silotune.training.phase_optimizer import FACTOR, PhaseOptimizer, Schedule, make_groups, make_optimizer
 from tests.support.tuner_families import make_backbone, make_model
 
 RATIO = 16.0

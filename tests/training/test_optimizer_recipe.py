@@ -8,8 +8,7 @@ import torch
 from silotune.config import TrainConfig
 from silotune.core.tensors import digest, flatten
 from silotune.training.client import SiloClient
-from silotune.training.phase_optimizer import KEPT, PhaseOptimizer, make_groups, make_optimizer, pack, restore
-from silotune.training.schedule import Schedule
+from silotune.training.phase_optimizer import KEPT, PhaseOptimizer, Schedule, make_groups, make_optimizer, pack, restore
 
 NAMES = {
     "global/encoder.layer.0.attention.self.query.lora_A.weight": True,

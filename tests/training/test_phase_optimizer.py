@@ -14,7 +14,7 @@ from silotune.errors import Diverged
 from silotune.training import phase_optimizer
 from silotune.training.federation import Federation
 from silotune.training.local_round import LocalResult
-from silotune.training.schedule import Schedule
+from silotune.training.phase_optimizer import Schedule
 
 HALF = ("tuner=lora", "precision=fp16", "train.optimizer=sgd", "train.lr=1")
 

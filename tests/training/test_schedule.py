@@ -13,7 +13,7 @@ from silotune.config import TrainConfig
 from silotune.core.tensors import digest, flatten
 from silotune.methods.phase import Phase
 from silotune.training.phase_batches import phase_batches
-from silotune.training.schedule import Schedule
+from silotune.training.phase_optimizer import Schedule
 
 THEIRS = {
     "constant": optimization._get_constant_schedule_with_warmup_lr_lambda,

@@ -51,10 +51,7 @@ class BroadcastAggregation(ABC):
     def check(self, shared: Tensors, optimizer: ServerOptimizer, feedback: bool = False) -> None:
         """Refuse shared parts that the aggregation is not defined for, before training.
 
-        Args:
-            shared: all shared tensors.
-            optimizer: the step that the coordinator takes with the result.
-            feedback: whether silos add what a codec left out to their next change.
+        With `feedback`, silos add what a codec left out to their next change.
         """
         if self.needs_pairs and not factor_pairs(shared):
             raise InputError(
@@ -90,12 +87,7 @@ class RankAggregation(BroadcastAggregation):
     needs_pairs = True
 
     def to_rank(self, shared: Tensors, rank: int) -> Tensors:
-        """Return the shared tensors as silos of a smaller rank receive them: the first rows of A and columns of B.
-
-        Args:
-            shared: all shared tensors, by "part/tensor" name.
-            rank: the silos' rank, below that of the tensors.
-        """
+        """Return the shared tensors as silos of a smaller rank receive them: the first rows of A and columns of B."""
         tensors = dict(shared)
         for pair in factor_pairs(shared):
             tensors |= cut_to_rank(pair, shared[pair.a], shared[pair.b], rank)
@@ -113,9 +105,4 @@ class SiloAggregation(BroadcastAggregation):
 
     @abstractmethod
     def issued(self, shared: Tensors, silo: str) -> Tensors:
-        """Return the shared tensors as a silo receives them; before the first update, as they are.
-
-        Args:
-            shared: the coordinator's shared tensors, by "part/tensor" name.
-            silo: the silo's name.
-        """
+        """Return the shared tensors as a silo receives them; before the first update, as they are."""

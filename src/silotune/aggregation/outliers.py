@@ -73,8 +73,7 @@ class OutlierFilter:
     def __call__(self, updates: Iterable[Update]) -> Iterator[Update]:
         """Yield updates in their order.
 
-        Args:
-            updates: in silo-name order; an iterator is consumed one by one.
+        They come in silo-name order; an iterator is consumed one by one.
         """
         waiting: deque[_Waiting] = deque()
         size = 0
@@ -152,11 +151,6 @@ class _Waiting:
 
 def check_aggregate(aggregate: Tensors, norms: dict[str, float], number: int | None) -> None:
     """Refuse an aggregate with NaN or infinity, or with numbers that only one silo's change makes so large.
-
-    Args:
-        aggregate: the new shared parts.
-        norms: silo → norm of its change.
-        number: the round, for the message.
 
     Raises:
         SilotuneError: naming the silo whose update is the largest.

@@ -23,9 +23,7 @@ def logs_json() -> bool:
 def log_line(text: str, file: TextIO | None = None) -> None:
     """Write a line of a long-running process, with the time before it; with `SILOTUNE_LOG=json` as a JSON object.
 
-    Args:
-        text: the line.
-        file: where it goes; by default standard error.
+    It goes to standard error, unless another file is given.
     """
     line = json.dumps({"time": utc_now(), "text": text}) if logs_json() else f"{utc_now()} {text}"
     print(line, file=sys.stderr if file is None else file, flush=True)

@@ -137,9 +137,7 @@ _ROUNDING = 1 + 1e-12  # keeps the norm of the clipped update, summed in float64
 def total_norm(tensors: Iterable[Tensor], norm: Norm) -> float:
     """Compute `Σ|x|` or `√Σx²` over all tensors together, in float64.
 
-    Args:
-        tensors: tensors of any shape; an iterator is consumed one by one.
-        norm: `l1` or `l2`.
+    An iterator is consumed one by one.
     """
     if norm == "l1":
         return math.fsum(float(tensor.double().abs().sum()) for tensor in tensors)
@@ -159,12 +157,7 @@ def clip_to_norm(change: Tensors, bound: float, norm: Norm) -> Tensors:
 
 
 def change_of(before: Tensors, after: Tensors) -> Tensors:
-    """Return the update `θ_k − θ` in float64.
-
-    Args:
-        before: θ, the tensors before training.
-        after: θ_k, the trained tensors; their names are a subset of `before`'s.
-    """
+    """Return the update `θ_k − θ` in float64."""
     return dict(iter_change(before, after))
 
 

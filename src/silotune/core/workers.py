@@ -68,11 +68,7 @@ class Workers:
     ) -> Iterator[tuple[Executor, int]]:
         """Start the workers, which live as long as the context, and give the pool and their number.
 
-        Args:
-            imports: modules that processes of this machine share.
-            prepare: called in each of these when it starts.
-            given: its argument.
-            threads: PyTorch's threads in each worker of a cluster; None: as in this process.
+        Arguments as of `worker_pool`; `threads` are those of a worker of a cluster, by default as many as here.
 
         Raises:
             SilotuneError: a worker was lost.

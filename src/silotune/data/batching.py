@@ -287,15 +287,8 @@ def epoch_batches(
 ) -> Iterator[Batch]:
     """Yield one pass over all rows in seeded random order. A batch holds one task; the tasks' batches are mixed.
 
-    Args:
-        data: task name to its rows.
-        batch_size: rows per batch.
-        pad_id: token id for padding.
-        seed: the run's seed.
-        *purpose: what the order is for (silo, round, …); see `core.randomness`.
-        call_cost: see `make_batch`.
-        limit: see `make_batch`.
-        even: cut into batches of nearly equal sizes; see `train.batches`.
+    `purpose` says what the order is for (silo, round, …; see `core.randomness`), `even` cuts into batches of nearly
+    equal sizes (`train.batches`).
     """
     draws = generator(seed, "batches", *purpose)
     chunks: list[tuple[str, list[int]]] = []

@@ -51,12 +51,6 @@ def cut_jointly(
     """Cut the rows of all batches together, to minimize padding plus the cost of calls.
 
     Each piece is contiguous in its batch: rows keep their order.
-
-    Args:
-        batches: one per silo, each with its `source`.
-        pad_id: token id for padding.
-        call_cost: overhead of a micro-batch in tokens.
-        limit: the most tokens of a micro-batch; None: any number.
     """
     rows = sorted(
         (padded_width(_source(batch), [row]), owner, position, row)

@@ -12,7 +12,7 @@ from silotune.data.readers import Record
 from silotune.data.rows import LabeledSet, Row, Splits
 from silotune.data.targets import number_of
 from silotune.data.tasks import Task, make_task
-from silotune.errors import InputError
+from silotune.errors import InputError, reason_of
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ def read_hub_set(name: str, published: HubSet) -> LabeledSet:
             task = Task(name, published.labels or tuple(loaded["train"].features["label"].names))
         rows = {split: _rows(loaded[hub_split], published, task) for split, hub_split in published.splits.items()}
     except Exception as error:  # the hub's client raises many types
-        raise InputError(f"data: cannot load {'/'.join(location)} ({_reason(error)}); set data.path=FOLDER") from error
+        raise InputError(
+            f"data: cannot load {'/'.join(location)} ({reason_of(error)}); set data.path=FOLDER"
+        ) from error
     return LabeledSet(task, Splits(**rows))
 
 
@@ -94,7 +96,7 @@ def read_hub_records(source: str) -> dict[str, list[Record]]:
     try:
         loaded = _load(location)
     except Exception as error:  # the hub's client raises many types
-        raise InputError(f"data: cannot load {source} ({_reason(error)})") from error
+        raise InputError(f"data: cannot load {source} ({reason_of(error)})") from error
     records = {part: loaded[part].to_list() for part in ("train", "validation", "test") if part in loaded}
     if not records.get("train"):
         raise InputError(f"data: {source} has no split 'train' with rows; there: {', '.join(map(str, loaded))}")
@@ -105,10 +107,6 @@ def _load(location: list[str]) -> Any:
     from datasets import load_dataset
 
     return load_dataset(*location)
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _rows(split: Any, published: HubSet, task: Task) -> list[Row]:

@@ -215,11 +215,7 @@ def task_folders(path: Path) -> list[str]:
 def read_folder(path: Path, name: str, column: str | None = None, unit: str | None = None) -> LabeledSet:
     """Read one task of a data folder.
 
-    Args:
-        path: the data folder.
-        name: the task.
-        column: column whose values define natural silos; stored as `Row.group`.
-        unit: column that says whose a row is; stored as `Row.unit`.
+    The values of `column` define natural silos (`Row.group`), those of `unit` say whose a row is (`Row.unit`).
     """
     folder = path / name
     if not folder.is_dir():

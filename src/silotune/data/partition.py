@@ -117,10 +117,7 @@ def dirichlet_balanced(labels: Indices, silos: int, alpha: float, draws: np.rand
 def ensure_minimum(groups: Sequence[Indices], least: int, draws: np.random.Generator) -> list[Indices]:
     """Give silos with fewer than `least` rows random rows, one at a time from the currently largest silo.
 
-    Args:
-        groups: row indices per silo.
-        least: minimum number of rows; the total must suffice for all silos.
-        draws: random generator.
+    The total must suffice for all silos.
     """
     rows = [group.tolist() for group in groups]
     small = [silo for silo, silo_rows in enumerate(rows) if len(silo_rows) < least]

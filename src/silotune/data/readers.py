@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from silotune.config.tables import source_name
 from silotune.core.files import decode_text, text_lines
 from silotune.data.rows import Row, text_fault
-from silotune.errors import InputError, file_errors
+from silotune.errors import InputError, file_errors, reason_of
 
 Record = dict[str, Any]
 """A row as its file has it: column → cell. A `Row` (`data/rows.py`) has the texts and the label's index."""
@@ -60,10 +60,7 @@ def read_records(path: Path, encoding: str = "utf-8") -> list[Record]:
 def stream_records(path: Path, encoding: str = "utf-8", opened: BinaryIO | None = None) -> Iterator[Record]:
     """Yield the rows of a file as dictionaries; of a file that is not compressed, some are in memory at a time.
 
-    Args:
-        path: the file; text may be compressed (`COMPRESSIONS`).
-        encoding: of text; a Parquet file has its own.
-        opened: the file, if it is open already.
+    `opened` is the file, if it is open already.
     """
     if not path.is_file():
         raise InputError(f"{source_name(path)}: not found")
@@ -112,8 +109,7 @@ def _decompressed(path: Path, codec: str) -> bytes:
         with pyarrow.CompressedInputStream(pyarrow.OSFile(str(path), "rb"), codec) as stream:
             return bytes(stream.read())
     except (pyarrow.ArrowException, OSError, EOFError, ValueError, zlib.error) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(f"{source_name(path)}: not readable as {codec} ({reason})") from error
+        raise InputError(f"{source_name(path)}: not readable as {codec} ({reason_of(error)})") from error
 
 
 def _table(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[Record]:
@@ -175,8 +171,7 @@ def _parquet(path: Path, file: BinaryIO) -> Iterator[Record]:
         for batch in pyarrow.parquet.ParquetFile(file).iter_batches(_PARQUET_ROWS):
             yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(f"{source_name(path)}: not a readable Parquet file ({reason})") from error
+        raise InputError(f"{source_name(path)}: not a readable Parquet file ({reason_of(error)})") from error
 
 
 def require_columns(path: Path, record: Record, columns: Sequence[str]) -> None:
@@ -239,11 +234,7 @@ def label_names(labels: Iterable[str | int]) -> tuple[str, ...]:
 def with_groups(path: Path, records: Sequence[Record], rows: Sequence[Row], column: str | None) -> list[Row]:
     """Set each row's `group` to its cell in a column; an empty text if the cell is empty.
 
-    Args:
-        path: the file, for messages.
-        records: rows of the file.
-        rows: the same rows, parsed.
-        column: name of the column; None returns the rows unchanged.
+    Without a column, rows stay as they are.
     """
     if column is None:
         return list(rows)

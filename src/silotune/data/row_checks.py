@@ -165,13 +165,7 @@ def as_one(silos: Sequence[SiloData], central: bool) -> Sequence[SiloData]:
 def warnings_of(
     silos: Sequence[SiloData], central: bool, further: Callable[[SiloData], list[str]] = lambda silo: []
 ) -> list[str]:
-    """Return the warnings about all silos' rows, at most `MOST_WARNINGS`.
-
-    Args:
-        silos: the silos.
-        central: whether one data set is partitioned; its rows are then looked at together.
-        further: silo → other warnings about its rows.
-    """
+    """Return the warnings about all silos' rows, at most `MOST_WARNINGS`."""
     silos = as_one(silos, central)
     warnings = silos_warnings(silos) + [text for silo in silos for text in further(silo)]
     warnings += [text for silo in silos for text in row_warnings(silo, describe_rows(silo))]

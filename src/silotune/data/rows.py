@@ -122,9 +122,7 @@ class SiloData:
 def check_silo(data: SiloData, noised: bool = False) -> SiloData:
     """Check that a silo's data can be learned from, and return it.
 
-    Args:
-        data: the silo's rows.
-        noised: whether rows have noise; a refusal must then not follow from their labels.
+    Where rows have noise (`noised`), a refusal must not follow from their labels.
     """
     rows = data.splits
     if not rows.train:

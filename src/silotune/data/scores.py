@@ -72,12 +72,7 @@ class Classified:
 
 
 def accuracy(predicted: Tensor, labels: Tensor) -> float:
-    """Return the share of correct predictions.
-
-    Args:
-        predicted: class indices, shape (rows,).
-        labels: class indices, shape (rows,).
-    """
+    """Return the share of correct predictions of class indices, shape (rows,)."""
     return 100.0 * float((predicted == labels).double().mean())
 
 

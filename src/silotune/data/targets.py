@@ -47,15 +47,18 @@ def target_rows(
         separator: between the labels of a cell of text, for rows with several.
         declared: whether the configuration names the labels; a row's label may then be spelled otherwise.
     """
-    if task.kind == "classification":
-        return labeled_rows(path, records, text_columns, label_column, task, by_index, declared)
     require_columns(path, records[0], [*text_columns, label_column])
+    of_rows = read_labels(path, records, label_column) if task.kind == "classification" else []
     rows = []
     for number, record in enumerate(records, start=1):
         texts = tuple(read_text(path, number, record, column) for column in text_columns)
         where = f"{source_name(path)}: row {number}: {label_column!r}"
         cell = record.get(label_column)
-        if task.kind == "regression":
+        if task.kind == "classification":
+            where = f"{source_name(path)}: row {number}"
+            index, remark = _label_index(task, of_rows[number - 1], by_index, declared, where)
+            rows.append(Row(texts, index, remarks=remark))
+        elif task.kind == "regression":
             rows.append(Row(texts, 0, target=read_number(cell, where)))
         else:
             indices: set[int] = set()
@@ -65,26 +68,6 @@ def target_rows(
                 indices.add(index)
                 remarks |= dict.fromkeys(remark)
             rows.append(Row(texts, 0, target=tuple(sorted(indices)), remarks=tuple(remarks)))
-    return rows
-
-
-def labeled_rows(
-    path: Path,
-    records: Sequence[Record],
-    text_columns: Sequence[str],
-    label_column: str,
-    task: Task,
-    by_index: bool,
-    declared: bool = False,
-) -> list[Row]:
-    """Make rows with label indices; arguments as for `target_rows`."""
-    require_columns(path, records[0], [*text_columns, label_column])
-    labels = read_labels(path, records, label_column)
-    rows = []
-    for number, (record, value) in enumerate(zip(records, labels, strict=True), 1):
-        index, remarks = _label_index(task, value, by_index, declared, f"{source_name(path)}: row {number}")
-        texts = tuple(read_text(path, number, record, column) for column in text_columns)
-        rows.append(Row(texts, index, remarks=remarks))
     return rows
 
 

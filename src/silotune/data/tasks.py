@@ -154,9 +154,7 @@ def are_truth_values(labels: Collection[str]) -> bool:
 def label_form(label: str, truth_value: bool) -> str:
     """Return the canonical form of a label: `1` for `1.0`, `true` for `True`, é as one character.
 
-    Args:
-        label: the label.
-        truth_value: whether it stands among truth values (`are_truth_values`).
+    A label that stands among truth values (`are_truth_values`) is one.
     """
     label = unicodedata.normalize("NFC", label)
     whole = re.fullmatch(r"(-?[0-9]{1,1000})\.0+", label)
@@ -183,13 +181,8 @@ def make_task(
 ) -> Task:
     """Make a task, after checking that its metric, labels and positive label fit its kind.
 
-    Args:
-        name: the task's name.
-        culprit: configuration key or file to name in errors.
-        kind: what a row is answered with.
-        labels: label names, where rows have labels.
-        metric: of `METRICS_OF`, by default the first; `f1` without a positive label becomes `macro_f1`.
-        positive: the label that F1 is about.
+    The usual metric is the first of `METRICS_OF`; `f1` without a positive label becomes `macro_f1`. Errors name the
+    `culprit`, a configuration key or file.
     """
     metric = metric or METRICS_OF[kind][0]
     if metric not in METRICS_OF[kind]:
@@ -216,14 +209,13 @@ def read_task(fields: Any) -> Task:
     """
     if not isinstance(fields, dict) or fields.keys() - {"positive"} != {"name", "labels", "metric", "kind"}:
         raise ValueError("not a task")
-    labels = fields["labels"]
-    named = [fields["name"], fields["metric"], fields["kind"]]
-    texts = [*named, *labels] if isinstance(labels, list | tuple) else [None]
-    if not all(isinstance(text, str) for text in texts) or fields["kind"] not in KINDS:
-        raise ValueError("not a task")
-    if fields["metric"] not in METRICS_OF[fields["kind"]]:
-        raise ValueError("not a task's metric")
+    name, metric, kind, labels = fields["name"], fields["metric"], fields["kind"], fields["labels"]
+    if not isinstance(labels, list | tuple):
+        raise ValueError("not a task's labels")
     positive = fields.get("positive", "")
-    if positive not in ("", *labels) or (fields["metric"] == "f1" and not positive):
+    texts = all(isinstance(text, str) for text in (name, metric, kind, *labels))
+    if not texts or metric not in METRICS_OF.get(kind, ()):
+        raise ValueError("not a task, or not a metric of its kind")
+    if positive not in ("", *labels) or (metric == "f1" and not positive):
         raise ValueError("not a task's positive label")
-    return Task(fields["name"], tuple(labels), fields["metric"], fields["kind"], positive)
+    return Task(name, tuple(labels), metric, kind, positive)

@@ -56,14 +56,11 @@ class ClozeTemplate:
                 raise InputError(
                     f"head.template: unknown slot {{{slot}}}; allowed: {{text}} or {{a}} and {{b}}, {{mask}}, {{soft}}"
                 )
-        if slots.count(_SOFT) > 1:
-            raise InputError(f"head.template: {self.text!r} may have {{soft}} once, found {slots.count(_SOFT)}")
-        if slots.count(_MASK) != 1:
-            raise InputError(f"head.template: {self.text!r} needs {{mask}} exactly once, found {slots.count(_MASK)}")
-        rest = sorted(slot for slot in slots if slot not in (_MASK, _SOFT))
-        if tuple(rest) not in _SLOTS.values():
+        texts = tuple(sorted(slot for slot in slots if slot not in (_MASK, _SOFT)))
+        if slots.count(_MASK) != 1 or slots.count(_SOFT) > 1 or texts not in _SLOTS.values():
             raise InputError(
-                f"head.template: {self.text!r} needs {{text}} once, or {{a}} and {{b}} once each, for the texts"
+                f"head.template: {self.text!r} needs {{mask}} exactly once, and for the texts {{text}} once, or {{a}} "
+                "and {b} once each; it may have {soft} once"
             )
 
     @cached_property
@@ -159,12 +156,11 @@ class InstructionTemplate:
 
     def __call__(self, texts: Texts) -> str:
         """Return the prompt for (instruction, input)."""
-        instruction, input_text = texts
-        slots = [slot for _, slot in _pieces(self.text)]
-        if "input" not in slots:
-            instruction, input_text = join_lines(texts), ""
+        pieces, (instruction, input_text) = _pieces(self.text), texts
+        if all(slot != "input" for _, slot in pieces):
+            instruction = join_lines(texts)
         values = {"instruction": instruction, "input": input_text, None: ""}
-        return "".join(literal + values[slot] for literal, slot in _pieces(self.text))
+        return "".join(literal + values[slot] for literal, slot in pieces)
 
 
 @dataclass(frozen=True)
@@ -193,13 +189,8 @@ def encode_fitting(
 ) -> list[EncodedText]:
     """Encode filled templates, shortening the rows' texts until each fits.
 
-    Args:
-        tokenizer: a tokenizer with offsets (any fast tokenizer).
-        fill: the template.
-        rows: texts of each row.
-        max_length: maximum number of tokens, special tokens included.
-        special_tokens: whether the tokenizer adds its special tokens (a chat template contains them already).
-        keep_ends: whether a text loses its middle instead of its end, where a question may stand.
+    The tokenizer has offsets, as any fast tokenizer. `special_tokens`: it adds its own, which a chat template contains
+    already. `keep_ends`: a text loses its middle instead of its end, where a question may stand.
     """
 
     def encode(texts: Sequence[Texts]) -> list[EncodedText]:

@@ -222,11 +222,7 @@ def _sizes(rows: TokenizedRows, sequence: int) -> tuple[int, int]:
 def cut_text(silo: SiloData, cuts: Cuts, max_length: int, room: int | None) -> str:
     """Say how many training rows of a silo are cut, with an example.
 
-    Args:
-        silo: the silo.
-        cuts: of its first training rows.
-        max_length: the most tokens of a row.
-        room: the most tokens of a prompt; None where rows have no answers.
+    `cuts` are of its first training rows; `room` is the most tokens of a prompt, None where rows have no answers.
     """
     looked, first = len(cuts.lengths), cuts.cut[0]
     text = f"silo {silo.name!r}: {len(cuts.cut)} of {looked} training rows are cut, such as row {first + 1}"

@@ -96,6 +96,12 @@ class Phase:
         """Whether the loss is marked by `mean_over_rows`."""
         return bool(getattr(self.loss, "mean_over_rows", False))
 
+    @property
+    def renews_mixes(self) -> bool:
+        """Whether the views' mixes are of other tensors after a step: by learned weights, or by `then`."""
+        learned = any(callable(weight) for mix in self.views.values() for weight in mix.values())
+        return learned or not {*self.then} <= {*self.trains}
+
     def runs_in(self, number: int) -> bool:
         """Return whether the local round of this number has the phase."""
         return self.when == "round" and self.from_round <= number and self.rounds(number)

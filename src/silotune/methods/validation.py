@@ -74,10 +74,6 @@ def check_shared(method: Method, shared: State) -> None:
     """Check that every shared part has tensors.
 
     A head without tensors may be shared beside parts with tensors, because it is the same in all silos.
-
-    Args:
-        method: the method.
-        shared: the initial tensors of its shared parts.
     """
     parts = method.parts()
     heads = {name: module for name in shared if isinstance(module := parts[name].module, Head)}
@@ -89,12 +85,7 @@ def check_shared(method: Method, shared: State) -> None:
 
 
 def check_tuners(method: Method, state: State) -> None:
-    """Check that every private or fixed tuner has tensors; a private head may have none.
-
-    Args:
-        method: the method.
-        state: the initial tensors of its private or fixed parts.
-    """
+    """Check that every private or fixed tuner has tensors; a private head may have none."""
     parts = method.parts()
     for name, tensors in state.items():
         if not tensors and tuner_of(parts[name].module) is not None:

@@ -86,10 +86,7 @@ class SiloClient:
     def rounds(self, silos: Sequence[Silo], broadcast: bytes, spent: PrivacySpent = PrivacySpent()) -> list[SiloReply]:
         """Run one local round of silos that train together; each keeps its private parts and memory.
 
-        Args:
-            silos: the silos that train; all silos of a cohort have one rank.
-            broadcast: the coordinator's message that opens the round for them.
-            spent: what the silos have paid by their own records.
+        The silos are of one rank; `spent` is what they have paid by their own records.
 
         Returns:
             One reply per silo, in the order of `silos`.

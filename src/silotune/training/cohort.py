@@ -30,10 +30,7 @@ ALONE = Cohort()
 def choose_cohort(configured: int | str, context: TrainingContext, silos: Iterable[Silo]) -> Cohort:
     """Choose the cohort size of a run.
 
-    Args:
-        configured: the value of the key `cohort`: a size, or `auto`.
-        context: backbone and tuners.
-        silos: all silos, for what their rows hold beside their texts.
+    It is the configured one; `auto` goes by backbone, tuners, and what rows hold beside their texts.
     """
     obstacle = _obstacle(context)
     if isinstance(configured, int):

@@ -119,10 +119,7 @@ class TrainingContext(PredictionContext):
     def sent(self, number: int) -> dict[str, Part]:
         """Return the parts that leave a silo in a round; see `Method.sends`."""
         if self._sent is None or self._sent[0] != number:  # asked for by every silo of a round
-            phases = [phase for phase in self.phases if phase.when == "round" and phase.runs_in(number)]
-            changed = {name for phase in phases for name in phase.changes}
-            shared = {name: part for name, part in self.parts.items() if part.scope is Scope.SHARED}
-            self._sent = number, {name: part for name, part in shared.items() if name in changed}
+            self._sent = number, {name: self.parts[name] for name in self.method.sends(number)}
         return self._sent[1]
 
     # -- parts ---------------------------------------------------------------------------------------------------------

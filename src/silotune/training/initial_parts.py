@@ -31,13 +31,7 @@ class TrainedParts:
     read: Callable[[str | None], State | None]
 
     def instead_of(self, drawn: State, parts: Mapping[str, Part], silo: str | None = None) -> State:
-        """Return the trained tensors of parts, in the order of those that were drawn; parts drawn anew stay drawn.
-
-        Args:
-            drawn: the parts as a run without `start` has them.
-            parts: of the method.
-            silo: whose private parts they are; None: they are shared.
-        """
+        """Return the trained tensors of parts, in the order of those that were drawn; parts drawn anew stay drawn."""
         kept = self.read(silo)
         return (
             drawn

@@ -31,9 +31,8 @@ from silotune.models.forward.view_program import ViewProgram
 from silotune.models.forward.views import ConstantViews
 from silotune.training.context import TrainingContext
 from silotune.training.phase_batches import joining, phase_batches
-from silotune.training.phase_optimizer import PhaseOptimizer
+from silotune.training.phase_optimizer import PhaseOptimizer, Schedule
 from silotune.training.private_steps import PrivateSteps
-from silotune.training.schedule import Schedule
 from silotune.training.silo import Silo
 from silotune.training.step_gradients import SiloStep, StepGradients
 
@@ -185,13 +184,7 @@ def train(
 ) -> list[LocalResult]:
     """Run phases in order, in all silos at once.
 
-    Args:
-        context: what the rounds read.
-        silos: the silos that train together.
-        shared: the shared parts as received.
-        number: the round's number.
-        phases: the phases to run.
-        settings: the optimizer's; None: the context's.
+    The optimizer's settings are the context's, unless others are given.
 
     Returns:
         One result per silo, in the order of `silos`. The time is divided among silos by their rows.
@@ -277,8 +270,7 @@ class _PhaseWork:
             run.kept = ConstantViews(self._constant)
         # Under dropout equal parts do not make equal views.
         self._same = {} if context.views_draw else phase.same_at_start
-        learned = any(callable(weight) for mix in phase.views.values() for weight in mix.values())
-        self._renewed = learned or not {*phase.then} <= {*phase.trains}
+        self._renewed = phase.renews_mixes
         self._compiled_for: tuple[object, ...] = ()
         self.prepare(0, range(len(members)))
 
@@ -324,14 +316,7 @@ def _train_phase(work: _PhaseWork, optimizer: PhaseOptimizer) -> None:
 
 
 def _train_privately(steps: PrivateSteps, run: _SiloRound, optimizer: PhaseOptimizer, index: int) -> None:
-    """Train a silo in a phase under DP-SGD, in which a loss that is not finite does not end the run.
-
-    Args:
-        steps: the silo's noised gradients.
-        run: the silo's round.
-        optimizer: the phase's optimizer.
-        index: the silo's position in the optimizer.
-    """
+    """Train a silo in a phase under DP-SGD, in which a loss that is not finite does not end the run."""
     phase = steps.phase
     for taken in range(steps.count):
         found = steps.step(taken, run.state, run.received, run.memory)

@@ -50,11 +50,7 @@ class LocalTrainer:
     def adapt(self, silo: Silo, shared: State, number: int, from_start: bool) -> State:
         """Train a silo that joins after the last round, by the phases that train private parts alone.
 
-        Args:
-            silo: the new silo.
-            shared: the final shared parts.
-            number: the round's number, for random draws.
-            from_start: begin where such a phase begins in every silo; otherwise continue from the silo's own parts.
+        With `from_start` it begins where such a phase begins in every silo, otherwise from its own parts.
 
         Returns:
             The silo's private parts.

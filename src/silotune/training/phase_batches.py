@@ -74,10 +74,7 @@ def token_limit(context: TrainingContext, phase: Phase, silos: Sequence[Silo]) -
 def check_rows(context: TrainingContext, silos: Iterable[Silo], noised: bool = False) -> None:
     """Refuse rows that are longer than `train.tokens_at_once` has room for.
 
-    Args:
-        context: the run's.
-        silos: whose rows.
-        noised: whether rows have noise: then all of `train.max_length` need room, as whether one's row fits would tell.
+    Under noise (`noised`) rows of `train.max_length` need room, as whether one's row fits would tell.
     """
     most = context.train.max_length
     for silo in silos:

@@ -1,9 +1,14 @@
-"""Make optimizers, and step all silos of a phase with one; in float16 one for each, with dynamic loss scaling."""
+"""Make optimizers with their learning rates, and step all silos of a phase with one.
+
+In float16 there is one for each silo, with dynamic loss scaling.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +16,46 @@ from torch import Tensor
 
 from silotune.config import TrainConfig
 from silotune.core.tensors import Tensors
-from silotune.training.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rates as transformers' Trainer has them: a rise from 0 over the warmup, then the schedule's fall to 0.
+
+    Args:
+        train: peak, form and warmup.
+        steps: all steps of the span.
+        before: the steps of the span before this phase began.
+    """
+
+    train: TrainConfig
+    steps: int
+    before: int = 0
+
+    @classmethod
+    def of(cls, train: TrainConfig, steps: int, number: int, rounds: int | None) -> Schedule:
+        """Return the schedule of one phase of one silo.
+
+        Without a number of rounds, the phase does not take place in each.
+        """
+        if train.schedule_over == "round" or rounds is None:
+            return cls(train, steps)
+        return cls(train, steps * rounds, steps * (number - 1))
+
+    def rate(self, taken: int) -> float:
+        """Return the learning rate of a step, given the number of earlier steps of the phase."""
+        return self.train.lr * self._factor(self.before + taken)
+
+    def _factor(self, step: int) -> float:
+        rise = self.train.warmup
+        warmup = math.ceil(self.steps * rise) if rise < 1 else int(rise)
+        if step < warmup:
+            return step / warmup
+        left = max(0, self.steps - step) / max(1, self.steps - warmup)
+        if self.train.schedule == "linear":
+            return left
+        return (1 - math.cos(math.pi * left)) / 2 if self.train.schedule == "cosine" else 1.0
+
 
 Group = dict[str, Any]
 """Tensors with settings of their own in an optimizer, as torch has them: `params`, `lr`, `weight_decay`, …"""
@@ -32,13 +76,7 @@ FACTOR = "rate_factor"
 def make_groups(
     train: TrainConfig, tensors: Mapping[str, Tensor], rate_factor: Callable[[str], float] = lambda name: 1.0
 ) -> list[Group]:
-    """Divide a silo's tensors by learning rate and, if `train.weight_decay` is given, by whether weights decay.
-
-    Args:
-        train: the optimizer's settings.
-        tensors: name → tensor.
-        rate_factor: name → factor of the learning rate.
-    """
+    """Divide a silo's tensors by learning rate and, if `train.weight_decay` is given, by whether weights decay."""
     decay = train.weight_decay
     divided: dict[tuple[float, bool], list[Tensor]] = {}
     for name, tensor in tensors.items():

@@ -75,17 +75,12 @@ class PrivateSteps:
         self._at_once = self._rows_at_once()
         self._copies: list[State] = []
         self._programs: dict[int, ViewProgram] = {}
-        learned = any(callable(weight) for mix in phase.views.values() for weight in mix.values())
-        self._renewed = learned or not {*phase.then} <= {*phase.trains}
+        self._renewed = phase.renews_mixes
 
     def step(self, number: int, state: State, received: State, memory: Tensors) -> PrivateGradient:
         """Draw units, and return the noised mean of their clipped gradients.
 
-        Args:
-            number: of earlier steps in the phase.
-            state: the silo's parts; no gradients are added to them.
-            received: the parts as received.
-            memory: what the silo keeps between rounds.
+        No gradients are added to the given parts.
         """
         trained = flatten({name: state[name] for name in self.phase.trains})
         total = [torch.zeros_like(tensor, requires_grad=False) for tensor in trained.values()]
@@ -134,14 +129,6 @@ class PrivateSteps:
         self, number: int, first: int, places: Sequence[Place], state: State, received: State, memory: Tensors
     ) -> tuple[list[Tensor], list[Tensor], list[Terms]]:
         """Return each row's own gradients, those of terms without rows, and each row's terms.
-
-        Args:
-            number: of earlier steps.
-            first: number of the step's earlier rows.
-            places: the rows.
-            state: the silo's parts.
-            received: the parts as received.
-            memory: what the silo keeps between rounds.
 
         Returns:
             Per trained tensor its gradients, shape (rows, …); per trained tensor the gradient of the terms of the loss

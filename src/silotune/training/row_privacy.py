@@ -77,12 +77,6 @@ class RowPrivacy:
         Answers to two different broadcasts must not carry the same noise, or subtracting them would cancel it. So the
         digest covers the tensors as received, the silo's own, its rows, the plan, the round, the configuration and the
         run. A ledger charges an answer by the same digest, so that fresh draws are never free.
-
-        Args:
-            silo: whose round; its name and rows.
-            number: the round's number.
-            received: the shared parts as received.
-            state: the silo's parts and memory as the round begins.
         """
         plan = repr(self.plans.get(silo.name))  # one draw under two strengths of noise would reveal it
         inputs = digest(flatten(received)), digest(state.flat()), _rows_digest(silo)

@@ -60,12 +60,7 @@ class SiloStep:
 
 
 class StepGradients:
-    """The ways to the gradients of a phase's steps.
-
-    Args:
-        context: backbone, method and settings.
-        phase: its loss.
-    """
+    """The ways to the gradients of a phase's steps."""
 
     def __init__(self, context: TrainingContext, phase: Phase) -> None:
         self._parts, self._heads, self._recipe = context.parts, context.heads, context.recipe
@@ -81,10 +76,7 @@ class StepGradients:
 
         It is done in the cheapest way whose graphs hold no more tokens than allowed.
 
-        Args:
-            program: the phase's views.
-            members: the silos that train together.
-            micro_batches: how their rows go through the backbone; together they hold every row once.
+        Together, the micro-batches hold every row once.
 
         Returns:
             Per member, its loss (`loss`) and the terms that the loss logs.

@@ -227,12 +227,7 @@ def plan_blocks(
 ) -> BlockDevices:
     """Decide where each block goes.
 
-    Args:
-        setting: the value of `backbone.device_map`.
-        model: the model without data.
-        main: the run's device.
-        dtype: type of the loaded weights.
-        quantization: as `backbone.quantization`.
+    The model has shapes alone, `dtype` is the type of its loaded weights.
     """
     base, family = without_lm_head(model), model.config.model_type
     if family not in ARCHITECTURES:

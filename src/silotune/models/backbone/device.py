@@ -14,11 +14,7 @@ from silotune.errors import InputError
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device of a value of the key `device`; `auto` is CUDA if the machine has it, else the CPU.
-
-    Args:
-        name: `auto`, `cpu`, `cuda` (the process's current GPU), `cuda:N` or `mps`.
-    """
+    """Return the device of a value of the key `device`; `auto` is CUDA if the machine has it, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     available = available_devices()
@@ -37,9 +33,7 @@ def available_devices() -> list[str]:
 def resolve_precision(precision: str, device: torch.device | None = None) -> str:
     """Resolve `auto` to bf16 if the device's hardware has it, else to fp32; other values are returned as they are.
 
-    Args:
-        precision: a value of the key `precision`.
-        device: where the backbone runs; None: the device that `auto` chooses.
+    Without a device, it is the one that `auto` chooses.
     """
     if precision != "auto":
         return precision

@@ -144,12 +144,7 @@ class ForwardPlan:
 
 
 def split_replicas(tensor: Tensor, rows: int, replicas: int) -> Sequence[Tensor]:
-    """Split a tensor into its replicas; a tensor of one replica is used for each.
-
-    Args:
-        tensor: shape (rows, …) or (rows · replicas, …).
-        rows: rows of one replica.
-        replicas: number of replicas.
+    """Split a tensor of shape (rows · replicas, …) into its replicas; one of shape (rows, …) is used for each.
 
     Returns:
         One tensor of shape (rows, …) per replica.

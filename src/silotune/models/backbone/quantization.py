@@ -174,10 +174,7 @@ def quantized_shapes(model: Any, name: str) -> dict[str, tuple[int, int]]:
 def weight_bytes(model: Any, name: str, value_bytes: int) -> int:
     """Compute the bytes of a model's weights from their shapes.
 
-    Args:
-        model: a plain model of transformers, with or without data.
-        name: a value of `backbone.quantization` other than `auto`.
-        value_bytes: bytes of a weight that is not quantized.
+    The model has data or shapes alone; `value_bytes` are those of a weight that is not quantized.
     """
     total: int = value_bytes * sum(parameter.numel() for parameter in model.parameters())
     if name == NONE:

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import torch
 
 from silotune.config.backbone import BackboneConfig
-from silotune.errors import InputError
+from silotune.errors import InputError, reason_of
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.packages import PACKAGED, model_source
 from silotune.models.backbone.quantization import refuse_stored_quantization
@@ -66,11 +66,10 @@ def one_message(name: str, model_class: ModelClass = "AutoModel") -> Iterator[No
     except InputError:
         raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         offline = "" if Path(name).exists() else f"; without the hub: {STAND_INS[model_class]}"
         raise InputError(
-            f"backbone: cannot load {name!r} ({reason}); allowed: {', '.join(PACKAGED)}, a hub id, a local folder, a "
-            f"GGUF file{offline}"
+            f"backbone: cannot load {name!r} ({reason_of(error)}); allowed: {', '.join(PACKAGED)}, a hub id, a local "
+            f"folder, a GGUF file{offline}"
         ) from error
 
 
@@ -131,9 +130,7 @@ def without_data(settings: BackboneConfig, source: str, model_class: ModelClass)
 def weight_files(source: str, settings: BackboneConfig | None = None) -> list[Path]:
     """Return the safetensors files of a model's weights; empty where they have other names than transformers gives.
 
-    Args:
-        source: a folder or a hub id, whose weights are on this machine already.
-        settings: the section `backbone`, for the hub's revision; None: the main one.
+    The model is on this machine already: in a folder, or under a hub id, in the revision of the settings.
     """
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
     from transformers.utils.hub import cached_file, get_checkpoint_shard_files

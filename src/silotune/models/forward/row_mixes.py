@@ -84,9 +84,7 @@ class RowMixes:
 def sharing_key(backbone: Backbone, mix: Mixed) -> Hashable:
     """Return a key that is equal for mixes whose rows can share a forward; None for one that shares with no other.
 
-    Args:
-        backbone: the backbone of the mixes.
-        mix: weights of one row, shape (1,), or numbers.
+    Weights are of one row, shape (1,), or numbers.
     """
     plan = make_plan(backbone, mix)
     if backbone.known_architecture is None or not all(part.tuner.mixes_rows(backbone) for part in mix):

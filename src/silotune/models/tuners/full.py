@@ -20,7 +20,6 @@ from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
 from silotune.models.tuners.base import (
     MergedAdapter,
     Tuner,
-    TunerOptions,
     Weight,
     WeightedTensors,
     per_row,
@@ -31,10 +30,6 @@ from silotune.models.tuners.low_rank_update import add_product
 from silotune.models.tuners.target_modules import TargetModuleOptions, find_target_modules, is_linear, layer_widths
 
 
-class FullOptions(TunerOptions):
-    """No options."""
-
-
 class Full(Tuner):
     """All weights of the base transformer, named as its parameters. A mix interpolates them; weights must sum to 1.
 
@@ -42,7 +37,6 @@ class Full(Tuner):
     """
 
     name = "full"
-    Options = FullOptions
     trains_backbone = True
 
     @override

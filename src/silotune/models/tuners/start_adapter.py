@@ -54,27 +54,17 @@ class StartAdapter:
         return tensor_bytes(self.tensors, {_METADATA: json.dumps(fields)})
 
     def matched(self, source: str, r: int, alpha: float, expected: Tensors) -> Tensors:
-        """Return the tensors in the order of `expected`, after comparing them with a run's.
-
-        Args:
-            source: the path from which this LoRA was read, for messages.
-            r: the run's rank.
-            alpha: the run's alpha.
-            expected: tensors of an adapter of the run, for their names and shapes.
-        """
+        """Return the tensors in the order of `expected`, after comparing them with a run's."""
         words = " ".join(self.words[1:])
         if self.r != r:
             raise InputError(f"start: {source} has rank {self.r}, tuner.r is {r}; use {words}")
         if not math.isclose(self.alpha, alpha, rel_tol=1e-6):
             raise InputError(f"start: {source} has alpha {self.alpha:.10g}, tuner.alpha is {alpha}; use {words}")
         for name in [*expected, *self.tensors]:
-            module = name.rpartition(".lora_")[0]
-            if name not in self.tensors:
-                raise InputError(f"start: {source} has nothing at {module!r}, which tuner.sites names; use {words}")
-            if name not in expected:
-                raise InputError(
-                    f"start: {source} has a LoRA at {module!r}, which tuner.sites does not name; use {words}"
-                )
+            if name not in self.tensors or name not in expected:
+                here = "a LoRA" if name in self.tensors else "nothing"
+                module = name.rpartition(".lora_")[0]
+                raise InputError(f"start: {source} has {here} at {module!r}, unlike tuner.sites; use {words}")
             if self.tensors[name].shape != expected[name].shape:
                 raise InputError(
                     f"start: {source} has shape {tuple(self.tensors[name].shape)} at {name!r}, this backbone needs "
