@@ -82,9 +82,7 @@ def issues_by_silo(name: str) -> bool:
 def mixing_ranks(aggregation: Aggregation | BroadcastAggregation, ranks: Mapping[str, int]) -> RankAggregation:
     """Return an aggregation as one for silos of several LoRA ranks.
 
-    Args:
-        aggregation: the configured one.
-        ranks: silo → its rank, at least one of another rank than the run's.
+    At least one silo has another rank than the run's.
     """
     if isinstance(aggregation, RankAggregation):
         return aggregation

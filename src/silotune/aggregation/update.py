@@ -74,10 +74,6 @@ def in_name_order(updates: Iterable[Update], silos: Sequence[str]) -> Iterator[U
 
     Updates that arrive in order are not kept. A silo that sends nothing delays the silos after it until the last
     arrival.
-
-    Args:
-        updates: the updates, in order of arrival.
-        silos: the silos of the round.
     """
     turns = iter(sorted(silos))
     turn = next(turns, None)

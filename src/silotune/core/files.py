@@ -134,9 +134,7 @@ LOCK_FILE = ".lock"
 def folder_lock(path: Path, patience: float = 0.0) -> Iterator[None]:
     """Lock a folder for this process. The operating system releases the lock when the process ends.
 
-    Args:
-        path: the folder; it is made if missing.
-        patience: seconds to wait for another process to release the lock.
+    A missing folder is made. `patience` are the seconds to wait for another process to release the lock.
     """
     from filelock import FileLock, Timeout  # a quarter of a second, which most commands do not need
 

@@ -306,10 +306,8 @@ def epoch_batches(
 def draw_batches(one_pass: Callable[[int], Iterator[Batch]], number: int, repeats: int = 1) -> Iterator[Batch]:
     """Yield the batches of a phase, pass after pass over the rows, each of which has an order of its own.
 
-    Args:
-        one_pass: number of earlier passes → the batches of the next (`epoch_batches`).
-        number: the number of batches, which may end within a pass.
-        repeats: how often each batch is yielded, one time after the other.
+    `one_pass` maps the number of earlier passes to the batches of the next (`epoch_batches`). The number of batches may
+    end within a pass; each is yielded `repeats` times, one time after the other.
     """
     for batch in islice((batch for done in count() for batch in one_pass(done)), number):
         yield from [batch] * repeats

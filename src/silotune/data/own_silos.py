@@ -40,11 +40,8 @@ def own_sets(
 ) -> dict[str, LabeledSet]:
     """Read the rows of `silos`: labeled texts, or generation data in the format that the columns show.
 
-    Args:
-        silos: the entries of the configuration.
-        column: column whose values define natural silos; stored as `Row.group`.
-        unit: column that says whose a row is; stored as `Row.unit`.
-        declared: whether label names must be declared, because names read from rows would tell of them.
+    Values of `column` define natural silos (`Row.group`), those of `unit` say whose a row is (`Row.unit`). With
+    `declared`, label names must be declared, because names read from rows would tell of them.
     """
     records: dict[str, dict[str, list[Record]]] = {}
     paths: dict[str, dict[str, Path]] = {}

@@ -29,10 +29,7 @@ _LONGEST_NAME = 80
 def partition_rows(labels: Sequence[int], rule: PartitionConfig, seed: int) -> list[Indices]:
     """Divide rows among silos.
 
-    Args:
-        labels: class of each row.
-        rule: the partitioner (any but `column`) and its options.
-        seed: seed of all draws; `rule.seed` is ignored.
+    The rule is any but `column`; its own seed is ignored.
 
     Returns:
         Row indices per silo; each row is in exactly one silo.

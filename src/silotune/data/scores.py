@@ -305,11 +305,8 @@ def _ranks(values: Counts, drawn: Counts) -> Counts:
 def judge(task: Task, metric: str, logits: Tensor, targets: Tensor) -> float | None:
     """Return the score of logits.
 
-    Args:
-        task: the rows' task; not one of generation.
-        metric: one of its metrics, but no loss.
-        logits: shape (rows, outputs).
-        targets: as `target_tensor` (`data/targets.py`) makes them.
+    The task is not one of generation, and the metric is no loss. Logits have shape (rows, outputs), targets are as
+    `target_tensor` (`data/targets.py`) makes them.
 
     Returns:
         The score; None where it is not defined.
@@ -328,11 +325,7 @@ def all_scores(task: Task, logits: Tensor, targets: Tensor) -> dict[str, float |
 def resampled_scores(task: Task, logits: Tensor, targets: Tensor, drawn: Any = None) -> Mapping[str, Any]:
     """Return metric → scores of resamples of the rows, shape (resamples,); NaN where a score is not defined.
 
-    Args:
-        task: the rows' task: a regression, or one of rows with several labels.
-        logits: shape (rows, outputs).
-        targets: as for `judge`.
-        drawn: how often each row counts, shape (resamples, rows); None: each once.
+    The task is a regression or one of rows with several labels; arguments as for `judge` and `number_scores`.
     """
     if task.kind == "regression":
         return number_scores(logits[:, 0].double().numpy(), targets.double().numpy(), drawn)

@@ -37,15 +37,9 @@ def target_rows(
 ) -> list[Row]:
     """Make rows of a task whose rows have labels, numbers or sets of labels.
 
-    Args:
-        path: the file, for messages.
-        records: rows of the file.
-        text_columns: the text column, or the two columns of a pair.
-        label_column: the column of labels or numbers.
-        task: the task; not one of generation.
-        by_index: whether a whole-number label is an index into the task's labels (data sets with a `meta.json`).
-        separator: between the labels of a cell of text, for rows with several.
-        declared: whether the configuration names the labels; a row's label may then be spelled otherwise.
+    With `by_index` a whole-number label is an index into the task's labels (data sets with a `meta.json`); with
+    `declared` the configuration names the labels, and a row's may be spelled otherwise. The separator is of cells with
+    several labels.
     """
     require_columns(path, records[0], [*text_columns, label_column])
     of_rows = read_labels(path, records, label_column) if task.kind == "classification" else []

@@ -132,11 +132,7 @@ class Method(ABC):
         return [name for name in names_with(self.parts(), Scope.SHARED) if name in changed]
 
     def kinds_of_rounds(self, rounds: int) -> list[int]:
-        """Return the number of the first round of each kind; rounds of one kind have the same phases.
-
-        Args:
-            rounds: of the run.
-        """
+        """Return the number of the first round of each kind; rounds of one kind have the same phases."""
         first: dict[tuple[bool, ...], int] = {}
         for number in range(1, rounds + 1):
             first.setdefault(tuple(phase.runs_in(number) for phase in self.phases()), number)

@@ -133,11 +133,8 @@ def gather(
 ) -> Phase:
     """Return a phase that trains nothing and passes once over the silo's rows, to compute parts from their views.
 
-    Args:
-        name: the phase's name.
-        views: what is computed of each batch.
-        gathers: part → function of a batch's `Step` that returns the part's new tensors, e.g. a sum so far.
-        start: the parts' tensors before the first batch; see `Phase`.
+    `gathers` maps a part to a function of a batch's `Step` that returns its new tensors, e.g. a sum so far; `start`
+    makes its tensors before the first batch (see `Phase`).
     """
     return Phase(name, (), views, _no_loss, epochs=1, start=start, gathers=gathers)
 

@@ -41,10 +41,7 @@ def heads_of(head: WhichHead) -> list[str]:
 def head_tensors(head: WhichHead, state: State, received: State | None = None) -> Tensors:
     """Return the tensors of a head.
 
-    Args:
-        head: the part, or the mix.
-        state: the silo's parts.
-        received: the parts that this round's message brought, for `received(part)`.
+    `received` are the parts that this round's message brought, for `received(part)`.
     """
     if isinstance(head, str):
         return state.get(head, {})

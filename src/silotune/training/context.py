@@ -199,11 +199,8 @@ class TrainingContext(PredictionContext):
     ) -> ViewProgram:
         """Compile the views of each silo's mixes, with the readings of the method's heads.
 
-        Args:
-            mixes: per silo, view's name → mix.
-            training: whether views are for the loss of training, with `train.dropout` and `train.label_smoothing`.
-            constant: the views that may be kept for later batches.
-            same: anchor's view → the view that it equals; see `Phase.same_at_start`.
+        Views for the loss of training have `train.dropout` and `train.label_smoothing`; constant ones may be kept for
+        later batches; `same` is `Phase.same_at_start`.
         """
         smoothing = self.recipe.label_smoothing if training else 0.0
         return ViewProgram(

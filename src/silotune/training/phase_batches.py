@@ -48,11 +48,7 @@ def joining(
 ) -> Callable[[Sequence[Batch]], Sequence[MicroBatch]]:
     """Return the function that makes micro-batches of the silos' batches, one per silo, in each step of a phase.
 
-    Args:
-        context: the run's.
-        phase: the phase.
-        silos: the silos whose rows share forwards.
-        alone: whether batches were cut as those of a single silo; see `phase_batches`.
+    `alone`: whether batches were cut as those of a single silo.
     """
     if alone:
         return lambda batches: batches[0].micro

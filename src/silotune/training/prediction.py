@@ -102,9 +102,8 @@ class PredictionContext:
     def prediction_mix(self, state: State, alpha: Tensor | None = None) -> list[MixEntry]:
         """Look up the mix of the prediction.
 
-        Args:
-            state: all parts of the model, placed.
-            alpha: the weight of each text, shape (rows,), on any device, if the method weighs texts.
+        The parts are placed; `alpha` is the weight of each text, shape (rows,), on any device, if the method weighs
+        texts.
         """
         alpha = None if alpha is None else alpha.to(self.backbone.device)
         return self.entries(self.prediction.mixed(alpha), state)

@@ -63,10 +63,7 @@ def transformers_messages_kept() -> Iterator[None]:
 def pretrained_options(settings: BackboneConfig, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     """Return the keyword arguments of transformers' `from_pretrained` for the weights of a run's backbone.
 
-    Args:
-        settings: the section `backbone`.
-        dtype: type of the weights; in files of the same type they stay, mapped into memory, where the device is a CPU.
-        device: where the model will run.
+    In files of the same type the weights stay, mapped into memory, where the device is a CPU.
     """
     return {
         **hub_options(settings),
@@ -89,15 +86,9 @@ def load_backbone(
 ) -> Backbone:
     """Load a backbone: `default` (offline MiniLM), a hub id or a local folder.
 
-    Args:
-        backbone: the section `backbone`, or its name alone.
-        precision: `auto`, `fp32`, `bf16` or `fp16`; also the type of the weights.
-        device: a value of the key `device`; see `resolve_device`.
-        keep_master: load float32 weights whatever the precision; see `Backbone`.
-        checkpointing: see `Backbone`.
-        model_class: the class the head needs; an encoder–decoder serves as either kind of language model.
-        on_use: leave the weights in the machine's memory until they are used; see `Backbone`.
-        weights: the file that another process with the same options shares; None: the backbone's own are read.
+    Other options are those of `Backbone`. The precision is also the type of the weights, unless master weights are
+    kept; the class is the one that the head needs, and an encoder–decoder serves as either kind of language model.
+    `weights` is the file that another process with the same options shares.
     """
     settings = BackboneConfig(name=backbone) if isinstance(backbone, str) else backbone
     target = resolve_device(device)

@@ -47,9 +47,7 @@ class Padding:
     def by_length(self, text: Collection[int], decoder: int) -> dict[int, bool]:
         """Map a mask's number of columns to whether it hides any; empty if two different masks have the same length.
 
-        Args:
-            text: columns of the text's masks, with those of virtual tokens.
-            decoder: columns of the decoder's mask; 0 without one.
+        They are those of the text's masks, with virtual tokens, and of the decoder's mask; 0 without one.
         """
         if decoder in text and self.decoder != self.text:
             return {}

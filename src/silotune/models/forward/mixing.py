@@ -141,9 +141,7 @@ def fold_entries(backbone: Backbone, mix: Sequence[MixEntry]) -> list[MixEntry]:
 def select_rows(mix: Sequence[MixEntry], rows: slice | Tensor | Sequence[int]) -> list[MixEntry]:
     """Select the mix of some rows of a batch, in this order.
 
-    Args:
-        mix: weights may be tensors of shape (rows of the batch,).
-        rows: positions; a row may be named more than once.
+    Weights may be tensors of shape (rows of the batch,); a row may be named more than once.
     """
     index = rows if isinstance(rows, slice | Tensor) else torch.tensor(rows)
 
@@ -159,10 +157,7 @@ def select_rows(mix: Sequence[MixEntry], rows: slice | Tensor | Sequence[int]) -
 def group_by_weight(backbone: Backbone, mix: Sequence[MixEntry], rows: int) -> list[tuple[Tensor, list[MixEntry]]]:
     """Group rows that can share one forward pass.
 
-    Args:
-        backbone: decides which tuners can tell rows apart.
-        mix: weights may be tensors of shape (rows,).
-        rows: number of rows.
+    Weights may be tensors of shape (rows,).
 
     Returns:
         (positions of rows, shape (rows of the group,), their mix) pairs: one for all rows, unless a tuner cannot tell

@@ -95,11 +95,7 @@ def greedy(
 ) -> list[list[int]]:
     """Append the likeliest token to every row until it ends the answer.
 
-    Args:
-        decoding: rows that have not begun.
-        ends: ids of the tokens that end an answer.
-        max_new_tokens: the longest answer, with its end token.
-        follow: called after each token with the first row's answer so far.
+    The rows have not begun. `follow` is called after each token with the first row's answer so far.
 
     Returns:
         Token ids per row without the end token.

@@ -58,9 +58,7 @@ class LossRecipe:
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return the loss of a batch's logits, shape (): the mean over rows, weighted by their labels' weights.
 
-        Args:
-            logits: shape (rows, outputs).
-            batch: the rows.
+        Logits have shape (rows, outputs).
         """
         if batch.task.kind != "classification":  # `check_tasks` has refused all but the plain recipe
             return task_loss(logits, batch)
@@ -91,9 +89,7 @@ def task_loss(logits: Tensor, batch: Batch) -> Tensor:
     Cross-entropy of labels; the squared error of numbers; the binary cross-entropy of several labels, as a mean over
     rows and labels.
 
-    Args:
-        logits: shape (rows, outputs).
-        batch: the rows.
+    Logits have shape (rows, outputs).
     """
     targets = batch.labels.to(logits.device)
     if batch.task.kind == "regression":
@@ -200,11 +196,7 @@ class Head(ABC):
     def referenced_loss(self, tensors: Tensors, view: View, reference: View, batch: Batch) -> Tensor:
         """Compute the loss of a head that `reads_reference`, shape ().
 
-        Args:
-            tensors: the head's.
-            view: the batch under the trained mix.
-            reference: the batch under the empty mix, without gradient.
-            batch: the rows.
+        The reference is the batch under the empty mix, without gradient.
         """
         raise NotImplementedError(f"head {self.name} reads no reference")
 

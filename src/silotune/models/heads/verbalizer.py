@@ -277,12 +277,7 @@ def log_likelihoods(backbone: Backbone, words: LabelWords, at_end: Tensor, input
 
     Each word of several tokens takes a forward of its own, over the prompts with the word behind them.
 
-    Args:
-        backbone: a causal model, loaded with its language-model head.
-        words: the label words.
-        at_end: the last states of the prompts, shape (rows, hidden).
-        inputs: the prompts, padded on the right.
-        plan: the changes of their forward.
+    `at_end` are the last states of the prompts, shape (rows, hidden); the prompts are padded on the right.
     """
     vocabulary = backbone.lm_head
     assert vocabulary is not None, "the backbone was loaded without a language-model head"
@@ -321,12 +316,8 @@ def label_words(
 ) -> LabelWords:
     """Tokenize the words of each label.
 
-    Args:
-        backbone: its tokenizer is used.
-        task: the task.
-        words_by_label: the words of each label.
-        multi_token: whether words of several tokens are refused at a mask.
-        lead: what a causal model reads right before a word; None: words stand at a mask.
+    `lead` is what a causal model reads right before a word. Without it words stand at a mask, where those of several
+    tokens may be refused.
     """
     tokens: list[list[int]] = []
     owners: list[int] = []

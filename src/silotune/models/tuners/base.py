@@ -158,11 +158,8 @@ class Tuner(ABC):
     ) -> bool:
         """Act as `act` does, for a cohort: rows of several silos are concatenated, one segment per silo.
 
-        Args:
-            backbone: the backbone of all silos.
-            mix: parts whose tensors have shape (segments, …), with numbers as weights.
-            segments: which rows belong to which silo.
-            plan: the plan that receives the changes.
+        Tensors in `mix` have shape (segments, …), and weights are numbers; `segments` says which rows belong to which
+        silo.
 
         Returns:
             False if the tuner does not support it; nothing was written then, and `act` runs once per segment.
@@ -218,10 +215,7 @@ class Tuner(ABC):
     def weight_delta(self, adapter: MergedAdapter, module: str, layer: nn.Module) -> Tensors:
         """Compute the change of one target module, for folding an adapter into the backbone's weights.
 
-        Args:
-            adapter: the tensors and options of one adapter.
-            module: the target module's name.
-            layer: the module with its pretrained weights.
+        `layer` is the target module with its pretrained weights.
 
         Returns:
             Changes in float64 by parameter name: `weight` of shape (out, in) on every backbone, `bias` of shape (out,).
@@ -231,10 +225,7 @@ class Tuner(ABC):
     def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any] | None:
         """Return the fields of peft's `adapter_config.json` that are particular to this tuner, with `peft_type`.
 
-        Args:
-            backbone: the backbone on which the adapter was trained.
-            adapter: the tensors and options of one adapter.
-            task_type: peft's word for the base model's kind, e.g. `SEQ_2_SEQ_LM`.
+        `task_type` is peft's word for the base model's kind, e.g. `SEQ_2_SEQ_LM`.
 
         Returns:
             The fields; None if peft has no such tuner.
