@@ -160,8 +160,7 @@ def test_a_round_is_the_serial_one(method, federation_of):
 @pytest.mark.parametrize("tuner", TUNERS)
 @pytest.mark.parametrize("method", ["fedmcp", "feddpa-t"])
 def test_with_every_tuner(method, tuner, federation_of):
-    options = ("method.adapters=1",) if method == "fedavg" else ()
-    compare_rounds(lambda *more: federation_of(method, *TUNERS[tuner], *options, *more), numbers=(1,))
+    compare_rounds(lambda *more: federation_of(method, *TUNERS[tuner], *more), numbers=(1,))
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,7 @@ registries.AGGREGATIONS.problem = _problem
 
 def issues_by_silo(name: str) -> bool:
     """Return whether silos receive tensors of their own under an aggregation; False of a name that is not known."""
-    kind = registries.AGGREGATIONS.get(name)
-    return isinstance(kind, type) and issubclass(kind, SiloAggregation)
+    return _is_a(name, SiloAggregation)
 
 
 def mixing_ranks(aggregation: Aggregation | BroadcastAggregation, ranks: Mapping[str, int]) -> RankAggregation:
@@ -86,7 +85,7 @@ def mixing_ranks(aggregation: Aggregation | BroadcastAggregation, ranks: Mapping
     """
     if isinstance(aggregation, RankAggregation):
         return aggregation
-    able = ", ".join(name for name, kind in registries.AGGREGATIONS.items() if _mixes_ranks(kind))
+    able = ", ".join(name for name in registries.AGGREGATIONS if _is_a(name, RankAggregation))
     silo = min(ranks)
     raise InputError(
         f"tuner.ranks: silo {silo!r} has a rank of its own ({ranks[silo]}), and the configured aggregation combines "
@@ -94,5 +93,6 @@ def mixing_ranks(aggregation: Aggregation | BroadcastAggregation, ranks: Mapping
     )
 
 
-def _mixes_ranks(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, RankAggregation)
+def _is_a(name: str, base: type) -> bool:
+    kind = registries.AGGREGATIONS.get(name)
+    return isinstance(kind, type) and issubclass(kind, base)

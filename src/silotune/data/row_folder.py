@@ -66,8 +66,8 @@ def _read(path: Path, task: Task) -> list[Row]:
             label, target = _known(task, known)
             row = Row(tuple(texts), label, answer, turns=tuple(map(tuple, turns)), rejected=rejected, target=target)
             unit, said, tools = (str(named.get(name, "")) for name in _NAMED)
-            row = replace(row, unit=unit, said=said, tools=tools)
-            rows.append(replace(row, untrained=tuple(map(int, untrained[0]))) if untrained else row)
+            read_only = tuple(map(int, untrained[0])) if untrained else ()
+            rows.append(replace(row, untrained=read_only, unit=unit, said=said, tools=tools))
     return rows
 
 

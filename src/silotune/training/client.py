@@ -116,9 +116,7 @@ class SiloClient:
         if any(shared.values()):
             parts = self.trainer.context.sent(number)
             before = flatten({name: shared.get(name, {}) for name in parts})
-            sent = result.state
-            if silo.attack_scale != 1:
-                sent = scale_update(sent, shared, parts, silo.attack_scale)
+            sent = scale_update(result.state, shared, parts, silo.attack_scale)
             if self.uplink.names:
                 encoded, kept = self.uplink.send(
                     change_of(before, shared_tensors(sent, parts)), memory, silo.name, number
@@ -151,12 +149,11 @@ class SiloClient:
         if not silos:
             return []
         shared, number = self.open_broadcast(broadcast, silos[0].name)
-        results = self.trainer.finals(silos, shared, number)
-        for silo, result in zip(silos, results, strict=True):
+        replies = []
+        for silo, result in zip(silos, self.trainer.finals(silos, shared, number), strict=True):
             self._keep(silo, result)
-        return [
-            SiloReply(silo.name, b"", result.metrics, result.note) for silo, result in zip(silos, results, strict=True)
-        ]
+            replies.append(SiloReply(silo.name, b"", result.metrics, result.note))
+        return replies
 
     def _keep(self, silo: Silo, result: LocalResult) -> None:
         """Store the private parts and the memory on the silo."""

@@ -81,13 +81,10 @@ class TrainingContext(PredictionContext):
         """DP-SGD in the silos (`privacy.unit`); None: no noise on rows."""
         self._sent: tuple[int, dict[str, Part]] | None = None
 
-    @property
-    def _reads_reference(self) -> bool:
-        return any(head.reads_reference for head in self.heads)
-
     def _with_reference(self, phase: Phase) -> Phase:
         """Add the view of the backbone alone, if a head reads it."""
-        return replace(phase, views={**phase.views, REFERENCE: {}}) if self._reads_reference else phase
+        reads = any(head.reads_reference for head in self.heads)
+        return replace(phase, views={**phase.views, REFERENCE: {}}) if reads else phase
 
     # -- states ------------------------------------------------------------------------------------------------------
 

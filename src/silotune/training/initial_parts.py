@@ -33,14 +33,12 @@ class TrainedParts:
     def instead_of(self, drawn: State, parts: Mapping[str, Part], silo: str | None = None) -> State:
         """Return the trained tensors of parts, in the order of those that were drawn; parts drawn anew stay drawn."""
         kept = self.read(silo)
-        return (
-            drawn
-            if kept is None
-            else {
-                name: tensors if parts[name].redrawn else self._fitting(name, tensors, kept.get(name, {}))
-                for name, tensors in drawn.items()
-            }
-        )
+        if kept is None:
+            return drawn
+        return {
+            name: tensors if parts[name].redrawn else self._fitting(name, tensors, kept.get(name, {}))
+            for name, tensors in drawn.items()
+        }
 
     def _fitting(self, part: str, drawn: Tensors, kept: Tensors) -> Tensors:
         for name in dict.fromkeys([*drawn, *kept]):

@@ -37,7 +37,8 @@ class LMHead:
         self._scores_decoder = bool(model.config.is_encoder_decoder)
         inner = "decoder" if self._scores_decoder else str(cast(Any, model).base_model_prefix)
         top = _replaced(model, inner, source)
-        self._top = _replaced(top, _name_of(model, projection), self._projection)
+        place = next(name for name, module in model.named_modules() if module is projection)
+        self._top = _replaced(top, place, self._projection)
         tied = [name for name, tensor in base.named_parameters() if tensor is projection.weight]
         self._tied = tied[0] if tied else None
         base_parameters = {id(tensor) for tensor in base.parameters()}
@@ -138,10 +139,6 @@ class _Projection(nn.Module):
         if self._cast is None or self._cast[0]() is not weight or self._cast[1] != version:
             self._cast = ref(weight), version, weight.to(dtype)
         return self._cast[2]
-
-
-def _name_of(model: nn.Module, submodule: nn.Module) -> str:
-    return str(next(name for name, module in model.named_modules() if module is submodule))
 
 
 def _replaced(module: nn.Module, path: str, new: nn.Module) -> nn.Module:

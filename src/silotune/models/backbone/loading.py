@@ -105,7 +105,7 @@ def load_backbone(
     if quantization != NONE:
         options |= quantized_loading(quantization, dtype, target)
     possible = [target] if settings.device_map is None else candidates(settings.device_map, target)
-    with one_message(settings.name, model_class):
+    with one_message(settings.name):
         config, auto, more = model_class_of(settings, source, model_class)
         options |= more
         tokenizer = AutoTokenizer.from_pretrained(source, config=config, **hub_options(settings))
@@ -212,7 +212,7 @@ def _read(
     weights: Path | None,
 ) -> PreTrainedModel:
     """Read a model's weights from its files or from a shared one; refuses files that do not have all of them."""
-    with one_message(name, model_class):
+    with one_message(name):
         if weights is None:
             model, loading_info = auto.from_pretrained(source, config=config, output_loading_info=True, **options)
         else:
@@ -254,10 +254,9 @@ def _attention(name: str, dtype: torch.dtype, device: torch.device) -> str | Non
         return name
     from transformers.utils.import_utils import is_flash_attn_2_available
 
-    if device.type != "cuda" or not is_flash_attn_2_available():
+    if device.type != "cuda" or dtype is torch.float32 or not is_flash_attn_2_available():
         raise InputError(
-            "backbone.attention=flash: needs a GPU and the package flash-attn; allowed here: auto, eager, sdpa"
+            "backbone.attention=flash: needs a GPU, precision=bf16 or fp16, and the package flash-attn; allowed here: "
+            "auto, eager, sdpa"
         )
-    if dtype is torch.float32:
-        raise InputError("backbone.attention=flash: computes in bf16 or fp16 alone; allowed here: auto, eager, sdpa")
     return "flash_attention_2"

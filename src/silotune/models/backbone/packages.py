@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.core.clock import log_line
-from silotune.errors import InputError, needs
+from silotune.errors import InputError, needs, reason_of
 from silotune.models.backbone.fingerprint import cache_root, kept_digest, stored_fingerprint
 
 DEFAULT_FINGERPRINT = "046aa9125c3fc21fbe09ec5b9d7795d825642a88672cbbe71fbb8eb891ebb4a0"
@@ -150,8 +150,7 @@ def _dequantize(file: Path, folder: Path) -> None:
         read: Any = loader.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
         tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except Exception as error:  # transformers has many for files that it cannot read
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(f"backbone: transformers cannot read {file.name} ({reason})") from error
+        raise InputError(f"backbone: transformers cannot read {file.name} ({reason_of(error)})") from error
     if hasattr(read.config, "quantization_config"):
         del read.config.quantization_config
     plain: Any = type(read)(read.config).to(torch.float32)

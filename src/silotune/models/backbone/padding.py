@@ -47,7 +47,7 @@ class Padding:
     def by_length(self, text: Collection[int], decoder: int) -> dict[int, bool]:
         """Map a mask's number of columns to whether it hides any; empty if two different masks have the same length.
 
-        They are those of the text's masks, with virtual tokens, and of the decoder's mask; 0 without one.
+        `text` are the columns of the text's masks, with virtual tokens; `decoder` those of the decoder's, or 0.
         """
         if decoder in text and self.decoder != self.text:
             return {}

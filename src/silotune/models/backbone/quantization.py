@@ -84,18 +84,13 @@ def resolve_quantization(name: str, device: torch.device) -> str:
 
 def quantized_loading(name: str, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     """Return the arguments of `from_pretrained` that load a model quantized, onto its device."""
-    _require(name)
-    return {"quantization_config": QUANTIZATIONS[name].settings(dtype), "device_map": {"": device}}
-
-
-def _require(name: str) -> None:
-    """Check that a quantization's library is installed, and silence its log messages."""
     library = QUANTIZATIONS[name].library
     logging.getLogger(library).setLevel(logging.ERROR)
     needed = (library, "accelerate") if library == "bitsandbytes" else (library,)
     for package in needed:
         with needs(f"backbone.quantization={name}: needs {package}", "quantization"):
             importlib.import_module(package)
+    return {"quantization_config": QUANTIZATIONS[name].settings(dtype), "device_map": {"": device}}
 
 
 def refuse_stored_quantization(name: str, config: Any) -> None:

@@ -28,13 +28,6 @@ DESCRIPTIONS: dict[str, str] = {
     "AutoModelForCausalLM": "a causal language model or an encoder–decoder, with its language-model head",
 }
 
-STAND_INS: dict[str, str] = {
-    "AutoModel": "backbone=default (all-MiniLM-L6-v2)",
-    "AutoModelForMaskedLM": "backbone=FOLDER with a small masked language model",
-    "AutoModelForCausalLM": "backbone=smollm2, or backbone=FOLDER with another causal language model",
-}
-"""What to give instead of a hub's model on a machine without the hub."""
-
 
 def hub_options(settings: BackboneConfig) -> dict[str, Any]:
     """Return the keyword arguments of every `from_pretrained` (configuration, tokenizer, weights)."""
@@ -59,17 +52,16 @@ def is_causal(config: Any) -> bool:
 
 
 @contextmanager
-def one_message(name: str, model_class: ModelClass = "AutoModel") -> Iterator[None]:
-    """Turn the many types of error that transformers raises into one for the user, which names a stand-in."""
+def one_message(name: str) -> Iterator[None]:
+    """Turn the many types of error that transformers raises into one for the user, which names what needs no hub."""
     try:
         yield
     except InputError:
         raise
     except Exception as error:
-        offline = "" if Path(name).exists() else f"; without the hub: {STAND_INS[model_class]}"
         raise InputError(
             f"backbone: cannot load {name!r} ({reason_of(error)}); allowed: {', '.join(PACKAGED)}, a hub id, a local "
-            f"folder, a GGUF file{offline}"
+            "folder, a GGUF file"
         ) from error
 
 
@@ -122,7 +114,7 @@ def model_class_of(settings: BackboneConfig, source: str, model_class: ModelClas
 
 def without_data(settings: BackboneConfig, source: str, model_class: ModelClass) -> Any:
     """Make a stored model with its shapes alone; arguments as of `model_class_of`."""
-    with one_message(settings.name, model_class), torch.device("meta"):
+    with one_message(settings.name), torch.device("meta"):
         config, auto, _ = model_class_of(settings, source, model_class)
         return auto.from_config(config)
 

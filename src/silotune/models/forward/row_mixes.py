@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -56,9 +57,8 @@ class RowMixes:
         if len(self.mixes) == 1:
             return RowMixes([select_rows(self.mixes[0], rows)], [len(rows)])
         places = [(segment, row) for segment, size in enumerate(self.sizes) for row in range(size)]
-        runs = [
-            (key, [row for _, row in group]) for key, group in groupby((places[row] for row in rows.tolist()), _first)
-        ]
+        chosen = groupby((places[row] for row in rows.tolist()), itemgetter(0))
+        runs = [(key, [row for _, row in group]) for key, group in chosen]
         return RowMixes([select_rows(self.mixes[segment], own) for segment, own in runs], [len(own) for _, own in runs])
 
     @classmethod
@@ -93,10 +93,6 @@ def sharing_key(backbone: Backbone, mix: Mixed) -> Hashable:
         return None
     prompts = tuple((prompt.tokens, prompt.vectors.dtype) for prompt in plan.prompts)
     return prompts, tuple((prefix.tokens, prefix.decoder) for prefix in plan.prefixes)
-
-
-def _first(place: tuple[int, int]) -> int:
-    return place[0]
 
 
 def _concatenated(mixes: Sequence[Mixed]) -> Mixed:

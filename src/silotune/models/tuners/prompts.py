@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from pydantic import Field
@@ -19,10 +19,6 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.virtual_tokens import Prompt
 from silotune.models.tuners.base import MergedAdapter, Tuner, TunerOptions, WeightedTensors, weighted_sum
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 PROMPT_TENSOR = "prompt_embeddings"
 """The one tensor of a part after `Tuner.reparametrize`, as peft saves it: shape (tokens, width)."""
@@ -121,16 +117,11 @@ def initial_vectors(backbone: Backbone, tokens: int, init: Init, words: str, gen
     if init == "vocabulary" or backbone.shape_only:  # shapes alone have no tokenizer for words
         rows = torch.randint(len(table), (tokens,), generator=generator)
     else:
-        ids = torch.tensor(_ids(backbone.tokenizer, words))
+        ids = torch.tensor(backbone.tokenizer(words, add_special_tokens=False)["input_ids"], dtype=torch.int64)
+        if not len(ids):
+            raise InputError("tuner.words: tuner.init=words needs a text, e.g. tuner.words='it was great'")
         rows = ids[torch.arange(tokens) % len(ids)]
     return table[rows.to(table.device)].float().cpu() * scale
-
-
-def _ids(tokenizer: PreTrainedTokenizerBase, words: str) -> list[int]:
-    ids = list(tokenizer(words, add_special_tokens=False)["input_ids"])
-    if not ids:
-        raise InputError("tuner.words: tuner.init=words needs a text, e.g. tuner.words='it was great'")
-    return ids
 
 
 def is_folded(tensors: Tensors) -> bool:
