@@ -33,9 +33,7 @@ _START = "0" * 64
 class Records:
     """The records in a folder; the file is made with its first use. Threads and processes may share it.
 
-    Args:
-        folder: the folder, made if it is missing.
-        tables: statements that create the owner's tables where they are missing.
+    `tables` are statements that create the owner's tables where they are missing.
     """
 
     def __init__(self, folder: Path, tables: str = "") -> None:

@@ -76,8 +76,7 @@ class JoinedLayout:
 
     A call for each of hundreds of small tensors costs more than copying them, and freed they leave gaps in memory.
 
-    Args:
-        tensors: tensors by name; others with these names, shapes and dtypes can be joined.
+    Tensors of the names, shapes and dtypes of the given ones can be joined.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:

@@ -129,10 +129,7 @@ class TokenizedRows:
 class RowTokenizer:
     """Tokenizes rows for heads that compute logits of a row.
 
-    Args:
-        tokenizer: the backbone's.
-        max_length: the most tokens of a row.
-        segments: how many segment ids the model has embeddings of; 0: any number.
+    The model has embeddings of `segments` segment ids; 0: of any number.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int, segments: int = 0) -> None:

@@ -233,11 +233,7 @@ class LoRAFAIR(Supervised):
 
 
 class _MeanProducts:
-    """Adds up `n_k·B_k·A_k` of every target module, while updates pass.
-
-    Args:
-        before: all shared tensors in the round's broadcast.
-    """
+    """Adds up `n_k·B_k·A_k` of every target module, while updates pass."""
 
     def __init__(self, before: Tensors) -> None:
         self._before = before

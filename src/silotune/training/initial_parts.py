@@ -54,12 +54,7 @@ class TrainedParts:
 class InitialParts:
     """Derives the tensors of a method's parts from the run's seed.
 
-    Args:
-        backbone: the one backbone, from whose weights some parts are made.
-        method: with the parts' modules.
-        parts: of the method, by name.
-        seed: the run's.
-        start: initial tensors of every adapter, or the parts of a finished run; None: all are drawn.
+    `start` holds initial tensors of every adapter, or the parts of a finished run; None: all are drawn.
     """
 
     def __init__(

@@ -150,13 +150,7 @@ class PhaseOptimizer:
     scaled, and one optimizer serves all silos, because optimizers update tensor by tensor; the silos' learning rates
     are their own, and so are the norms to which gradients are clipped.
 
-    Args:
-        train: the optimizer's settings.
-        leaves: each silo's tensors that train, by name.
-        schedules: each silo's learning rates.
-        device: where they are.
-        scaled: whether the backward pass runs in float16.
-        rate_factor: tensor's name → factor of its learning rate.
+    `leaves` are each silo's tensors that train, by name; `scaled` says whether the backward pass runs in float16.
     """
 
     def __init__(

@@ -119,10 +119,7 @@ class PredictionContext:
 class Predictor:
     """One model's predictions, batch by batch.
 
-    Args:
-        context: backbone, parts and head.
-        state: all parts of the model.
-        alpha: the weight of each text, shape (texts,), if the method weighs texts.
+    `alpha` is the weight of each text, shape (texts,), if the method weighs texts.
     """
 
     def __init__(self, context: PredictionContext, state: State, alpha: Tensor | None = None) -> None:

@@ -54,12 +54,7 @@ class PrivateGradient:
 class PrivateSteps:
     """Computes the clipped and noised gradient of each step that a silo takes in one phase.
 
-    Args:
-        context: the run's training context; its `row_privacy` must not be None.
-        silo: the silo whose rows are drawn.
-        phase: the phase.
-        stream: the random numbers of this round: for drawing units and for the noise.
-        training: the round as a method's loss sees it, as `Method.train`.
+    The context's `row_privacy` must not be None; the stream has the random numbers of this round, for units and noise.
     """
 
     def __init__(

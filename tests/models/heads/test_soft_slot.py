@@ -98,7 +98,7 @@ def test_the_slot_leaves_one_blank(template, filled):
 
 
 def test_two_slots_are_refused():
-    with pytest.raises(InputError, match=r"may have \{soft\} once, found 2"):
+    with pytest.raises(InputError, match=r"may have \{soft\} once"):
         ClozeTemplate("{soft} {text} {soft} {mask}")
 
 

@@ -134,15 +134,9 @@ def _spread(
 class WeightPlacement:
     """Moves a model's weights to the device at once or at the first use, back to rest, and to a shared file.
 
-    Args:
-        model: the whole model.
-        base: its base transformer.
-        devices: where it runs.
-        quantization: how its linear layers are stored; a quantized model is on its device already and stays there.
-        on_use: leave the weights where they are until `wake`, and let `rest` take them back; not where they are spread
-            over several devices.
-        shape_only: the model has shapes but no data, and stays where it is.
-        stored_as_used: whether its files hold the weights in the type that is computed in.
+    A quantized model is on its device already and stays there; one without data stays where it is. With `on_use`,
+    weights stay where they are until `wake`, and `rest` takes them back; not where they are spread over several
+    devices. `stored_as_used`: their files hold them in the type that is computed in.
     """
 
     def __init__(

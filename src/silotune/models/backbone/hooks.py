@@ -38,11 +38,7 @@ class FunctionalWrapper(nn.Module):
 
 
 class HookManager:
-    """The hooks of one model, and the plan they apply.
-
-    Args:
-        base: the model; its modules keep their names and weights.
-    """
+    """The hooks of one model, and the plan they apply."""
 
     def __init__(self, base: nn.Module) -> None:
         self._base = base

@@ -256,7 +256,7 @@ def _attention(name: str, dtype: torch.dtype, device: torch.device) -> str | Non
 
     if device.type != "cuda" or dtype is torch.float32 or not is_flash_attn_2_available():
         raise InputError(
-            "backbone.attention=flash: needs a GPU, precision=bf16 or fp16, and the package flash-attn; allowed here: "
+            "backbone.attention=flash: needs a GPU with precision=bf16 or fp16, and the package flash-attn; allowed: "
             "auto, eager, sdpa"
         )
     return "flash_attention_2"

@@ -20,9 +20,7 @@ Layers = Sequence[tuple[Tensor, Tensor]]
 class PrefixCache(DynamicCache):
     """Past keys and values that hold the prefixes and never grow, because checkpointing runs a block twice.
 
-    Args:
-        prefixes: one or several; their tokens follow one another.
-        rows: rows of the batch.
+    The tokens of several prefixes follow one another.
     """
 
     def __init__(self, prefixes: Sequence[Layers], rows: int) -> None:

@@ -73,8 +73,7 @@ _Group = dict[str, _ModuleOutput]
 class ActivationCache:
     """Activations below the first part, by set of rows and group; the least recently used group is dropped first.
 
-    Args:
-        mib: upper bound of the kept activations, in MiB.
+    Together they have at most `mib` MiB.
     """
 
     def __init__(self, mib: int) -> None:

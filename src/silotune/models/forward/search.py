@@ -31,9 +31,7 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 class Steps(Generic[AnyRow]):
     """Writes answers in steps of one token each; an answer that is done leaves the batch.
 
-    Args:
-        decoding: rows that have not begun.
-        rows: one answer per row, in the decoding's order.
+    The rows of the decoding have not begun; there is one answer for each, in their order.
     """
 
     def __init__(self, decoding: Decoding, rows: Sequence[AnyRow]) -> None:

@@ -159,8 +159,7 @@ class Delta(Tuner):
     Each target module of the LoRA has a `delta.weight` of shape (out, in), which starts at zero. It makes no choice of
     its own, and no configuration names it.
 
-    Args:
-        lora: the tuner whose target modules and scale it has.
+    It has the target modules and the scale of `lora`.
     """
 
     name = "delta"

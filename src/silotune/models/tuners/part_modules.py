@@ -20,9 +20,7 @@ from silotune.models.tuners.target_modules import layer_widths
 class TensorGroup:
     """Some of a tuner's tensors. Parts that hold all of its groups are one adapter in a mix (`joined`).
 
-    Args:
-        tuner: the tuner whose tensors they are.
-        group: a key of `Tuner.groups`.
+    The group is a key of `Tuner.groups`.
     """
 
     tuner: Tuner
