@@ -10,7 +10,7 @@ import yaml
 
 from silotune.config.trees import load_tree
 from silotune.deploy import initialize
-from silotune.deploy.invitations import Invitation, invite
+from silotune.deploy.nodes import Invitation, invite
 from silotune.deploy.settings import read_coordinator_settings, read_silo_or_node_settings
 from silotune.distributed.silo.silo_config import read_silo_settings
 from silotune.errors import InputError

@@ -18,7 +18,7 @@ from silotune.deploy.doctor import check_proxy
 from silotune.deploy.enrollment import PATH, ask, enroll, serve_enrollment
 from silotune.deploy.files import require_root
 from silotune.deploy.initialize import init
-from silotune.deploy.invitations import Invitation
+from silotune.deploy.nodes import Invitation
 from silotune.deploy.settings import read_coordinator_settings
 from silotune.distributed.flower.commands import flower_environment, free_ports
 from silotune.distributed.local.run_local import run_local

@@ -11,7 +11,7 @@ import yaml
 from silotune.data.rows import Row
 from silotune.data.tasks import Task
 from silotune.data.tokenized import ANY_LENGTH, count_cuts
-from silotune.distributed.protocol.agreement import wire_config
+from silotune.distributed.protocol.handshake import wire_config
 from silotune.distributed.silo.setup import SiloSetup
 from silotune.errors import InputError
 from silotune.models.forward.generation import GenerationOptions

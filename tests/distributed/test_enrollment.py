@@ -21,8 +21,8 @@ from silotune.deploy import enrollment, initialize, invitations, joining
 from silotune.deploy.certificates import check_public_key, fingerprint, make_node_key, names_in, public_node_key
 from silotune.deploy.doctor import check_proxy, check_secret
 from silotune.deploy.files import TEMPLATES, filled
-from silotune.deploy.invitations import Invitation, InvitationRefused, claim, note, unclaim
 from silotune.deploy.joining import Answers
+from silotune.deploy.nodes import Invitation, InvitationRefused, claim, note, unclaim
 from silotune.deploy.settings import read_coordinator_settings, read_silo_or_node_settings
 from silotune.distributed.flower.commands import free_ports
 from silotune.distributed.silo.mask_work import masks_line, read_masked

@@ -49,6 +49,7 @@ SAID = {"silo": "north", "identity": OURS.fields(), "task": TASK, "texts": 1}
 def test_a_hello_is_read():
     hello = Hello.read(Frame("hello", SAID))
     assert (hello.silo, hello.identity, hello.task.labels, hello.texts) == ("north", OURS, ("a", "b"), 1)
+    assert (hello.rank, Hello.read(Frame("hello", SAID | {"rank": 2})).rank) == (None, 2)
 
 
 @pytest.mark.parametrize("field", ["identity", "task", "texts"])
@@ -65,6 +66,8 @@ def test_a_hello_without_a_field(field):
         *(("task", {**TASK, name: value}) for name in TASK for value in (None, [], {}, 1.5) if name != "labels"),
         *(("task", {**TASK, **more}) for more in ({"metric": "rouge1"}, {"metric": "unheard"}, {"x": 1})),
         *(("texts", value) for value in (None, "1", 0, 3, True, 1.0, [1], 10**400)),
+        *(("rank", value) for value in (0, -1, "2", True, 2.0)),
+        *(("masks", value) for value in ({}, {"peers": 1, "silos": 3, "least": 2}, "ab")),
     ],
 )
 def test_a_field_of_a_hello_that_is_something_else(field, value):

@@ -129,18 +129,17 @@ def rounds(tiny_config, tmp_path_factory):
 
 
 def tensors_with(change):
-    """An answer whose message's first float tensor is another one; None leaves it out."""
+    """An answer whose message's first float tensor is another one."""
 
     def harm(exchange: Round) -> bytes:
         good = exchange.honest[VICTIM]
         message = good.blobs["message"]
         tensors = load(message)
         name = next(key for key, value in sorted(tensors.items()) if value.is_floating_point())
-        changed = change(tensors.pop(name))
         length = int.from_bytes(message[:8], "little")
         metadata = json.loads(message[8 : 8 + length])["__metadata__"]
-        kept = tensors if changed is None else tensors | {name: changed}
-        return replace(good, blobs={"message": save(kept, metadata=metadata)}).encode()
+        changed = tensors | {name: change(tensors[name])}
+        return replace(good, blobs={"message": save(changed, metadata=metadata)}).encode()
 
     return harm
 
@@ -156,14 +155,10 @@ def frame_with(**parts):
 
 
 MALFORMED = {
-    "a tensor too few": (tensors_with(lambda _: None), "missing"),
-    "another shape": (tensors_with(lambda tensor: tensor[:0]), "has shape"),
-    "another dtype": (tensors_with(torch.Tensor.double), "has dtype"),
     "not finite": (tensors_with(lambda tensor: tensor * math.nan), "NaN or infinity"),
     "huge": (tensors_with(lambda tensor: tensor * 0 + 1e30), "above aggregation.max_norm|becomes NaN"),
     "no message": (frame_with(blobs={"message": b"junk"}), "not a silotune message"),
     "no blob": (frame_with(blobs={}), "without metrics or message"),
-    "another blob": (frame_with(blobs={"messages": b""}), "without metrics or message"),
     "another kind": (frame_with(kind="scores"), "answered with 'scores'"),
     "an earlier answer": (lambda exchange: exchange.earlier.encode(), "for round 1, asked was round 2"),
     "an earlier message": (
@@ -175,20 +170,18 @@ MALFORMED = {
         lambda exchange: replace(exchange.honest[VICTIM], blobs=exchange.honest["alpha"].blobs).encode(),
         "in the name of",
     ),
-    **{f"silo {name!r}": (answer_with(silo=name), "another name") for name in ("alpha", "", None, 3, ["beta"])},
-    **{f"round {number!r}": (answer_with(round=number), "for round") for number in (1, 3, 2.0, "2", None, True, [2])},
-    **{f"state {name!r:.20}": (answer_with(state=name), "state") for name in ("0001", "../0002", 2, None, "x" * 9000)},
+    **{f"silo {name!r}": (answer_with(silo=name), "another name") for name in ("alpha", None)},
+    **{f"round {number!r}": (answer_with(round=number), "for round") for number in (3, 2.0, None)},
+    **{f"state {name!r:.20}": (answer_with(state=name), "state") for name in ("../0002", None, "x" * 9000)},
     **{
         f"metrics {value!r:.30}": (answer_with(metrics=value), "without metrics")
-        for value in (None, [], {"rows": math.nan}, {"rows": -1}, {"round": 9}, {str(n): 1 for n in range(2000)})
+        for value in (None, {"rows": math.nan}, {str(n): 1 for n in range(2000)})
     },
     **{
         f"scores {value!r}": (answer_with(scores=value), "something else than scores")
-        for value in (None, [], 50, {"validation": -1}, {"validation": 50, "asr": 1}, {"rows": 7})
+        for value in (None, {"validation": -1})
     },
     "a cut frame": (lambda exchange: exchange.honest[VICTIM].encode()[:-1], "frame"),
-    "a longer frame": (lambda exchange: exchange.honest[VICTIM].encode() + b"x", "frame"),
-    "no frame": (lambda _: b"\x80\x04.", "frame"),
 }
 """Bytes of an answer, and what one of the reasons says."""
 

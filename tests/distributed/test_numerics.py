@@ -11,8 +11,8 @@ from silotune.core.determinism import set_numerics
 from silotune.core.records import Records
 from silotune.distributed.coordinator import coordinate as coordinator
 from silotune.distributed.coordinator.run_status import RunStatus
-from silotune.distributed.protocol.agreement import wire_config
 from silotune.distributed.protocol.frames import Frame, decode
+from silotune.distributed.protocol.handshake import wire_config
 from silotune.distributed.silo.session import Session
 from silotune.distributed.silo.setup import SiloSetup
 from silotune.errors import InputError

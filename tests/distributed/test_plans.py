@@ -17,7 +17,7 @@ from silotune.deploy.queue import RunQueue
 from silotune.deploy.scheduler import Scheduler
 from silotune.deploy.settings import CoordinatorSettings
 from silotune.distributed.coordinator import dispatcher
-from silotune.distributed.coordinator.coordinate import coordinate, run_plan
+from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.job import Job
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.approvals import Approvals
@@ -45,7 +45,7 @@ class Federation:
     def _submit(self, path: Path) -> str:
         def work() -> None:
             with suppress(SilotuneError):  # the job's status says it
-                coordinate(Job.read(path), DirectLink(self.answers), run_plan)
+                coordinate(Job.read(path), DirectLink(self.answers))
 
         self.threads.append(threading.Thread(target=work))
         self.threads[-1].start()

@@ -8,9 +8,8 @@ import pytest
 
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.run_status import RunFollower
-from silotune.distributed.protocol.agreement import wire_config
 from silotune.distributed.protocol.frames import Frame, decode
-from silotune.distributed.protocol.handshake import Identity
+from silotune.distributed.protocol.handshake import Identity, wire_config
 from silotune.distributed.silo.session import Session
 from silotune.distributed.silo.store import Answer, Price, SiloStore
 from silotune.errors import InputError, SilotuneError

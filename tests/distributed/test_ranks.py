@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from silotune.data.tasks import Task
 from silotune.distributed.coordinator.coordinate import coordinate
-from silotune.distributed.protocol.frames import Frame, HandshakeRefused, decode
-from silotune.distributed.protocol.handshake import Hello, Identity
+from silotune.distributed.protocol.frames import decode
 from silotune.distributed.silo.run_description import describe
 from silotune.distributed.silo.session import Session
 from silotune.errors import InputError, SilotuneError
@@ -83,13 +81,3 @@ def test_a_rank_that_changes_within_a_run_is_refused_and_named(tiny_config, tmp_
     with pytest.raises(SilotuneError, match=r"its LoRA rank is 3, and was 2 when the run began"):
         coordinate(job(config, out, changed, local=False), DirectLink(answering(changed)))
     assert list(events(out)) == before
-
-
-@pytest.mark.parametrize("rank", [0, -1, True, "2", 2.0])
-def test_what_is_no_rank_is_refused(rank):
-    identity = Identity("1", "b" * 64, "t" * 64, "fp32")
-    fields = {"silo": "beta", "identity": identity.fields(), "task": Task("t", ("no", "yes")).fields(), "texts": 1}
-    assert Hello.read(Frame("hello", fields)).rank is None
-    assert Hello.read(Frame("hello", fields | {"rank": 2})).rank == 2
-    with pytest.raises(HandshakeRefused, match="silo 'beta': rank: not a rank"):
-        Hello.read(Frame("hello", fields | {"rank": rank}))

@@ -10,9 +10,8 @@ import pytest
 
 from silotune.communication.messages import UPDATE_FIELDS, unpack
 from silotune.distributed.coordinator.coordinate import coordinate
-from silotune.distributed.protocol.agreement import wire_config
 from silotune.distributed.protocol.frames import Frame, decode
-from silotune.distributed.protocol.handshake import Identity
+from silotune.distributed.protocol.handshake import Identity, wire_config
 from silotune.distributed.silo.row_ledger import Charge, RowLedger
 from silotune.distributed.silo.session import Session
 from silotune.distributed.silo.silo_config import RowBudget

@@ -14,8 +14,8 @@ from silotune.data.loading import load_silos
 from silotune.data.row_folder import write_rows
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.job import Job, prepare
-from silotune.distributed.protocol.agreement import parse_wire_config, wire_config
 from silotune.distributed.protocol.frames import Frame, decode
+from silotune.distributed.protocol.handshake import parse_wire_config, wire_config
 from silotune.distributed.silo.session import Session
 from silotune.distributed.silo.silo_config import REHEARSAL, SiloSettings
 from silotune.errors import SilotuneError

@@ -9,8 +9,8 @@ import torch
 
 from silotune.errors import InputError
 from silotune.interop.export import export
-from silotune.interop.gguf_adapter import FAMILIES
 from silotune.interop.selection import select
+from silotune.interop.served_lora import FAMILIES
 from silotune.models.tuners.lora import options_of
 
 SITES = "query,key,value,attention_output,feedforward_input,feedforward_gate,feedforward_output"

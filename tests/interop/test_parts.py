@@ -26,18 +26,24 @@ _FEDEX = ["method=fedex-lora", "aggregation=fedex-lora"]
 @pytest.mark.parametrize(
     ("tuner", "words", "part", "why", "allowed"),
     [
-        ("lora", _LOCAL, "global", "method local has no shared adapter", "private, mixed, merged"),
-        ("lora", [], "private", "method fedavg has no private adapter", "global, mixed, merged"),
-        ("lora", ["method.adapters=2"], "global", "2 shared adapters (global, global_2)", "mixed, merged"),
+        ("lora", _LOCAL, "global", "(adapters: global: none; private: private)", "private, mixed, merged"),
+        ("lora", [], "private", "(adapters: global: global; private: none)", "global, mixed, merged"),
+        (
+            "lora",
+            ["method.adapters=2"],
+            "global",
+            "(adapters: global: global, global_2; private: none)",
+            "mixed, merged",
+        ),
         (
             "bottleneck",
             ["method=fedmatch"],
             "merged",
-            "that can be: lora, dora, vera, loha, ia3, bitfit, full",
+            "method fedmatch with tuner bottleneck has no such export",
             "global, private, mixed",
         ),
-        ("prompt", [], "merged", "tuner prompt cannot be folded into weights", "global, mixed"),
-        ("full", [], "mixed", "tuner full holds the weights themselves", "global, merged"),
+        ("prompt", [], "merged", "with tuner prompt has no such export", "global, mixed"),
+        ("full", [], "mixed", "with tuner full has no such export", "global, merged"),
         ("lora", _FEDEX, "mixed", "also changes the frozen weights (delta), which no adapter", "merged"),
         (
             "lora",

@@ -13,7 +13,7 @@ from silotune.core.randomness import derive, sampler
 from silotune.core.tensors import copy as copied
 from silotune.data.batching import make_batch
 from silotune.data.rows import Row
-from silotune.distributed.protocol.agreement import check_federated
+from silotune.distributed.protocol.handshake import check_federated
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.instance_vectors import embed, weigh, with_instances

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from silotune.communication.privacy.noise_stream import NoiseStream
+from silotune.communication.privacy.noise import NoiseStream
 from silotune.core.tensors import State
 from silotune.errors import InputError
 from silotune.methods import METHODS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from silotune.distributed.protocol.agreement import check_federated
+from silotune.distributed.protocol.handshake import check_federated
 from silotune.errors import InputError
 from silotune.runs.personal_model import load_model
 from silotune.runs.run_result import load_run

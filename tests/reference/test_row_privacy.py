@@ -12,7 +12,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from silotune.communication.privacy.noise_stream import NoiseStream
+from silotune.communication.privacy.noise import NoiseStream
 from silotune.core.tensors import State, flatten
 from silotune.data.batching import make_batch
 from silotune.methods.step import LocalTraining, Step, local_training

@@ -10,9 +10,8 @@ import yaml
 
 from silotune.communication.messages import broadcast_message
 from silotune.config import Config
-from silotune.distributed.protocol.agreement import wire_config
 from silotune.distributed.protocol.frames import Frame, decode
-from silotune.distributed.protocol.handshake import Identity
+from silotune.distributed.protocol.handshake import Identity, wire_config
 from silotune.distributed.silo.session import Session
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.runs.build.builder import build

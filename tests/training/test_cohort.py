@@ -473,7 +473,7 @@ def test_auto_counts_both_answers_of_a_pair_and_the_tokens_of_decoders(words):
 
 
 def test_not_between_machines(words):
-    from silotune.distributed.protocol.agreement import check_federated
+    from silotune.distributed.protocol.handshake import check_federated
 
     with pytest.raises(InputError, match=r"^cohort=2: every silo trains on its own machine"):
         check_federated(read_config("demo", words("fedavg", "cohort=2")))

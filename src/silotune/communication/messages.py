@@ -65,11 +65,7 @@ def broadcast_message(shared: State, round_number: int) -> bytes:
 
 
 def read_broadcast(message: bytes, expected: Expected) -> tuple[State, int]:
-    """Return the shared parts and the round's number.
-
-    Raises:
-        MessageRefused: the message differs from the expected one.
-    """
+    """Return the shared parts and the round's number."""
     tensors, fields = unpack(message, expected, BROADCAST_FIELDS)
     return unflatten(tensors), int(fields["round"])
 
@@ -96,16 +92,7 @@ def pack(tensors: Tensors, fields: Fields) -> bytes:
 
 
 def unpack(message: bytes, expected: Expected, fields: Mapping[str, type]) -> tuple[Tensors, Fields]:
-    """Read a message and check it.
-
-    Args:
-        message: the bytes as received.
-        expected: names, shapes and dtypes of the tensors.
-        fields: the fields that must be there, with their types.
-
-    Raises:
-        MessageRefused: the message differs from the expected one; the text says how.
-    """
+    """Read a message and check it; these fields must be there, with their types."""
     try:
         (tensors, numbers), values = read_block(message), read_metadata(message, _METADATA)
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -124,16 +111,7 @@ def _check_fields(values: object, fields: Mapping[str, type]) -> None:
 
 
 def check_tensors(tensors: Tensors, expected: Expected, numbers: Tensor | None = None) -> None:
-    """Refuse tensors that are not as expected.
-
-    Args:
-        tensors: the tensors.
-        expected: what they must be.
-        numbers: all their numbers as one tensor, if there is one.
-
-    Raises:
-        MessageRefused: missing, extra, wrong shape or dtype, or not finite.
-    """
+    """Refuse tensors that are not as expected; `numbers` holds all of theirs as one tensor, if there is one."""
     missing = sorted(expected.shapes.keys() - tensors.keys())
     extra = sorted(tensors.keys() - expected.shapes.keys())
     if missing or extra:

@@ -54,12 +54,7 @@ def make_authority(host: str) -> KeyPair:
 
 
 def make_server_certificate(authority: KeyPair, host: str) -> KeyPair:
-    """Make a key and a certificate for the coordinator: for its public name, for localhost and for 127.0.0.1.
-
-    Args:
-        authority: who signs; its certificate may be a bundle that begins with the signer's.
-        host: the public name or address.
-    """
+    """Make a key and a certificate for the coordinator: for its public name, for localhost and for 127.0.0.1."""
     signer = read_certificate(authority.certificate)
     try:
         signing: Any = serialization.load_pem_private_key(authority.key, None)

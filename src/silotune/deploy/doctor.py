@@ -63,12 +63,7 @@ def examine_coordinator(settings: CoordinatorSettings, backbone: str = "default"
 
 
 def examine_silo(settings: SiloSettings | NodeSettings, train: bool = True) -> list[Finding]:
-    """Check a silo, or its node alone.
-
-    Args:
-        settings: the operator's.
-        train: load backbone and rows, and train one step; nothing leaves the machine.
-    """
+    """Check a silo, or its node alone; with `train` it trains one step, of which nothing leaves the machine."""
     found = []
     if settings.private_key and settings.root_certificates and settings.superlink:
         if isinstance(settings, NodeSettings) or not settings.socket_group:  # else the node's user reads it
@@ -120,12 +115,7 @@ def check_secret(check: str, path: str | Path) -> Finding:
 
 
 def check_proxy(address: str, certificates: str | Path) -> list[Finding]:
-    """Check the way to the coordinator: name, certificate, clock, forbidden paths, versions.
-
-    Args:
-        address: HOST:PORT of the proxy.
-        certificates: the file of the authority.
-    """
+    """Check the way to the coordinator: name, certificate, clock, forbidden paths, versions."""
 
     def get(method: str, path: str) -> tuple[int, dict[str, Any]]:
         return ask(address, Path(certificates), method, path, seconds=20)

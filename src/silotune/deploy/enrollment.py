@@ -22,8 +22,16 @@ import httpx
 
 from silotune.config.validators import is_name
 from silotune.deploy.certificates import check_public_key, issuer_of
-from silotune.deploy.invitations import Invitation, InvitationRefused, claim, unclaim
-from silotune.deploy.nodes import has_key, register_node, registered_nodes, unregister_node
+from silotune.deploy.nodes import (
+    Invitation,
+    InvitationRefused,
+    claim,
+    has_key,
+    register_node,
+    registered_nodes,
+    unclaim,
+    unregister_node,
+)
 from silotune.deploy.settings import CoordinatorSettings
 from silotune.distributed.protocol.frames import PROTOCOL
 from silotune.errors import InputError, SilotuneError, file_errors
@@ -199,14 +207,6 @@ def ask(
     """Ask the coordinator's nginx over TLS, through the proxy that this machine's settings name, as Flower's node does.
 
     Connections to this machine go through no proxy.
-
-    Args:
-        address: HOST:PORT.
-        authority: certificates, PEM, or their file.
-        method: `GET` or `POST`.
-        path: of the request.
-        fields: sent as JSON.
-        seconds: the longest wait.
 
     Returns:
         HTTP's status, and the answer's fields with its `date`, and the `days` for which the certificate is valid.

@@ -68,11 +68,7 @@ def require_root() -> None:
 
 
 def install(folder: Path) -> bool:
-    """Let systemd make the users and modes that a party's files ask for, and start its units.
-
-    Returns:
-        Whether systemd runs here, so that the units were started.
-    """
+    """Let systemd make the users and modes that a party's files ask for; return whether it started the units."""
     units = sorted(folder.glob("*.service"))
     _run("systemd-sysusers", str(folder / "sysusers.conf"))
     _run("systemd-tmpfiles", "--create", str(folder / "tmpfiles.conf"))

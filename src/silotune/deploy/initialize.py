@@ -28,14 +28,7 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 
 @dataclass(frozen=True)
 class Initialized:
-    """The files that `federation init` made.
-
-    Args:
-        coordinator: the coordinator's file.
-        proxy: nginx's file.
-        fingerprint: of the authority's certificate.
-        started: whether systemd has started coordinator and proxy.
-    """
+    """The files that `federation init` made."""
 
     coordinator: Path
     proxy: Path
@@ -44,15 +37,7 @@ class Initialized:
 
 
 def init(folder: Path, host: str, port: int = 443, inner_port: int = 8443, installs: bool = False) -> Initialized:
-    """Make a coordinator's folder: authority, certificate, `coordinator.yaml`, `nginx.conf`, systemd units.
-
-    Args:
-        folder: where to; none of the files may exist.
-        host: the public name, in the certificate and in nginx's file.
-        port: the proxy's.
-        inner_port: the SuperLink's on 127.0.0.1; enrollment listens on the next.
-        installs: have systemd make the user `silotune` and start the units; for root.
-    """
+    """Make a coordinator's folder: authority, certificate, `coordinator.yaml`, `nginx.conf`, systemd units."""
     require_flower()
     if not _HOST.fullmatch(host):
         raise InputError(f"--host {host!r}: is not the name of a machine (like coordinator.example.org) or an address")
@@ -104,16 +89,8 @@ def init(folder: Path, host: str, port: int = 443, inner_port: int = 8443, insta
 def renew(settings: CoordinatorSettings, authority: bool = False, key: Path | None = None) -> float:
     """Make a new server certificate for the same names, or a new authority that is trusted beside the old one.
 
-    The old files stay as `NAME.old`.
-
-    Args:
-        settings: the coordinator's.
-        authority: make a new authority; the server's certificate changes with the next renewal, when all silos have
-            the new `ca.pem`.
-        key: the authority's key; `ca.key` beside `ca.pem` by default.
-
-    Returns:
-        The days for which the new certificate is valid.
+    The old files stay as `NAME.old`. The server's certificate changes with the next renewal, when silos have the new
+    authority. Returns the days for which the new certificate is valid.
     """
     if settings.ca is None or settings.certificate is None or settings.key is None:
         raise InputError("renew: a coordinator without TLS has no certificates")

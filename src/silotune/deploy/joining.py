@@ -17,7 +17,7 @@ from silotune.core.files import dump_yaml
 from silotune.deploy.certificates import make_node_key, public_node_key
 from silotune.deploy.enrollment import enroll
 from silotune.deploy.files import filled, install, program, replace_content, require_absent, require_root, write_new
-from silotune.deploy.invitations import Invitation
+from silotune.deploy.nodes import Invitation
 from silotune.distributed.flower.commands import require_flower
 from silotune.distributed.silo.mask_work import made_identity
 from silotune.distributed.silo.silo_config import read_silo_settings
@@ -35,14 +35,7 @@ class Answers:
     """The operator's choices for a silo that joins.
 
     Args:
-        data: the file or folder of rows.
-        policy: a preset's name.
-        text: the text column, or the two of a pair.
-        label: the label column.
         task: the name that silos with the same labels share; None: the silo's own.
-        approval: `ask` or `policy`.
-        share: the numbers that may leave.
-        backbone: `default`, or a folder on this machine.
         epsilon: the privacy budget of all runs: with policy `private` of each unit, else of noise on whole updates,
             for which a secret is made.
         unit: whom policy `private` protects.
@@ -73,14 +66,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Joined:
-    """The files that `silo join` made.
-
-    Args:
-        settings: the silo's file.
-        rows: how many rows were read.
-        identity: what the operator tells the others with policy `masked`; else empty.
-        started: whether systemd has started worker and node.
-    """
+    """The files that `silo join` made, and `identity`, what the operator tells the others with policy `masked`."""
 
     settings: Path
     rows: int
@@ -94,13 +80,6 @@ def join(
     """Check the rows, make the key, register it, and write the silo's files.
 
     A repeated call after a failed registration uses the key that is there.
-
-    Args:
-        invitation: the invitation's content.
-        folder: where to; the silo's files may not exist.
-        answers: the operator's.
-        installs: have systemd make the users and start the units; for root.
-        registers: ask the coordinator to register the key; else its operator does, by `federation admit`.
     """
     require_flower()
     if installs:
@@ -131,7 +110,8 @@ def join(
         fresh.unlink(missing_ok=True)
     if not installs:
         return Joined(settings, rows, identity)
-    write_new(node, dump_yaml(_node_tree(invitation)), 0o600)
+    apart = {"name": invitation.silo, "folder": f"/var/lib/{NODE}", "socket": _SOCKET} | _connection(invitation)
+    write_new(node, dump_yaml(apart), 0o600)
     paths = {"/etc/silotune": str(folder)}
     for name in (WORKER, NODE):
         values = {"/opt/silotune/bin/silotune": program()} | paths
@@ -144,11 +124,7 @@ def join(
 
 
 def replace_key(invitation: Invitation, folder: Path) -> Path:
-    """Register a new key for a silo that has its files, and take over the invitation's authority.
-
-    Returns:
-        The key's file; the old ones stay as `NAME.old`.
-    """
+    """Register a new key for a silo that has its files, and the invitation's authority; return the key's file."""
     folder = folder.resolve()
     settings = read_silo_settings(folder / "silo.yaml")
     if settings.name != invitation.silo:
@@ -202,11 +178,6 @@ def _silo_tree(invitation: Invitation, answers: Answers, apart: bool) -> dict[st
     if apart:
         tree |= {"socket": _SOCKET, "socket_group": True}
     return tree | _connection(invitation)
-
-
-def _node_tree(invitation: Invitation) -> dict[str, Any]:
-    """Return the content of `node.yaml`, the file of a node whose worker is another user."""
-    return {"name": invitation.silo, "folder": f"/var/lib/{NODE}", "socket": _SOCKET} | _connection(invitation)
 
 
 def _connection(invitation: Invitation) -> dict[str, Any]:

@@ -208,12 +208,7 @@ class NodeLink:
                 return
 
     def keep(self, reason: str, days: dict[str, float] | None = None) -> None:
-        """Keep that the link is up, or the reason why it is not.
-
-        Args:
-            reason: empty if it is up.
-            days: certificate → days left; None: as before.
-        """
+        """Keep that the link is up, or the reason why it is not, and certificates' days left; None: as before."""
         before = read_link(self._folder)
         same = before is not None and (not before.reason) == (not reason)
         before = before or Link("", "", 0, {})

@@ -39,21 +39,13 @@ class QueuedRun:
 
     Args:
         number: counts the coordinator's runs from 1.
-        out: the run folder.
         method: the method's id; of a plan, those of its runs.
-        rounds: number of rounds, of all runs together.
-        silos: the silos' names.
         state: `queued` until the SuperLink has it; `waiting` while it has left it, since silos have not approved it;
             `finished`, `failed` and `stopped` are final until it is resumed.
         flower_id: Flower's id of the last submission.
         submissions: how often it was submitted to the SuperLink.
         failures: how often its coordinator was lost since it last made progress.
         reached: that progress.
-        stop: whether the operator asked to stop it.
-        queued: time at which it was started or resumed, UTC in ISO format.
-        began: time of its last submission.
-        ended: time at which it reached a final state.
-        error: the reason why it failed.
     """
 
     number: int
@@ -183,13 +175,7 @@ def start(settings: CoordinatorSettings, config: Config, out: Path, resume: bool
 
 
 def start_plan(settings: CoordinatorSettings, cells: Mapping[str, Config], out: Path) -> QueuedRun | None:
-    """Queue several runs as one, or return them as they are: still under way, or (None) finished.
-
-    Args:
-        settings: the coordinator's.
-        cells: name of each run, and of its folder in `out` → its configuration.
-        out: their folder.
-    """
+    """Queue several runs as one, or return them as they are: still under way, or (None) finished."""
     from silotune.distributed.coordinator.job import prepare_plan
 
     require_flower()
@@ -231,11 +217,7 @@ def resume(settings: CoordinatorSettings, number: int, overrides: Sequence[str])
 
 
 def stop(settings: CoordinatorSettings, number: int) -> QueuedRun:
-    """Stop a run, or take it out of the queue. Its finished rounds are kept.
-
-    Returns:
-        The run; `up` ends one that is running.
-    """
+    """Take a run out of the queue, or have `up` stop it. Its finished rounds are kept."""
     queue = RunQueue(settings.folder)
     run = queue.run(number)
     if run.is_over:

@@ -41,13 +41,6 @@ class Scheduler:
 
     A run whose coordinator is gone before its end (after a crash, or a restart of the SuperLink or of `up` itself) is
     submitted again, and continues from its last checkpoint.
-
-    Args:
-        settings: the coordinator's.
-        say: called with messages for the operator.
-        submit: submits a job to the SuperLink and returns Flower's id of the run.
-        stop: asks the SuperLink to stop a run by Flower's id.
-        clock: the present time in seconds.
     """
 
     def __init__(

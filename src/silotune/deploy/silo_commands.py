@@ -60,7 +60,7 @@ def join(
 ) -> None:
     """Make this silo's key and settings from an invitation, and register the key."""
     from silotune.deploy import joining
-    from silotune.deploy.invitations import Invitation
+    from silotune.deploy.nodes import Invitation
     from silotune.distributed.silo.silo_config import PRESETS
 
     found = Invitation.read(invitation)

@@ -26,7 +26,6 @@ class Link:
     """A node's link to the coordinator.
 
     Args:
-        since: when it went up or down (UTC).
         reason: why it is down; empty while it is up.
         losses: how often it went down.
         days: the days left of the certificates of `coordinator` and `authority`.
@@ -68,15 +67,7 @@ def measure(
     labels: Sequence[str] = (),
     kind: Literal["gauge", "counter"] = "gauge",
 ) -> Metric:
-    """Return one metric.
-
-    Args:
-        name: without the prefix `silotune_`.
-        description: what Prometheus shows beside it.
-        values: one number, or pairs of label values and a number; those of None are left out.
-        labels: the labels' names.
-        kind: Prometheus's type.
-    """
+    """Return the metric `silotune_<name>`; of pairs of label values and a number, those of None are left out."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     family = GaugeMetricFamily if kind == "gauge" else CounterMetricFamily
@@ -88,12 +79,7 @@ def measure(
 
 
 def serve_metrics(port: int | None, measures: Callable[[], Iterable[Metric]]) -> None:
-    """Serve `/metrics` from a thread until this process ends.
-
-    Args:
-        port: the port on 127.0.0.1; None serves nothing.
-        measures: returns the present values, whenever Prometheus asks.
-    """
+    """Serve `/metrics` on 127.0.0.1 from a thread until this process ends; without a port nothing."""
     if port is None:
         return
     with needs("metrics_port: needs prometheus-client", "federation"):

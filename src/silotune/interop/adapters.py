@@ -43,18 +43,7 @@ class Layout(NamedTuple):
 
 
 def peft_layout(backbone: Backbone, tuner: Tuner, adapter: MergedAdapter, base: str, base_class: str) -> Layout | None:
-    """Lay out one adapter as peft saves it.
-
-    Args:
-        backbone: the backbone on which the adapter was trained.
-        tuner: the adapter's tuner.
-        adapter: the adapter's tensors and options.
-        base: the base model's name.
-        base_class: the class of transformers that loads the base model.
-
-    Returns:
-        None if peft has no such tuner.
-    """
+    """Lay out one adapter as peft saves it; None if peft has no such tuner."""
     task_type = TASK_TYPES[base_class]
     config = tuner.peft_config(backbone, adapter, task_type)
     if config is None:
@@ -74,17 +63,7 @@ def native_layout(
 ) -> Layout | None:
     """Lay out one adapter as runs write a silo's model (`models/NAME`): it is the only part beside the head.
 
-    Args:
-        model: the silo's model.
-        adapter: the adapter's tensors, named `<module>.<name>`; modules are named inside the base transformer
-            (`model.base_model`).
-        head: the head's tensors, their names without the task's.
-        private: the exported parts that never left the silo.
-        base: the base model's name.
-        base_class: the class of transformers that loads the base model.
-
-    Returns:
-        None if the tuner has no such layout.
+    None if the tuner has no such layout. Modules are named inside the base transformer (`model.base_model`).
     """
     own_fields = model.tuner.native_config(adapter)
     if own_fields is None:
@@ -111,13 +90,7 @@ def native_layout(
 
 
 def load_plain(backbone: BackboneConfig, base_class: str, float32: bool = True) -> Any:
-    """Load the whole backbone (poolers too) with transformers, not quantized.
-
-    Args:
-        backbone: the section `backbone`.
-        base_class: the class of transformers.
-        float32: whether the weights are float32; if not, they have the types in which they are stored.
-    """
+    """Load the whole backbone (poolers too) with transformers, in float32 or the types that are stored."""
     import transformers
 
     source = model_source(backbone.name)
@@ -148,13 +121,7 @@ def can_fold(tuner: Tuner | type[Tuner]) -> bool:
 
 @torch.no_grad()
 def fold_in(model: Any, tuner: Tuner, adapter: MergedAdapter) -> None:
-    """Merge an adapter into the model's weights, in place.
-
-    Args:
-        model: the plain backbone.
-        tuner: the adapter's tuner, for which `can_fold` holds.
-        adapter: the adapter's tensors and options.
-    """
+    """Merge an adapter of a tuner for which `can_fold` holds into the model's weights, in place."""
     base = model.base_model
     parameters = dict(base.named_parameters())
     if tuner.trains_backbone:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,6 @@ _NEEDED = {
 def compare(selection: ExportSelection, folder: Path, layout: str, base_class: str) -> dict[str, Any] | None:
     """Compare an export with the run.
 
-    Args:
-        selection: what was exported; the run computes it under the same mix.
-        folder: the export's.
-        layout: `layout` of `export.json`.
-        base_class: the class of transformers that loads the base model.
-
     Returns:
         `texts`, the `largest_difference` of their logits, the run's `largest_logit`, and how many texts have the
         `same_answers`: the likeliest class, or the likeliest next token everywhere. None if what opens the export is
@@ -54,10 +48,9 @@ def compare(selection: ExportSelection, folder: Path, layout: str, base_class: s
     pair = selection.model.texts_per_row == 2 and selection.model.task.labeled
     texts: list[Any] = [*zip(TEXTS, TEXTS[1:] + TEXTS[:1], strict=True)] if pair else [*TEXTS]
     own = _own(selection, texts)  # before the adapter is put into the backbone
-    try:
+    theirs = None
+    with suppress(ImportError):
         theirs = _theirs(selection, folder, layout, base_class, texts)
-    except ImportError:
-        return None
     if theirs is None:
         return None
     differences = [float((one - other).abs().max()) for one, other in zip(own, theirs, strict=True)]

@@ -16,13 +16,20 @@ from silotune.config import BackboneConfig
 from silotune.config.head import HeadConfig
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError, require_known, require_unused
-from silotune.interop import gguf_adapter
 from silotune.interop.adapters import Layout, can_fold, fold_in, load_plain, native_layout, peft_layout
 from silotune.interop.comparison import compare
 from silotune.interop.model_card import DEFAULT_BASE, card
 from silotune.interop.onnx_model import FILE, check_classifier, write_onnx
 from silotune.interop.selection import ExportSelection, select
-from silotune.interop.served_lora import SERVERS, as_lora, check_served
+from silotune.interop.served_lora import (
+    GGUF_FILE,
+    GGUF_PROGRAMS,
+    SERVERS,
+    as_lora,
+    check_family,
+    check_served,
+    write_gguf,
+)
 from silotune.models.backbone.backbone import WEIGHT_TYPES
 from silotune.models.backbone.loading import stored_types
 from silotune.models.backbone.packages import model_source
@@ -30,10 +37,10 @@ from silotune.models.backbone.quantization import NONE, QUANTIZATIONS
 from silotune.models.backbone.stored_model import is_causal, weight_files
 from silotune.runs.personal_model import PersonalModel
 
-PROGRAMS = (*SERVERS, *gguf_adapter.PROGRAMS, "onnx")
+PROGRAMS = (*SERVERS, *GGUF_PROGRAMS, "onnx")
 """Values of `--for`."""
 
-_LAYOUTS = {**dict.fromkeys(gguf_adapter.PROGRAMS, "gguf"), "onnx": "onnx"}
+_LAYOUTS = {**dict.fromkeys(GGUF_PROGRAMS, "gguf"), "onnx": "onnx"}
 """Program → its own layout; the servers read peft's."""
 
 
@@ -47,33 +54,19 @@ def export(
     rank: int | None = None,
     alpha: float | None = None,
 ) -> dict[str, Any]:
-    """Write one export folder.
-
-    Args:
-        model: a silo's model, opened with `precision="fp32"`.
-        part: `global`, `private`, `mixed` or `merged`.
-        to: a new or empty folder.
-        base: the base model's name in the export; the run's by default.
-        program: one of `PROGRAMS`, for which the adapter becomes one plain LoRA, or the classifier an ONNX graph; None:
-            peft or the others.
-        rank: the largest rank of that LoRA.
-        alpha: the weight of all texts, of a method that weighs each anew.
-
-    Returns:
-        The content of `export.json`.
-    """
+    """Write a folder of a model that was opened with `precision="fp32"`; returns the content of `export.json`."""
     target = Path(to)
     require_unused(target, "--to")
     if program is not None:
         require_known("program in --for", program, PROGRAMS)
-    if rank is not None and program not in (*SERVERS, *gguf_adapter.PROGRAMS):
-        raise InputError(f"--rank: belongs to --for {', '.join((*SERVERS, *gguf_adapter.PROGRAMS))}")
+    if rank is not None and program not in (*SERVERS, *GGUF_PROGRAMS):
+        raise InputError(f"--rank: belongs to --for {', '.join((*SERVERS, *GGUF_PROGRAMS))}")
     selection, product_error = select(model, part, alpha), None
     if program == "onnx":
         check_classifier(selection)
     elif program is not None:
         selection, product_error = as_lora(selection, program, rank)
-        gguf_adapter.check_family(selection) if program in gguf_adapter.PROGRAMS else check_served(selection, program)
+        check_family(selection) if program in GGUF_PROGRAMS else check_served(selection, program)
     backbone = model.context.backbone
     base_class = _base_class(model)
     configured = BackboneConfig.model_validate(model.about["backbone"])
@@ -94,9 +87,9 @@ def export(
             _json(temporary / layout.config_file, layout.config)
             _tensors(temporary / layout.tensor_file, layout.tensors)
         elif kind == "gguf":
-            gguf_adapter.write_gguf(temporary / gguf_adapter.FILE, selection)
+            write_gguf(temporary / GGUF_FILE, selection)
             if program == "ollama":
-                (temporary / "Modelfile").write_text(f"FROM {name}\nADAPTER ./{gguf_adapter.FILE}\n", encoding="utf-8")
+                (temporary / "Modelfile").write_text(f"FROM {name}\nADAPTER ./{GGUF_FILE}\n", encoding="utf-8")
         else:
             _write_folded(temporary, selection, configured, base_class, head, kind)
         about["comparison"] = compare(selection, temporary, kind, base_class)
@@ -134,14 +127,9 @@ def _write_folded(
         write_onnx(folder / FILE, plain, selection, head)
         return
     if unquantized:
-        plain.to(_stored_type(configured))
+        types = stored_types(weight_files(model_source(configured.name), configured))
+        plain.to((types.pop() if len(types) == 1 else None) or torch.float32)  # of several types: the widest
     plain.save_pretrained(folder)
-
-
-def _stored_type(backbone: BackboneConfig) -> torch.dtype:
-    """Return the type of the base model's weights as its files have them; float32 where they have several."""
-    types = stored_types(weight_files(model_source(backbone.name), backbone))
-    return types.pop() or torch.float32 if len(types) == 1 else torch.float32
 
 
 def _base_class(model: PersonalModel) -> str:

@@ -30,11 +30,7 @@ NEW_TOKENS = 256
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no types
-    """Scores and continues texts under a silo's mix; texts are tokenized as by the harness's own HFLM.
-
-    Args:
-        model: the silo's model; its head writes answers and its backbone is decoder-only.
-    """
+    """Scores and continues texts under a silo's mix; texts are tokenized as by the harness's own HFLM."""
 
     def __init__(self, model: PersonalModel) -> None:
         super().__init__()
@@ -101,16 +97,14 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         weights = weigh(self._context, self._state, rows)
         placed = self._context.place(self._state)
         with torch.no_grad():
-            for batch in evaluation_batches(rows, self._backbone.pad_id, self._backbone.call_cost, self._at_once):
+            for batch in evaluation_batches(
+                rows, self._backbone.pad_id, self._backbone.call_cost, self._context.rows_scored
+            ):
                 alpha = None if weights is None else weights.alpha[batch.rows]
                 mix = self._context.prediction_mix(placed, alpha)
                 program = ViewProgram(self._backbone, [{"": mix}], {}, lambda task: {"scores": self._read})
                 scores[batch.rows] = program(batch)[""]["scores"].float().cpu()
         return [(float(value), bool(greedy)) for value, greedy in scores.tolist()]
-
-    @property
-    def _at_once(self) -> int:
-        return self._context.rows_scored
 
     def _read(self, states: Tensor, inputs: Inputs, plan: ForwardPlan) -> Tensor:
         """Return per row its targets' log-likelihood, and 1 where all of them are the likeliest; shape (rows, 2)."""
@@ -176,18 +170,7 @@ def evaluate_on(
     *,
     chat: bool = False,
 ) -> dict[str, Any]:
-    """Evaluate a silo's model on tasks of the harness.
-
-    Args:
-        model: the silo's model.
-        tasks: names of tasks.
-        include: a folder with further task definitions (YAML).
-        limit: rows per task; None: all.
-        chat: whether the tasks' texts become turns of a conversation, in the run's chat template.
-
-    Returns:
-        Task → metric → value, as the harness reports them.
-    """
+    """Evaluate a silo's model on tasks of the harness; returns task → metric → value."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 

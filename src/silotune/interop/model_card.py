@@ -102,12 +102,7 @@ load("FOLDER").predict([{example}])  # load("FOLDER", base="…") where the base
 
 
 def card(about: dict[str, Any], head: dict[str, Any]) -> str:
-    """Write the card's text.
-
-    Args:
-        about: the content of `export.json`.
-        head: the content of `head.json`.
-    """
+    """Write the card's text."""
     header = _header(about, head)
     sections = [
         f"---\n{header}---\n",

@@ -42,14 +42,7 @@ def check_classifier(selection: ExportSelection) -> None:
 
 
 def write_onnx(path: Path, model: Any, selection: ExportSelection, head: dict[str, Any]) -> None:
-    """Write the graph, for batches and texts of all sizes, in float32.
-
-    Args:
-        path: the file.
-        model: of transformers, with the adapters in its weights.
-        selection: whose head it gets.
-        head: the content of `head.json`.
-    """
+    """Write the graph, for batches and texts of all sizes, in float32."""
     with needs("export: --for onnx needs the packages onnx, onnxscript and onnxruntime", "onnx"):
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401

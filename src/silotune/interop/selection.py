@@ -15,7 +15,7 @@ from silotune.methods.step import WhichHead, head_tensors, heads_of
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.mixing import joined_tensors, members, parts_in, resolve_weights
 from silotune.models.heads import Head
-from silotune.models.tuners import TUNERS, Tuner, Weight, WeightedTensors, tuner_of
+from silotune.models.tuners import Tuner, Weight, WeightedTensors, tuner_of
 from silotune.models.tuners.base import MergedAdapter, TokenWeight
 from silotune.runs.personal_model import PersonalModel
 
@@ -28,16 +28,10 @@ class ExportSelection:
     """Content of one export.
 
     Args:
-        model: the silo's model.
-        word: one of `WORDS`.
         mix: weights of the exported adapters by part name.
-        tuner: the tuner of `adapter`.
-        adapter: the mix as one adapter.
         others: further changes of weights in the mix, with their tuners; weights alone can hold them.
         head_part: name of the head's part; of a mix of heads, their weights by part name.
         head_tensors: the head's tensors, their names without the task's.
-        private: exported parts that never left the silo.
-        prediction: the mix with which the silo predicts.
     """
 
     model: PersonalModel
@@ -64,13 +58,7 @@ class ExportSelection:
 
 
 def select(model: PersonalModel, word: str, alpha: float | None = None) -> ExportSelection:
-    """Select the content of an export from a silo's model.
-
-    Args:
-        model: the silo's model.
-        word: one of `WORDS`.
-        alpha: the weight of all texts, of a method that weighs each anew.
-    """
+    """Select the content of an export from a silo's model."""
     if word not in WORDS:
         raise unknown_name_error("part", word, WORDS)
     state, parts, backbone = model.state, model.context.parts, model.context.backbone
@@ -103,14 +91,7 @@ def _by_tuner(parts: Mapping[str, Part], mix: Mapping[str, float]) -> dict[Tuner
 
 
 def merge(backbone: Backbone, tuner: Tuner, state: State, mix: Mapping[str, float]) -> MergedAdapter:
-    """Make one adapter of a mix of parts.
-
-    Args:
-        backbone: the backbone on which they were trained.
-        tuner: the tuner of all parts.
-        state: the parts' tensors.
-        mix: part name → weight.
-    """
+    """Make one adapter of a mix of parts."""
     parts = [
         WeightedTensors(
             tuner.effective(
@@ -150,24 +131,17 @@ def _mix(model: PersonalModel, word: str, prediction: dict[str, Weight | TokenWe
     if tuner.trains_backbone:
         allowed.remove("mixed")
     others = [name for name in parts_in(prediction) if tuner_of(parts[name].module) is not tuner]
-    if others and word in WORDS and word != "merged":
+    if others and word != "merged":
         raise InputError(
             f"--part {word}: method {method} also changes the frozen weights ({', '.join(others)}), which no adapter "
             "holds; allowed: merged"
         )
     if word not in allowed:
-        names = by_scope.get(word, [])
-        scope = "shared" if word == "global" else "private"
-        if names:
-            why = f"method {method} has {len(names)} {scope} adapters ({', '.join(names)}), which work together"
-        elif word in by_scope:
-            why = f"method {method} has no {scope} adapter"
-        elif word == "mixed":
-            why = f"tuner {tuner.name} holds the weights themselves"
-        else:
-            foldable = ", ".join(name for name, kind in TUNERS.items() if can_fold(kind))
-            why = f"tuner {tuner.name} cannot be folded into weights (that can be: {foldable})"
-        raise InputError(f"--part {word}: {why}; allowed: {', '.join(allowed)}")
+        found = "; ".join(f"{option}: {', '.join(names) or 'none'}" for option, names in by_scope.items())
+        raise InputError(
+            f"--part {word}: method {method} with tuner {tuner.name} has no such export (adapters: {found}); allowed: "
+            f"{', '.join(allowed)}"
+        )
     if word in by_scope:
         return dict.fromkeys(by_scope[word], 1.0)
     weights = {name: weight for name, weight in prediction.items() if isinstance(weight, float | int)}

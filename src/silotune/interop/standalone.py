@@ -70,13 +70,7 @@ def load(folder: str | Path, base: str | Path | None = None) -> Model:
 
 
 def opened(model: Any, folder: Path, layout: str) -> Model:
-    """Put an export's adapter into its base model, in place, and return both with the head.
-
-    Args:
-        model: of transformers; for the layout `weights` the export itself.
-        folder: the export's.
-        layout: `layout` of `export.json`.
-    """
+    """Put an export's adapter into its base model, in place, and return both with the head."""
     import transformers
 
     peft_config = prompt = None
@@ -162,11 +156,6 @@ class Model:
     """A loaded export.
 
     Args:
-        model: of transformers or peft.
-        tokenizer: the base model's.
-        head: the content of `head.json`.
-        head_tensors: the content of `head.safetensors`, or empty.
-        peft_config: the content of `adapter_config.json`, for an adapter of peft.
         prompt: virtual tokens of shape (tokens, hidden), for an adapter that is a soft prompt.
         handles: of the forward hooks that are the adapter.
     """
@@ -201,11 +190,7 @@ class Model:
 
     @torch.no_grad()
     def states(self, texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
-        """Compute the last layer's states of the texts' tokens.
-
-        Returns:
-            States of shape (rows, tokens, hidden), without virtual tokens, and their mask (rows, tokens).
-        """
+        """Compute the last layer's states of the texts' tokens, shape (rows, tokens, hidden), and their mask."""
         inputs = self.encode(texts)
         mask = inputs["attention_mask"]
         model = self.model
@@ -261,14 +246,7 @@ class Model:
 
 
 def head_logits(states: Tensor, mask: Tensor, head: dict[str, Any], tensors: dict[str, Tensor]) -> Tensor:
-    """Compute a classifier's logits, shape (rows, outputs).
-
-    Args:
-        states: the last layer's, shape (rows, tokens, hidden).
-        mask: 1 for a text's tokens, shape (rows, tokens); rows are padded on the right.
-        head: the content of `head.json`.
-        tensors: the content of `head.safetensors`.
-    """
+    """Compute a classifier's logits, shape (rows, outputs), of states (rows, tokens, hidden), padded on the right."""
     if head["pooling"] == "mean":
         weights = mask.unsqueeze(-1).to(states.dtype)
         pooled = (states * weights).sum(1) / weights.sum(1)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-from silotune.communication.privacy.budget import DELTA
+from silotune.communication.privacy.accountant import DELTA
 from silotune.communication.privacy.row_accountant import row_epsilon
 from silotune.core.files import write_text
 from silotune.core.tensors import State

@@ -1,17 +1,24 @@
-"""The bodies of requests, as OpenAI's and vLLM's clients send them."""
+"""The bodies of requests and answers, as OpenAI's and vLLM's clients send and read them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+import base64
+import json
+import secrets
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from silotune.data.generation_rows import MESSAGES, TOOLS
-from silotune.runs.personal_model import Text
-from silotune.serve.jobs import Refusal, Write
+from silotune.runs.personal_model import Prediction, Text
+from silotune.serve.jobs import Event, Piece, Refusal, Scored, TokenScore, Write
 
-Line = str | list[str]
+Json = dict[str, Any]
+
+Line = str | tuple[str, str]
 """A text, or the two of a pair."""
 
 MOST_TEXTS, MOST_CHOICES = 256, 8
@@ -61,11 +68,6 @@ class WriteRequest(Asked):
                 raise ValueError(f"{name}: is not supported; leave it out")
         return data
 
-    @property
-    def usage_in_stream(self) -> bool:
-        """Whether the stream ends with the numbers of tokens."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
     def work(self, prompt: Text, logprobs: int | None, max_tokens: int | None) -> Write:
         """Return the work that the engine gets."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -101,28 +103,23 @@ class ChatRequest(WriteRequest):
 class CompletionRequest(WriteRequest):
     """`POST /v1/completions`; a prompt is an instruction, which the run's template surrounds as in training."""
 
-    prompt: str | list[str] = Field(max_length=1_000_000)
+    prompt: str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
     logprobs: int | None = Field(None, ge=0, le=5)
 
     def works(self) -> list[Write]:
         """Return the work that the engine gets for each prompt."""
         prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
-        if not 0 < len(prompts) <= MOST_TEXTS:
-            raise Refusal(f"prompt: {len(prompts)} prompts; allowed: 1 to {MOST_TEXTS}")
         return [self.work(prompt, self.logprobs, self.max_tokens) for prompt in prompts]
 
 
 class TextsRequest(Asked):
     """`POST /classify` and `/v1/explain`: a text, or several; a pair is a list of two."""
 
-    input: str | list[Line]
+    input: str | Annotated[list[Line], Field(min_length=1, max_length=MOST_TEXTS)]
 
     def texts(self) -> list[Text]:
         """Return the texts."""
-        lines: list[Line] = [self.input] if isinstance(self.input, str) else self.input
-        if not 0 < len(lines) <= MOST_TEXTS:
-            raise Refusal(f"input: {len(lines)} texts; allowed: 1 to {MOST_TEXTS}")
-        return [_line(line) for line in lines]
+        return [self.input] if isinstance(self.input, str) else [*self.input]
 
 
 class EmbeddingRequest(TextsRequest):
@@ -131,9 +128,117 @@ class EmbeddingRequest(TextsRequest):
     encoding_format: Literal["float", "base64"] = "float"
 
 
-def _line(line: Line) -> Text:
-    if isinstance(line, str):
-        return line
-    if len(line) != 2:
-        raise Refusal("input: a text, or a list of the two texts of a pair")
-    return line[0], line[1]
+def error(refusal: Refusal, param: str | None = None) -> Json:
+    """Return why there is no answer."""
+    kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
+    return {"error": {"message": refusal.message, "type": kind, "param": param, "code": refusal.code}}
+
+
+def event(content: Json | str) -> str:
+    """Return one event of a stream."""
+    return f"data: {content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)}\n\n"
+
+
+class WrittenShape:
+    """The answers to one request for text, which grow by pieces."""
+
+    def __init__(self, chat: bool, model: str, prompts: int, choices: int) -> None:
+        self._chat, self._model, self._each = chat, model, choices
+        self._pieces: list[list[Piece]] = [[] for _ in range(prompts * choices)]
+        self._id, self._created = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}", int(time.time())
+
+    def keep(self, prompt: int, piece: Event) -> list[Json]:
+        """Keep a piece; returns its events for a stream."""
+        assert isinstance(piece, Piece), "a prompt's events are pieces"
+        number = prompt * self._each + piece.choice
+        self._pieces[number].append(piece)
+        begun: Json = {"index": number, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+        made: Json = {"index": number, "logprobs": self._logprobs([piece]), "finish_reason": piece.reason}
+        made |= {"delta": {"content": piece.text}} if self._chat else {"text": piece.text}
+        told = [begun, made] if self._chat and len(self._pieces[number]) == 1 else [made]
+        return [self._body("chat.completion.chunk", [one]) for one in told]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every choice has ended."""
+        return all(own and own[-1].reason for own in self._pieces)
+
+    def whole(self) -> Json:
+        """Return the whole answer."""
+        choices = [self._choice(number, own) for number, own in enumerate(self._pieces)]
+        return self._body("chat.completion", choices) | {"usage": self._usage()}
+
+    def usage(self) -> Json:
+        """Return the event of the numbers of tokens, which ends a stream."""
+        return self._body("chat.completion.chunk", []) | {"usage": self._usage()}
+
+    def _body(self, kind: str, choices: Sequence[Json]) -> Json:
+        kind = kind if self._chat else "text_completion"
+        digest = next(own[0].digest for own in self._pieces if own)
+        made = {"id": self._id, "object": kind, "created": self._created, "model": self._model}
+        return made | {"system_fingerprint": digest, "choices": choices}
+
+    def _choice(self, number: int, pieces: Sequence[Piece]) -> Json:
+        text = "".join(piece.text for piece in pieces)
+        made: Json = {"index": number, "logprobs": self._logprobs(pieces), "finish_reason": pieces[-1].reason}
+        return made | ({"message": {"role": "assistant", "content": text}} if self._chat else {"text": text})
+
+    def _logprobs(self, pieces: Sequence[Piece]) -> Json | None:
+        scores = [score for piece in pieces for score in piece.scores]
+        if not scores:
+            return None
+        if self._chat:
+            return {"content": [_chat_score(score) for score in scores], "refusal": None}
+        offsets = [0]
+        for score in scores:
+            offsets.append(offsets[-1] + len(score.token))
+        return {
+            "tokens": [score.token for score in scores],
+            "token_logprobs": [score.logprob for score in scores],
+            "top_logprobs": [dict(score.likeliest) for score in scores],
+            "text_offset": offsets[:-1],
+        }
+
+    def _usage(self) -> Json:
+        prompts = sum(own[-1].prompt_tokens for own in self._pieces[:: self._each])
+        return _usage(prompts, sum(own[-1].tokens for own in self._pieces))
+
+
+def _chat_score(score: TokenScore) -> Json:
+    def one(token: str, logprob: float) -> Json:
+        return {"token": token, "logprob": logprob, "bytes": [*token.encode()]}
+
+    return one(score.token, score.logprob) | {"top_logprobs": [one(*likely) for likely in score.likeliest]}
+
+
+def _usage(prompt: int, written: int = 0) -> Json:
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+
+def classified(scored: Scored, model: str) -> Json:
+    """Return labels and probabilities, as vLLM's `/classify` does; a number is its one `probs`, without a label."""
+    data = [_class(number, own, scored.labels) for number, own in enumerate(scored.predictions)]
+    body = {"id": f"classify-{secrets.token_hex(12)}", "object": "list", "created": int(time.time()), "model": model}
+    return body | {"data": data, "usage": _usage(scored.tokens), "system_fingerprint": scored.digest}
+
+
+def _class(index: int, own: Prediction, labels: Sequence[str]) -> Json:
+    if own.value is not None:
+        return {"index": index, "label": None, "probs": [own.value], "num_classes": 1}
+    chances = own.probabilities
+    made = {"index": index, "label": max(chances, key=chances.__getitem__), "probs": [chances[name] for name in labels]}
+    made |= {"num_classes": len(labels), "classes": list(labels)}
+    return made if own.label else made | {"labels": list(own.labels)}
+
+
+def embedded(scored: Scored, model: str, packed: bool) -> Json:
+    """Return vectors, as numbers or as float32 in base64."""
+
+    def form(vector: Sequence[float]) -> object:
+        return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode() if packed else list(vector)
+
+    data = [
+        {"object": "embedding", "index": number, "embedding": form(own)} for number, own in enumerate(scored.vectors)
+    ]
+    usage = {name: value for name, value in _usage(scored.tokens).items() if name != "completion_tokens"}
+    return {"object": "list", "data": data, "model": model, "usage": usage, "system_fingerprint": scored.digest}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from silotune.errors import InputError
+from silotune.errors import InputError, file_errors, needs
 
 if TYPE_CHECKING:
     import socket
@@ -41,12 +41,10 @@ def serve(
 
     Clients of OpenAI's API work: base URL http://HOST:PORT/v1, model RUN/SILO. Classifiers answer at /classify.
     """
-    try:
+    with needs("serve: needs the packages fastapi and uvicorn", "serve"):
         import uvicorn
 
         from silotune.serve.web import make_app
-    except ImportError as error:
-        raise InputError("serve: needs the packages fastapi and uvicorn; pip install 'silotune[serve]'") from error
     from silotune.cli.console import say
     from silotune.serve.engine import Engine
     from silotune.serve.keys import Keys
@@ -89,7 +87,5 @@ def serve_key(
 def _listen(host: str, port: int) -> socket.socket:
     import socket
 
-    try:
+    with file_errors(f"--port {port}: cannot listen at {host}"):
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise InputError(f"--port {port}: cannot listen at {host} ({error.strerror or error})") from error

@@ -18,10 +18,9 @@ from silotune.errors import InputError
 from silotune.models.forward.views import View
 from silotune.models.heads.lm import LanguageModelHead, prompt_rows
 from silotune.runs.personal_model import Explanation, Text, predictions
+from silotune.serve.answers import Answer, Group, Texts, answers_of, read
 from silotune.serve.jobs import Event, FairQueue, Job, Refusal, Score, Scored, Write
 from silotune.serve.models import Models, Served
-from silotune.serve.scoring import Texts, read
-from silotune.serve.writing import Answer, Group, answers_of
 
 Item = TypeVar("Item")
 
@@ -59,13 +58,7 @@ class Counts:
 
 
 class Engine:
-    """Answers jobs in a thread of its own, until it is stopped.
-
-    Args:
-        models: the models.
-        limits: how much it takes on.
-        alone: answer one silo's requests at a time, to compare with.
-    """
+    """Answers jobs in a thread of its own, until it is stopped."""
 
     def __init__(self, models: Models, limits: Limits | None = None, alone: bool = False) -> None:
         self.models, self.limits, self.counts = models, limits or Limits(), Counts()
@@ -92,11 +85,7 @@ class Engine:
         return sum(len(group.rows) for group in self._groups)
 
     def submit(self, model: str, owner: str, work: Score | Write, deliver: Callable[[Event], None]) -> Job:
-        """Queue a job; `deliver` is called by the engine's thread.
-
-        Raises:
-            Refusal: if too many wait.
-        """
+        """Queue a job; `deliver` is called by the engine's thread."""
         job = Job(model, owner, work, deliver, time.monotonic() + self.limits.seconds)
         self.queue.put(job)
         return job

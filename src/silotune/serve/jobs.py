@@ -17,13 +17,7 @@ Wanted = Literal["labels", "vectors", "weights"]
 
 
 class Refusal(Exception):
-    """A request that is not answered.
-
-    Args:
-        message: what is wrong, for the user.
-        status: of HTTP.
-        code: a word for programs, as OpenAI's API has.
-    """
+    """A request that is not answered."""
 
     def __init__(self, message: str, status: int = 400, code: str = "invalid_value") -> None:
         super().__init__(message)
@@ -47,9 +41,7 @@ class Write:
         choices: how many answers.
         max_tokens: of an answer, with its end token; None: as many as the run's head.
         temperature: 0 takes the likeliest token.
-        top_p: the probability of the likeliest tokens that are drawn from.
         seed: of the draws; the answers of one seed are the same.
-        stop: texts before which an answer ends.
         logprobs: how many of the likeliest tokens are returned with each written one; None: no log-probabilities.
         stream: whether pieces are delivered as they are written.
     """
@@ -88,17 +80,7 @@ class TokenScore:
 
 @dataclass(frozen=True)
 class Piece:
-    """New text of an answer; the last piece of a choice has a reason: `stop` or `length`.
-
-    Args:
-        choice: which of the answers.
-        text: what was written since the last piece.
-        digest: of the model.
-        prompt_tokens: of the prompt.
-        tokens: of the answer so far.
-        scores: of the tokens since the last piece, if they were wanted.
-        reason: why the answer ended; None: it goes on.
-    """
+    """New text of an answer; the last piece of a choice has a reason: `stop` or `length`."""
 
     choice: int
     text: str
@@ -114,16 +96,7 @@ Event = Scored | Piece | Refusal
 
 @dataclass(eq=False)
 class Job:
-    """One request.
-
-    Args:
-        model: the whole name.
-        owner: whose turn it takes in the queue.
-        work: what is asked.
-        deliver: called by the engine's thread with what was found, or with why nothing is.
-        deadline: by `time.monotonic`.
-        ended: whether nothing more is delivered; whoever asked may set it, too.
-    """
+    """One request."""
 
     model: str
     owner: str
@@ -181,13 +154,7 @@ class FairQueue:
             self._changed.notify()
 
     def take(self, score_rows: int, write_rows: int, wait: bool) -> list[Job]:
-        """Take the next jobs of all owners in turn, as many as fit; a job that is larger than all room comes alone.
-
-        Args:
-            score_rows: room for texts that are scored.
-            write_rows: room for answers that are written.
-            wait: whether to wait for a job if there is none.
-        """
+        """Take the next jobs of all owners in turn, as many as fit; a job that is larger than all room comes alone."""
         rooms = {Score: score_rows, Write: write_rows}
         whole = dict(rooms)
         taken: list[Job] = []

@@ -10,25 +10,17 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from silotune.core.files import read_json, write_text
-from silotune.errors import InputError
+from silotune.errors import InputError, file_errors
 from silotune.serve.jobs import Refusal
 
 _MINUTE = 60.0
 
 
 class Key(BaseModel):
-    """One key of the file; the key itself is in no file.
-
-    Args:
-        name: whose it is.
-        sha256: of the key, which has 256 random bits.
-        silos: the silos or whole names of models that it may ask; empty: all.
-        operator: whether it may also read weights of parts and metrics.
-        per_minute: requests a minute; None: as many as the server takes.
-    """
+    """One key of the file; the key itself is in no file."""
 
     name: str
     sha256: str = ""
@@ -62,11 +54,7 @@ class Keys:
         return self._keys is not None
 
     def of(self, authorization: str) -> Key:
-        """Return the key that a header `Authorization: Bearer …` has; all are compared, whichever fits.
-
-        Raises:
-            Refusal: none fits.
-        """
+        """Return the key that a header `Authorization: Bearer …` has; all are compared, whichever fits."""
         if self._keys is None:
             return ANYBODY
         given = hashlib.sha256(authorization.removeprefix("Bearer ").strip().encode()).hexdigest()
@@ -93,16 +81,14 @@ def add_key(file: Path, name: str, silos: Sequence[str], operator: bool, per_min
     secret = f"st-{secrets.token_urlsafe(32)}"
     digest = hashlib.sha256(secret.encode()).hexdigest()
     known.append(Key(name=name, sha256=digest, silos=tuple(silos), operator=operator, per_minute=per_minute))
-    try:
+    with file_errors(f"{file}: cannot be written"):
         write_text(file, _KeyFile(keys=known).model_dump_json(indent=1) + "\n")
         file.chmod(0o600)
-    except OSError as error:
-        raise InputError(f"{file}: cannot be written ({error.strerror})") from error
     return secret
 
 
 def _read(file: Path) -> _KeyFile:
     try:
         return _KeyFile.model_validate(read_json(file))
-    except (OSError, ValueError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"--keys {file}: missing or damaged; `silotune serve-key` makes it") from error

@@ -48,9 +48,6 @@ class Served:
     """One opened model.
 
     Args:
-        name: under which it is asked.
-        model: the model.
-        digest: the sha256 of its files.
         signature: of its files when they were read.
         held: what it has in common with other models, which lasts as long as one of them.
         key: rows of models with equal keys share forwards; None: it shares with no other.
@@ -111,13 +108,8 @@ class Served:
 class Models:
     """The models of run folders, and of single folders `models/NAME`, by name.
 
-    Names are listed by the threads that answer; `open` is for the one thread that computes.
-
-    Args:
-        folders: run folders, or folders of one model.
-        silos: the silos of run folders that are served; empty: all.
-        keep: how many models stay open.
-        watch: whether a model is read anew once its files are others.
+    Names are listed by the threads that answer; `open` is for the one thread that computes. `keep` models
+    stay open; with `watch`, one is read anew once its files are others.
     """
 
     def __init__(

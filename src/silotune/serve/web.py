@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,13 +19,12 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from silotune.errors import InputError
-from silotune.serve import shapes
-from silotune.serve.bodies import ChatRequest, CompletionRequest, EmbeddingRequest, TextsRequest
+from silotune.serve import bodies
+from silotune.serve.bodies import ChatRequest, CompletionRequest, EmbeddingRequest, TextsRequest, WrittenShape
 from silotune.serve.engine import Engine
 from silotune.serve.jobs import Event, Job, Refusal, Score, Scored, Write
 from silotune.serve.keys import Key, Keys
 from silotune.serve.models import Models
-from silotune.serve.shapes import WrittenShape
 
 BODY_BYTES, BODY_SECONDS = 2**20, 30.0
 
@@ -58,11 +57,7 @@ class Asking:
             job.ended = True
 
     async def next(self) -> tuple[int, Event]:
-        """Return the next event, and of which job.
-
-        Raises:
-            Refusal: a job is not answered, or the client left.
-        """
+        """Return the next event, and of which job; a refusal is raised."""
         waiting = asyncio.ensure_future(self._events.get())
         gone = asyncio.ensure_future(self._until_gone())
         done, _ = await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -88,11 +83,8 @@ class Asking:
 def make_app(engine: Engine, keys: Keys, hosts: Sequence[str] = ("*",)) -> FastAPI:
     """Make the application.
 
-    Args:
-        engine: answers.
-        keys: who may ask.
-        hosts: the names in `Host` under which the server answers, so that no page of another site reaches a server on
-            the loopback by a name of its own.
+    It answers under these names in `Host`, so that no page of another site reaches a server on the loopback by a name
+    of its own.
     """
     app = FastAPI(title="silotune serve", docs_url=None, redoc_url=None)
     app.state.engine, app.state.keys, app.state.registry = engine, keys, CollectorRegistry()
@@ -108,15 +100,15 @@ def make_app(engine: Engine, keys: Keys, hosts: Sequence[str] = ("*",)) -> FastA
 
 def _refused(_: Request, refusal: Refusal) -> JSONResponse:
     headers = {"Retry-After": "1"} if refusal.status == 429 else None
-    return JSONResponse(shapes.error(refusal), refusal.status, headers)
+    return JSONResponse(bodies.error(refusal), refusal.status, headers)
 
 
 def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
     first = error.errors()[0]
     place = ".".join(str(word) for word in first["loc"][1:])
     if first["type"] == "json_invalid":
-        return JSONResponse(shapes.error(Refusal("the body is not JSON")), 400)
-    return JSONResponse(shapes.error(Refusal(f"{place or 'the body'}: {first['msg']}"), place or None), 400)
+        return JSONResponse(bodies.error(Refusal("the body is not JSON")), 400)
+    return JSONResponse(bodies.error(Refusal(f"{place or 'the body'}: {first['msg']}"), place or None), 400)
 
 
 def _unknown(_: Request, error: HTTPException) -> JSONResponse:
@@ -174,7 +166,8 @@ async def _written(request: Request, key: Key, asked: ChatRequest | CompletionRe
     shape = WrittenShape(isinstance(asked, ChatRequest), asked.model, len(works), works[0].choices)
     first = await asking.next()  # what is refused at once has a status of its own
     if asked.stream:
-        events = _stream(asking, shape, first, asked.usage_in_stream)
+        usage = asked.stream_options is not None and asked.stream_options.include_usage
+        events = _stream(asking, shape, first, usage)
         return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
     shape.keep(*first)
     while not shape.complete:
@@ -186,17 +179,17 @@ async def _stream(asking: Asking, shape: WrittenShape, event: tuple[int, Event],
     """Yield the events of a stream, until all choices have ended or the client has left."""
     try:
         for made in shape.keep(*event):
-            yield shapes.event(made)
+            yield bodies.event(made)
         while not shape.complete:
             for made in shape.keep(*await asking.next()):
-                yield shapes.event(made)
+                yield bodies.event(made)
         if usage:
-            yield shapes.event(shape.usage())
+            yield bodies.event(shape.usage())
     except Refusal as refusal:
-        yield shapes.event(shapes.error(refusal))
+        yield bodies.event(bodies.error(refusal))
     finally:
         asking.leave()
-    yield shapes.event("[DONE]")
+    yield bodies.event("[DONE]")
 
 
 @_router.post("/v1/chat/completions")
@@ -213,13 +206,13 @@ async def _complete(request: Request, key: Known, asked: CompletionRequest) -> R
 @_router.post("/v1/classify")
 async def _classify(request: Request, key: Known, asked: TextsRequest) -> JSONResponse:
     found = await _scored(request, key, asked.model, Score(asked.texts()))
-    return JSONResponse(shapes.classified(found, asked.model))
+    return JSONResponse(bodies.classified(found, asked.model))
 
 
 @_router.post("/v1/embeddings")
 async def _embed(request: Request, key: Known, asked: EmbeddingRequest) -> JSONResponse:
     found = await _scored(request, key, asked.model, Score(asked.texts(), "vectors"))
-    return JSONResponse(shapes.embedded(found, asked.model, asked.encoding_format == "base64"))
+    return JSONResponse(bodies.embedded(found, asked.model, asked.encoding_format == "base64"))
 
 
 @_router.post("/v1/explain")
@@ -301,11 +294,12 @@ class _Bounded:
 
         try:
             body = await asyncio.wait_for(_body(receive), BODY_SECONDS)
-            await self._app(scope, _again(body, receive), noted)
+            whole: Iterator[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
+            await self._app(scope, lambda: _again(whole, receive), noted)
         except (Refusal, TimeoutError) as error:
             late = Refusal("the body did not arrive in time", 408, "timeout")
             refusal = error if isinstance(error, Refusal) else late
-            await JSONResponse(shapes.error(refusal), refusal.status)(scope, receive, noted)
+            await JSONResponse(bodies.error(refusal), refusal.status)(scope, receive, noted)
         finally:
             route = scope.get("route")
             path = getattr(route, "path", "other")
@@ -327,14 +321,5 @@ async def _body(receive: Receive) -> bytes:
             return b"".join(pieces)
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    given = False
-
-    async def once() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return once
+async def _again(whole: Iterator[Message], receive: Receive) -> Message:
+    return next(whole, None) or await receive()

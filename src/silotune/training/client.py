@@ -18,7 +18,7 @@ from silotune.communication.messages import (
     shared_tensors,
     update_message,
 )
-from silotune.communication.privacy.budget import Privacy
+from silotune.communication.privacy.accountant import Privacy
 from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline
 from silotune.core.tensors import State, Tensors, change_of, flatten, iter_change, total_norm
 from silotune.methods.parts import Part, Scope

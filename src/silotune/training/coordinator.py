@@ -30,7 +30,7 @@ from silotune.communication.messages import (
     MessageRefused,
     unpack,
 )
-from silotune.communication.privacy.central_noise import CentralNoise
+from silotune.communication.privacy.noise import CentralNoise
 from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline
 from silotune.core.tensors import State, Tensors, flatten, unflatten
 from silotune.errors import SilotuneError

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from silotune.aggregation import BY_ROWS
-from silotune.communication.privacy.budget import Privacy
+from silotune.communication.privacy.accountant import Privacy
 from silotune.config import Config
 from silotune.data.tasks import Task, lower_is_better
 from silotune.methods import Method

@@ -18,7 +18,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from silotune.communication.privacy.noise_stream import NoiseStream
+from silotune.communication.privacy.noise import NoiseStream
 from silotune.config import TrainConfig
 from silotune.core import tensors as part_tools
 from silotune.core.tensors import State, Tensors

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from silotune.communication.privacy.mechanisms import gaussian
-from silotune.communication.privacy.noise_stream import NoiseStream
+from silotune.communication.privacy.noise import NoiseStream, gaussian
 from silotune.core.tensors import State, Tensors, flatten
 from silotune.data.batching import Batch, MicroBatch, make_batch
 from silotune.data.cohort_batches import cut_jointly, join

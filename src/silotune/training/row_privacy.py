@@ -7,7 +7,7 @@ import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from silotune.communication.privacy.noise_stream import NoiseStream
+from silotune.communication.privacy.noise import NoiseStream
 from silotune.core.tensors import State, digest, flatten
 from silotune.methods.phase import Phase
 from silotune.training.silo import Silo, SiloState

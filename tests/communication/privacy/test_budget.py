@@ -7,8 +7,13 @@ import json
 import pytest
 import torch
 
-from silotune.communication.privacy.accountant import GaussianAccount, SampledCentralAccount, gaussian_multiplier
-from silotune.communication.privacy.budget import BudgetSpent, Privacy
+from silotune.communication.privacy.accountant import (
+    BudgetSpent,
+    GaussianAccount,
+    Privacy,
+    SampledCentralAccount,
+    gaussian_multiplier,
+)
 from silotune.communication.uplink import BUILT_IN_CODECS, NOISES
 from silotune.config import registries
 from silotune.config import uplink as words_of_the_uplink

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from silotune.aggregation import Update, uniform
-from silotune.communication.privacy.central_noise import CentralNoise
+from silotune.communication.privacy.noise import CentralNoise
 from silotune.runs.build.builder import build
 from silotune.training.coordinator import Coordinator
 

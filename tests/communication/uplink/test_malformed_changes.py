@@ -77,14 +77,6 @@ def changed(names: tuple[str, ...], name: str, tensor: torch.Tensor) -> bytes:
 
 SCALE = "global/down.weight:scale"
 SCALES: dict[str, tuple[torch.Tensor, str]] = {
-    "too many": (torch.ones(3), "shape (3,), expected (2,)"),
-    "too few": (torch.ones(1), "shape (1,), expected (2,)"),
-    "a matrix": (torch.ones(2, 1), "shape (2, 1)"),
-    "none": (torch.ones(0), "shape (0,)"),
-    "half precision": (torch.ones(2, dtype=torch.float16), "dtype torch.float16, expected torch.float32"),
-    "double": (torch.ones(2, dtype=torch.float64), "dtype torch.float64"),
-    "NaN": (torch.tensor([1.0, math.nan]), "NaN or infinity"),
-    "infinite": (torch.tensor([math.inf, 1.0]), "NaN or infinity"),
     "negative": (torch.tensor([1.0, -1.0]), "'global/down.weight' has a negative scale"),
     "overflows": (torch.tensor([3e38, 3e38]), "'global/down.weight' becomes NaN or infinity"),
 }
@@ -98,16 +90,7 @@ def test_a_bad_scale_is_refused(names, scale):
 
 
 CODES: dict[str, tuple[str, str, torch.Tensor, str]] = {
-    "int8 as floats": ("int8", "global/up.bias", torch.zeros(4), "dtype torch.float32, expected torch.int8"),
-    "int8 as bytes": ("int8", "global/up.bias", torch.zeros(4, dtype=torch.uint8), "dtype torch.uint8"),
-    "int8 too long": ("int8", "global/up.bias", torch.zeros(5, dtype=torch.int8), "shape (5,), expected (4,)"),
     "int8 of -128": ("int8", "global/up.bias", torch.full((4,), -128, dtype=torch.int8), "a code below -127"),
-    "int4 not packed": (
-        "int4",
-        "global/up.bias",
-        torch.full((4,), 136, dtype=torch.uint8),
-        "shape (4,), expected (2,)",
-    ),
     "int4 of -8": ("int4", "global/up.bias", torch.tensor([136, 128], dtype=torch.uint8), "a code below -7"),
     "int4, one more": (
         "int4",
@@ -115,8 +98,6 @@ CODES: dict[str, tuple[str, str, torch.Tensor, str]] = {
         torch.tensor([136, 136, 152], dtype=torch.uint8),
         "has a nonzero padding code in its last byte",
     ),
-    "fp16 as fp32": ("fp16", "global/up.bias", torch.zeros(4), "dtype torch.float32, expected torch.float16"),
-    "fp16 as bf16": ("fp16", "global/up.bias", torch.zeros(4, dtype=torch.bfloat16), "dtype torch.bfloat16"),
     "fp16 infinite": ("fp16", "global/up.bias", torch.full((4,), math.inf, dtype=torch.float16), "NaN or infinity"),
     "fp16 NaN": ("fp16", "global/up.bias", torch.full((4,), math.nan, dtype=torch.float16), "NaN or infinity"),
 }

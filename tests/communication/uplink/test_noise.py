@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from silotune.communication.privacy.noise_stream import NoiseStream, noise_stream_for, read_secret, secret_seed
+from silotune.communication.privacy.noise import NoiseStream, noise_stream_for, read_secret, secret_seed
 from silotune.config.uplink import UplinkConfig
 from silotune.errors import InputError
 from tests.support.uplink_changes import change, flat, pipeline
@@ -179,7 +179,7 @@ def test_uniform_numbers_never_reach_an_end(monkeypatch):
             return self.byte * size
 
     for byte, found in ((b"\xff", 1 - 2**-53), (b"\x00", 2**-53)):
-        hash_function = "silotune.communication.privacy.noise_stream.hashlib.shake_256"
+        hash_function = "silotune.communication.privacy.noise.hashlib.shake_256"
         monkeypatch.setattr(hash_function, lambda _, byte=byte: Stream(byte))
         assert NoiseStream(b"key").uniform("p", "n", (3,)).tolist() == [found] * 3
 

@@ -7,7 +7,7 @@ from hashlib import sha256
 import pytest
 import torch
 
-from silotune.communication.privacy.mechanisms import Gaussian
+from silotune.communication.privacy.noise import Gaussian
 from silotune.communication.uplink import make_pipeline
 from silotune.config.uplink import UplinkConfig
 

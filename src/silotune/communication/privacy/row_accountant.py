@@ -39,11 +39,7 @@ def _accountant() -> Any:
 def noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> float:
     """Return the smallest noise for (ε, δ) over so many steps, in multiples of the bound.
 
-    Args:
-        epsilon: ε of all steps.
-        delta: δ of all steps.
-        rate: the probability with which a step draws a unit.
-        steps: their number; 0 needs no noise.
+    A step draws each unit with the probability `rate`; 0 steps need no noise.
     """
     if steps == 0:
         return 0.0
@@ -73,14 +69,7 @@ def row_epsilon(multiplier: float, delta: float, rate: float, steps: int) -> flo
 
 
 class RowAccount(Account):
-    """Noise on rows in the silo that it costs most.
-
-    Args:
-        multiplier: standard deviation of the noise, in multiples of the bound.
-        rate: the probability with which a step draws a unit.
-        steps: noised steps after 1, 2, … rounds.
-        delta: δ of the total.
-    """
+    """Noise on rows in the silo that it costs most; `steps` are the noised ones after 1, 2, … rounds."""
 
     mechanism = "dp-sgd"
 
@@ -117,11 +106,6 @@ class RenyiFilter:
 
     Costs ρ(α) of steps add up at each order. Steps are within (ε, δ) as long as Σρ(α) + ln(8/δ)/(α−1) ≤ ε at one of
     the at most 8 orders, which are fixed beforehand (Feldman and Zrnic 2021; Lécuyer 2021).
-
-    Args:
-        epsilon: ε of the budget.
-        delta: δ of the budget.
-        orders: the orders α.
     """
 
     epsilon: float
@@ -151,10 +135,7 @@ class RenyiFilter:
     def least_multiplier(self, before: Sequence[float], rate: float, steps: int) -> float | None:
         """Return the smallest noise with which so many steps more are within the budget; None if none is enough.
 
-        Args:
-            before: costs so far, at each order.
-            rate: the probability with which a step draws a unit.
-            steps: their number.
+        `before` has the costs so far, at each order.
         """
 
         def fits(multiplier: float) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from silotune.communication.privacy.accountant import gaussian_multiplier
-from silotune.communication.privacy.mechanisms import Clip, Gaussian, Laplace, laplace_scale
+from silotune.communication.privacy.noise import Clip, Gaussian, Laplace
 from silotune.communication.uplink.codecs import Codec, Float16, UniformQuantizer
 from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline, UplinkStep
 from silotune.communication.uplink.sparse import RandomK, TopK
@@ -43,7 +43,7 @@ def make_pipeline(config: UplinkConfig, seed: int = 0, secret: bytes | None = No
 def _laplace(config: UplinkConfig) -> UplinkStep:
     assert config.clip is not None, "the section fills it in"
     assert config.epsilon is not None, "the section fills it in"
-    return Laplace(laplace_scale(config.clip, config.epsilon))
+    return Laplace(2 * config.clip / config.epsilon)
 
 
 def _gaussian(config: UplinkConfig) -> UplinkStep:

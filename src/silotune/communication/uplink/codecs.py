@@ -207,11 +207,7 @@ def pack4(codes: Tensor) -> Tensor:
 
 
 def unpack4(packed: Tensor, count: int) -> Tensor:
-    """Return the first `count` codes of packed bytes, int8.
-
-    Raises:
-        ValueError: the padding code in the last byte is not zero.
-    """
+    """Return the first `count` codes of packed bytes, int8."""
     halves = torch.stack([packed & 15, packed >> 4], dim=1).reshape(-1).to(torch.int8) - 8
     if bool((halves[count:] != 0).any()):
         raise ValueError("has a nonzero padding code in its last byte")

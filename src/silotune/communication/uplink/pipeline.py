@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from silotune.communication.messages import Expected, MessageRefused
-from silotune.communication.privacy.noise_stream import NoiseStream, noise_stream_for
+from silotune.communication.privacy.noise import NoiseStream, noise_stream_for
 from silotune.communication.uplink.codecs import Codec, SeededCodec
 from silotune.core.randomness import derive
 from silotune.core.tensors import Tensors
@@ -35,14 +35,11 @@ class UplinkPipeline:
     """The configured steps in order.
 
     Args:
-        names: the steps' names.
-        steps: clipping and noise.
         codec: the representation of numbers; float32 without a codec.
         feedback: whether a silo keeps the codec's error and adds it to its next change (error feedback, Seide et al.
             2014; Karimireddy et al. 2019, Algorithm 1). The error depends on the noised change alone and so reveals
             nothing more.
-        seed: the run's seed.
-        secret: the silo's secret; see `privacy/noise_stream.py`.
+        secret: the silo's secret; see `privacy/noise.py`.
         codec_key: replaces the codec in the key of noise, for a codec without a stable `repr`.
     """
 
@@ -68,16 +65,9 @@ class UplinkPipeline:
         return ",".join(self.names)
 
     def send(self, change: Tensors, memory: Tensors, silo: str, round_number: int) -> tuple[Tensors, Tensors]:
-        """Apply the steps to a silo's change.
+        """Apply the steps to a silo's change, trained minus received.
 
-        Args:
-            change: trained minus received, by "part/tensor" name.
-            memory: the silo's memory as of its last participation.
-            silo: the silo's name.
-            round_number: the round.
-
-        Returns:
-            The tensors of the message, and the codec's error for the silo's memory.
+        Returns the tensors of the message, and the codec's error for the silo's memory.
         """
         change = {name: tensor.double() for name, tensor in sorted(change.items())}
         drawn = noise_stream_for(self.seed, self.secret, silo, round_number, change, self.noise_key)
@@ -120,17 +110,7 @@ class UplinkPipeline:
         return Expected(shapes, dtypes)
 
     def read(self, written: Mapping[str, Tensor], before: Tensors, silo: str, round_number: int) -> Tensors:
-        """Return the silo's shared parts: the broadcast tensors `before` plus the change in its message.
-
-        Args:
-            written: the tensors of the message.
-            before: the tensors of the broadcast.
-            silo: the silo that sent it.
-            round_number: the round.
-
-        Raises:
-            MessageRefused: the message has codes or scales that no silo writes, or sums are not finite.
-        """
+        """Return the silo's shared parts: the broadcast tensors `before` plus the change in its message."""
         tensors: Tensors = {}
         for name, change in self.changes(written, before, silo, round_number):
             tensor = before[name]
@@ -142,11 +122,7 @@ class UplinkPipeline:
     def changes(
         self, written: Mapping[str, Tensor], before: Tensors, silo: str, round_number: int
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the change of each tensor of `before`, as a message has it; arguments as `read`.
-
-        Raises:
-            MessageRefused: the message has codes or scales that no silo writes.
-        """
+        """Yield the change of each tensor of `before`, as a message has it; arguments as `read`."""
         for name, tensor in before.items():
             if self.codec is None:
                 yield name, written[name]

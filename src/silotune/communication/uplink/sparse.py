@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from typing_extensions import override
 
-from silotune.communication.privacy.noise_stream import NoiseStream
+from silotune.communication.privacy.noise import NoiseStream
 from silotune.communication.uplink.codecs import VALUES, Codec, Float16, Layout, Shape, UniformQuantizer
 from silotune.core.numeric import ceil_fraction
 
@@ -105,10 +105,6 @@ class RandomK(_Sparse):
     The positions are drawn anew for each tensor, silo and round. They are not sent: both sides draw them from the run's
     seed, independently of the numbers. With `uplink.feedback` the silo keeps what it left out and adds it to its next
     change. With `unbiased` it keeps nothing, and the received numbers are multiplied by n / ⌈fraction·n⌉ instead.
-
-    Args:
-        options: share, values and scale.
-        key: where the positions come from; see `SeededCodec.seeded`.
     """
 
     Options = RandomKOptions

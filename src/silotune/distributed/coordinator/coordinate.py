@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from silotune.communication.masks.fixed_point import require_masks
-from silotune.communication.privacy.budget import DELTA
+from silotune.communication.privacy.accountant import DELTA
 from silotune.config import Config, dump
-from silotune.config.uplink import PrivacyConfig
 from silotune.core.clock import current_user, log_line
 from silotune.core.determinism import set_numerics
 from silotune.core.files import folder_lock, write_text
@@ -29,9 +28,8 @@ from silotune.distributed.coordinator.job import AdmissionPolicy, Job, RunRegist
 from silotune.distributed.coordinator.masked_engine import MaskedEngine
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, RunStatus
 from silotune.distributed.flower.link import ConnectionLost, Link
-from silotune.distributed.protocol.agreement import check_federated, wire_config
 from silotune.distributed.protocol.frames import WAITS_FOR_APPROVAL, Frame
-from silotune.distributed.protocol.handshake import Hello, Identity
+from silotune.distributed.protocol.handshake import Hello, Identity, wire_config
 from silotune.errors import InputError, SilotuneError
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
@@ -60,29 +58,21 @@ PREDECESSOR_TIMEOUT = 30.0
 """Seconds to wait for an earlier coordinator in the folder to end."""
 
 
-Work = Callable[[Job, Link, Records, RunStatus], None]
-
-
-def coordinate(job: Job, link: Link, work: Work | None = None) -> None:
+def coordinate(job: Job, link: Link) -> None:
     """Run a job to its end and record how it goes and ends in `federation/status.json`."""
-    status_folder = Path(job.out) / FEDERATION_FOLDER
+    folder = Path(job.out) / FEDERATION_FOLDER
     # `flower-local` holds the run folder's lock itself; a coordinator that this one replaces may be about to end
-    with nullcontext() if job.local else folder_lock(Path(job.out)), folder_lock(status_folder, PREDECESSOR_TIMEOUT):
-        _coordinate(job, link, status_folder, work or run_job)
-
-
-def _coordinate(job: Job, link: Link, status_folder: Path, work: Work) -> None:
-    status = RunStatus.begin(status_folder)
-    record = Records(status_folder)
-    record.append({"kind": "started", "user": current_user(), "process": os.getpid()})
-    try:
-        work(job, link, record, status)
-    except Exception as error:  # not KeyboardInterrupt: a run that is interrupted has no outcome
-        status.end(error, resumable=isinstance(error, ConnectionLost))
-        record.append({"kind": "ended", "reason": f"{type(error).__name__}: {error}"[:500]})
-        raise
-    status.end()
-    record.append({"kind": "ended", "reason": "finished"})
+    with nullcontext() if job.local else folder_lock(Path(job.out)), folder_lock(folder, PREDECESSOR_TIMEOUT):
+        status, record = RunStatus.begin(folder), Records(folder)
+        record.append({"kind": "started", "user": current_user(), "process": os.getpid()})
+        try:
+            (run_plan if job.cells else run_job)(job, link, record, status)
+        except Exception as error:  # not KeyboardInterrupt: a run that is interrupted has no outcome
+            status.end(error, resumable=isinstance(error, ConnectionLost))
+            record.append({"kind": "ended", "reason": f"{type(error).__name__}: {error}"[:500]})
+            raise
+        status.end()
+        record.append({"kind": "ended", "reason": "finished"})
 
 
 Load = Callable[[BackboneRequirements], Backbone]
@@ -134,15 +124,19 @@ def run_job(job: Job, link: Link, record: Records, status: RunStatus, load: Load
     known, greeting = admission.registry.silos, Frame("hello", start.request)
     dispatcher = greet(start, link, greeting, admission, failures, status, record, known)
     federation = start.federation()
-    folder = _run_folder(out, federation)
+    folder = RunFolder.begin(out, dump(federation.config), federation.backbone, resume=True)
+    keep_start(out, federation.context)
     with closing(folder.checkpoints):
         failures.folder = folder
         admission.registry.write(out)
         lines = [] if federation.privacy is None else federation.privacy.lines()
-        if start.config.privacy.unit is not None:
-            lines.append(_promise_of_silos(start.config.privacy))
+        if (own := start.config.privacy).unit is not None:
+            lines.append(
+                f"privacy: every silo adds noise on its rows for ε = {own.epsilon:g} at δ = {own.delta or DELTA:g} "
+                f"for each {own.unit}, or more noise if its own budget asks for it; not for users of a silo's own model"
+            )
         if lines:
-            status.promise(list(lines))
+            status.promise(lines)
             for line in lines:
                 log_line(f"silotune coordinator: {line}", sys.stdout)
         kind = MaskedEngine if federation.coordinator.sums else FlowerEngine
@@ -202,15 +196,12 @@ def _checked(job: Job) -> tuple[Config, list[str]]:
     """Return a job's configuration on this machine, and the silos' names in order."""
     config = on_this_machine(read_config(job.config))
     set_numerics(config.precision.deterministic, config.precision.tf32)
-    check_federated(config)
     if config.aggregation.noise_multiplier is not None and config.privacy.secret is None and not job.local:
         raise InputError(
             "aggregation.noise_multiplier: noise from the run's seed hides nothing from silos, who know the seed; give "
             "privacy.secret=FILE (head -c 32 /dev/urandom > FILE)"
         )
     names = sorted(job.silos or config.federation.silos)
-    if not names:
-        raise InputError("federation.silos: name the silos that take part")
     if config.aggregation.secure:
         require_masks(len(names))
     return config, names
@@ -233,14 +224,6 @@ def _registry(config: Config, out: Path, names: list[str]) -> RunRegistry:
             f"{', '.join(known)} until the run ends"
         )
     return registry
-
-
-def _promise_of_silos(privacy: PrivacyConfig) -> str:
-    """Log the guarantee of noise on rows; the amount of noise depends on the silo's number of units."""
-    return (
-        f"privacy: every silo adds noise on its rows for ε = {privacy.epsilon:g} at δ = {privacy.delta or DELTA:g} for "
-        f"each {privacy.unit}, or more noise if its own budget asks for it; not for users of a silo's own model"
-    )
 
 
 def _federation(
@@ -270,12 +253,6 @@ def _labeled(job: Job, config: Config, wanted: bool) -> SiloData | None:
             "their folder"
         )
     return read_rows(Path(folder), "coordinator")
-
-
-def _run_folder(out: Path, federation: Federation) -> RunFolder:
-    folder = RunFolder.begin(out, dump(federation.config), federation.backbone, resume=True)
-    keep_start(out, federation.context)
-    return folder
 
 
 def _finish(engine: FlowerEngine, out: Path, local: bool) -> None:

@@ -60,17 +60,12 @@ class SiloDispatcher:
     """Sends requests to silos by name; a silo's node may change during a run.
 
     Args:
-        link: carries the frames.
         silos: names of all silos; others are refused.
         greeting: bytes of the frame that asks a node for its hello.
         admit: checks the reply to a greeting; raises HandshakeRefused to refuse the node. Before round 1 a refusal ends
             the run, later it excludes the node.
-        report: called with problems.
         patience: seconds after which an unanswered request is sent again. They double with each repetition, because a
             silo that was only busy answers every copy. Nodes without a hello are greeted again after the same time.
-        clock: current time in seconds.
-        sleep: waits for a number of seconds.
-        status: notes what goes to and comes from silos.
         record: called with the fields of each message's line in the audit log.
     """
 
@@ -100,16 +95,12 @@ class SiloDispatcher:
     def wait_for_all(self, deadline: float, known: Collection[str] = (), away: float = 0.0) -> list[str]:
         """Wait until all silos are registered, without end for those whose operators have to approve the run.
 
+        Returns the silos that are absent in the end.
+
         Args:
             deadline: seconds for the others.
             known: silos that took part before the run was interrupted; they may come back during a round.
             away: seconds to wait for known silos if they alone are missing.
-
-        Returns:
-            The silos that are absent in the end.
-
-        Raises:
-            HandshakeRefused: raised by `admit`.
         """
         began = self.clock()
         self._strict = True
@@ -240,7 +231,10 @@ class SiloDispatcher:
             self._note(request, frame, len(arrival.data))
         if frame is None or frame.kind == "unavailable":
             self.report(sender, error or str(frame and frame.fields.get("reason")))
-            self._retry_later(request, waiting)
+            if request.greeting:
+                self._greet_at[request.node] = self.clock()
+            elif request.silo in waiting:
+                waiting[request.silo] = self.clock() + RETRY_DELAY
             return None
         if frame.kind == "waiting":
             self._await_approval(request, frame, waiting)
@@ -274,12 +268,6 @@ class SiloDispatcher:
             self._greet_at[request.node] = due
         elif request.silo in waiting:
             waiting[request.silo] = due
-
-    def _retry_later(self, request: _PendingRequest, waiting: dict[str, float]) -> None:
-        if request.greeting:
-            self._greet_at[request.node] = self.clock()
-        elif request.silo in waiting:
-            waiting[request.silo] = self.clock() + RETRY_DELAY
 
     def _register(self, node: int, frame: Frame) -> None:
         """Register the silo of a node that answered the greeting; a silo's newest node counts."""

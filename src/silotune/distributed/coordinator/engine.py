@@ -40,12 +40,9 @@ class FlowerEngine(Engine):
 
     Args:
         federation: with every silo's name and task, and no rows.
-        folder: the run's.
-        dispatcher: sends the requests.
         run: fields of every request: the run's id and the configuration.
         admission: knows the coordinator's identity, as it says it to each silo, and what silos said in their hello.
         local: whether the silos' folders are in the run folder (all on one machine).
-        progress: called before every request.
     """
 
     name = "flower"

@@ -7,7 +7,9 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import PlainValidator, TypeAdapter
 
 from silotune.config import Config, dump
 from silotune.config.data import PartitionConfig
@@ -15,9 +17,8 @@ from silotune.core.files import damage_named, folder_lock, read_json, write_text
 from silotune.core.records import Records
 from silotune.data.tasks import Task, read_task
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, RunStatus
-from silotune.distributed.protocol.agreement import check_federated
 from silotune.distributed.protocol.frames import Frame, HandshakeRefused
-from silotune.distributed.protocol.handshake import NO_LIST, Hello, Identity, check_identity
+from silotune.distributed.protocol.handshake import NO_LIST, Hello, Identity, check_federated, check_identity
 from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.runs.build.resolve import on_this_machine
 from silotune.runs.storage.run_folder import RunFolder
@@ -27,15 +28,9 @@ from silotune.runs.storage.run_folder import RunFolder
 class SiloInfo:
     """A silo's task, the number of texts in a row, and the rank to which its operator bounds its adapters, if any."""
 
-    task: Task
+    task: Annotated[Task, PlainValidator(read_task)]
     texts: int
     rank: int | None = None
-
-    @classmethod
-    def read(cls, fields: Mapping[str, Any]) -> SiloInfo:
-        """Parse the plain values in `run.json`."""
-        rank = fields.get("rank")
-        return cls(read_task(fields["task"]), int(fields["texts"]), None if rank is None else int(rank))
 
     def fields(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -55,9 +50,7 @@ class RunRegistry:
         path = out / FEDERATION_FOLDER / "run.json"
         if path.exists():
             with damage_named(path):
-                fields = read_json(path)
-                silos = {name: SiloInfo.read(silo) for name, silo in fields["silos"].items()}
-            return cls(str(fields["run"]), silos)
+                return _REGISTRY.validate_python(read_json(path))
         if (out / "checkpoints").is_dir() and any((out / "checkpoints").glob("round-*.json")):
             raise InputError(f"--resume: {out} was not made by this engine; resume it with --engine inprocess")
         return cls(secrets.token_hex(8), {})
@@ -81,6 +74,8 @@ class RunRegistry:
         silos = {name: info.fields() for name, info in self.silos.items()}
         write_text(out / FEDERATION_FOLDER / "run.json", json.dumps({"run": self.run, "silos": silos}, indent=1))
 
+
+_REGISTRY = TypeAdapter(RunRegistry)
 
 Shapes = Callable[[str], Mapping[str, tuple[int, ...]]]
 """Silo → the shapes of the tensors in its broadcasts, by name."""
@@ -128,10 +123,7 @@ class Job:
     """A coordinator's job.
 
     Args:
-        config: path of the run's configuration.
-        out: the run folder.
         silos: the silos' names; if empty, those of `federation.silos`.
-        labelled: the folder of the coordinator's labeled rows.
         local: whether all silos' folders are in the run folder.
         cells: of a plan, the names of its runs, each in a folder of `out`, with its own configuration.
     """
@@ -160,11 +152,7 @@ class Job:
 
 
 def prepare(config: Config, out: Path, resume: bool) -> Path:
-    """Prepare a run folder for its coordinator.
-
-    Returns:
-        Path of the job file.
-    """
+    """Prepare a run folder for its coordinator, and return the path of the job's file."""
     config = _federated(config)
     refused_before = RunFolder.nothing_began(out)  # such a start leaves only its files for the coordinator
     if not resume and not refused_before:
@@ -180,12 +168,7 @@ def prepare(config: Config, out: Path, resume: bool) -> Path:
 
 
 def prepare_plan(cells: Mapping[str, Config], out: Path) -> None:
-    """Prepare a folder for several runs that silos approve as one; nothing is written if one cannot be federated.
-
-    Args:
-        cells: name of each run, and of its folder in `out` → its configuration.
-        out: the folder, new or of the same plan.
-    """
+    """Prepare a folder for several runs that silos approve as one; nothing is written if one cannot be federated."""
     if len({(*sorted(_federated(config).federation.silos),) for config in cells.values()}) > 1:
         raise InputError("federation.silos: must be the same in all runs of a plan")
     status_folder = out / FEDERATION_FOLDER

@@ -37,14 +37,9 @@ class SiloEntry:
     """The state of one silo in this run; None stands for unknown.
 
     Args:
-        seen: time of its last message, UTC in ISO format.
-        version: of its silotune.
-        protocol: number of its message format.
         asked: the request that it works on: `kind`, `round` and `since`.
-        waits: whether its operator has not approved the run yet, as it says in this session.
         waits_since: time of its first answer that said so, until it answers otherwise.
         failure: its last answer's reason, if that was a refusal or a failure.
-        status: what it shares of its operation, as `SiloStatus`.
     """
 
     seen: str | None = None
@@ -65,12 +60,8 @@ class RunStatus:
         path: the file; None keeps nothing.
         state: `submitted` until a coordinator works on the run. `lost` means that Flower failed, so that another
             coordinator may resume the run.
-        error: why it failed or was lost.
-        exit_code: of that error.
         guarantee: lines about the privacy guarantee, known before the first round.
         progress: round, activity, how many silos are done, and of how many, as `engines.base.Progress` gets them.
-        round: the round that is worked on.
-        since: time at which that round began.
     """
 
     path: Path | None = None
@@ -111,12 +102,7 @@ class RunStatus:
         self.write(at_once=True)
 
     def end(self, error: Exception | None = None, resumable: bool = False) -> None:
-        """Note how the coordinator ended.
-
-        Args:
-            error: the exception that ended it; None if it finished.
-            resumable: whether Flower failed, so that another coordinator may resume the run.
-        """
+        """Note how the coordinator ended."""
         self.state = "finished"
         if error is not None:
             own = isinstance(error, SilotuneError)

@@ -11,9 +11,8 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run one job."""
-    from silotune.distributed.coordinator.coordinate import coordinate, run_plan
+    from silotune.distributed.coordinator.coordinate import coordinate
     from silotune.distributed.coordinator.job import Job
     from silotune.distributed.flower.link import FlowerLink
 
-    job = Job.read(str(context.run_config["job"]))
-    coordinate(job, FlowerLink(grid), run_plan if job.cells else None)
+    coordinate(Job.read(str(context.run_config["job"])), FlowerLink(grid))

@@ -104,7 +104,7 @@ class FlowerLink(Link):
     def pull(self, message_ids: Collection[str]) -> Sequence[Arrival]:
         """Pull each reply separately, so that a reply that is never uploaded delays no other."""
         for message_id in set(self._pulls) - set(message_ids):
-            self._pulls.pop(message_id).abandon()
+            self._pulls.pop(message_id).abandoned.set()
         for message_id in message_ids:
             if message_id not in self._pulls:
                 self._pulls[message_id] = _Pull(self._grid, message_id)
@@ -138,23 +138,19 @@ class _Pull(Thread):
         self.reply: Message | None = None
         self.error: Exception | None = None
         self._message_id = message_id
-        self._abandoned = Event()
+        self.abandoned = Event()
         self._grid = grid
         self.start()
-
-    def abandon(self) -> None:
-        """End the polling."""
-        self._abandoned.set()
 
     def run(self) -> None:
         """Poll until the reply is there, or polling fails."""
         try:
-            while not self._abandoned.is_set():
+            while not self.abandoned.is_set():
                 # Flower's own errors name no node, so replies are told apart by the message's id
                 replies = list(self._grid.pull_messages([self._message_id]))
                 if replies:
                     self.reply = replies[0]
                     return
-                self._abandoned.wait(self.interval)
+                self.abandoned.wait(self.interval)
         except Exception as error:  # httpx, Flower and its retries raise errors without a common class
             self.error = error

@@ -78,22 +78,22 @@ class ProcessGroup:
                 start_new_session=True,
                 bufsize=0,
             )
+        assert self._server.stdin is not None, "it is a pipe"
         assert self._server.stdout is not None, "it is a pipe"
-        os.set_blocking(self._server.stdout.fileno(), False)
+        self._orders, self._replies = self._server.stdin, self._server.stdout
+        os.set_blocking(self._replies.fileno(), False)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._server.stdin is not None, "it is a pipe"
-        assert self._server.stdout is not None, "it is a pipe"
-        self._server.stdin.close()
+        self._orders.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._server.wait(2 * GRACE)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left, unless the server was killed
             os.killpg(self._server.pid, signal.SIGKILL)
         self._server.wait()
-        self._server.stdout.close()
+        self._replies.close()
 
     def start(
         self,
@@ -117,9 +117,8 @@ class ProcessGroup:
             "environment": dict(environment or {}),
             "imports": list(imports),
         }
-        assert self._server.stdin is not None, "it is a pipe"
         try:
-            self._server.stdin.write(f"{json.dumps(order)}\n".encode())
+            self._orders.write(f"{json.dumps(order)}\n".encode())
         except BrokenPipeError:
             self.check()
 
@@ -132,8 +131,7 @@ class ProcessGroup:
 
     def ended(self) -> dict[str, int]:
         """Return the exit codes of the processes that have ended, by name."""
-        assert self._server.stdout is not None, "it is a pipe"
-        while data := self._server.stdout.read(2**16):
+        while data := self._replies.read(2**16):
             self._reports += data
         *lines, self._reports = self._reports.split(b"\n")
         self._ended.update(json.loads(line) for line in lines)
@@ -214,12 +212,7 @@ def _configure(order: dict[str, Any]) -> None:
 
 
 def fork(command: Sequence[str], configure: Callable[[], None] = lambda: None) -> int:
-    """Fork a process that runs one of the commands, and return its id.
-
-    Args:
-        command: the command line; its first word is a key of `COMMANDS`.
-        configure: called in the new process before the command.
-    """
+    """Fork a process that runs one of the commands, and return its id."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()

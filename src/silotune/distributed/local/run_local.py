@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.communication.masks.fixed_point import require_masks
-from silotune.communication.privacy.budget import Privacy
+from silotune.communication.privacy.accountant import Privacy
 from silotune.config import Config, dump
 from silotune.core.files import dump_yaml, folder_lock, write_text
 from silotune.core.surroundings import require_posix, require_short_tmpdir
@@ -42,7 +42,7 @@ from silotune.distributed.flower.commands import (
     write_home,
 )
 from silotune.distributed.local.fork_server import ProcessGroup
-from silotune.distributed.protocol.agreement import check_federated, wire_config
+from silotune.distributed.protocol.handshake import check_federated, wire_config
 from silotune.distributed.silo.silo_config import REHEARSAL
 from silotune.errors import OR_RESUME, InputError, SilotuneError, require_unused
 from silotune.evaluation.baselines import baselines, joined
@@ -87,18 +87,7 @@ def run_local(
     progress: Progress | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> tuple[dict[str, Any], Privacy | None]:
-    """Run a configuration with `--engine flower-local`.
-
-    Args:
-        config: the run's configuration.
-        out: the run folder; must be new or empty unless `resume`.
-        resume: continue an interrupted run.
-        progress: called with the coordinator's progress.
-        announce: called with each line of the privacy guarantee before the run starts.
-
-    Returns:
-        The summary, and the privacy guarantee if there is one.
-    """
+    """Run a configuration with `--engine flower-local`; returns summary and privacy guarantee, if there is one."""
     require_posix("--engine flower-local")
     require_flower()
     require_short_tmpdir()

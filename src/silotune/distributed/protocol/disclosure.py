@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, StrictInt, TypeAdapter, ValidationError
 
 from silotune.data.tasks import metric_range
 from silotune.methods.step import EVENT_KEYS
@@ -24,21 +26,11 @@ _MOST_NUMBERS = 100
 
 _LARGEST = 2**53
 
-_FINGERPRINT = re.compile(r"[0-9a-f]{16,64}")
-
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
 def filter_metrics(metrics: Mapping[str, Any], share: Collection[str]) -> dict[str, Any]:
-    """Keep the training metrics that the silo shares.
-
-    Args:
-        metrics: a local round's metrics.
-        share: the kinds of numbers that may leave; see `SiloSettings.share`.
-
-    Returns:
-        The metrics whose kind is shared; unknown names count as losses.
-    """
+    """Keep the training metrics that the silo shares; unknown names count as losses."""
     kinds = {"seconds": "seconds", **dict.fromkeys(COUNTS, "rows")}
     return {name: value for name, value in metrics.items() if name not in TOKENS and kinds.get(name, "loss") in share}
 
@@ -68,12 +60,7 @@ def score_range(metrics: Collection[str]) -> tuple[float, float]:
 
 
 def validate_scores(entry: object, ranges: Mapping[str, tuple[float, float]] = {}) -> bool:
-    """Return whether an entry holds only scores (or None) and row counts per split.
-
-    Args:
-        entry: what a silo sent.
-        ranges: split → smallest and largest score; 0 to 100 where a split has no range.
-    """
+    """Return whether an entry holds only scores (or None) in the ranges, else 0 to 100, and row counts per split."""
     if not isinstance(entry, dict) or not entry.keys() <= {*_SCORES, "rows"}:
         return False
     rows = entry.get("rows")
@@ -94,12 +81,11 @@ class SiloStatus:
     Args:
         rows_fingerprint: changes whenever the rows in use change; says nothing else about them.
         epsilon_left: ε of the operator's budget that no run has spent; None without a budget.
-        disk_free_bytes: free space where the silo keeps its states.
     """
 
-    rows_fingerprint: str | None = None
-    epsilon_left: float | None = None
-    disk_free_bytes: int | None = None
+    rows_fingerprint: Annotated[str, Field(pattern=r"^[0-9a-f]{16,64}$")] | None = None
+    epsilon_left: Annotated[float, Field(ge=0, le=_LARGEST)] | None = None
+    disk_free_bytes: Annotated[StrictInt, Field(ge=0)] | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return plain values for a frame."""
@@ -107,18 +93,11 @@ class SiloStatus:
 
     @classmethod
     def read(cls, fields: object) -> SiloStatus | None:
-        """Parse a silo's status and drop malformed values; None if it sent no status."""
-        if not isinstance(fields, dict):
+        """Parse a silo's status; None if it sent none, or something else."""
+        try:
+            return _STATUS.validate_python(fields)
+        except ValidationError:
             return None
-        fingerprint, epsilon, disk = (fields.get(name) for name in cls.__dataclass_fields__)
-        named = isinstance(fingerprint, str) and _FINGERPRINT.fullmatch(fingerprint)
-        return cls(
-            rows_fingerprint=fingerprint if named else None,
-            epsilon_left=_number(epsilon, int, float),
-            disk_free_bytes=None if (free := _number(disk, int)) is None else int(free),
-        )
 
 
-def _number(value: Any, *types: type) -> float | None:
-    """Return a number from 0 on of one of these types; None for anything else."""
-    return value if type(value) in types and 0 <= value <= 2**63 else None
+_STATUS = TypeAdapter(SiloStatus)

@@ -74,11 +74,7 @@ class Frame:
 
 
 def decode(data: bytes) -> Frame:
-    """Read a frame from its bytes.
-
-    Raises:
-        ProtocolError: the bytes are not a whole frame.
-    """
+    """Read a frame from its bytes."""
     kind, fields, sizes, start = _read_header(data)
     blobs = {}
     for name, size in sizes.items():
@@ -88,11 +84,7 @@ def decode(data: bytes) -> Frame:
 
 
 def peek_kind(data: bytes) -> str:
-    """Return a frame's kind from its header alone; blobs are not copied.
-
-    Raises:
-        ProtocolError: as `decode`.
-    """
+    """Return a frame's kind from its header alone; blobs are not copied."""
     return _read_header(data)[0]
 
 
@@ -128,20 +120,7 @@ def receive(
     largest: int = LARGEST_FRAME,
     claim: Callable[[int], None] = lambda _length: None,
 ) -> bytes:
-    """Read one frame's bytes from a socket.
-
-    Args:
-        connection: a stream socket.
-        until: deadline on the clock of `time.monotonic`; None: no deadline.
-        largest: bytes of the largest frame that is read.
-        claim: called with the frame's length before it is read; what it raises ends the connection.
-
-    Returns:
-        The frame's bytes.
-
-    Raises:
-        ProtocolError: the peer closed or is too slow, or the frame is too large.
-    """
+    """Read one frame's bytes from a socket; `claim` gets its length before it is read, and may refuse it."""
     (length,) = struct.unpack(">Q", _receive_exactly(connection, 8, until))
     if length > largest:
         raise ProtocolError(f"a frame of {length:,} bytes is too large (at most {largest:,})")
@@ -172,19 +151,7 @@ def _receive_exactly(connection: socket.socket, count: int, until: float | None)
 
 
 def ask_worker(path: str | Path, request: bytes, patience: float = PATIENCE) -> bytes:
-    """Send a request to the worker behind a Unix socket and wait for its reply.
-
-    Args:
-        path: the socket's path.
-        request: a frame's bytes.
-        patience: seconds until the reply must be complete.
-
-    Returns:
-        The reply's bytes.
-
-    Raises:
-        ProtocolError: no worker listens, it ended, or it is too slow.
-    """
+    """Send a request to the worker behind a Unix socket and wait for its reply."""
     until = time.monotonic() + patience
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
@@ -212,11 +179,7 @@ def _connect(connection: socket.socket, path: str | Path, until: float) -> None:
 
 
 def require_fields(values: Mapping[str, Any], *names: str) -> list[Any]:
-    """Return the values of these names.
-
-    Raises:
-        ProtocolError: one of them is missing.
-    """
+    """Return the values of these names."""
     missing = [name for name in names if name not in values]
     if missing:
         raise ProtocolError(f"a frame without {missing[0]!r}")
@@ -235,12 +198,7 @@ def state_name(number: int, final: bool = False) -> str:
 
 
 def printable(text: str, longest: int | None = None) -> str:
-    """Return another party's text with control characters written out, which a terminal would obey.
-
-    Args:
-        text: what the other party wrote.
-        longest: most characters that are kept; None: all.
-    """
+    """Return another party's text with control characters written out, which a terminal would obey."""
     short = text if longest is None or len(text) <= longest else f"{text[:longest]}…"
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in short)
 
@@ -249,12 +207,7 @@ def printable(text: str, longest: int | None = None) -> str:
 
 
 def describe_frame(data: bytes, frame: Frame | None = None) -> dict[str, Any]:
-    """Describe a frame: kind, run, round, tensors with shapes, numbers, bytes and digest.
-
-    Args:
-        data: the frame as it goes over the wire; other bytes are of kind `?`.
-        frame: the same, if it is decoded already.
-    """
+    """Describe a frame: kind, run, round, shapes, numbers, bytes and digest; what is no frame is of kind `?`."""
     size = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     try:
         frame = frame or decode(data)

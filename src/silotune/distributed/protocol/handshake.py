@@ -1,20 +1,29 @@
 """Compare coordinator and silo before round 1, and refuse another protocol, version, backbone or method.
 
-`agreement.py` says which part of a configuration is sent, and names keys that differ from the agreed one.
+It also says which part of a configuration silos receive, and names the key that differs from the agreed one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, StrictInt, StrictStr, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, PlainValidator, StrictInt, StrictStr, TypeAdapter, ValidationError
 
+from silotune.config import BackboneConfig, Config, dump
+from silotune.config.coordinator import FederationConfig
+from silotune.config.data import DataConfig, PartitionConfig
+from silotune.config.parse import validated
+from silotune.config.trees import parse_tree
 from silotune.data.tasks import Task, read_task
 from silotune.distributed.protocol.frames import PROTOCOL, Frame, HandshakeRefused
+from silotune.errors import InputError
+from silotune.methods import is_centralized
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.quantization import NONE
 from silotune.version import __version__
@@ -35,7 +44,6 @@ class Identity:
     """The versions and settings that must be equal on both sides.
 
     Args:
-        version: silotune's version.
         backbone: sha256 of the weights.
         tokenizer: sha256, as `tokenizer_digest`.
         precision: the backbone's precision, and its quantization if it has one (`bf16, int8`).
@@ -80,63 +88,43 @@ PinnedList = tuple[StrictStr, StrictInt, StrictInt]
 
 NO_LIST: PinnedList = "", 0, 0
 
-_PINNED_LIST = TypeAdapter(PinnedList)
-
 
 @dataclass(frozen=True)
 class Hello:
     """A silo's reply to the greeting.
 
     Args:
-        silo: its name.
-        identity: what it runs.
-        task: its task.
-        texts: the number of texts in a row.
         rank: the rank of its adapters, where its operator bounds it below the run's; else None.
         masks: of a run that sums under masks; else `NO_LIST`.
     """
 
-    silo: str
+    silo: StrictStr
     identity: Identity
-    task: Task
-    texts: int
-    rank: int | None = None
+    task: Annotated[Task, PlainValidator(read_task)]
+    texts: Annotated[StrictInt, Field(ge=1, le=2)]
+    rank: Annotated[StrictInt, Field(ge=1)] | None = None
     masks: PinnedList = NO_LIST
 
     @classmethod
     def read(cls, frame: Frame) -> Hello:
-        """Parse a silo's reply to the greeting.
-
-        Raises:
-            HandshakeRefused: naming the silo and the missing or invalid field, or the silo's own reason to refuse.
-        """
+        """Parse a silo's reply to the greeting."""
         fields, silo = frame.fields, f"silo {str(frame.fields.get('silo'))[:80]!r}"
         if frame.kind != "hello":
             reason = str(fields.get("reason", f"answered the greeting with {frame.kind[:20]!r}"))
             raise HandshakeRefused(reason if silo in reason else f"{silo}: {reason}")
-        for name in ("identity", "task", "texts"):
-            if name not in fields:
-                raise HandshakeRefused(f"{silo}: a hello without {name!r}")
-        check_protocol(str(fields.get("silo"))[:80], PROTOCOL, protocol_of(fields["identity"]))
+        if "identity" in fields:
+            check_protocol(str(fields.get("silo"))[:80], PROTOCOL, protocol_of(fields["identity"]))
         try:
-            identity = Identity.read(fields["identity"])
-        except HandshakeRefused as refusal:
-            raise HandshakeRefused(f"{silo}: {refusal}") from refusal
-        try:
-            task = read_task(fields["task"])
-        except ValueError as error:
-            raise HandshakeRefused(f"{silo}: task: does not say what its task is") from error
-        texts = fields["texts"]
-        if type(texts) is not int or not 1 <= texts <= 2:
-            raise HandshakeRefused(f"{silo}: texts: a row has one or two (it says {str(texts)[:80]!r})")
-        rank = fields.get("rank")
-        if rank is not None and (type(rank) is not int or rank < 1):
-            raise HandshakeRefused(f"{silo}: rank: not a rank (it says {str(rank)[:80]!r})")
-        try:
-            masks = _PINNED_LIST.validate_python(fields.get("masks", NO_LIST))
+            return _HELLO.validate_python(fields)
         except ValidationError as error:
-            raise HandshakeRefused(f"{silo}: masks: does not say what its list of peers is") from error
-        return cls(str(fields["silo"]), identity, task, texts, rank, masks)
+            first = error.errors()[0]
+            field, *inner = first["loc"]
+            if first["type"] == "missing" and not inner:
+                raise HandshakeRefused(f"{silo}: a hello without {field!r}") from None
+            raise HandshakeRefused(f"{silo}: {field}: not what a silo says of itself") from None
+
+
+_HELLO = TypeAdapter(Hello)
 
 
 def protocol_of(identity: object) -> int | None:
@@ -146,16 +134,7 @@ def protocol_of(identity: object) -> int | None:
 
 
 def check_protocol(silo: str, coordinator_protocol: int | None, silo_protocol: int | None) -> None:
-    """Compare protocol numbers, before anything else of an identity is read: its fields may differ with the number.
-
-    Args:
-        silo: the silo's name, for the message.
-        coordinator_protocol: the coordinator's number; None if it sent none.
-        silo_protocol: the silo's number; None if it sent none.
-
-    Raises:
-        HandshakeRefused: naming the silo and both numbers.
-    """
+    """Compare protocol numbers, before anything else of an identity is read: its fields may differ with the number."""
     if coordinator_protocol != silo_protocol or silo_protocol is None:
         actual, expected = ("none" if number is None else number for number in (silo_protocol, coordinator_protocol))
         raise HandshakeRefused(
@@ -165,16 +144,7 @@ def check_protocol(silo: str, coordinator_protocol: int | None, silo_protocol: i
 
 
 def check_identity(silo: str, coordinator_identity: Identity, silo_identity: Identity) -> None:
-    """Compare a silo's identity with the coordinator's.
-
-    Args:
-        silo: the silo's name, for the message.
-        coordinator_identity: the coordinator's identity.
-        silo_identity: the silo's identity.
-
-    Raises:
-        HandshakeRefused: naming the silo, the first difference, and both values.
-    """
+    """Compare a silo's identity with the coordinator's."""
     for name, label in _COMPARED_FIELDS.items():
         expected, actual = getattr(coordinator_identity, name), getattr(silo_identity, name)
         if expected != actual:
@@ -216,3 +186,66 @@ def tokenizer_digest(backbone: Backbone) -> str:
         content = tokenizer.get_vocab()
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     return text_digest(json.dumps([type(tokenizer).__name__, content, special], sort_keys=True))
+
+
+_SENT_KEYS = ("merge", "ratio", "seed", "rows_per_silo", "train_rows", "validation_rows", "test_rows", "allow_cut")
+"""The keys of `data` that say how a silo splits its own rows, and whether they may be cut."""
+
+_PER_PARTY = {"backbone", "start", "precision", "federation", "description"}
+"""Keys that differ between parties, or that the handshake compares in another form."""
+
+
+RUN_START = re.compile(r"run-([0-9a-f]{16})")
+"""What silos receive as `start`, where the run goes on from a run of this federation: that one's id."""
+
+
+def check_federated(config: Config) -> None:
+    """Refuse configurations that need the rows of several silos in one place."""
+    if is_centralized(config.method.name):
+        raise InputError(f"method={config.method.name}: trains in one place, not in silos; use --engine inprocess")
+    if not config.rounds:
+        raise InputError("rounds=0: trains nothing, and needs no silos; use --engine inprocess")
+    if config.attack.name != "none":
+        raise InputError("attack: simulated with --engine inprocess only; here silos are what they are")
+    if config.cohort not in (1, "auto"):
+        raise InputError(f"cohort={config.cohort}: every silo trains on its own machine; allowed: cohort=1 or auto")
+    if config.state.memory_mib is not None:
+        raise InputError("state.memory_mib: of silos that one process simulates; use --engine inprocess")
+    for key in ("test_time", "unseen", "new_silos"):
+        if getattr(config.evaluation, key):
+            raise InputError(f"evaluation.{key}: needs other silos' rows; use --engine inprocess")
+    if config.evaluation.finish_per_round:
+        raise InputError("evaluation.finish_per_round: sets silos back; use --engine inprocess")
+
+
+def wire_config(config: Config, silos: Iterable[str]) -> str:
+    """Write a resolved configuration as YAML for the silos, without local paths and the secret's file name."""
+    sent = {key: getattr(config.data, key) for key in _SENT_KEYS}
+    update: dict[str, Any] = {
+        "backbone": BackboneConfig(name=Path(config.backbone.name).name, quantization=config.backbone.quantization),
+        "start": None if config.start is None else Path(config.start).name,
+        "threads": None,
+        "device": "auto",
+        "privacy": config.privacy.model_copy(update={"secret": config.privacy.secret and "own"}),
+        "silos": [],
+        "data": DataConfig(**sent),
+        "partition": PartitionConfig(),
+        "federation": FederationConfig(silos=sorted(silos)),  # deadlines and quorum are the coordinator's own
+    }
+    return dump(config.model_copy(update=update))
+
+
+def parse_wire_config(text: str) -> Config:
+    """Parse a configuration that `wire_config` wrote."""
+    return validated(parse_tree(text, "of the coordinator"))
+
+
+def check_agreed(config: Config, agreed: Config) -> None:
+    """Refuse a configuration that differs from the one agreed on."""
+    values, agreed_values = (
+        parse_wire_config(wire_config(side, ["silo"])).model_dump(mode="json", exclude=_PER_PARTY)
+        for side in (config, agreed)
+    )
+    for key in values:
+        if values[key] != agreed_values[key]:
+            raise InputError(f"configuration: {key} is {values[key]!r}, agreed on was {agreed_values[key]!r}")

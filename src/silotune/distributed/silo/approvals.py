@@ -40,13 +40,8 @@ class WaitingRun:
 
     Args:
         name: the name by which commands know it: the run's id and the beginning of the digest.
-        run: the run's id.
         digest: sha256 of the configuration, as `configuration_digest`.
-        state: the operator's decision.
-        seen: when it first asked (UTC).
-        decided: when the operator decided (UTC); empty before.
         configuration: key → value of the resolved configuration.
-        description: lines about the run in plain words.
     """
 
     name: str
@@ -70,18 +65,7 @@ class Approvals:
         self._records = Records(folder, _TABLE)
 
     def require(self, silo: str, run: str, configuration: Mapping[str, Any], describe: Callable[[], list[str]]) -> None:
-        """Require that the operator approved a run; record a new one.
-
-        Args:
-            silo: the silo's name, for messages.
-            run: the run's id.
-            configuration: `approved_part` of the run's as it was sent, or what a plan has in its place.
-            describe: returns lines about the run for the operator.
-
-        Raises:
-            WaitsForApproval: the operator has not decided.
-            HandshakeRefused: the operator rejected the run, or too many runs wait.
-        """
+        """Require that the operator approved a run; record a new one, with what `describe` tells the operator."""
         digest = configuration_digest(configuration)
         known = self.find(run, digest)
         if known is None:

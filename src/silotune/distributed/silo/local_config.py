@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from silotune.aggregation import BY_ROWS
-from silotune.communication.privacy.budget import DELTA
+from silotune.communication.privacy.accountant import DELTA
 from silotune.config import BackboneConfig, Config
 from silotune.config.coordinator import AggregationConfig
 from silotune.config.data import PartitionConfig
 from silotune.config.train import SamplingConfig
 from silotune.config.uplink import PrivacyConfig
-from silotune.distributed.protocol.agreement import RUN_START
 from silotune.distributed.protocol.frames import HandshakeRefused
+from silotune.distributed.protocol.handshake import RUN_START
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.methods import METHODS, Method
 from silotune.models.backbone.quantization import NONE
@@ -83,13 +83,7 @@ def _check_unit(settings: SiloSettings, unit: str | None) -> None:
 
 
 def local_config(settings: SiloSettings, config: Config, split_seed: int | None) -> Config:
-    """Return the coordinator's configuration with this machine's paths, for this silo alone.
-
-    Args:
-        settings: the operator's.
-        config: as the coordinator sent it.
-        split_seed: the seed with which rows are split; None: the run's.
-    """
+    """Return the configuration with this machine's paths, for this silo alone, whose rows `split_seed` splits."""
     anything = METHODS.find(config.method.name).aggregations is None and not config.aggregation.secure
     update: dict[str, Any] = {
         "backbone": _backbone(settings, config),
@@ -114,7 +108,11 @@ def _privacy(settings: SiloSettings, config: Config) -> PrivacyConfig:
     """Return a run's noise on rows as it is, whose budget the ledger keeps; else the budget of noise on changes."""
     if config.privacy.unit is not None:
         return config.privacy.model_copy(update={"secret": None})
-    return PrivacyConfig(secret=settings.secret, epsilon=_budget(settings, config), delta=_delta(settings, config))
+    budgets = [epsilon for epsilon in (config.privacy.epsilon, settings.budget) if epsilon is not None]
+    delta, chosen = config.privacy.delta, config.privacy.delta or config.uplink.delta
+    if settings.epsilon is not None and chosen is not None:
+        delta = min(chosen, settings.delta or DELTA)
+    return PrivacyConfig(secret=settings.secret, epsilon=min(budgets, default=None), delta=delta)
 
 
 def run_before(config: Config) -> str | None:
@@ -133,20 +131,6 @@ def own_start(settings: SiloSettings, config: Config) -> str | None:
         return None if config.start is None else settings.start
     folders = [Path(settings.folder) / run, *([] if settings.start is None else [Path(settings.start)])]
     return next((str(folder) for folder in folders if (folder / MODELS).is_dir()), None)
-
-
-def _budget(settings: SiloSettings, config: Config) -> float | None:
-    """Return the smaller of the run's and the operator's ε; None if neither has one."""
-    budgets = [epsilon for epsilon in (config.privacy.epsilon, settings.budget) if epsilon is not None]
-    return min(budgets, default=None)
-
-
-def _delta(settings: SiloSettings, config: Config) -> float | None:
-    """Return the δ at which this silo counts; None if the noise has no δ."""
-    chosen = config.privacy.delta or config.uplink.delta
-    if settings.epsilon is None or chosen is None:
-        return config.privacy.delta
-    return min(chosen, settings.delta or DELTA)
 
 
 def _backbone(settings: SiloSettings, config: Config) -> BackboneConfig:

@@ -51,13 +51,7 @@ class LocalWork:
         self._store = store
 
     def train(self, prepared: Prepared, request: Frame, changed: str) -> Answer:
-        """Run a local round or the final phases.
-
-        Args:
-            prepared: the silo's federation, built from the run's configuration.
-            request: of kind `round` or `final`.
-            changed: a note for the coordinator where the rows changed within the run; else empty.
-        """
+        """Run a local round or the final phases; `changed` tells the coordinator that rows changed within the run."""
         run, number, base, keep = require_fields(request.fields, "run", "round", "base", "keep")
         (broadcast,) = require_fields(request.blobs, "broadcast")
         final = request.kind == "final"

@@ -35,9 +35,7 @@ class Request:
     """A request of a coordinator; equal requests count once.
 
     Args:
-        run: the run's id.
         kind: `round`, `final` or `score`.
-        round: the round's number.
         digest: sha256 of everything that its answer depends on.
         numbers: how many numbers leave for it.
     """
@@ -51,12 +49,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Policy:
-    """Compares runs and requests with the operator's caps.
-
-    Args:
-        silo: the silo's name, for messages.
-        limits: the section `policy`.
-    """
+    """Compares runs and requests with the operator's caps."""
 
     silo: str
     limits: PolicyConfig
@@ -87,11 +80,7 @@ class Policy:
     def check_request(self, request: Request, before: tuple[int, int, int], backbone: int, rounds: int) -> None:
         """Refuse a request for a round that the run does not have, and requests beyond the caps.
 
-        Args:
-            request: the request.
-            before: how many requests, requests for the same round, and numbers there were before.
-            backbone: parameters of the backbone.
-            rounds: rounds of the run.
+        `before` counts earlier requests, those for the same round, and the numbers that left.
         """
         limits, (requests, again, numbers) = self.limits, before
         if not (0 if request.kind == "score" else 1) <= request.round <= rounds:
@@ -126,11 +115,7 @@ class Policy:
 
 @dataclass
 class WorkGuard:
-    """Ends a request that takes too long or too much memory; called before every forward of the backbone.
-
-    Args:
-        policy: the operator's caps.
-    """
+    """Ends a request that takes too long or too much memory; called before every forward of the backbone."""
 
     policy: Policy
     _until: float = float("inf")

@@ -33,10 +33,7 @@ class Charge:
 
     Args:
         asked: `RowPrivacy.draws`; equal ones have equal draws, and count once.
-        run: the run's id.
         config: digest of its configuration (`Prepared.recipe`).
-        plan: the noise.
-        number: the round.
         message: sha256 of the answer's update, once it is there.
     """
 
@@ -58,7 +55,6 @@ class RowLedger:
     """Reserves and charges noised steps on a silo's rows.
 
     Args:
-        records: the silo's.
         budget: the operator's; None: costs are recorded and nothing is refused.
     """
 
@@ -67,13 +63,9 @@ class RowLedger:
         self.budget = budget
 
     def plan(self, run: str, config: str, wanted: RowPlan, reserve: bool = False) -> RowPlan:
-        """Return a run's noise: the least that meets the run's own target and the remaining budget.
+        """Return a run's noise: the least that meets its own target, `wanted`, and the remaining budget.
 
-        Args:
-            run: the run's id.
-            config: digest of its configuration.
-            wanted: the plan that meets the run's own target.
-            reserve: whether to set its cost aside, which fixes the noise for the run's other rounds.
+        `reserve` sets its cost aside, which fixes the noise for the run's other rounds.
         """
         query = "SELECT multiplier FROM row_runs WHERE run = ? AND config = ?"
         for (multiplier,) in self._records.rows(query, run, config):

@@ -65,14 +65,7 @@ def without_withdrawn(records: Records, data: SiloData) -> tuple[SiloData, dict[
 
 
 def note_use(records: Records, run: str, marks: Marks, before: str) -> None:
-    """Record the rows of a run, before it works on them.
-
-    Args:
-        records: the silo's.
-        run: the run's id.
-        marks: of its rows.
-        before: the id of the run with whose model this one begins; empty if there is none.
-    """
+    """Record the rows of a run, before it works on them; it begins with the model of the run `before`, if any."""
     with records.transaction() as connection:
         connection.executemany("INSERT OR IGNORE INTO used VALUES (?, ?, ?)", [(run, *mark) for mark in marks.items()])
         connection.execute(
@@ -114,13 +107,7 @@ def withdraw(records: Records, marks: Sequence[bytes]) -> None:
 
 
 def uses(records: Records, silo: str, marks: Sequence[bytes] | None = None) -> list[dict[str, Any]]:
-    """Return each run with the rows of each split that it used, and its model's folder if that is there still.
-
-    Args:
-        records: the silo's.
-        silo: its name.
-        marks: of the rows that count; None: all.
-    """
+    """Return each run with the rows of each split that it used, and its model's folder if that is there still."""
     chosen, runs = None if marks is None else {*marks}, dict[str, dict[str, Any]]()
     for run, row, split in records.rows("SELECT run, row, split FROM used ORDER BY run"):
         if chosen is None or row in chosen:

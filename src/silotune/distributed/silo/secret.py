@@ -8,7 +8,7 @@ import os
 import secrets
 from pathlib import Path
 
-from silotune.errors import InputError
+from silotune.errors import InputError, file_errors
 
 SECRET_FILE = "secret.key"
 
@@ -16,19 +16,12 @@ _BYTES = 32
 
 
 def derived_from_secret(folder: Path, purpose: str) -> bytes:
-    """Return 32 bytes that only the holder of the silo's secret can compute; makes the secret on the first call.
-
-    Args:
-        folder: the silo's.
-        purpose: different purposes give unrelated bytes.
-    """
+    """Return 32 bytes that only the holder of the silo's secret can compute; makes the secret on the first call."""
     path = folder / SECRET_FILE
-    try:
+    with file_errors(f"{path}: cannot be read or made"):
         if not path.exists():
             write_secret(path)
         secret = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read or made ({error.strerror})") from error
     if len(secret) != _BYTES:
         raise InputError(f"{path}: damaged; restore it, or remove it for a new one")
     return hmac.new(secret, purpose.encode(), hashlib.sha256).digest()

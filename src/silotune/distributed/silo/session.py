@@ -23,7 +23,6 @@ from silotune.config import Config
 from silotune.core.clock import log_line
 from silotune.core.determinism import key_named
 from silotune.core.files import decode_text, free_bytes
-from silotune.distributed.protocol.agreement import parse_wire_config, wire_config
 from silotune.distributed.protocol.disclosure import SiloStatus, filter_metrics, filter_scores
 from silotune.distributed.protocol.frames import (
     PROTOCOL,
@@ -36,16 +35,28 @@ from silotune.distributed.protocol.frames import (
     request_of,
     require_fields,
 )
-from silotune.distributed.protocol.handshake import Identity, check_identity, check_protocol, protocol_of
+from silotune.distributed.protocol.handshake import (
+    Identity,
+    check_identity,
+    check_protocol,
+    parse_wire_config,
+    protocol_of,
+    wire_config,
+)
 from silotune.distributed.silo.approvals import Approvals, WaitsForApproval, approved_part
 from silotune.distributed.silo.local_work import LocalWork
 from silotune.distributed.silo.mask_work import answer_masks, pinned_list
-from silotune.distributed.silo.plan import PlannedRun, describe_plan, plan_configuration, read_plan
 from silotune.distributed.silo.policy import WorkRefused
-from silotune.distributed.silo.reasons import phrase
-from silotune.distributed.silo.run_description import describe, describe_unfit
+from silotune.distributed.silo.run_description import (
+    PlannedRun,
+    describe,
+    describe_plan,
+    describe_unfit,
+    plan_configuration,
+    read_plan,
+)
 from silotune.distributed.silo.secret import derived_from_secret
-from silotune.distributed.silo.setup import UNDISCLOSED_ROWS, DoesNotFit, Prepared, SiloSetup
+from silotune.distributed.silo.setup import UNDISCLOSED_ROWS, DoesNotFit, Prepared, SiloSetup, phrase
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.store import Answer, Price
 from silotune.errors import InputError, SilotuneError
@@ -57,11 +68,7 @@ CHANGED_ROWS = "its rows changed within this run"
 
 
 class Session:
-    """Answers requests for one silo.
-
-    Args:
-        settings: the silo operator's.
-    """
+    """Answers requests for one silo."""
 
     def __init__(self, settings: SiloSettings) -> None:
         self.settings = settings
@@ -88,17 +95,10 @@ class Session:
             self._setup.prepare(text, None)
 
     def answer(self, data: bytes) -> bytes:
-        """Answer a request.
+        """Answer a request; tracebacks stay in the silo's own log.
 
-        Args:
-            data: bytes of the request's frame.
-
-        Returns:
-            Bytes of the reply's frame: `refused` or `failed` with a reason if there is no other. Tracebacks stay in the
-            silo's own log. Everything about the reply is recorded by then.
-
-        Raises:
-            InputError, OSError: the reply cannot be recorded; then nothing may leave.
+        Everything about the reply is recorded by then. An InputError or OSError says that it cannot be, so that nothing
+        may leave.
         """
         request: Frame | None = None
         self._quiet = False
@@ -164,12 +164,7 @@ class Session:
         return identity
 
     def _approved(self, run: str, text: str, coordinators: Identity | None) -> Prepared:
-        """Return the configuration as this silo runs it, once the run is approved.
-
-        Raises:
-            WaitsForApproval: the operator has not decided, and alone learns whether the run fits the rows.
-            SilotuneError: the run cannot take place here.
-        """
+        """Return the configuration as this silo runs it, once the run is approved."""
         if self._run not in ("", run):
             self._setup.prepared = None  # the rows may be others by now, or some withdrawn
         self._run = run

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import sqlite3
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from silotune.config import Config
@@ -20,12 +23,17 @@ from silotune.core.tensors import State, flatten
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import read_rows
 from silotune.data.rows import SiloData, Splits
-from silotune.distributed.protocol.agreement import check_agreed, check_federated, parse_wire_config
 from silotune.distributed.protocol.frames import HandshakeRefused
-from silotune.distributed.protocol.handshake import Identity, check_identity, text_digest
+from silotune.distributed.protocol.handshake import (
+    Identity,
+    check_agreed,
+    check_federated,
+    check_identity,
+    parse_wire_config,
+    text_digest,
+)
 from silotune.distributed.silo.local_config import check_sent, check_settings, local_config, run_before
 from silotune.distributed.silo.policy import Policy, WorkGuard, backbone_parameters
-from silotune.distributed.silo.reasons import phrase
 from silotune.distributed.silo.row_records import Marks, remarks, scored_again, without_withdrawn
 from silotune.distributed.silo.secret import derived_from_secret
 from silotune.distributed.silo.silo_config import SiloSettings
@@ -58,7 +66,6 @@ class DoesNotFit(InputError):
     """A run that cannot take place over this silo's rows; its operator reads why before the coordinator does.
 
     Args:
-        config: the run's, as it was sent.
         reason: the reason that the coordinator gets once the run is approved.
     """
 
@@ -82,13 +89,9 @@ class Prepared:
     """A run's configuration as this silo carries it out, prepared once for all requests of the run.
 
     Args:
-        text: the configuration as it was sent.
-        config: the same, parsed.
         federation: of this silo alone; its shared parts have shapes and no data.
-        client: trains the silo and makes its updates.
         identity: the silo's, with the shapes of the shared parts.
         rows: the sha256 of the rows as the configuration splits them.
-        parameters: of the backbone.
         private_shapes: shapes of the parts that stay here.
         bounded_rank: the rank of the adapters, where the operator bounds it below the run's; else None.
         noise: on rows, as the run's own target asks for; None without.
@@ -154,16 +157,7 @@ class SiloSetup:
         self._agreed = None if settings.config is None else read_config(settings.config)
 
     def prepare(self, text: str, coordinator_identity: Identity | None) -> Prepared:
-        """Return the configuration as this silo runs it, once the run is approved.
-
-        Args:
-            text: the configuration as it was sent.
-            coordinator_identity: the coordinator's identity; None if it was compared before.
-
-        Raises:
-            HandshakeRefused: the identities differ, or the operator's settings exclude the configuration.
-            DoesNotFit: rows cannot be used, or not for this configuration.
-        """
+        """Return the configuration as this silo runs it; an identity that was compared before is None."""
         prepared = self.prepared
         if prepared is None or prepared.text != text:
             self.prepared = None
@@ -327,3 +321,27 @@ def rows_digest(splits: Splits) -> str:
         for row in getattr(splits, name):
             digest.update(json.dumps([name, asdict(row)]).encode())
     return digest.hexdigest()
+
+
+_PHRASES: tuple[tuple[type[BaseException], str], ...] = (
+    (FileNotFoundError, "a file is missing"),
+    (PermissionError, "a file may not be opened"),
+    (UnicodeError, "a file is not in the encoding that it should have"),
+    (MemoryError, "not enough memory"),
+    (torch.OutOfMemoryError, "not enough memory of the device"),
+    (sqlite3.Error, "the records cannot be read or written"),
+    (OSError, "a file cannot be read or written"),
+)
+
+
+def phrase(error: BaseException, otherwise: str = "something else") -> str:
+    """Return one of a few phrases for an error or its cause; the error's own text may quote a row and stays here."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            return "no space is left on the disk"
+        for kind, words in _PHRASES:
+            if isinstance(cause, kind):
+                return words
+        cause = cause.__cause__
+    return otherwise

@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from silotune.communication.privacy.budget import DELTA
+from silotune.communication.privacy.accountant import DELTA
 from silotune.config.backbone import BackboneConfig
 from silotune.config.data import SiloConfig
-from silotune.config.paths import absolute, resolve
+from silotune.config.paths import absolute
 from silotune.config.section import Section, input_error
 from silotune.config.trees import load_tree
-from silotune.config.validators import ConfigPath, Device, Name
+from silotune.config.validators import Address, ConfigPath, Device, Name
 from silotune.errors import InputError, unknown_name_error
 
 DisclosedNumbers = Literal["validation", "test", "rows", "loss", "seconds", "status", "reasons"]
@@ -49,21 +49,6 @@ PRESETS: Mapping[str, str] = {
 }
 """Preset of a policy → what it lets others learn."""
 
-_CAPS: Mapping[str, Any] = {
-    "numbers_per_round": None,
-    "numbers_in_all": None,
-    "train_rows": 0,
-    "train_steps": 0,
-    "seconds": 86_400,
-    "memory_mib": None,
-    "disk_mib": 65_536,
-    "rounds": 1000,
-    "requests_per_round": 3,
-    "requests_in_all": 100_000,
-    "frame_mib": 1024,
-    "row_order": "secret",
-}
-
 REHEARSAL: Mapping[str, Any] = {
     "preset": "trusting",
     **dict.fromkeys(("seconds", "disk_mib", "rounds", "requests_per_round", "requests_in_all")),
@@ -75,43 +60,34 @@ REHEARSAL: Mapping[str, Any] = {
 class PolicyConfig(Section):
     """What a silo lets others learn, and caps on the requests that it answers: numbers, `null` for none.
 
+    docs/deployment-reference.md describes the caps.
+
     Args:
         preset: `trusting`: the coordinator may learn whatever updates tell; `masked`: runs that sum under masks alone,
             with the silos of `masked.peers`; or `private`: runs with noise on rows alone, within the budget `privacy`.
             `policy: private` is short for `policy: {preset: private}`.
-        numbers_per_round: most numbers in one update, as a number or as a share of the backbone (`3%`).
-        numbers_in_all: most numbers in all updates of all runs.
-        train_rows: fewest rows in the training split.
-        train_steps: fewest optimizer steps behind an update.
-        seconds: most seconds of one request.
-        memory_mib: most memory of the worker's process, in MiB.
-        disk_mib: most MiB of all runs' files and of the records at the silo.
-        rounds: most rounds of a run.
-        requests_per_round: most different requests to train for one round, e.g. with other broadcasts.
-        requests_in_all: most different requests of all runs, to train or to score.
-        frame_mib: largest request that is read, in MiB.
         row_order: `secret`: order of rows and dropout are drawn from a secret of the silo's own; `seed`: they are those
             of the same run in one process, and the coordinator knows them.
     """
 
     preset: Literal["trusting", "masked", "private"]
-    numbers_per_round: Amount
-    numbers_in_all: Amount
-    train_rows: Annotated[int, Field(ge=0)]
-    train_steps: Annotated[int, Field(ge=0)]
-    seconds: Annotated[float | None, Field(ge=0)]
-    memory_mib: Count
-    disk_mib: Count
-    rounds: Count
-    requests_per_round: Count
-    requests_in_all: Count
-    frame_mib: Annotated[int, Field(ge=1)]
-    row_order: Literal["secret", "seed"]
+    numbers_per_round: Amount = None
+    numbers_in_all: Amount = None
+    train_rows: int = Field(0, ge=0)
+    train_steps: int = Field(0, ge=0)
+    seconds: float | None = Field(86_400, ge=0)
+    memory_mib: Count = None
+    disk_mib: Count = 65_536
+    rounds: Count = 1000
+    requests_per_round: Count = 3
+    requests_in_all: Count = 100_000
+    frame_mib: int = Field(1024, ge=1)
+    row_order: Literal["secret", "seed"] = "secret"
 
     @model_validator(mode="before")
     @classmethod
-    def _filled(cls, given: Any) -> Any:
-        """Fill in the caps that are not given."""
+    def _named(cls, given: Any) -> Any:
+        """Read a preset's name alone, and require one."""
         given = {"preset": given} if isinstance(given, str) else given
         if not isinstance(given, dict):
             return given
@@ -120,7 +96,7 @@ class PolicyConfig(Section):
             raise ValueError(f"preset: choose who may learn what: {choices()}")
         if name not in PRESETS:
             raise ValueError(str(unknown_name_error("policy", name, PRESETS)))
-        return {**_CAPS, **given}
+        return given
 
 
 def choices() -> str:
@@ -133,8 +109,6 @@ class RowBudget(Section):
 
     Args:
         unit: `row`, or the column whose values are the units, such as `patient`.
-        epsilon: ε of all runs.
-        delta: δ of all runs.
     """
 
     unit: str = Field("row", min_length=1)
@@ -161,7 +135,6 @@ class SiloSettings(Section):
     """The settings of one silo's worker and SuperNode; `read_silo_settings` reads them.
 
     Args:
-        name: the name by which the coordinator knows the silo.
         folder: the folder for the silo's states and replies; readable by its operator only.
         data: the silo's rows, with the keys of an entry of `silos` (path, text, label, task, labels, kind, metric).
         rows: a folder of prepared rows, instead of `data`.
@@ -171,7 +144,6 @@ class SiloSettings(Section):
             lacks `rows`, only aggregations that do not weigh silos are accepted. `send` is about shared parts.
         send: names of the parts that may leave (`silotune parts METHOD`); a run that shares others is refused.
         backbone: the backbone's name or folder on this machine, or a section with the keys of how it is loaded.
-        start: the initial adapter's file or folder on this machine.
         secret: a file with random bytes from which the silo's noise is drawn. Without it noise is refused, unless
             `seeded_noise` is set.
         seeded_noise: draw the noise from the run's seed, which the coordinator knows.
@@ -184,34 +156,29 @@ class SiloSettings(Section):
         canaries: the most rows of random words that a run may add for an audit (`audit.canaries`).
         rank: the largest LoRA rank that this silo trains and sends; a run with a larger `tuner.r` continues here with
             this rank, if its aggregation combines several ranks.
-        threads: the number of torch's threads on this machine.
-        device: where this machine's backbone runs: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         policy: caps on what is answered at all (`PolicyConfig`), or the name of a preset of them.
         approval: `ask`: a run that this silo has not seen waits until its operator approves it (`silotune silo`);
             `policy`: what the policy allows is approved. With `config`, the agreed configuration is approved.
         config: the file of the configuration that the parties agreed on; any other is refused.
         changed_rows: `refuse` or `accept` a run whose rows changed since its first request. The coordinator learns of
             the change in both cases, without counts.
-        socket: the path of the worker's socket.
         socket_group: whether the socket's group may connect, so that the SuperNode can run as a user who cannot read
             the rows.
         superlink: the address of the coordinator's SuperLink, or of the proxy before it.
         root_certificates: a file of certificate authorities that prove the coordinator's identity.
         private_key: the file of the key that proves the silo's identity.
-        insecure: whether to go without TLS and keys; on one machine only.
-        port: the SuperNode's port on this machine.
         metrics_port: a port on 127.0.0.1 where the worker serves its metrics for Prometheus; None serves none.
     """
 
     name: Name
-    folder: str = Field(min_length=1)
+    folder: ConfigPath = Field(min_length=1)
     data: SiloConfig | None = None
-    rows: str | None = Field(None, min_length=1)
+    rows: ConfigPath | None = Field(None, min_length=1)
     share: list[DisclosedNumbers]
     send: list[str] | None = None
     backbone: BackboneConfig = BackboneConfig()
-    start: str | None = Field(None, min_length=1)
-    secret: str | None = Field(None, min_length=1)
+    start: ConfigPath | None = Field(None, min_length=1)
+    secret: ConfigPath | None = Field(None, min_length=1)
     seeded_noise: bool = False
     epsilon: Annotated[float, Field(gt=0)] | Literal["unlimited"] | None = None
     delta: float | None = Field(None, gt=0, lt=1)
@@ -223,13 +190,13 @@ class SiloSettings(Section):
     device: Device = "auto"
     policy: PolicyConfig
     approval: Literal["ask", "policy"] = "ask"
-    config: str | None = Field(None, min_length=1)
+    config: ConfigPath | None = Field(None, min_length=1)
     changed_rows: Literal["refuse", "accept"] = "refuse"
-    socket: str | None = Field(None, min_length=1)
+    socket: ConfigPath | None = Field(None, min_length=1)
     socket_group: bool = False
-    superlink: str | None = Field(None, min_length=1)
-    root_certificates: str | None = Field(None, min_length=1)
-    private_key: str | None = Field(None, min_length=1)
+    superlink: Address | None = None
+    root_certificates: ConfigPath | None = Field(None, min_length=1)
+    private_key: ConfigPath | None = Field(None, min_length=1)
     insecure: bool = False
     port: int = Field(9094, ge=1, le=65535)
     metrics_port: int | None = Field(None, ge=1, le=65535)
@@ -283,15 +250,18 @@ class SiloSettings(Section):
         return Path(self.socket) if self.socket else Path(self.folder) / "worker.sock"
 
 
+S = TypeVar("S", bound=Section)
+
+
 def read_silo_settings(path: str | Path) -> SiloSettings:
     """Read a silo's settings; paths are relative to the file."""
-    path = Path(path)
-    tree = load_tree(path)
-    base = path.resolve().parent
-    for key in ("folder", "rows", "start", "secret", "config", "socket", "root_certificates", "private_key"):
-        resolve(tree, key, base)
-    absolute(tree, base, SiloSettings)  # of `data` and `backbone`
+    return read_settings(Path(path), SiloSettings, "silo")
+
+
+def read_settings(path: Path, kind: type[S], party: str) -> S:
+    """Read the file of a party; paths are relative to the file."""
+    tree = absolute(load_tree(path), path.resolve().parent, kind)
     try:
-        return SiloSettings.model_validate(tree)
+        return kind.model_validate(tree)
     except ValidationError as error:
-        raise InputError(f"silo config {path}: {input_error(error, SiloSettings)}") from None
+        raise InputError(f"{party} config {path}: {input_error(error, kind)}") from None

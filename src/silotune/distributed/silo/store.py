@@ -37,7 +37,7 @@ from silotune.errors import InputError
 from silotune.training.client import PrivacySpent
 
 if TYPE_CHECKING:
-    from silotune.communication.privacy.budget import Privacy
+    from silotune.communication.privacy.accountant import Privacy
 
 _STATE_NAME = re.compile(r"\d{4,}(-final)?")
 
@@ -75,11 +75,8 @@ class Answer:
         frame: the answer with all numbers, also those that the operator does not share.
         about: what the audit log says beside the frame.
         name: the name under which it is kept for repeated requests; empty if it is not.
-        round: the round's number.
         asked: fields in which a repeated request has to agree.
         state: the silo's new state, if there is one.
-        price: of its noise, if it has some.
-        charge: of its noise on rows, if it has some.
         keep: names of earlier states that are still needed.
     """
 
@@ -98,7 +95,6 @@ class SiloStore:
     """The records and states of one silo.
 
     Args:
-        folder: the silo's folder.
         policy: caps what is written; None: nothing does.
         budget: of noise on rows; None: it is recorded without a limit.
     """
@@ -125,13 +121,7 @@ class SiloStore:
         return None
 
     def commit(self, run: str, answer: Answer, line: Mapping[str, Any]) -> None:
-        """Record an answer that is about to leave, in one transaction.
-
-        Args:
-            run: the run's id.
-            answer: the answer.
-            line: fields of its line in the audit log.
-        """
+        """Record an answer that is about to leave, in one transaction."""
         if self._policy is not None:  # refusals have lines, too, and a coordinator can ask without end
             self._policy.check_disk(_used(self.records.path), 0)
         new, digest = None, None
@@ -186,13 +176,7 @@ class SiloStore:
         return str(found[0][0])
 
     def made_by(self, run: str, name: str, recipe: str) -> str:
-        """Return the kind of request that led to a state; empty if its configuration was not this one.
-
-        Args:
-            run: the run's id.
-            name: the state's name.
-            recipe: see `Prepared.recipe`.
-        """
+        """Return the kind of request that led to a state; empty if its configuration was not this one."""
         found = self.records.rows("SELECT asked FROM answers WHERE run = ? AND name = ?", run, name)
         asked = json.loads(found[0][0]) if found else {}
         return str(asked["kind"]) if asked.get("recipe") == recipe else ""
@@ -237,21 +221,16 @@ class SiloStore:
         marks: Marks = _NO_MARKS,
         before: str = "",
     ) -> None:
-        """Record a request before it is worked on, with the rows that it uses: a crash spends it and hides none.
-
-        Args:
-            request: the request.
-            row_use: digests of the configuration and of the rows.
-            backbone: parameters of the backbone, for caps that are a share of it.
-            rounds: rounds of the run.
-            marks: digests of the rows.
-            before: the run with whose model this one begins, if there is one.
-        """
+        """Record a request before it is worked on, with the rows that it uses: a crash spends it and hides none."""
         with self.records.transaction() as connection:
             known = "SELECT 1 FROM requests WHERE run = ? AND kind = ? AND round = ? AND digest = ?"
             if not self.records.rows(known, request.run, request.kind, request.round, request.digest):
                 if self._policy is not None:
-                    self._policy.check_request(request, self._tally(request), backbone, rounds)
+                    same = "SELECT COUNT(*) FROM requests WHERE run = ? AND kind = ? AND round = ?"
+                    ((again,),) = self.records.rows(same, request.run, request.kind, request.round)
+                    sums = "SELECT COUNT(*), COALESCE(SUM(numbers), 0) FROM requests"
+                    ((requests, numbers),) = self.records.rows(sums)
+                    self._policy.check_request(request, (requests, again, numbers), backbone, rounds)
                 connection.execute("INSERT INTO requests VALUES (?, ?, ?, ?, ?)", astuple(request))
             if self.rows_used(request.run, row_use[0])[-1:] != [row_use[1]]:
                 connection.execute("INSERT INTO row_use VALUES (?, ?, ?)", (request.run, *row_use))
@@ -264,13 +243,6 @@ class SiloStore:
             others = [row for row in self.records.rows(query) if row[0] not in runs]
             before = sum(row[1] for row in others), sum(row[2] for row in others)
             self._policy.check_total(before[0] + requests, before[1] + numbers, backbone)
-
-    def _tally(self, request: Request) -> tuple[int, int, int]:
-        """Return how many requests, requests for the same round, and numbers there were before."""
-        same = "SELECT COUNT(*) FROM requests WHERE run = ? AND kind = ? AND round = ?"
-        ((requests, numbers),) = self.records.rows("SELECT COUNT(*), COALESCE(SUM(numbers), 0) FROM requests")
-        ((again,),) = self.records.rows(same, request.run, request.kind, request.round)
-        return requests, again, numbers
 
     def rows_used(self, run: str, configuration: str) -> list[str]:
         """Return the digests of the rows with which a run was worked on, oldest first."""

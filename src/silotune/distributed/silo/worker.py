@@ -109,13 +109,7 @@ def _outcome(reply: Frame) -> str:
 
 @dataclass
 class _Worker:
-    """State that the threads of connections share with the main thread.
-
-    Args:
-        settings: the operator's.
-        requests: the requests that wait for the main thread.
-        busy: what the main thread does; empty while it waits.
-    """
+    """State that the threads of connections share with the main thread."""
 
     settings: SiloSettings
     requests: queue.SimpleQueue[_Request] = field(default_factory=queue.SimpleQueue)
@@ -263,11 +257,7 @@ def _connection(connection: socket.socket, worker: _Worker) -> None:
 
 
 def _awaited(request: _Request, connection: socket.socket) -> bytes:
-    """Wait for a reply; a request whose peer hangs up before it is worked on is given up.
-
-    Returns:
-        The reply; empty if nobody waits for it.
-    """
+    """Wait for a reply; a request whose peer hangs up before it is worked on is given up."""
     while True:
         try:
             return request.reply.get(timeout=_LOOK)

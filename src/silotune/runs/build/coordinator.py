@@ -13,10 +13,8 @@ from silotune.aggregation.robust import krum, most_byzantine, multi_krum, trimme
 from silotune.aggregation.server_optimizer import ServerOptimizer
 from silotune.communication.masks.fixed_point import MOST_WEIGHT
 from silotune.communication.privacy import accountant
-from silotune.communication.privacy.accountant import Account
-from silotune.communication.privacy.budget import DELTA, Privacy
-from silotune.communication.privacy.central_noise import CentralNoise
-from silotune.communication.privacy.noise_stream import read_secret, secret_seed
+from silotune.communication.privacy.accountant import DELTA, Account, Privacy
+from silotune.communication.privacy.noise import CentralNoise, read_secret, secret_seed
 from silotune.communication.uplink import NO_UPLINK, make_pipeline
 from silotune.config import Config, registries
 from silotune.config.coordinator import AggregationConfig

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from typing_extensions import override
 
-from silotune.communication.privacy.budget import DELTA, Privacy
+from silotune.communication.privacy.accountant import DELTA, Privacy
 from silotune.communication.privacy.row_accountant import RowAccount, noise_multiplier
 from silotune.config import Config, dump
 from silotune.core.tensors import Tensors

@@ -6,7 +6,7 @@ import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from silotune.communication.privacy.noise_stream import NoiseStream
+from silotune.communication.privacy.noise import NoiseStream
 from silotune.config import Config
 from silotune.core.clock import log_line
 from silotune.data.backdoor import Backdoor, check_trigger, make_backdoor
