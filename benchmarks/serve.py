@@ -99,7 +99,7 @@ def _cold(run: Path, silos: int) -> dict[str, Any]:
     cuts = statistics.quantiles(waits, n=100)
     return {
         "cold_silos": silos,
-        "cold_open": models.opened,
+        "cold_open": len(models.opened),
         "cold_ms": {f"p{cut}": round(1000 * cuts[cut - 1], 1) for cut in (50, 95, 99)},
         "cold_mib": [round(before / 2**20), round(after / 2**20)],
     }

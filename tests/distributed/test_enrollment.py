@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from silotune.deploy import enrollment, initialize, invitations, joining
+from silotune.deploy import enrollment, initialize, joining
+from silotune.deploy import nodes as admission
 from silotune.deploy.certificates import check_public_key, fingerprint, make_node_key, names_in, public_node_key
 from silotune.deploy.doctor import check_proxy, check_secret
 from silotune.deploy.files import TEMPLATES, filled
@@ -61,7 +62,7 @@ def nodes(monkeypatch, settings):
         registered[silo] = path.read_text().strip()
         return "1"
 
-    for module in (enrollment, invitations):
+    for module in (enrollment, admission):
         monkeypatch.setattr(module, "registered_nodes", lambda _settings: dict.fromkeys(registered, "1"))
 
     def has_key(_settings, silo, public):
@@ -92,7 +93,7 @@ def rows(tmp_path):
 
 def invited(settings, tmp_path, silo="north", **options):
     path = tmp_path / f"{silo}-{time.monotonic_ns()}.invite"
-    invitations.invite(settings, silo, path, **options)
+    admission.invite(settings, silo, path, **options)
     return Invitation.read(path)
 
 
@@ -182,7 +183,7 @@ def trusts(authority, tls):
 
 def test_an_invitation_is_secret_and_only_its_hash_stays(settings, tmp_path, nodes):
     path = tmp_path / "north.invite"
-    made = invitations.invite(settings, "north", path)
+    made = admission.invite(settings, "north", path)
     assert mode(path) == 0o600
     assert made.token.encode() not in (Path(settings.folder) / "records.db").read_bytes()
     assert len(made.token) >= 43  # 256 bits
@@ -201,10 +202,10 @@ def test_what_cannot_be_invited(settings, tmp_path, nodes):
         ("north", "a", {"days": 0}, "--days 0: allowed"),
     ]:
         with pytest.raises(InputError, match=message):
-            invitations.invite(settings, silo, tmp_path / path, **options)
+            admission.invite(settings, silo, tmp_path / path, **options)
     bare = settings.model_copy(update={"public_address": None})
     with pytest.raises(InputError, match="set public_address"):
-        invitations.invite(bare, "north", tmp_path / "a")
+        admission.invite(bare, "north", tmp_path / "a")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,7 @@ def test_what_cannot_be_invited(settings, tmp_path, nodes):
 )
 def test_a_damaged_invitation_is_named(settings, tmp_path, nodes, change, message):
     path = tmp_path / "n.invite"
-    invitations.invite(settings, "north", path)
+    admission.invite(settings, "north", path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(InputError, match=message) as refused:
         Invitation.read(path)

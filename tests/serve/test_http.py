@@ -238,7 +238,7 @@ def test_a_newer_round_is_taken_over_and_nothing_is_written(runs, tmp_path):
             assert dict(zip(one["classes"], one["probs"], strict=True)) == pytest.approx(
                 expected.probabilities, abs=1e-5
             )
-        assert running.engine.models.backbones == 1
+        assert len(running.engine.models.backbones) == 1
     assert set(folder.rglob("*")) == {*before}
 
 

@@ -104,13 +104,13 @@ def invite(
     replace: Annotated[bool, typer.Option("--replace", help="The silo has a key, and is to make another.")] = False,
 ) -> None:
     """Write invitations: address, authority, and a token that registers one key, once. Keep them secret."""
-    from silotune.deploy import invitations
+    from silotune.deploy import nodes
 
     if out is not None and len(names) > 1:
         raise InputError("--out: is the file of one invitation; those of several silos are NAME.invite")
     for name in names:
         path = out or Path(f"{name}.invite")
-        made = invitations.invite(_settings(coordinator), name, path, days, replace)
+        made = nodes.invite(_settings(coordinator), name, path, days, replace)
         say(f"{path}: silo {name!r}, until {made.expires}; fingerprint {made.fingerprint}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,21 +48,11 @@ class Limits:
     seconds: float = 60.0
 
 
-@dataclass(eq=False)
-class Counts:
-    """What the engine has done since it started."""
-
-    forwards: int = 0
-    rows: int = 0
-    steps: int = 0
-    tokens: int = 0
-
-
 class Engine:
     """Answers jobs in a thread of its own, until it is stopped."""
 
     def __init__(self, models: Models, limits: Limits | None = None, alone: bool = False) -> None:
-        self.models, self.limits, self.counts = models, limits or Limits(), Counts()
+        self.models, self.limits, self.counts = models, limits or Limits(), Counter[str]()
         self.queue = FairQueue(self.limits.waiting)
         self._alone = alone
         self._groups: list[Group] = []
@@ -99,8 +90,7 @@ class Engine:
             for group in self._groups:
                 answers = group.rows
                 self._guarded([answer.job for answer in answers], group.step)
-                self.counts.steps += 1
-                self.counts.tokens += len(answers)
+                self.counts += Counter(steps=1, tokens=len(answers))
             self._groups = [group for group in self._groups if any(not answer.job.ended for answer in group.rows)]
         for group in self._groups:
             for answer in group.rows:
@@ -177,15 +167,14 @@ class Engine:
             views = [[view for texts in first for view in read([texts])]]
         else:
             views = [[view] for view in read([texts[0] for _, texts in several])]
-        self.counts.forwards += 1
+        self.counts["forwards"] += 1
         for (job, texts), own in zip(several, views, strict=True):
-            self.counts.rows += job.rows
             self._deliver(job, _scored(job, texts, own))
 
     def _write(self, several: Sequence[tuple[Job, list[Answer]]]) -> None:
         answers = [answer for _, own in several for answer in own]
         group = Group(answers)
-        self.counts.forwards += 1
+        self.counts["forwards"] += 1
         if group.rows and not any(other.join(group) for other in self._groups):
             self._groups.append(group)
 

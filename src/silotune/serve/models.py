@@ -116,8 +116,8 @@ class Models:
         self, folders: Sequence[Path], silos: Sequence[str] = (), keep: int = 256, watch: bool = False
     ) -> None:
         self._sources, self._silos, self._keep, self._watch = list(folders), list(silos), keep, watch
-        self._open: OrderedDict[str, Served] = OrderedDict()
-        self._backbones: dict[Hashable, Backbone] = {}
+        self.opened: OrderedDict[str, Served] = OrderedDict()
+        self.backbones: dict[Hashable, Backbone] = {}
         self._common: WeakValueDictionary[tuple[int, int, int], _File] = WeakValueDictionary()
         self._abouts: dict[str, tuple[dict[str, Any], int]] = {}
         self._folders = self._find()
@@ -176,28 +176,18 @@ class Models:
 
     def open(self, name: str) -> Served:
         """Return a model, opened if it is not, or if it is watched and its files are others now."""
-        served = self._open.get(name)
+        served = self.opened.get(name)
         if served is None or (self._watch and self._is_newer(served)):
             try:
                 served = self._read(name)
             except InputError:
                 if served is None:
                     raise
-            self._open[name] = served
-        self._open.move_to_end(name)
-        while len(self._open) > self._keep:
-            self._open.popitem(last=False)
+            self.opened[name] = served
+        self.opened.move_to_end(name)
+        while len(self.opened) > self._keep:
+            self.opened.popitem(last=False)
         return served
-
-    @property
-    def opened(self) -> int:
-        """How many models are open."""
-        return len(self._open)
-
-    @property
-    def backbones(self) -> int:
-        """How many backbones are loaded."""
-        return len(self._backbones)
 
     def _is_newer(self, served: Served) -> bool:
         signature = _signature(self._folders[served.name])
@@ -224,10 +214,10 @@ class Models:
         whole, held = hashlib.sha256(content), list[_File]()
         threads = torch.get_num_threads()
         try:
-            model = PersonalModel.open(folder, self._backbones.get(key), read=partial(self._tensors, whole, held))
+            model = PersonalModel.open(folder, self.backbones.get(key), read=partial(self._tensors, whole, held))
         finally:
             torch.set_num_threads(threads)  # a run's own number is for its bits
-        self._backbones.setdefault(key, model.context.backbone)
+        self.backbones.setdefault(key, model.context.backbone)
         return Served(name, model, whole.hexdigest(), signature, held)
 
     def _tensors(self, whole: Any, held: list[_File], path: Path) -> Tensors:

@@ -262,11 +262,11 @@ def _measures(engine: Engine, registry: CollectorRegistry) -> tuple[Counter, His
     numbers: dict[str, tuple[str, Callable[[], float]]] = {
         "waiting": ("Requests that wait.", lambda: len(engine.queue)),
         "writing": ("Answers that are being written.", lambda: engine.written),
-        "models_open": ("Models that are open.", lambda: engine.models.opened),
-        "backbones": ("Backbones that are loaded.", lambda: engine.models.backbones),
-        "forwards": ("Forwards that read texts or prompts.", lambda: engine.counts.forwards),
-        "steps": ("Forwards that wrote one more token of answers.", lambda: engine.counts.steps),
-        "tokens": ("Tokens that were written.", lambda: engine.counts.tokens),
+        "models_open": ("Models that are open.", lambda: len(engine.models.opened)),
+        "backbones": ("Backbones that are loaded.", lambda: len(engine.models.backbones)),
+        "forwards": ("Forwards that read texts or prompts.", lambda: engine.counts["forwards"]),
+        "steps": ("Forwards that wrote one more token of answers.", lambda: engine.counts["steps"]),
+        "tokens": ("Tokens that were written.", lambda: engine.counts["tokens"]),
     }
     for name, (words, value) in numbers.items():
         Gauge(f"silotune_{name}", words, registry=registry).set_function(value)
