@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from silotune.config import BackboneConfig, dump
 from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.coordinator.job import prepare
 from silotune.distributed.protocol.frames import PROTOCOL, Frame, HandshakeRefused, decode
 from silotune.distributed.protocol.handshake import Hello, Identity, check_identity
 from silotune.distributed.silo import session as session_module
@@ -200,6 +201,5 @@ def test_a_stranger_is_not_let_in(tiny_config, tmp_path):
 
 
 def test_methods_that_need_all_rows_are_refused(tiny_config, tmp_path):
-    config = tiny_config("centralised")
     with pytest.raises(InputError, match=r"method=centralised.*inprocess"):
-        coordinate(job(config, tmp_path / "run", ["alpha"]), DirectLink({}))
+        prepare(tiny_config("centralised"), tmp_path / "run", resume=False)
