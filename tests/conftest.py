@@ -26,10 +26,12 @@ from silotune.runs.build.resolve import read_config
 from silotune.training.federation import Federation
 from tests.support.command_line import command, place, refused
 from tests.support.federate import federate, reference, silos_folder, small_backbone
+from tests.support.report_runs import no_figure_files, no_figures
 from tests.support.small_runs import runs
 from tests.support.tiny import save_backbone, tiny_overrides, write_data
 
-__all__ = ["command", "federate", "place", "reference", "refused", "runs", "silos_folder", "small_backbone"]
+__all__ = ["command", "federate", "no_figure_files", "no_figures", "place", "reference", "refused", "runs"]
+__all__ += ["silos_folder", "small_backbone"]
 
 torch.set_num_threads(1)
 

@@ -12,9 +12,7 @@ from jsonschema import Draft202012Validator
 from silotune.cli.console import complete_key, complete_source, complete_word
 from silotune.config import preset_names, preset_text
 from silotune.core.files import load_yaml
-from tests.support.command_line import Refused, Silotune, command, place, refused
-
-__all__ = ["command", "place", "refused"]
+from tests.support.command_line import Refused, Silotune
 
 
 def test_a_key_a_section_and_all(silotune: Silotune) -> None:

@@ -9,10 +9,8 @@ import pytest
 
 from silotune.data.loading import load_silos
 from silotune.lab.commands.demo import demo_config
-from tests.support.command_line import Silotune, command
+from tests.support.command_line import Silotune
 from tests.support.language_models import folder_of
-
-__all__ = ["command"]
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,7 @@ import pytest
 from silotune.cli import main
 from silotune.cli.termination import ended_by_sigterm, was_terminated
 from silotune.core.files import write_text
-from tests.support.command_line import Silotune, command, place
-
-__all__ = ["command", "place"]
+from tests.support.command_line import Silotune
 
 
 def test_sigterm_ends_in_order_with_a_line(monkeypatch: pytest.MonkeyPatch, silotune: Silotune) -> None:

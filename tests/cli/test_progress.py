@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.command_line import Silotune
-from tests.support.report_runs import no_figure_files
-
-__all__ = ["no_figure_files"]
 
 WORDS = ("run", "federation.yaml", "rounds=2", "train.steps=1", "method=fedmcp", "--out", "out")
 LINE = re.compile(

@@ -15,10 +15,8 @@ import typer
 
 from silotune.cli.app import add_commands, app
 from tests.support.chats import chat_model, write_lines
-from tests.support.command_line import Silotune, command
+from tests.support.command_line import Silotune
 from tests.support.tiny import save_backbone
-
-__all__ = ["command"]
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])

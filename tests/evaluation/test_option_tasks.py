@@ -21,11 +21,8 @@ from silotune.models.heads.lm import prompt_rows
 from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run
 from silotune.training.prediction import PredictionContext
-from tests.support.command_line import command
 from tests.support.language_models import backbone_of, folder_of, made
 from tests.support.tiny import NOUNS
-
-__all__ = ["command"]
 
 
 @pytest.mark.parametrize(

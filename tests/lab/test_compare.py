@@ -21,10 +21,7 @@ from transformers import BertModel
 
 from silotune.cli.main import main
 from tests.support.command_line import Silotune, tree, write_federation
-from tests.support.report_runs import no_figure_files
 from tests.support.tiny import HIDDEN
-
-__all__ = ["no_figure_files"]
 
 WORDS = ("compare", "federation.yaml", "methods=local,fedmcp", "seeds=1,2", "rounds=2")
 CELLS = ("local-1", "local-2", "fedmcp-1", "fedmcp-2")

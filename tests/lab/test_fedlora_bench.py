@@ -9,10 +9,7 @@ from silotune.lab.compare import compare
 from silotune.lab.comparison import read_comparison
 from silotune.runs.run import run
 from silotune.runs.storage.readers import events
-from tests.support.report_runs import no_figure_files
 from tests.support.tiny import HIDDEN, LAYERS, write_data
-
-__all__ = ["no_figure_files"]
 
 GLUE = {"MRPC": "beta", "RTE": "beta", "SST-2": "alpha", "QNLI": "beta", "QQP": "beta"}
 """Task of GLUE → the tiny one that stands for it: pairs or single texts, two labels."""

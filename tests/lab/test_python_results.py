@@ -17,10 +17,6 @@ from silotune.lab.comparison import read_comparison
 from silotune.lab.report.frame import Results
 from silotune.lab.report.significance import beaten_by_words
 from silotune.lab.search_space import read_sweep
-from tests.support.command_line import place
-from tests.support.report_runs import no_figure_files
-
-__all__ = ["no_figure_files", "place"]
 
 
 @pytest.mark.usefixtures("no_figure_files")

@@ -26,12 +26,9 @@ from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run
 from silotune.runs.run_result import load_run
 from silotune.training.local_trainer import LocalTrainer
-from tests.support.command_line import command
 from tests.support.language_models import folder_of, made
 from tests.support.tiny import GOOD, NOUNS
 from tests.support.views import view_of_batch
-
-__all__ = ["command"]
 
 SILOS = {"echo": 12, "always": 9, "noun": 10}
 R, ALPHA = 3, 5.0

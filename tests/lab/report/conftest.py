@@ -9,9 +9,7 @@ import pytest
 from silotune.lab.report.entries import read_entries
 from silotune.lab.report.frame import Results
 from silotune.lab.report.html_page import write_report
-from tests.support.report_runs import no_figure_files, no_figures, write_run
-
-__all__ = ["no_figure_files", "no_figures"]
+from tests.support.report_runs import write_run
 
 FEDMCP_TERMS = ("full", "backbone", "contrastive", "similarity_private")
 
