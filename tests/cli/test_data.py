@@ -74,9 +74,7 @@ def test_a_dry_run_of_a_comparison_lists_its_entries_and_names_a_bad_one(silotun
     assert sent["local"] == "0" != sent["fedmcp"]
     assert "4 runs; nothing was trained" in outcome.out
     bad = silotune(*words, "--variant", "far: backbone=nowhere/at-all")
-    assert bad.code == 2
-    assert len(bad.err.splitlines()) == 1
-    assert "far-1" in bad.err
+    bad.refusal("far-1")
     assert tree(place) == before
 
 
@@ -118,7 +116,7 @@ def test_the_picture_of_label_shares(silotune: Silotune, place: Path) -> None:
     for word in ("north (12)", "bad", "good", "share of the training rows"):
         assert f"<!-- {word}" in drawn, "matplotlib notes every text beside its letters' paths"
     refused = silotune("data", "federation.yaml", "--picture", "labels.txt")
-    assert (refused.code, len(refused.err.splitlines())) == (2, 1)
+    refused.refusal()
 
 
 def test_rows_with_labels_have_no_trained_tokens_to_show(silotune: Silotune, place: Path) -> None:

@@ -161,9 +161,7 @@ def test_refused_before_anything_is_made(silotune: Silotune, place: Path, words:
     (place / "taken" / "something").write_text("mine")
     before = tree(place)
     outcome = silotune("compare", "federation.yaml", "methods=local", *words)
-    assert outcome.code == 2
-    assert named in outcome.err
-    assert len(outcome.err.splitlines()) == 1
+    outcome.refusal(named)
     assert tree(place) == before
 
 

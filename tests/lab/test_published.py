@@ -62,16 +62,14 @@ def test_rows_and_labels_are_those_of_the_files(kind: str, silotune: Silotune, t
         for split, rows in EXPECTED.get(task, {}).items():
             assert [(row.texts, known_text(found.task, row)) for row in getattr(found.splits, split)] == rows
     again = silotune("import-data", kind, tmp_path / "source", "--to", tmp_path / "data")
-    assert (again.code, len(again.err.splitlines())) == (2, 1)
-    assert "already; choose another folder" in again.err
+    again.refusal("already; choose another folder")
 
 
 def test_a_task_whose_name_is_a_path_is_refused(silotune: Silotune, tmp_path: Path) -> None:
     MAKERS["feddpa"](tmp_path / "source")
     written(tmp_path / "source/data/dataset2/8/local_training_0.json", json.dumps(instructions("../c", 1)))
     outcome = silotune("import-data", "feddpa", tmp_path / "source", "--to", tmp_path / "data")
-    assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
-    assert "'../c' cannot be a name" in outcome.err
+    outcome.refusal("'../c' cannot be a name")
     assert not (tmp_path / "data").exists()
 
 
@@ -79,5 +77,5 @@ def test_a_task_whose_name_is_a_path_is_refused(silotune: Silotune, tmp_path: Pa
 def test_an_empty_folder_is_refused(kind: str, silotune: Silotune, tmp_path: Path) -> None:
     for source in (tmp_path, tmp_path / "absent"):
         outcome = silotune("import-data", kind, source, "--to", tmp_path / "data")
-        assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
+        outcome.refusal()
     assert "unknown kind of data 'gleu'" in silotune("import-data", "gleu", tmp_path, "--to", tmp_path / "data").err

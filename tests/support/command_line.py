@@ -26,6 +26,13 @@ class Outcome:
     out: str
     err: str
 
+    def refusal(self, *names: str) -> str:
+        """Return the one line with which a command was refused; it has these names."""
+        assert self.code == 2, self.err
+        (line,) = self.err.splitlines()
+        assert all(name in line for name in names), line
+        return line
+
 
 Silotune = Callable[..., Outcome]
 Refused = Callable[..., str]
@@ -112,14 +119,10 @@ def refused(silotune: Silotune, place: Path) -> Refused:
     def check(*words: object, names: list[str]) -> str:
         before = tree(place)
         outcome = silotune(*words)
-        assert outcome.code == 2, outcome.err
-        lines = outcome.err.splitlines()
-        assert len(lines) == 1, outcome.err
-        assert lines[0].startswith("silotune: ")
-        for name in names:
-            assert name in lines[0]
+        line = outcome.refusal(*names)
+        assert line.startswith("silotune: ")
         assert "Traceback" not in outcome.out
         assert tree(place) == before
-        return lines[0]
+        return line
 
     return check
