@@ -12,7 +12,7 @@ from silotune.core.tensors import digest, flatten
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
-from silotune.training.cohort import choose_cohort
+from silotune.training.at_once import choose_cohort
 from silotune.training.phase_batches import phase_batches
 from silotune.training.prediction import Predictor
 from tests.support.tiny import FAMILIES as TOKENIZERS

@@ -18,8 +18,8 @@ from silotune.runs.build.resolve import read_config
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.run import run
 from silotune.runs.storage.run_folder import RunFolder
-from silotune.training import at_once, cohort
-from silotune.training.cohort import ON_A_CPU, ON_A_GPU
+from silotune.training import at_once
+from silotune.training.at_once import COHORT_ON_A_CPU, COHORT_ON_A_GPU
 from tests.support.method_cases import assert_as_if_never_interrupted, logged
 from tests.support.numeric_rig import doubled, parts_in_double
 from tests.support.tiny import METHODS, ONE_TASK, UNPARTITIONED, tiny_overrides, write_data
@@ -427,19 +427,19 @@ def test_auto_says_why_silos_train_one_by_one(words, tmp_path):
         assert "tuner=prompt" in event["reason"]
 
 
-@pytest.mark.parametrize(("device", "most"), [("cpu", ON_A_CPU), ("cuda", ON_A_GPU)])
+@pytest.mark.parametrize(("device", "most"), [("cpu", COHORT_ON_A_CPU), ("cuda", COHORT_ON_A_GPU)])
 def test_auto_is_what_pays_where_memory_has_room(device, most, words, monkeypatch):
     federation = build(read_config("demo", words("fedmcp")))
     monkeypatch.setattr(federation.backbone, "device", torch.device(device))
     weights = sum(tensor.nbytes for tensor in federation.backbone.model.parameters())
-    monkeypatch.setattr(cohort, "kept_of_a_token", lambda *_: 1000)
+    monkeypatch.setattr(at_once, "kept_of_a_token", lambda *_: 1000)
     of_a_silo = 8 * 32 * 3 * 1000  # rows, tokens, trained views
     for room, size in ((2 * most * of_a_silo, most), (2 * 7 * of_a_silo, 7), (of_a_silo, 1), (2**40, most)):
         monkeypatch.setattr(at_once, "total_memory", lambda _, room=room: room + weights)
-        found = cohort.choose_cohort("auto", federation.context, federation.silos.values())
+        found = at_once.choose_cohort("auto", federation.context, federation.silos.values())
         assert found.size == size
         assert ("memory" in found.reason) == (size < most)
-    assert cohort.choose_cohort(5, federation.context, ()) == cohort.Cohort(5)
+    assert at_once.choose_cohort(5, federation.context, ()) == at_once.Cohort(5)
 
 
 def test_auto_takes_what_tokens_at_once_has_room_for(words):
@@ -447,13 +447,18 @@ def test_auto_takes_what_tokens_at_once_has_room_for(words):
     of_a_silo = 3 * 8 * 32
     federation = build(read_config("demo", words("fedmcp", "train.tokens_at_once=2000")))
     context, silos = federation.context, [*federation.silos.values()]
-    for bound, size in ((3 * of_a_silo + 1, 3), (2 * of_a_silo, 2), (of_a_silo - 1, 1), (10_000 * of_a_silo, ON_A_CPU)):
+    for bound, size in (
+        (3 * of_a_silo + 1, 3),
+        (2 * of_a_silo, 2),
+        (of_a_silo - 1, 1),
+        (10_000 * of_a_silo, COHORT_ON_A_CPU),
+    ):
         context.tokens_at_once = bound
-        found = cohort.choose_cohort("auto", context, silos)
+        found = at_once.choose_cohort("auto", context, silos)
         assert found.size == size
         reason = f"train.tokens_at_once={bound} has room for {bound // of_a_silo}"
-        assert found.reason == ("" if size == ON_A_CPU else reason)
-    assert cohort.choose_cohort(5, context, silos) == cohort.Cohort(5)
+        assert found.reason == ("" if size == COHORT_ON_A_CPU else reason)
+    assert at_once.choose_cohort(5, context, silos) == at_once.Cohort(5)
 
 
 def test_auto_counts_both_answers_of_a_pair_and_the_tokens_of_decoders(words):
@@ -469,7 +474,7 @@ def test_auto_counts_both_answers_of_a_pair_and_the_tokens_of_decoders(words):
         ({"pairs": True, "decoder": [[1] * 32, [1]]}, 1),
     ):
         silo.train = {task: replace(rows, **more)}
-        assert cohort.choose_cohort("auto", context, [silo]).size == size, more
+        assert at_once.choose_cohort("auto", context, [silo]).size == size, more
 
 
 def test_not_between_machines(words):

@@ -71,7 +71,7 @@ def import_command(
     if to is None:
         raise InputError("--to: is missing; a LoRA of peft is written to a new file")
     from silotune.models.backbone.loading import load_backbone
-    from silotune.models.tuners.peft_import import HEADS, read_config, read_peft_lora
+    from silotune.models.tuners.start_adapter import HEADS, read_config, read_peft_lora
 
     if to.exists():
         raise InputError(f"--to {to}: already there; choose another file")

@@ -12,8 +12,8 @@ from silotune.config import Config
 from silotune.data.tasks import Task, lower_is_better
 from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
+from silotune.training.at_once import ALONE, Cohort
 from silotune.training.client import SiloClient
-from silotune.training.cohort import ALONE, Cohort
 from silotune.training.context import TrainingContext
 from silotune.training.coordinator import Coordinator
 from silotune.training.local_trainer import LocalTrainer

@@ -14,7 +14,7 @@ from silotune.models.backbone.segments import Segments
 from silotune.models.forward.mixing import MixEntry, can_share_forward
 from silotune.models.heads import HEADS
 from silotune.models.tuners import TUNERS
-from silotune.training.cohort import choose_cohort
+from silotune.training.at_once import choose_cohort
 from tests.support.tuner_families import (
     PAIRS,
     batch,

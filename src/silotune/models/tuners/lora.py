@@ -25,8 +25,7 @@ from silotune.models.backbone.quantization import NONE
 from silotune.models.backbone.segments import Segments
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors
 from silotune.models.tuners.low_rank_update import add_to_experts, add_update, add_update_to_segments, trains
-from silotune.models.tuners.peft_import import read_peft_lora
-from silotune.models.tuners.start_adapter import StartAdapter, unpack
+from silotune.models.tuners.start_adapter import StartAdapter, read_peft_lora, unpack
 from silotune.models.tuners.target_modules import (
     TargetModuleOptions,
     expert_widths,

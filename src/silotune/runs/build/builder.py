@@ -21,7 +21,7 @@ from silotune.runs.build.resolve import check_ranks, make_method, use_this_machi
 from silotune.runs.build.row_privacy import make_row_privacy
 from silotune.runs.build.silos import absent_silo, build_silos, server_silo
 from silotune.runs.build.validation import check_labels, check_tasks
-from silotune.training.cohort import choose_cohort
+from silotune.training.at_once import choose_cohort
 from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
 from silotune.training.initial_parts import TrainedParts
