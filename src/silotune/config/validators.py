@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from unicodedata import normalize
@@ -36,21 +36,20 @@ def is_address(text: str) -> bool:
     return re.fullmatch(r"[^\s/@?#]+:([1-9][0-9]{0,4})", text) is not None and int(text.rpartition(":")[2]) <= 65535
 
 
-def _plain_name(name: str) -> str:
-    if not is_name(name):
-        raise ValueError(f"{name!r} cannot be a name; allowed: {NAME_RULE}")
-    return name
+def fitting(fits: Callable[[str], object], fault: str) -> AfterValidator:
+    """Return the validator of a key whose text must fit; the fault follows the text in the message."""
+
+    def check(text: str) -> str:
+        if not fits(text):
+            raise ValueError(f"{text!r} {fault}")
+        return text
+
+    return AfterValidator(check)
 
 
-def _host_and_port(text: str) -> str:
-    if not is_address(text):
-        raise ValueError(f"{text!r} is not HOST:PORT, as in example.org:443")
-    return text
+Address = Annotated[str, fitting(is_address, "is not HOST:PORT, as in example.org:443")]
 
-
-Address = Annotated[str, AfterValidator(_host_and_port)]
-
-Name = Annotated[str, AfterValidator(_plain_name)]
+Name = Annotated[str, fitting(is_name, f"cannot be a name; allowed: {NAME_RULE}")]
 """The name of a silo or task: it becomes part of paths in the run folder."""
 
 Words = Annotated[list[str], BeforeValidator(listed), AfterValidator(distinct)]
@@ -101,13 +100,9 @@ Metric = Literal[
 """The metrics of tasks; which a task may have depends on its kind (`data/tasks.py`)."""
 
 
-def _device_name(name: str) -> str:
-    if re.fullmatch(r"auto|cpu|cuda(:(0|[1-9]\d{0,2}))?|mps", name) is None:
-        raise ValueError(f"{name!r} is no device; allowed: auto, cpu, cuda, cuda:N (N from 0), mps")
-    return name
+_is_device = re.compile(r"auto|cpu|cuda(:(0|[1-9]\d{0,2}))?|mps").fullmatch
 
-
-Device = Annotated[str, AfterValidator(_device_name)]
+Device = Annotated[str, fitting(_is_device, "is no device; allowed: auto, cpu, cuda, cuda:N (N from 0), mps")]
 """A value of the key `device`; whether this machine has it is known when the backbone is loaded."""
 
 
