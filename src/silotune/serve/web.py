@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -80,13 +80,20 @@ class Asking:
         self._loop.call_soon_threadsafe(self._events.put_nowait, (number, event))
 
 
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": "`error.message` says what was wrong", "content": {"application/json": {}}}
+    for status in ("4XX", "5XX")
+}
+"""What the schema says of answers that are errors."""
+
+
 def make_app(engine: Engine, keys: Keys, hosts: Sequence[str] = ("*",)) -> FastAPI:
     """Make the application.
 
     It answers under these names in `Host`, so that no page of another site reaches a server on the loopback by a name
     of its own.
     """
-    app = FastAPI(title="silotune serve", docs_url=None, redoc_url=None)
+    app = FastAPI(title="silotune serve", docs_url=None, redoc_url=None, responses=_ERRORS)
     app.state.engine, app.state.keys, app.state.registry = engine, keys, CollectorRegistry()
     app.add_middleware(_Bounded, measures=_measures(engine, app.state.registry))
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
@@ -112,7 +119,8 @@ def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
 
 
 def _unknown(_: Request, error: HTTPException) -> JSONResponse:
-    return _refused(_, Refusal(str(error.detail), error.status_code, "not_found"))
+    refusal = Refusal(str(error.detail), error.status_code, "not_found")
+    return JSONResponse(bodies.error(refusal), refusal.status, error.headers)
 
 
 def _faulty(_: Request, error: Exception) -> JSONResponse:
@@ -246,14 +254,14 @@ def _health() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@_router.get("/metrics")
+@_router.get("/metrics", response_class=PlainTextResponse)
 def _metrics(request: Request) -> Response:
     if request.app.state.keys.required:
         _operator(request)
     return Response(generate_latest(request.app.state.registry), media_type="text/plain; version=0.0.4")
 
 
-@_router.get("/")
+@_router.get("/", response_class=HTMLResponse)
 def _page() -> HTMLResponse:
     return HTMLResponse(_PAGE, headers={"Content-Security-Policy": _POLICY, "X-Frame-Options": "DENY"})
 
