@@ -178,15 +178,10 @@ class Model:
         """Tokenize texts or pairs: ids, mask and, if the tokenizer has them, segments, padded on the right."""
         rows = [(text,) if isinstance(text, str) else text for text in texts]
         columns = [[normalize("NFC", text) for text in column] for column in zip(*rows, strict=True)]  # as it trained
-        encoded = self.tokenizer(*columns, truncation=True, max_length=self.head["max_length"])
-        width = max(map(len, encoded["input_ids"]))
-        fill = {"input_ids": self.tokenizer.pad_token_id or 0}
-
-        def padded(name: str, rows: list[list[int]]) -> Tensor:
-            return torch.tensor([[*row, *[fill.get(name, 0)] * (width - len(row))] for row in rows])
-
-        names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in encoded]
-        return {name: padded(name, encoded[name]) for name in names}
+        cut = {"truncation": True, "max_length": self.head["max_length"]}
+        self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token  # it is masked
+        encoded = self.tokenizer(*columns, **cut, padding=True, padding_side="right", return_tensors="pt")
+        return {name: encoded[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in encoded}
 
     @torch.no_grad()
     def states(self, texts: Sequence[Text]) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,8 +30,6 @@ PLAN = "plan"
 
 _TABLE = """CREATE TABLE IF NOT EXISTS approvals (name TEXT PRIMARY KEY, run TEXT, digest TEXT, state TEXT, seen TEXT,
     decided TEXT, configuration TEXT, description TEXT)"""
-
-_COLUMNS = "name, run, digest, state, seen, decided, configuration, description"
 
 
 @dataclass(frozen=True)
@@ -136,17 +134,14 @@ class Approvals:
         return max(approved, key=lambda run: run.decided, default=None)
 
     def _read(self, which: str, *values: object) -> list[WaitingRun]:
-        found = self._records.rows(f"SELECT {_COLUMNS} FROM approvals {which}", *values)
-        return [
-            WaitingRun(name, run, digest, state, seen, decided, json.loads(config), tuple(json.loads(said)))
-            for name, run, digest, state, seen, decided, config, said in found
-        ]
+        found = self._records.rows(f"SELECT * FROM approvals {which}", *values)
+        return [WaitingRun(*row, json.loads(config), tuple(json.loads(said))) for *row, config, said in found]
 
     def _write(self, run: WaitingRun) -> None:
-        values = (run.name, run.run, run.digest, run.state, run.seen, run.decided)
-        texts = json.dumps(run.configuration), json.dumps(run.description)
+        *plain, configuration, description = astuple(run)
+        values = *plain, json.dumps(configuration), json.dumps(description)
         with self._records.transaction() as connection:
-            connection.execute("INSERT OR REPLACE INTO approvals VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*values, *texts))
+            connection.execute("INSERT OR REPLACE INTO approvals VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
 
 
 def _name(run: str, digest: str) -> str:
