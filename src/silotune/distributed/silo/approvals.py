@@ -135,7 +135,8 @@ class Approvals:
 
     def _read(self, which: str, *values: object) -> list[WaitingRun]:
         found = self._records.rows(f"SELECT * FROM approvals {which}", *values)
-        return [WaitingRun(*row, json.loads(config), tuple(json.loads(said))) for *row, config, said in found]
+        parsed = ((*row, json.loads(config), tuple(json.loads(said))) for *row, config, said in found)
+        return [WaitingRun(*row) for row in parsed]
 
     def _write(self, run: WaitingRun) -> None:
         *plain, configuration, description = astuple(run)
