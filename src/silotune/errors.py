@@ -64,19 +64,19 @@ def unknown_name_error(
 
 
 def require_known(what: str, name: object, allowed: Collection[str], or_else: str = "") -> None:
-    """Refuse a name that is not allowed; arguments as `unknown_name_error`."""
+    """Raise the error of `unknown_name_error`, with the same arguments, if a name is not allowed."""
     if name not in allowed:
         raise unknown_name_error(what, name, allowed, or_else)
 
 
 def reason_of(error: Exception) -> str:
-    """Return the first line of another library's error, or its type where it says nothing, for an error in one line."""
+    """Return the first line of another library's error, or its type if it has no text, for use in one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 @contextmanager
 def file_errors(what: str) -> Iterator[None]:
-    """Say an error of the system in one line: `what`, such as `--to x: cannot be written`, and its reason."""
+    """Turn an `OSError` into an `InputError`: `what`, such as `--to x: cannot be written`, and the reason."""
     try:
         yield
     except OSError as error:
@@ -85,7 +85,7 @@ def file_errors(what: str) -> Iterator[None]:
 
 @contextmanager
 def needs(what: str, extra: str) -> Iterator[None]:
-    """Say which extra to install where an import fails; `what` names the package, and what needs it."""
+    """Turn a failed import into an `InputError`: `what`, such as `sweep: needs the package optuna`, and the remedy."""
     try:
         yield
     except ImportError as error:

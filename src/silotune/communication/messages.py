@@ -81,7 +81,7 @@ def change_message(written: Tensors, uplink: str, round_number: int, silo: str, 
 
 
 def with_rows(message: bytes, rows: int) -> bytes:
-    """Return the update with another row count; its tensors are read only if it is another one."""
+    """Return the update with another row count; its tensors are read only if the count differs."""
     fields = read_metadata(message, _METADATA)
     return message if fields.get("rows") == rows else pack(read_tensors(message), fields | {"rows": rows})
 

@@ -110,7 +110,7 @@ class HeadConfig(ExtensibleSection):
 
     @property
     def chat_keys(self) -> list[str]:
-        """The given keys that only a chat template reads."""
+        """The keys that only a chat template reads and whose values are not the defaults."""
         return [*self.model_dump(include={"chat_template", "chat_kwargs", "train_on"}, exclude_defaults=True)]
 
 

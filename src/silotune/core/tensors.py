@@ -76,7 +76,7 @@ class JoinedLayout:
 
     A call for each of hundreds of small tensors costs more than copying them, and freed they leave gaps in memory.
 
-    Tensors of the names, shapes and dtypes of the given ones can be joined.
+    It joins any tensors with the names, shapes and dtypes of the given ones.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:

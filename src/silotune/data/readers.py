@@ -243,7 +243,7 @@ def with_groups(path: Path, records: Sequence[Record], rows: Sequence[Row], colu
 
 
 def with_units(path: Path, records: Sequence[Record], rows: Sequence[Row], column: str | None) -> list[Row]:
-    """Set whose each row is to its cell in a column; None returns the rows unchanged."""
+    """Set each row's `unit`, whom noise protects, to its cell in a column; without a column rows stay as they are."""
     if column is None:
         return list(rows)
     require_columns(path, records[0], [column])

@@ -16,20 +16,20 @@ from silotune.data.tokenized import TokenizedRows
 SPLITS = ("train", "validation", "test")
 
 _MANY_LABELS = 20
-"""Labels from which few rows for each make a warning: they may be numbers."""
+"""From so many labels on, few rows per label make a warning: the labels may be numbers."""
 
 _FEW_ROWS_PER_LABEL = 5
 
 _FEW_TEST_ROWS = 30
 
 _LARGE = 100
-"""Numbers to be predicted beyond which there is a warning."""
+"""A regression with a number beyond this makes a warning."""
 
 _LEAK = 0.01
-"""Share of held-out rows that are in the training rows, from which there is a warning."""
+"""The share of held-out rows that may also be training rows without a warning."""
 
 MOST_WARNINGS = 12
-"""Warnings that a run prints."""
+"""The most warnings that a run prints."""
 
 
 def describe_rows(silo: SiloData) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def token_warnings(silo: SiloData, tokenizer: Any, tokenize: Callable[[Task, lis
 
 
 def as_one(silos: Sequence[SiloData], central: bool) -> Sequence[SiloData]:
-    """Return the silos of one partitioned (`central`) data set as one, with all training rows; else the silos."""
+    """Return one silo with all training rows if the silos share one data set (`central`), else the silos as given."""
     if not central:
         return silos
     first = silos[0]
@@ -165,7 +165,7 @@ def as_one(silos: Sequence[SiloData], central: bool) -> Sequence[SiloData]:
 def warnings_of(
     silos: Sequence[SiloData], central: bool, further: Callable[[SiloData], list[str]] = lambda silo: []
 ) -> list[str]:
-    """Return the warnings about all silos' rows, at most `MOST_WARNINGS`."""
+    """Return warnings about all silos' rows: at most `MOST_WARNINGS`, and a line that counts the rest."""
     silos = as_one(silos, central)
     warnings = silos_warnings(silos) + [text for silo in silos for text in further(silo)]
     warnings += [text for silo in silos for text in row_warnings(silo, describe_rows(silo))]
@@ -175,7 +175,7 @@ def warnings_of(
 
 
 def silos_warnings(silos: Sequence[SiloData]) -> list[str]:
-    """Return warnings about silos side by side: unlike metrics, and labels that no other silo has."""
+    """Return warnings from comparing silos: unlike metrics, and silos that share no label with the others."""
     metrics = list(dict.fromkeys(silo.task.metric for silo in silos))
     unlike = (
         f"silos have unlike metrics ({', '.join(map(metric_title, metrics))}): there is no common average, and the "
@@ -207,7 +207,7 @@ def _unlike_labels(silos: Sequence[SiloData]) -> list[str]:
 
 
 def text_key(row: Row) -> tuple[str, ...]:
-    """Return the texts of a row, whatever their case and white space."""
+    """Return a row's texts in small letters with single spaces, to find rows with the same texts."""
     return tuple(" ".join(text.split()).casefold() for text in _texts(row))
 
 

@@ -43,7 +43,7 @@ class Row:
         unit: value of the column `privacy.unit`: whose row it is, if noise protects more than single rows.
         said: the further keys of the answer's turn, as JSON; empty: it has none.
         tools: the tools that the assistant may call, as JSON; empty: there are none.
-        remarks: what of the file's row was read otherwise than it stands there, or left out; for warnings.
+        remarks: what of the file's row was left out, or read differently from how it stands there; for warnings.
     """
 
     texts: tuple[str, ...]
@@ -73,7 +73,7 @@ class Row:
 
     @property
     def conversation(self) -> tuple[Turn, ...]:
-        """The turns with the answer's."""
+        """The turns of the conversation, with the answer's turn at the end."""
         return (*self.turns, (ASSISTANT, self.answer, self.said) if self.said else (ASSISTANT, self.answer))
 
     @property
@@ -122,7 +122,7 @@ class SiloData:
 def check_silo(data: SiloData, noised: bool = False) -> SiloData:
     """Check that a silo's data can be learned from, and return it.
 
-    Where rows have noise (`noised`), a refusal must not follow from their labels.
+    With noise on rows (`noised`), a refusal must not depend on their labels.
     """
     rows = data.splits
     if not rows.train:

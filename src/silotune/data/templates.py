@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Texts = tuple[str, ...]
 
 FillTemplate = Callable[[Texts], str]
-"""From a row's texts to the text to encode."""
+"""A function from a row's texts to the text to encode."""
 
 SINGLE = "{text} is {mask}."
 

@@ -24,13 +24,13 @@ from silotune.errors import SilotuneError
 from silotune.version import __version__
 
 SOON = 30
-"""Days before a certificate expires at which that is a problem."""
+"""A certificate that expires within so many days is a problem."""
 
 AHEAD, BEHIND = 5, 300
 """Seconds that a node's clock may be ahead of the SuperLink's, and behind it, by Flower's check of signatures."""
 
 DISK = 2**30
-"""Bytes that should be free."""
+"""The least bytes that should be free on the disk."""
 
 _RENEW = "silotune federation renew FILE"
 
@@ -48,7 +48,7 @@ class Finding:
 
 
 def examine_coordinator(settings: CoordinatorSettings, backbone: str = "default") -> list[Finding]:
-    """Check a coordinator."""
+    """Check a coordinator: key files, certificates, the way to it, disk and backbone."""
     found = []
     if settings.ca and settings.certificate and settings.key:
         certificate, ca, address = settings.certificate, settings.ca, settings.public_address
@@ -63,7 +63,7 @@ def examine_coordinator(settings: CoordinatorSettings, backbone: str = "default"
 
 
 def examine_silo(settings: SiloSettings | NodeSettings, train: bool = True) -> list[Finding]:
-    """Check a silo, or its node alone; with `train` it trains one step, of which nothing leaves the machine."""
+    """Check a silo, or its node alone if the settings are a node's; `train` adds one training step, kept here."""
     found = []
     if settings.private_key and settings.root_certificates and settings.superlink:
         if isinstance(settings, NodeSettings) or not settings.socket_group:  # else the node's user reads it
@@ -95,7 +95,7 @@ Judged = tuple[bool, str]
 
 
 def attempt(check: str, remedy: str, examine: Callable[[], Judged]) -> Finding:
-    """Run a check and return its finding; an error is a problem, too."""
+    """Run a check and return its finding; an error that it raises is a problem, too."""
     try:
         good, detail = examine()
         return Finding(check, "ok", detail) if good else Finding(check, "problem", detail, remedy)

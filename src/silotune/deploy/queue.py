@@ -45,7 +45,7 @@ class QueuedRun:
         flower_id: Flower's id of the last submission.
         submissions: how often it was submitted to the SuperLink.
         failures: how often its coordinator was lost since it last made progress.
-        reached: that progress.
+        reached: the progress that it had last made, as JSON.
     """
 
     number: int
@@ -95,7 +95,7 @@ class QueuedRun:
         return {name: entry.waits_since for name, entry in entries.items() if entry.waits_since and name in self.silos}
 
     def listed(self) -> dict[str, Any]:
-        """Return all runs as plain values, for `federation runs`."""
+        """Return the run as plain values, for `federation runs`."""
         return {
             "run": self.number,
             "state": "stopping" if self.stop else self.state,
@@ -175,7 +175,7 @@ def start(settings: CoordinatorSettings, config: Config, out: Path, resume: bool
 
 
 def start_plan(settings: CoordinatorSettings, cells: Mapping[str, Config], out: Path) -> QueuedRun | None:
-    """Queue several runs as one, or return them as they are: still under way, or (None) finished."""
+    """Queue several runs as one; return that run, or the one under way in the folder, or None if all are finished."""
     from silotune.distributed.coordinator.job import prepare_plan
 
     require_flower()

@@ -23,12 +23,12 @@ LINK_FILE = "link.json"
 
 @dataclass(frozen=True)
 class Link:
-    """A node's link to the coordinator.
+    """The state of a node's connection to the coordinator.
 
     Args:
-        reason: why it is down; empty while it is up.
-        losses: how often it went down.
-        days: the days left of the certificates of `coordinator` and `authority`.
+        reason: why the connection is down; empty while it is up.
+        losses: how often the connection went down.
+        days: for how many days the certificates `coordinator` and `authority` are still valid.
     """
 
     since: str
@@ -38,7 +38,7 @@ class Link:
 
 
 def read_link(folder: Path) -> Link | None:
-    """Return a node's link; None if none was tried in this folder."""
+    """Return the connection of the node with this folder; None if the node has not tried to connect."""
     try:
         return Link(**read_json(folder / LINK_FILE))
     except (OSError, ValueError, TypeError):
@@ -46,7 +46,7 @@ def read_link(folder: Path) -> Link | None:
 
 
 def link_measures(folder: Path) -> Iterator[Metric]:
-    """Yield the metrics of a node's link."""
+    """Yield the metrics of a node's connection; none if the node has not tried to connect."""
     link = read_link(folder)
     if link is not None:
         yield measure("link_up", "Whether the coordinator can be reached.", float(not link.reason))
@@ -55,7 +55,7 @@ def link_measures(folder: Path) -> Iterator[Metric]:
 
 
 def certificate_measure(days: Mapping[str, float]) -> Metric:
-    """Return the metric of certificates' days left."""
+    """Return the metric that tells for how many days certificates are valid."""
     values = [((name,), float(left)) for name, left in days.items()]
     return measure("certificate_days_left", "Days until a certificate expires.", values, ["certificate"])
 
@@ -67,7 +67,7 @@ def measure(
     labels: Sequence[str] = (),
     kind: Literal["gauge", "counter"] = "gauge",
 ) -> Metric:
-    """Return the metric `silotune_<name>`; of pairs of label values and a number, those of None are left out."""
+    """Return the metric `silotune_<name>` for Prometheus; values that are None are left out."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     family = GaugeMetricFamily if kind == "gauge" else CounterMetricFamily
@@ -79,7 +79,7 @@ def measure(
 
 
 def serve_metrics(port: int | None, measures: Callable[[], Iterable[Metric]]) -> None:
-    """Serve `/metrics` on 127.0.0.1 from a thread until this process ends; without a port nothing."""
+    """Serve `/metrics` on 127.0.0.1 from a thread until this process ends; do nothing if `port` is None."""
     if port is None:
         return
     with needs("metrics_port: needs prometheus-client", "federation"):

@@ -33,7 +33,7 @@ def logits(context: PredictionContext, state: State, rows: TokenizedRows) -> Ten
 def answers(
     context: PredictionContext, state: State, rows: TokenizedRows, follow: Callable[[str], None] | None = None
 ) -> list[str]:
-    """Return the personalized model's answer to each row's prompt; `follow` as of `generate`."""
+    """Return the personalized model's answer to each row's prompt; `follow` is passed on to `generate`."""
     head = context.head
     assert isinstance(head, LanguageModelHead), "a generation task has a language-model head"
     weights = weigh(context, state, rows)
@@ -91,11 +91,11 @@ def _batches(context: PredictionContext, rows: TokenizedRows) -> Iterator[Batch]
 
 @dataclass(frozen=True)
 class Measured:
-    """A model's scores on rows, in percent; or its loss, perplexity or error.
+    """A model's scores on rows: a percentage, or a loss, perplexity or error.
 
-    `score` is by the task's metric, None without rows. If answers are options and the metric is another, `accuracy` is
-    the share of answers that equal the expected option exactly. Rows with labels or numbers have `logits`, shape (rows,
-    outputs), others `written` answers, where the metric needs them, as it may the head's mean `loss`.
+    `score` is by the task's metric; None without rows. If answers are options and the metric is another, `accuracy`
+    is the share of answers that equal the expected option exactly. Rows with labels or numbers have `logits`, shape
+    (rows, outputs); others have `written` answers if the metric needs them. `loss` is the head's mean, if computed.
     """
 
     score: float | None
@@ -108,7 +108,7 @@ class Measured:
 def measure(
     context: PredictionContext, state: State, rows: TokenizedRows, metric: str | None = None, with_loss: bool = False
 ) -> Measured:
-    """Score a model on rows, by the task's metric or another one; `with_loss` measures it beside written answers."""
+    """Score a model on rows, by the task's metric or the given one; `with_loss` adds the loss of written answers."""
     task = rows.task
     metric = metric or task.metric
     if not len(rows):

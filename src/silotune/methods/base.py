@@ -141,7 +141,7 @@ class Method(ABC):
     def changes(self) -> set[str]:
         """Return the names of the parts that a phase changes, of a silo or of the coordinator.
 
-        Of the shared parts the others only come down, as the aggregation made them.
+        Shared parts that no phase changes are only received, as the aggregation made them.
         """
         return {name for phase in (*self.phases(), *self.server_phases()) for name in phase.changes}
 
@@ -152,7 +152,7 @@ class Method(ABC):
 
     @property
     def aggregations_of_parts(self) -> dict[str, PartAggregation]:
-        """The shared parts that have an aggregation of their own, with it."""
+        """The aggregation of each shared part that has one of its own, by part."""
         parts = self.parts().items()
         return {name: part.aggregation for name, part in parts if part.aggregation and part.scope is Scope.SHARED}
 

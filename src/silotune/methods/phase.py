@@ -18,7 +18,7 @@ StartingTensors = Callable[[State, State], Tensors]
 
 
 def every(number: int) -> bool:
-    """Return True: a phase of every round (`Phase.rounds`)."""
+    """Return True, for a phase of every round (`Phase.rounds`)."""
     return True
 
 
@@ -47,7 +47,7 @@ class Phase:
         rounds: for `when="round"`: whether a round, counted from 1, has the phase; `odd` and `even` are such functions.
         epochs: passes over the silo's rows; None: `train.epochs` or `train.steps`.
         start: target part → source part; the target becomes a copy of the source before the phase. Or a function of the
-            silo's parts and of the received ones, which returns the target's tensors. One after the other, in order.
+            silo's parts and of the received ones, which returns the target's tensors. Entries are applied in order.
         skips_first: whether the phase is skipped in a silo's first participation (it has no `previous` parts yet).
         also_first: whether a silo's first participation has the phase whatever the round, for silos that join late.
         steps_per_batch: optimizer steps on each batch, one after the other (pFedMe's K).
@@ -55,9 +55,9 @@ class Phase:
             steps are taken. A projection (APFL's α in [0, 1]), or a step that is no gradient step (pFedMe's w).
         gathers: part → function of a batch's `Step` that returns the part's new tensors, for a phase that trains
             nothing: it passes over the silo's rows without gradient and dropout (see `gather`).
-        same_at_start: anchor's view → view. In the phase's first step the silo's parts are still those received; the
-            anchor's view is then the other one without gradient, to the bit. A loss whose terms have a gradient of 0
-            for equal views is then exactly stationary there; Adam would make whole steps of the rounding otherwise.
+        same_at_start: anchor's view → view. In the phase's first step the silo's parts are those received; the anchor's
+            view is then taken from the other, without gradient, equal to the bit. A loss with a gradient of 0 for equal
+            views is then exactly stationary; Adam would otherwise make whole steps of the rounding.
 
     Example, a private adapter that is trained beside the frozen shared one, from round 2 on:
 
@@ -88,7 +88,7 @@ class Phase:
 
     @property
     def copied(self) -> dict[str, str]:
-        """Target part → source part, of the targets that start as a copy."""
+        """The source of each part that starts the phase as a copy of another one: target → source."""
         return {target: source for target, source in self.start.items() if isinstance(source, str)}
 
     @property
@@ -98,7 +98,7 @@ class Phase:
 
     @property
     def renews_mixes(self) -> bool:
-        """Whether the views' mixes are of other tensors after a step: by learned weights, or by `then`."""
+        """Whether a step replaces tensors in the views' mixes, because of learned weights or `then`."""
         learned = any(callable(weight) for mix in self.views.values() for weight in mix.values())
         return learned or not {*self.then} <= {*self.trains}
 
@@ -108,7 +108,7 @@ class Phase:
 
     @property
     def views_with_gradient(self) -> int:
-        """The most views that have a graph at once: those with trained parts or learned weights, equal ones once."""
+        """The number of different views that need a gradient: those with trained parts or learned weights."""
         trained = (
             mix for mix in self.views.values() if trained_parts(mix, self.trains) or any(map(callable, mix.values()))
         )

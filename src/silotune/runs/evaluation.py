@@ -48,7 +48,7 @@ def evaluate(
         text: the text column, or the two of a pair; by default those of the silo's own data.
         label: the label column, or that of the answers; by default that of the silo's own data.
         predictions: a file for the prediction of every row, as `predictions.parquet` of a run.
-        resamples: of the rows, for intervals; 0 makes none.
+        resamples: how often rows are resampled for intervals; 0: no intervals.
     """
     folder = run.folder if isinstance(run, Run) else Path(run)
     model = load_model(folder, silo)
@@ -142,7 +142,7 @@ def table_texts(
 def labeled_rows(
     model: PersonalModel, path: Path, records: Sequence[Record], text: Sequence[str], label: str
 ) -> list[Row]:
-    """Make rows of the model's task of a table's records; columns that are not given are those of the silo's data."""
+    """Make rows of the model's task from a table's records; the silo's own columns replace those not given."""
     task, own = model.task, model.about["columns"]
     if task.kind == "generation":
         columns = tuple(text) or tuple(own["text"] if own else ())

@@ -36,7 +36,7 @@ ALARMS = 0.1
 
 
 def row_losses(context: PredictionContext, state: State, rows: TokenizedRows, count: int | None = None) -> list[float]:
-    """Return the own mean loss of each row, or of the first `count`, under a model."""
+    """Return the loss of each row on its own, or of the first `count` rows, under a model."""
     weights = weigh(context, state, rows)
     predictor = Predictor(context, state, None if weights is None else weights.alpha)
     batches = (
@@ -50,9 +50,9 @@ def row_losses(context: PredictionContext, state: State, rows: TokenizedRows, co
 
 @dataclass(frozen=True)
 class Audit:
-    """What right guesses of canaries' coins show (Steinke, Nasr and Jagielski 2023).
+    """How often an audit guessed right whether canaries were present (Steinke, Nasr and Jagielski 2023).
 
-    `lower` bounds ε from below, with a probability of `CONFIDENCE`; `most` is what guesses of all coins would show.
+    `lower` is a lower bound of ε, with probability `CONFIDENCE`; `most` is the bound if all guesses were right.
     """
 
     canaries: int
@@ -64,7 +64,7 @@ class Audit:
 def audit(losses: Sequence[float], present: Sequence[bool], delta: float) -> Audit:
     """Guess that the half of the canaries with the smaller loss was trained on, and bound ε by the right guesses.
 
-    The guesses are fixed by the losses under the finished model alone; `present` has the coins.
+    `losses` are those under the finished model; `present` tells for each canary whether it was trained on.
     """
     count = len(losses)
     smaller = torch.tensor(losses).argsort(stable=True)[: count // 2].tolist()
@@ -74,7 +74,7 @@ def audit(losses: Sequence[float], present: Sequence[bool], delta: float) -> Aud
 
 
 def lower_epsilon(count: int, right: int, delta: float) -> float:
-    """Return the largest ε that so many right guesses of so many coins rule out, at `CONFIDENCE`.
+    """Return the largest ε that `right` guesses out of `count` rule out, at `CONFIDENCE`.
 
     Under (ε, δ) the number of right guesses is at most a binomial one with probability e^ε / (1 + e^ε), but for a term
     in δ (Theorem 5.2 of the paper).
@@ -103,10 +103,10 @@ def _chance(count: int, right: int, epsilon: float, delta: float) -> float:
 
 @dataclass(frozen=True)
 class Membership:
-    """How well a threshold on the loss tells training rows from rows never seen.
+    """How well a threshold on the loss tells training rows from other rows.
 
-    `auc` is the probability that a training row's loss is the smaller one; `found` the share of training rows below a
-    threshold that `ALARMS` of the others are below, with its 95 % interval; `rows` the numbers of both.
+    `auc` is the probability that a training row has the smaller loss. A threshold is set so that `ALARMS` of the other
+    rows are below it: `found` is the share of training rows below, with its 95 % interval. `rows` counts both kinds.
     """
 
     auc: float
@@ -150,7 +150,7 @@ MOST_ANSWERS = 100
 
 @dataclass(frozen=True)
 class Release:
-    """What was measured of a model; `unit` is whom noise protects, None without noise on rows."""
+    """The measurements of a silo's model; `unit` is whom noise protects, None without noise on rows."""
 
     silo: str
     unit: str | None
@@ -160,7 +160,7 @@ class Release:
     canaries: Audit | None
     members: Membership
     repeated: tuple[int, int, int, int] | None
-    """Training answers that came out word for word, of how many; the same of test answers; None without answers."""
+    """Training answers repeated word for word, of how many; the same two for test answers; None without answers."""
 
     @classmethod
     def read(cls, path: Path) -> Release:
@@ -213,9 +213,9 @@ class Release:
 
 
 def measure_release(run: Path, silo: str) -> Release:
-    """Measure a silo's model of a run in one process, whose rows are still where they were.
+    """Measure a silo's model after a run in one process; the rows must be where the run read them.
 
-    In a run's folder at a silo, its worker has measured the model (`release.json`).
+    After a run over machines, return what the silo's worker measured at its end (`release.json`).
     """
     if (kept := run / RELEASE_FILE).is_file():
         return Release.read(kept)
@@ -227,7 +227,7 @@ def measure_release(run: Path, silo: str) -> Release:
 
 
 def measure(federation: Federation, silo: Silo, context: PredictionContext, state: State) -> Release:
-    """Measure a silo's model."""
+    """Measure a silo's model on its training and test rows, and on its canaries if there are any."""
     (rows,), (evaluation,) = silo.train.values(), silo.evaluations.values()
     delta, own = federation.config.privacy.delta or DELTA, rows.examples
     found = None
@@ -255,7 +255,7 @@ def measure(federation: Federation, silo: Silo, context: PredictionContext, stat
 def upper_epsilon(federation: Federation, delta: float) -> float:
     """Return the ε of a silo's model by the account of its noise; infinite if a phase on rows has none.
 
-    The model's folder holds all parts, and those of the method's learned weights are no names in its mix.
+    Every phase counts, because the model's folder holds all parts, also those that the prediction does not mix.
     """
     context, noise = federation.context, federation.context.row_privacy
     if noise is None or context.prediction.weighting is not None:  # the model's folder then holds vectors of rows

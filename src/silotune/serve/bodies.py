@@ -25,19 +25,19 @@ MOST_TEXTS, MOST_CHOICES = 256, 8
 
 
 class Asked(BaseModel):
-    """What every request has."""
+    """The field that every request has: the name of the model that is to answer."""
 
     model: str = Field(min_length=1, max_length=500)
 
 
 class StreamOptions(BaseModel):
-    """What a stream has beside its pieces."""
+    """Options of a streamed answer: whether its last event tells the numbers of tokens."""
 
     include_usage: bool = False
 
 
 class WriteRequest(Asked):
-    """What requests for written answers have in common; without a temperature the likeliest tokens are taken."""
+    """The fields that requests for written answers share; without a temperature the likeliest tokens are taken."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "frequency_penalty": (0, None),
@@ -69,7 +69,7 @@ class WriteRequest(Asked):
         return data
 
     def work(self, prompt: Text, logprobs: int | None, max_tokens: int | None) -> Write:
-        """Return the work that the engine gets."""
+        """Return a task for the engine: to answer one prompt with the request's options."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return Write(
             prompt,
@@ -85,7 +85,7 @@ class WriteRequest(Asked):
 
 
 class ChatRequest(WriteRequest):
-    """`POST /v1/chat/completions`."""
+    """The body of `POST /v1/chat/completions`."""
 
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=1000)
     tools: list[dict[str, Any]] | None = None
@@ -94,53 +94,53 @@ class ChatRequest(WriteRequest):
     top_logprobs: int | None = Field(None, ge=0, le=20)
 
     def works(self) -> list[Write]:
-        """Return the work that the engine gets."""
+        """Return the one task for the engine: to answer the conversation."""
         prompt: Text = {MESSAGES: self.messages, TOOLS: self.tools} if self.tools else self.messages
         scores = (self.top_logprobs or 0) if self.logprobs else None
         return [self.work(prompt, scores, self.max_completion_tokens or self.max_tokens)]
 
 
 class CompletionRequest(WriteRequest):
-    """`POST /v1/completions`; a prompt is an instruction, which the run's template surrounds as in training."""
+    """The body of `POST /v1/completions`; the run's template surrounds each prompt, an instruction, as in training."""
 
     prompt: str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
     logprobs: int | None = Field(None, ge=0, le=5)
 
     def works(self) -> list[Write]:
-        """Return the work that the engine gets for each prompt."""
+        """Return one task for the engine per prompt."""
         prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
         return [self.work(prompt, self.logprobs, self.max_tokens) for prompt in prompts]
 
 
 class TextsRequest(Asked):
-    """`POST /classify` and `/v1/explain`: a text, or several; a pair is a list of two."""
+    """The body of `POST /classify` and `/v1/explain`: one text, or several; a pair of texts is a list of two."""
 
     input: str | Annotated[list[Line], Field(min_length=1, max_length=MOST_TEXTS)]
 
     def texts(self) -> list[Text]:
-        """Return the texts."""
+        """Return the request's texts as a list, even if there is only one."""
         return [self.input] if isinstance(self.input, str) else [*self.input]
 
 
 class EmbeddingRequest(TextsRequest):
-    """`POST /v1/embeddings`."""
+    """The body of `POST /v1/embeddings`."""
 
     encoding_format: Literal["float", "base64"] = "float"
 
 
 def error(refusal: Refusal, param: str | None = None) -> Json:
-    """Return why there is no answer."""
+    """Return the body of a refusal; `param` names the field at fault."""
     kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
     return {"error": {"message": refusal.message, "type": kind, "param": param, "code": refusal.code}}
 
 
 def event(content: Json | str) -> str:
-    """Return one event of a stream."""
+    """Return one server-sent event with this content; what is no string is written as JSON."""
     return f"data: {content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)}\n\n"
 
 
 class WrittenShape:
-    """The answers to one request for text, which grow by pieces."""
+    """Collects the pieces of the answers to one request, and forms the bodies that clients read."""
 
     def __init__(self, chat: bool, model: str, prompts: int, choices: int) -> None:
         self._chat, self._model, self._each = chat, model, choices
@@ -148,7 +148,7 @@ class WrittenShape:
         self._id, self._created = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}", int(time.time())
 
     def keep(self, prompt: int, piece: Event) -> list[Json]:
-        """Keep a piece; returns its events for a stream."""
+        """Keep a piece of the answers to a prompt; return the bodies of the events that a stream sends for it."""
         assert isinstance(piece, Piece), "a prompt's events are pieces"
         number = prompt * self._each + piece.choice
         self._pieces[number].append(piece)
@@ -164,12 +164,12 @@ class WrittenShape:
         return all(own and own[-1].reason for own in self._pieces)
 
     def whole(self) -> Json:
-        """Return the whole answer."""
+        """Return the body with all answers, for a request without a stream."""
         choices = [self._choice(number, own) for number, own in enumerate(self._pieces)]
         return self._body("chat.completion", choices) | {"usage": self._usage()}
 
     def usage(self) -> Json:
-        """Return the event of the numbers of tokens, which ends a stream."""
+        """Return the body of a stream's last event, which tells the numbers of tokens."""
         return self._body("chat.completion.chunk", []) | {"usage": self._usage()}
 
     def _body(self, kind: str, choices: Sequence[Json]) -> Json:
@@ -216,7 +216,7 @@ def _usage(prompt: int, written: int = 0) -> Json:
 
 
 def classified(scored: Scored, model: str) -> Json:
-    """Return labels and probabilities, as vLLM's `/classify` does; a number is its one `probs`, without a label."""
+    """Return labels and probabilities, as vLLM's `/classify` does; for a number `probs` has it alone, with no label."""
     data = [_class(number, own, scored.labels) for number, own in enumerate(scored.predictions)]
     body = {"id": f"classify-{secrets.token_hex(12)}", "object": "list", "created": int(time.time()), "model": model}
     return body | {"data": data, "usage": _usage(scored.tokens), "system_fingerprint": scored.digest}
@@ -232,7 +232,7 @@ def _class(index: int, own: Prediction, labels: Sequence[str]) -> Json:
 
 
 def embedded(scored: Scored, model: str, packed: bool) -> Json:
-    """Return vectors, as numbers or as float32 in base64."""
+    """Return the body with the texts' vectors: numbers, or (`packed`) float32 in base64."""
 
     def form(vector: Sequence[float]) -> object:
         return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode() if packed else list(vector)

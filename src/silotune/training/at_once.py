@@ -31,7 +31,7 @@ _FOR_GRAPHS = 0.7
 """The share of the memory beside the weights that `train.tokens_at_once=auto` gives to the graph of a step."""
 
 _FOR_ROWS = 4
-"""`auto` gives one part in so many of the memory to rows that are scored or answered."""
+"""`auto` gives the memory divided by this to rows that are scored or answered."""
 
 
 def tokens_at_once(train: TrainConfig, backbone: Backbone, method: Method) -> int | None:
@@ -130,9 +130,9 @@ ALONE = Cohort()
 
 
 def choose_cohort(configured: int | str, context: TrainingContext, silos: Iterable[Silo]) -> Cohort:
-    """Choose the cohort size of a run.
+    """Choose how many silos of a run train together.
 
-    It is the configured one; `auto` goes by backbone, tuners, and what rows hold beside their texts.
+    A configured number is taken, or refused if silos cannot share a forward; `auto` is as many as memory has room for.
     """
     obstacle = _obstacle(context)
     if isinstance(configured, int):

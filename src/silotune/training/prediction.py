@@ -72,7 +72,7 @@ class PredictionContext:
 
     @property
     def virtual_tokens(self) -> int:
-        """The tokens that tuners put beside every row's own."""
+        """The number of virtual tokens that tuners add to every row."""
         return sum(tuner.virtual_tokens for tuner in self.tuners)
 
     def place(self, state: State) -> State:
@@ -80,7 +80,7 @@ class PredictionContext:
         return {name: self.backbone.place(tensors) for name, tensors in state.items() if name in self.parts}
 
     def entries(self, mix: Mix, state: State) -> list[MixEntry]:
-        """Look up the tensors of a mix of parts as they are now."""
+        """Return a mix as tuners, weights and tensors, with the tensors that `state` holds now."""
         return self._entries(mix, state, lambda _, part: state[part])
 
     def _entries(self, mix: Mix, state: State, find: Callable[[str, str], Tensors]) -> list[MixEntry]:
@@ -100,17 +100,17 @@ class PredictionContext:
         return entries
 
     def prediction_mix(self, state: State, alpha: Tensor | None = None) -> list[MixEntry]:
-        """Look up the mix of the prediction.
+        """Return the mix with which the model predicts, as `entries` does.
 
-        The parts are placed; `alpha` is the weight of each text, shape (rows,), on any device, if the method weighs
-        texts.
+        `state` is on the device (`place`); `alpha`, shape (rows,), on any device, has each text's weight if the method
+        weighs texts.
         """
         alpha = None if alpha is None else alpha.to(self.backbone.device)
         return self.entries(self.prediction.mixed(alpha), state)
 
     @property
     def answering(self) -> Head:
-        """The head that the prediction names; of a mix of heads, all are of one kind."""
+        """The head that answers; in a mix of heads the first one, as all are of one kind."""
         module = self.parts[heads_of(self.prediction.head)[0]].module
         assert isinstance(module, Head), "a method's declarations are checked"
         return module

@@ -46,7 +46,7 @@ def parts_of_offer(offer: str) -> tuple[bytes, bytes, bytes]:
 
 
 def pair_key(own: X25519PrivateKey, other: bytes, digest: bytes, *purpose: str) -> bytes:
-    """Return 32 bytes that two silos alone can derive; ValueError for a key of another that is no usable point."""
+    """Return 32 bytes that only these two silos can derive; ValueError if the other's key is not a usable point."""
     return derived(own.exchange(X25519PublicKey.from_public_bytes(other)), digest, *purpose)
 
 
@@ -73,7 +73,7 @@ def seal(key: bytes, data: bytes, digest: bytes) -> bytes:
 
 
 def unseal(key: bytes, data: bytes, digest: bytes) -> bytes:
-    """Return what was sealed; nothing if somebody else has made or changed it."""
+    """Return what was sealed; empty bytes if somebody else made or changed it."""
     try:
         return ChaCha20Poly1305(key).decrypt(_ONCE, data, digest)
     except InvalidTag:
@@ -87,6 +87,6 @@ def split(secret: bytes, threshold: int, holders: Sequence[str]) -> dict[str, by
 
 
 def combine(shares: Mapping[str, bytes], holders: Sequence[str]) -> bytes:
-    """Return the seed of so many shares as its threshold says; `holders`: as they were at `split`."""
+    """Restore a seed from as many shares as its threshold; `holders` as `split` got them, in the same order."""
     places = {holder: place for place, holder in enumerate(holders, 1)}
     return Shamir.combine([(places[holder], share) for holder, share in shares.items()], ssss=False)

@@ -37,7 +37,7 @@ def _accountant() -> Any:
 
 @lru_cache
 def noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> float:
-    """Return the smallest noise for (ε, δ) over so many steps, in multiples of the bound.
+    """Return the smallest noise, in multiples of the clipping bound, with which so many steps cost at most (ε, δ).
 
     A step draws each unit with the probability `rate`; 0 steps need no noise.
     """
@@ -62,14 +62,14 @@ def noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> f
 
 @lru_cache
 def row_epsilon(multiplier: float, delta: float, rate: float, steps: int) -> float:
-    """Return ε at δ of so many steps with this noise, by privacy loss distributions."""
+    """Return the ε that so many steps with this noise cost at δ, by privacy loss distributions."""
     if steps == 0:
         return 0.0
     return float(_accountant().compose(_event(multiplier, rate, steps)).get_epsilon(delta))
 
 
 class RowAccount(Account):
-    """Noise on rows in the silo that it costs most; `steps` are the noised ones after 1, 2, … rounds."""
+    """The account of the silo that pays most for noise on rows; `steps` counts noised steps after 1, 2, … rounds."""
 
     mechanism = "dp-sgd"
 
@@ -133,7 +133,7 @@ class RenyiFilter:
         return self.spent(costs) <= self.epsilon
 
     def least_multiplier(self, before: Sequence[float], rate: float, steps: int) -> float | None:
-        """Return the smallest noise with which so many steps more are within the budget; None if none is enough.
+        """Return the smallest noise with which so many more steps fit into the budget; None if no noise is enough.
 
         `before` has the costs so far, at each order.
         """
@@ -154,7 +154,7 @@ class RenyiFilter:
 
 
 _LITTLE, _LARGEST_MULTIPLIER = 0.1, 2.0**12
-"""Less noise is not looked for, and more is too much."""
+"""The search for the least noise ends below the first, and finds none above the second."""
 
 _CLOSE = 1e-3
 """Relative distance to the least noise at which the search ends."""

@@ -32,7 +32,7 @@ registries.CODECS.provide(lambda: BUILT_IN_CODECS)
 
 
 def make_pipeline(config: UplinkConfig, seed: int = 0, secret: bytes | None = None) -> UplinkPipeline:
-    """Return the configured pipeline."""
+    """Return the pipeline of clipping, noise and codec that the section `uplink` describes."""
     own_key = config.codec is None or config.codec in registries.CODECS.reserved
     codec_key = None if own_key else f"{config.codec} {config.options}"
     return UplinkPipeline(

@@ -30,13 +30,13 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
 def filter_metrics(metrics: Mapping[str, Any], share: Collection[str]) -> dict[str, Any]:
-    """Keep the training metrics that the silo shares; unknown names count as losses."""
+    """Return the training metrics that the silo shares; a metric of an unknown name is shared if losses are."""
     kinds = {"seconds": "seconds", **dict.fromkeys(COUNTS, "rows")}
     return {name: value for name, value in metrics.items() if name not in TOKENS and kinds.get(name, "loss") in share}
 
 
 def filter_scores(scores: Mapping[str, Any], share: Collection[str]) -> dict[str, Any]:
-    """Keep the scores and row counts that the silo shares."""
+    """Return the scores and row counts that the silo shares."""
     return {name: value for name, value in scores.items() if name in (*_SCORES, "rows") and name in share}
 
 
@@ -60,7 +60,7 @@ def score_range(metrics: Collection[str]) -> tuple[float, float]:
 
 
 def validate_scores(entry: object, ranges: Mapping[str, tuple[float, float]] = {}) -> bool:
-    """Return whether an entry holds only scores (or None) in the ranges, else 0 to 100, and row counts per split."""
+    """Return whether an entry holds only row counts, and scores that are None or in their range (else 0 to 100)."""
     if not isinstance(entry, dict) or not entry.keys() <= {*_SCORES, "rows"}:
         return False
     rows = entry.get("rows")

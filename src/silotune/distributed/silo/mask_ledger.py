@@ -1,6 +1,6 @@
 """A silo's records of sums under masks: survivors that it has signed, and what it needs to go on after a crash.
 
-It signs one list of survivors for given broadcast tensors, ever: two sums over other lists would tell their difference.
+It signs one list of survivors for given broadcast tensors, ever: the difference of two sums would tell updates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CREATE TABLE IF NOT EXISTS mask_rounds (agreement TEXT PRIMARY KEY, run TEXT, ke
 
 
 def sign(records: Records, agreement: Agreement, survivors: list[str]) -> None:
-    """Store a list that is about to be signed; refuse another one than was signed for the same tensors."""
+    """Store the survivors that the silo is about to sign; refuse them if it signed others for the same tensors."""
     values = agreement.broadcast, agreement.run, agreement.round, json.dumps(survivors)
     query = "SELECT run, round, survivors FROM mask_lists WHERE tensors = ?"
     with records.transaction() as connection:
@@ -33,7 +33,7 @@ def sign(records: Records, agreement: Agreement, survivors: list[str]) -> None:
 
 
 def require_stayed(records: Records, agreement: Agreement) -> None:
-    """Refuse members that dropped out earlier in the run: changing members would tell their difference."""
+    """Refuse members that dropped out earlier in the run: the difference of two sums would tell what they sent."""
     query = "SELECT survivors FROM mask_lists WHERE run = ?"
     for (signed,) in records.rows(query, agreement.run):
         back = [name for name in agreement.members if name not in json.loads(signed)]
@@ -42,7 +42,7 @@ def require_stayed(records: Records, agreement: Agreement) -> None:
 
 
 def kept(records: Records, agreement: Agreement) -> dict[str, Any]:
-    """Return what was kept of an attempt; nothing before its first answer."""
+    """Return what `keep` stored for an attempt; empty before the silo's first answer."""
     query = "SELECT kept FROM mask_rounds WHERE agreement = ?"
     found = records.rows(query, agreement.digest.hex())
     return json.loads(found[0][0]) if found else {}

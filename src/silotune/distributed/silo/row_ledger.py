@@ -29,12 +29,12 @@ CREATE TABLE IF NOT EXISTS row_charges (asked TEXT PRIMARY KEY, run TEXT, config
 
 @dataclass(frozen=True)
 class Charge:
-    """What an answer costs.
+    """The cost of one answer, as the ledger checks and records it.
 
     Args:
-        asked: `RowPrivacy.draws`; equal ones have equal draws, and count once.
-        config: digest of its configuration (`Prepared.recipe`).
-        message: sha256 of the answer's update, once it is there.
+        asked: `RowPrivacy.draws`, the digest of all that the answer depends on; equal ones are charged once.
+        config: digest of the run's configuration (`Prepared.recipe`).
+        message: sha256 of the answer's update; empty until the update exists.
     """
 
     asked: str
@@ -55,7 +55,7 @@ class RowLedger:
     """Reserves and charges noised steps on a silo's rows.
 
     Args:
-        budget: the operator's; None: costs are recorded and nothing is refused.
+        budget: what the operator allows; None: costs are recorded and nothing is refused.
     """
 
     def __init__(self, records: Records, budget: RowBudget | None) -> None:
@@ -63,9 +63,9 @@ class RowLedger:
         self.budget = budget
 
     def plan(self, run: str, config: str, wanted: RowPlan, reserve: bool = False) -> RowPlan:
-        """Return a run's noise: the least that meets its own target, `wanted`, and the remaining budget.
+        """Return a run's noise: the least that keeps to its own target, `wanted`, and to what is left of the budget.
 
-        `reserve` sets its cost aside, which fixes the noise for the run's other rounds.
+        `reserve` sets the run's cost aside, which fixes the noise for its other rounds. Refused if no noise is enough.
         """
         query = "SELECT multiplier FROM row_runs WHERE run = ? AND config = ?"
         for (multiplier,) in self._records.rows(query, run, config):
@@ -83,7 +83,7 @@ class RowLedger:
         return plan
 
     def require(self, charge: Charge) -> None:
-        """Refuse an answer that the budget does not pay, and another answer with the draws of an earlier one."""
+        """Refuse an answer that the budget cannot pay, or that differs from an earlier answer with the same draws."""
         for (message,) in self._records.rows("SELECT message FROM row_charges WHERE asked = ?", charge.asked):
             if charge.message and message != charge.message:
                 raise InputError("the same draws gave another update than before; the difference would have no noise")
@@ -95,7 +95,7 @@ class RowLedger:
             raise InputError(f"the budget for each {charge.plan.unit} is spent")
 
     def charge(self, charge: Charge) -> None:
-        """Record a charge, within the transaction of its answer; after its last round a run reserves nothing more."""
+        """Record a charge in the transaction that stores its answer; the last round's also ends the reservation."""
         with self._records.transaction() as connection:
             self.require(charge)
             connection.execute("INSERT OR IGNORE INTO row_charges VALUES (?, ?, ?, ?, ?, ?, ?, ?)", charge.values)
@@ -103,7 +103,7 @@ class RowLedger:
                 self.close(charge.run)
 
     def close(self, run: str, again: bool = False) -> None:
-        """Free the unused reservation of a run; `again` sets it aside once more."""
+        """Free what a run reserved and did not use; `again` reserves it once more."""
         with self._records.transaction() as connection:
             connection.execute("UPDATE row_runs SET open = ? WHERE run = ?", (int(again), run))
 

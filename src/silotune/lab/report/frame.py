@@ -206,7 +206,7 @@ class Results:
     def curve(self, label: str, name: str, silo: str | None = None) -> pandas.DataFrame:
         """Average a logged number over silos and seeds, at the rounds that all runs have: round → mean and std.
 
-        Traffic (`mib`) is not averaged over silos but summed, and so are the rounds before.
+        Traffic (`mib`) is summed over silos instead, and over the rounds so far.
         """
         import pandas
 
@@ -216,7 +216,7 @@ class Results:
         return pandas.DataFrame({"mean": table.mean(axis=1), "std": table.std(axis=1, ddof=self.ddof)})
 
     def product_error(self, label: str) -> float | None:
-        """Return the mean error of averaging LoRA's A and B over rounds and seeds; None where none was averaged."""
+        """Return the mean error of averaging LoRA's A and B, over rounds and seeds; None if they were not averaged."""
         values = self.logged(label, "product_error")["value"]
         return statistics.fmean(values) if len(values) else None
 
@@ -227,7 +227,7 @@ class Results:
         return {str(silo): float(total) / runs for silo, total in totals.items() if total}
 
     def seconds(self, entry: ReportEntry) -> tuple[float, float]:
-        """Return the seconds of training (in silos or at the coordinator) and the remaining ones, means over seeds."""
+        """Return a run's seconds of training (at silos or coordinator) and its other seconds, as means over seeds."""
         total = entry.mean_of("seconds")
         training = float(self.logged(entry.label, "seconds")["value"].sum()) / len(entry.runs)
         return min(training, total), max(total - training, 0.0)

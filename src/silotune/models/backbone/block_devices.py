@@ -79,7 +79,7 @@ class BlockDevices:
             blocks[-1].register_forward_hook(partial(mover.after, self.main))
 
     def for_loading(self, model: nn.Module) -> dict[str, torch.device]:
-        """Return the argument `device_map` of `from_pretrained`, for a model of which this one has the shapes."""
+        """Return the argument `device_map` of `from_pretrained`; `model` has the same shapes as the model to load."""
         base = without_lm_head(model)
         names = {id(module): name for name, module in model.named_modules()}
         blocks = {names[id(base.get_submodule(block))]: device for block, device in self._elsewhere.items()}
@@ -135,8 +135,8 @@ class WeightPlacement:
     """Moves a model's weights to the device at once or at the first use, back to rest, and to a shared file.
 
     A quantized model is on its device already and stays there; one without data stays where it is. With `on_use`,
-    weights stay where they are until `wake`, and `rest` takes them back; not where they are spread over several
-    devices. `stored_as_used`: their files hold them in the type that is computed in.
+    weights stay where they are until `wake`, and `rest` takes them back, except weights spread over several devices.
+    `stored_as_used`: the weights' files hold them in the type that is computed in.
     """
 
     def __init__(

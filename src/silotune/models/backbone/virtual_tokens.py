@@ -98,7 +98,7 @@ def prepare_inputs(
     prefixes: Sequence[Prefix],
     padded_left: bool | None = None,
 ) -> PreparedInputs:
-    """Put virtual tokens before a batch.
+    """Put virtual tokens before the texts of a batch, or inside them where the inputs say.
 
     Args:
         base: the base transformer; its word embeddings and table of positions are read.
@@ -107,7 +107,7 @@ def prepare_inputs(
             where prompts stand inside the text.
         prompts: in order.
         prefixes: in order; they come before the prompts.
-        padded_left: whether any row begins with padding; None: its mask is asked.
+        padded_left: whether any row begins with padding; None: the mask tells.
     """
     inputs = dict(inputs)
     ids = inputs["input_ids"]
@@ -172,8 +172,8 @@ def pad_on_the_right(inputs: Inputs) -> tuple[Inputs, Tensor | None]:
         inputs: name → tensor of shape (rows, tokens).
 
     Returns:
-        The moved inputs, and for each column of the given ones its column now, shape (rows, tokens); None: no row was
-        padded on the left, and the inputs are the given ones.
+        The moved inputs, and the column to which each given column moved, shape (rows, tokens). The latter is None, and
+        the inputs are the given ones, if no row was padded on the left.
     """
     mask = inputs.get("attention_mask")
     if mask is None or not _padded_left(mask):
@@ -189,7 +189,7 @@ def pad_on_the_right(inputs: Inputs) -> tuple[Inputs, Tensor | None]:
 
 
 def gather_columns(states: Tensor, columns: Tensor) -> Tensor:
-    """Select columns, shape (rows, columns), of states, (rows, tokens, hidden): result (rows, columns, hidden)."""
+    """Select columns, given as (rows, columns), from states (rows, tokens, hidden); returns (rows, columns, hidden)."""
     return states.gather(1, columns.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
 
 
@@ -225,17 +225,17 @@ def encoder_states(base: nn.Module, batch: PreparedInputs) -> Tensor:
 def encoder_decoder_forward(
     base: nn.Module, batch: PreparedInputs, decoder: Inputs, prefixes: Sequence[Prefix]
 ) -> Tensor:
-    """Run an encoder–decoder.
+    """Run an encoder–decoder, and return its last states.
 
     Args:
         base: an encoder–decoder with `encoder` and `decoder` (T5).
         batch: the encoder's side. Its prefix is put into the attention modules by the caller.
         decoder: `decoder_input_ids` and, where rows differ in length, `decoder_attention_mask`, each of shape (rows,
-            decoder tokens); or nothing.
-        prefixes: those of the decoder.
+            decoder tokens); empty if the encoder alone is to run.
+        prefixes: the decoder's prefixes.
 
     Returns:
-        The decoder's last states, shape (rows, decoder tokens, hidden); without decoder tokens the encoder's, shape
+        The decoder's last states, shape (rows, decoder tokens, hidden); if `decoder` is empty, the encoder's, shape
         (rows, text tokens, hidden).
     """
     model = cast(Any, base)

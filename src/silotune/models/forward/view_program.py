@@ -81,7 +81,7 @@ class _DistinctView:
 
 
 class ViewProgram:
-    """The views of a phase or prediction, for the batch of one silo or for the batches of a cohort.
+    """Computes the views of a phase or prediction, for the batch of one silo or the batches of a cohort.
 
     It holds as long as the tensors of its mixes are the same objects; an optimizer may change their values.
 
@@ -92,7 +92,7 @@ class ViewProgram:
         readings: what heads read of a task's rows.
         dropout: the backbone's dropout in views with gradient: its `own` rates, or one rate; None: as tuners choose.
         constant: views that `ConstantViews` may keep.
-        same: anchor's view → view; the anchor's is the other one without gradient, and is not computed.
+        same: anchor's view → the view that it equals; it is taken from that one, without gradient, and not computed.
         activation_cache: keeps activations below the first part from batch to batch; None: they are computed each time.
         guard: called before every run; what it raises ends the work.
     """
@@ -142,20 +142,20 @@ class ViewProgram:
         kept: Sequence[ConstantViews] = (),
         trained_alone: bool = False,
     ) -> list[dict[str, View]]:
-        """Run the backbone over micro-batches, one by one, and join their readings.
+        """Run the backbone over micro-batches, one by one, and join what it yields to views of whole batches.
 
-        Losses then see the whole batch while little padding is computed. Gradients flow into the tensors of the mixes
-        that require them.
+        A loss then sees the whole batch while little padding is computed. Gradients flow into the mixes' tensors that
+        require them.
 
         Args:
             batches: one per silo.
             micro_batches: rows of these batches; a view holds the rows that are in them.
             streams: per silo, the random numbers for tuners that draw (see `Segments`); empty for a single silo.
-            kept: per silo, constant views of earlier calls, read and filled here; empty: all are computed.
-            trained_alone: compute the views of `trained` alone.
+            kept: per silo, the constant views of earlier calls, which are read, and added to; empty: all are computed.
+            trained_alone: compute only the views into which gradients flow (`trained`).
 
         Returns:
-            Per silo, view's name → view. Names with equal mixes in every silo share one view.
+            Per silo, its views by name. Names with equal mixes in every silo share one view.
         """
         if self._guard is not None:
             self._guard()

@@ -52,7 +52,7 @@ class LossRecipe:
 
     @property
     def key(self) -> str:
-        """The key that makes it another, for messages."""
+        """The configuration key that changes the loss, for messages."""
         return "train.label_smoothing" if self.label_smoothing else "train.class_weights"
 
     def cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
@@ -100,7 +100,7 @@ def task_loss(logits: Tensor, batch: Batch) -> Tensor:
 
 
 PLAIN = LossRecipe()
-"""A head's loss as it is."""
+"""The recipe that leaves a head's loss unchanged."""
 
 
 class Head(ABC):
@@ -170,12 +170,12 @@ class Head(ABC):
         return None
 
     def smoothed_reading(self, backbone: Backbone, task: Task, smoothing: float) -> HeadReading | None:
-        """Return the reading to use with label smoothing, which differs if the head reads losses directly."""
+        """Return the reading for training with label smoothing; it differs from `reading` if the reading is a loss."""
         return self.reading(backbone, task)
 
     @abstractmethod
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
-        """Compute logits, shape (rows, outputs): of classes, or of labels, or the number itself."""
+        """Compute outputs, shape (rows, outputs): the logits of classes or labels, or the predicted number."""
 
     def cross_entropy(self, tensors: Tensors, view: View, batch: Batch) -> Tensor:
         """Compute a batch's loss, a scalar: the mean over its rows; see `task_loss`."""
@@ -188,7 +188,7 @@ class Head(ABC):
         return recipe.cross_entropy(self.logits(tensors, view, batch.task), batch)
 
     def check_loss(self, recipe: LossRecipe) -> None:
-        """Check before training that the head's loss has label smoothing or class weights, where they are given."""
+        """Refuse label smoothing or class weights, before training, if the head's loss has none."""
         own = type(self).cross_entropy is not Head.cross_entropy
         if not recipe.plain and own and type(self).training_loss is Head.training_loss:
             raise InputError(f"{recipe.key}: head={self.name} has a loss of its own; leave it out")
@@ -209,11 +209,11 @@ class Head(ABC):
         return len(batch) if type(self).cross_entropy is Head.cross_entropy else None
 
     def description(self, config: HeadConfig, task: Task) -> dict[str, Any]:
-        """Fields of an export's `head.json` that describe how this head answers (docs/export.md)."""
+        """Return the fields of an export's `head.json` that describe how this head answers (docs/export.md)."""
         return {"options": config.model_dump(mode="json", exclude={"name", "scope"}, exclude_defaults=True)}
 
 
 def head_readings(heads: Sequence[Head], backbone: Backbone, smoothing: float, task: Task) -> dict[str, HeadReading]:
-    """Return head's name → its `smoothed_reading` of a task, for every head that reads states."""
+    """Return the `smoothed_reading` of each head that reads states, by the head's name, for one task."""
     found = {head.name: head.smoothed_reading(backbone, task, smoothing) for head in heads}
     return {name: reading for name, reading in found.items() if reading is not None}

@@ -48,7 +48,7 @@ class VeRA(Tuner):
     """Adds `b ⊙ B·(d ⊙ A·x)` to a linear layer's output. A mix adds the weighted sum of the parts' updates.
 
     Each target module has `vera_lambda_d` (r,) and `vera_lambda_b` (out,), named and shaped as in peft. A (r, in) and B
-    (out, r) are cut from one pair for all modules, which has the largest widths; a part does not hold them.
+    (out, r) are cut from one pair of matrices, as large as the widest modules need; a part does not hold them.
     """
 
     name = "vera"
@@ -71,7 +71,7 @@ class VeRA(Tuner):
 
     @override
     def effective(self, backbone: Backbone, tensors: Tensors) -> Tensors:
-        """Add each module's A and B to the part."""
+        """Return a part's tensors together with the frozen A and B of each module."""
         modules = self.target_modules(tensors)
         if f"{modules[0]}.{_LOW}" in tensors:
             return tensors
@@ -104,12 +104,12 @@ class VeRA(Tuner):
     @property
     @override
     def draws(self) -> bool:
-        """Whether dropout is set."""
+        """Whether dropout is on, for which training draws random numbers."""
         return self._options.dropout > 0
 
     @override
     def merge(self, mix: Sequence[WeightedTensors]) -> MergedAdapter:
-        """Build one LoRA of all ranks, since parts with different b's are no single VeRA."""
+        """Build one LoRA whose rank is the sum of the parts' ranks: parts with different b are not one VeRA."""
         tensors: Tensors = {}
         for module in self.target_modules(mix[0].tensors):
             factors = [_factors(part.tensors, module) for part in mix]
@@ -120,7 +120,7 @@ class VeRA(Tuner):
 
     @override
     def target_modules(self, tensors: Tensors) -> list[str]:
-        """List them also for the LoRA that `merge` gives."""
+        """Return the names of the modules that a VeRA, or the LoRA that `merge` makes of it, changes."""
         endings = tuple(f".{name}" for name in (_D, _MERGED[0]))
         return [name.removesuffix(ending) for name in tensors for ending in endings if name.endswith(ending)]
 
@@ -131,7 +131,7 @@ class VeRA(Tuner):
 
     @override
     def peft_config(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> dict[str, Any]:
-        """Describe a LoRA if the parts were merged."""
+        """Return peft's configuration: of a LoRA if the parts were merged, else of a VeRA."""
         options = adapter.options
         common = {**peft_target_modules(backbone, self.target_modules(adapter.tensors)), "bias": "none"}
         if _is_merged(adapter.tensors):
@@ -149,7 +149,7 @@ class VeRA(Tuner):
 
     @override
     def peft_tensors(self, backbone: Backbone, adapter: MergedAdapter, task_type: str) -> Tensors:
-        """Add A and B, which peft stores with a VeRA."""
+        """Return the tensors that peft stores; for a VeRA these include A and B."""
         if _is_merged(adapter.tensors):
             return super().peft_tensors(backbone, adapter, task_type)
         trained = {name: tensor for name, tensor in adapter.tensors.items() if name.endswith(self.module_tensors)}

@@ -83,7 +83,7 @@ def build_model(
     backbone: Backbone | None = None,
     load: Callable[[BackboneRequirements], Backbone] = BackboneRequirements.load,
 ) -> TrainingContext:
-    """Put a method on its backbone, to train on these tasks; `config` has its precision resolved."""
+    """Put a method on its backbone, and check that it can train on these tasks; `config` has its precision resolved."""
     backbone = run_backbone(config, method, backbone, load)
     validation.check_lengths(config, method, backbone)
     context = make_context(config, method, tasks, backbone)
@@ -98,7 +98,7 @@ def build_model(
 def model_for(
     config: Config, silos: Iterable[SiloData], backbone: Backbone | None = None
 ) -> tuple[Config, TrainingContext]:
-    """Build the model of a setting that reads these silos' rows and trains on none; return its configuration, too."""
+    """Build the model for reading these silos' rows without training; return the resolved configuration, too."""
     silos, config = list(silos), use_this_machine(config, backbone)
     method = make_method(with_chat_template(config, silos))
     tasks = {silo.name: silo.task for silo in silos}
@@ -121,7 +121,7 @@ def run_backbone(
 
 
 def make_context(config: Config, method: Method, tasks: Iterable[Task], backbone: Backbone) -> TrainingContext:
-    """Put a method on its backbone, without the checks before training."""
+    """Put a method on its backbone; for training call `build_model`, which also checks the configuration."""
     tuner, head, tasks = method.setting.tuner, method.setting.head, {task.name: task for task in tasks}.values()
     head.check(backbone, tasks)
     start = read_start(config, method, tasks, backbone)

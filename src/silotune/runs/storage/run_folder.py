@@ -28,11 +28,11 @@ _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "py
 
 FEDERATION = "federation."
 MAY_DIFFER = (FEDERATION, "state.")
-"""Beginnings of the names of keys that may differ in a run that goes on."""
+"""Beginnings of the names of keys that may differ when a run is resumed."""
 
 
 class RunFolder:
-    """A run's folder. Make one by `working_in`, or where the folder is claimed already by `begin`."""
+    """A run's folder. Make one by `working_in`, or by `begin` if this process has claimed the folder already."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,7 +72,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: str, backbone: str, resume: bool = False) -> RunFolder:
-        """Start a run in an empty or new folder; to resume, also where `create` itself was killed."""
+        """Start a run in an empty or new folder; with `resume`, also in one that a killed `create` left behind."""
         cls.check(path, config, resume)
         folder = cls(path)
         make_folder(folder.checkpoints.path, f"--out {path}")
