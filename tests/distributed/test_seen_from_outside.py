@@ -201,8 +201,8 @@ def test_metrics_of_a_worker(tmp_path):
 
 @pytest.mark.parametrize(
     "sent",
-    [None, "x", [], 3, {"rows_fingerprint": EVIL}, *({"epsilon_left": value} for value in (-1, float("nan"))),
-     *({"disk_free_bytes": value} for value in (-1, True, 1.5))],
+    [None, "x", [], 3, {"rows_fingerprint": EVIL}, *({"epsilon_left": value} for value in (-1, float("nan"), "0.5")),
+     *({"disk_free_bytes": value} for value in (-1, True, 1.5, 10**400))],
 )  # fmt: skip
 def test_a_peer_without_status_is_no_problem(sent):
     assert SiloStatus.read(sent) is None

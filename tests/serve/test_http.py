@@ -125,6 +125,14 @@ BAD: list[tuple[str, Any, int, str]] = [
 ]
 
 
+def test_too_many_texts_are_refused_by_their_number(server):
+    error = server.post("/classify", {"model": "alpha", "input": ["a river"] * 257}).json()["error"]
+    assert (error["message"], error["param"]) == (
+        "input: List should have at most 256 items after validation, not 257",
+        "input",
+    )
+
+
 @pytest.mark.parametrize(("path", "body", "status", "code"), BAD)
 def test_bad_requests_have_one_shape(server, path, body, status, code):
     answer = server.post(path, body)

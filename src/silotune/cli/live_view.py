@@ -15,7 +15,7 @@ from rich.text import Text
 from silotune.cli.console import new_table
 from silotune.cli.result_table import mebibytes
 from silotune.config import load_resolved
-from silotune.core.files import is_locked
+from silotune.core.files import damage_named, is_locked
 from silotune.core.numeric import clock_text
 from silotune.errors import InputError
 from silotune.runs.scores import average_text
@@ -60,7 +60,8 @@ def frame(run: Path) -> Group:
         parts.append(Text(f"{len(refused)} updates refused; the last: {refused[-1].get('reason')}", style="yellow"))
     if (run / "summary.json").exists():
         summary = read_summary(run)
-        average, best = average_text(summary), summary["best_round"]
+        with damage_named(run / "summary.json"):
+            average, best = average_text(summary), summary["best_round"]
         parts.append(Text(f"finished: average test score {average} at round {best}"))
     return Group(*parts)
 

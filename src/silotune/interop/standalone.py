@@ -179,7 +179,8 @@ class Model:
         rows = [(text,) if isinstance(text, str) else text for text in texts]
         columns = [[normalize("NFC", text) for text in column] for column in zip(*rows, strict=True)]  # as it trained
         cut = {"truncation": True, "max_length": self.head["max_length"]}
-        self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token  # it is masked
+        if self.tokenizer.pad_token is None:  # it is masked
+            self.tokenizer.pad_token = self.tokenizer.eos_token or self.tokenizer.convert_ids_to_tokens(0)
         encoded = self.tokenizer(*columns, **cut, padding=True, padding_side="right", return_tensors="pt")
         return {name: encoded[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in encoded}
 

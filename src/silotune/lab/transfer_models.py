@@ -131,6 +131,8 @@ def _model(run: Run) -> TransferModel:
             f"{folder}: each of its {len(federation.silos)} silos predicts with its own {' and '.join(private)}; "
             "transfer takes runs with one model, e.g. method=fedavg head.scope=shared, fedfame or centralised"
         )
+    if run.summary["average"] is None:
+        raise InputError(f"{folder}: its summary has no test score to compare with")
     state = current_model_state(federation, next(iter(federation.silos.values())))
     task = next(iter(federation.tasks.values()))
     seed, reported = int(run.summary["seed"]), float(run.summary["average"])

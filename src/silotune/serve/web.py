@@ -111,8 +111,9 @@ def _refused(_: Request, refusal: Refusal) -> JSONResponse:
 
 
 def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-    first = error.errors()[0]
-    place = ".".join(str(word) for word in first["loc"][1:])
+    found = error.errors()
+    first = next((each for each in found if each["type"] in ("too_long", "too_short")), found[0])
+    place = ".".join(str(word) for word in first["loc"][1:] if str(word).isalnum() or "_" in str(word))
     if first["type"] == "json_invalid":
         return JSONResponse(bodies.error(Refusal("the body is not JSON")), 400)
     return JSONResponse(bodies.error(Refusal(f"{place or 'the body'}: {first['msg']}"), place or None), 400)

@@ -33,7 +33,7 @@ from silotune.communication.messages import (
 from silotune.communication.privacy.noise import CentralNoise
 from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline
 from silotune.core.tensors import State, Tensors, flatten, unflatten
-from silotune.errors import SilotuneError
+from silotune.errors import InputError, SilotuneError
 from silotune.training.broadcasts import NO_RANKS, Broadcasts, VariantKey
 from silotune.training.client import SiloReply
 from silotune.training.silo_sampling import SiloSampling
@@ -355,3 +355,5 @@ class Coordinator:
         self._kept = unflatten(groups["part"])
         if isinstance(self._aggregation, SiloAggregation):
             self._aggregation.state = groups["aggregation"]
+        elif groups["aggregation"]:
+            raise InputError("the checkpoint has silos' own tensors of an aggregation that is not known here")

@@ -84,8 +84,8 @@ class SiloStatus:
     """
 
     rows_fingerprint: Annotated[str, Field(pattern=r"^[0-9a-f]{16,64}$")] | None = None
-    epsilon_left: Annotated[float, Field(ge=0, le=_LARGEST)] | None = None
-    disk_free_bytes: Annotated[StrictInt, Field(ge=0)] | None = None
+    epsilon_left: Annotated[float, Field(ge=0, le=_LARGEST, strict=True)] | None = None
+    disk_free_bytes: Annotated[StrictInt, Field(ge=0, le=2**63)] | None = None
 
     def fields(self) -> dict[str, Any]:
         """Return plain values for a frame."""

@@ -66,7 +66,7 @@ class Backbone:
         quantization: how the model's linear layers are stored; such a model is on its device already.
         block_devices: where each block is; None: on `device`.
         stored_as_used: whether the weights' files hold them in the type that they are computed in.
-        writes_fused: whether answers are written with PyTorch's fused attention, which only a backward pass makes slow.
+        writes_fused: whether a CPU writes answers with PyTorch's fused attention, which only a backward pass makes slow.
     """
 
     def __init__(
@@ -291,10 +291,12 @@ class Backbone:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Take the attention in which answers are written fastest while the context lasts."""
+        if not self._writes_fused or self.device.type != "cpu":
+            yield
+            return
         config = self.base.config
         trained_with = config._attn_implementation
-        if self._writes_fused:
-            config._attn_implementation = "sdpa"
+        config._attn_implementation = "sdpa"
         try:
             yield
         finally:

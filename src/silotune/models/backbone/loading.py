@@ -237,9 +237,9 @@ def _writes_fused(name: str, model: PreTrainedModel) -> bool:
 
     Families that cap attention scores (Gemma 2) have to compute them apart.
     """
-    config = model.config
+    config = model.config.get_text_config(decoder=True)
     capped = getattr(config, "attn_logit_softcapping", None) is not None
-    return name == "auto" and model._supports_sdpa and not capped and not config.is_encoder_decoder
+    return name == "auto" and model._supports_sdpa and not capped and not model.config.is_encoder_decoder
 
 
 def _attention(name: str, dtype: torch.dtype, device: torch.device) -> str | None:

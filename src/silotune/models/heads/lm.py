@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from silotune.config.head import HeadConfig
 
 SCORES_AT_ONCE = 2**25
-"""Vocabulary scores held in memory at a time; beyond, losses are computed piece by piece."""
+"""Vocabulary scores held in memory at a time; beyond, losses are computed piece by piece.
+
+Where the backbone itself is trained, or in fp16, such pieces are computed again in the backward pass.
+"""
 
 
 class LanguageModelHead(Head):
@@ -256,7 +259,8 @@ def token_losses(
         return nn.functional.cross_entropy(scores, targets, reduction="none", label_smoothing=smoothing)
 
     piece = scored_at_once(backbone)
-    if states.requires_grad and not any(tensor.requires_grad for tensor in weights.values()):
+    scaled = backbone.autocast_dtype is torch.float16  # against underflow, by a factor that only the backward pass has
+    if states.requires_grad and not scaled and not any(tensor.requires_grad for tensor in weights.values()):
         found: Tensor = cast(Any, _LossesWithGradient).apply(states, targets, losses, piece)
         return found
     if len(states) <= piece:
@@ -279,7 +283,8 @@ class _LossesWithGradient(torch.autograd.Function):
             with torch.enable_grad():
                 own = some.detach().requires_grad_()
                 values = losses(own, wanted)
-                gradients += torch.autograd.grad(values.sum(), own)
+                torch.autograd.backward([values.sum()])
+            gradients.append(cast(Tensor, own.grad))
             found.append(values.detach())
         ctx.save_for_backward(torch.cat(gradients))
         return torch.cat(found)
@@ -288,7 +293,7 @@ class _LossesWithGradient(torch.autograd.Function):
     @override
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         (gradients,) = ctx.saved_tensors
-        return gradients * outer[0].to(gradients.dtype).unsqueeze(1), None, None, None
+        return (gradients * outer[0].unsqueeze(1)).to(gradients.dtype), None, None, None
 
 
 def word_scores(backbone: Backbone, states: Tensor, weights: Mapping[str, Tensor]) -> Tensor:

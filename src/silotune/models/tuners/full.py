@@ -14,6 +14,7 @@ from typing_extensions import override
 from silotune.core.tensors import Tensors, copy
 from silotune.data.tasks import Task
 from silotune.errors import InputError
+from silotune.models.backbone.architectures import ARCHITECTURES
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
 from silotune.models.tuners.base import (
@@ -73,6 +74,10 @@ def interpolate(mix: Sequence[WeightedTensors]) -> Tensors:
     return weighted_sum(mix)
 
 
+_WITHOUT_BIASES = ("llama", "mistral", "modernbert", "qwen3", "t5")
+"""Families whose published models have no bias terms."""
+
+
 class BitFitOptions(TargetModuleOptions):
     """The options of BitFit."""
 
@@ -102,7 +107,10 @@ class BitFit(Tuner):
             if isinstance(bias, Tensor) and (is_linear(module) or isinstance(module, nn.LayerNorm)):
                 tensors[f"{name}.bias"] = torch.zeros(bias.shape)
         if not tensors:
-            raise InputError(f"tuner: bitfit trains biases, and {backbone.model_type} has none; choose another tuner")
+            families = ", ".join(name for name in sorted(ARCHITECTURES) if name not in _WITHOUT_BIASES)
+            raise InputError(
+                f"tuner: bitfit has nothing to train, {backbone.model_type} has no biases; it works on {families}"
+            )
         patterns = cast(BitFitOptions, self.options).sites
         selected = {
             name: tensor
