@@ -66,7 +66,7 @@ class Backbone:
         quantization: how the model's linear layers are stored; such a model is on its device already.
         block_devices: where each block is; None: on `device`.
         stored_as_used: whether the weights' files hold them in the type that they are computed in.
-        writes_fused: whether a CPU writes answers with PyTorch's fused attention, which only a backward pass makes slow.
+        writes_fused: whether a CPU writes answers with PyTorch's fused attention; only its backward pass is slow there.
     """
 
     def __init__(
