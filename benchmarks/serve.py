@@ -33,6 +33,7 @@ from benchmarks.alternating import alternate, ratio
 from benchmarks.made_text import PLACES, QUALITIES, THINGS
 from silotune.core.randomness import generator, sampler
 from silotune.core.tensors import Tensors
+from silotune.models.heads.lm import prompt_rows
 from silotune.models.tuners.base import MergedAdapter
 from silotune.serve.engine import Engine, Limits
 from silotune.serve.jobs import Piece, Refusal, Score, Write
@@ -235,7 +236,7 @@ def _peft(served: dict[str, Served], kind: str, asked: Asked, tokens: int) -> di
         set_peft_model_state_dict(model, tuner.peft_tensors(backbone, adapter, task), adapter_name=silo)
     model.eval()
     tokenizer: Any = backbone.tokenizer
-    prompts = {text: served[silo].model.encoded([text]).ids[0] for silo, text in asked}
+    prompts = {text: prompt_rows(served[silo].model.encoded([text])).ids[0] for silo, text in asked}
     pad = backbone.pad_id
 
     def answer(rows: Asked, names: list[str] | None) -> None:
