@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from silotune.cli.live_view import frame, watch_run
+from silotune.config import load_resolved
 from silotune.core.files import LOCK_FILE, folder_lock
 from tests.support.command_line import Silotune
 from tests.support.report_runs import write_run
@@ -77,7 +78,7 @@ def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
     (run / "events.jsonl").unlink()
     console = Console(width=100)
     with console.capture() as seen:
-        console.print(frame(run))
+        console.print(frame(run, load_resolved(run / "config.yaml")))
     assert "round 0/3" in seen.get()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from silotune.config import BackboneConfig, dump
 from silotune.distributed.coordinator.coordinate import coordinate
-from silotune.distributed.coordinator.job import prepare
+from silotune.distributed.coordinator.job import AdmissionPolicy, prepare
 from silotune.distributed.protocol.frames import PROTOCOL, Frame, HandshakeRefused, decode
 from silotune.distributed.protocol.handshake import Hello, Identity, check_identity
 from silotune.distributed.silo import session as session_module
@@ -47,10 +48,25 @@ TASK = {"name": "x", "labels": ["a", "b"], "metric": "accuracy", "kind": "classi
 SAID = {"silo": "north", "identity": OURS.fields(), "task": TASK, "texts": 1}
 
 
+def hello_of(silo, **more):
+    return Frame("hello", SAID | {"silo": silo} | more)
+
+
 def test_a_hello_is_read():
     hello = Hello.read(Frame("hello", SAID))
     assert (hello.silo, hello.identity, hello.task.labels, hello.texts) == ("north", OURS, ("a", "b"), 1)
     assert (hello.rank, Hello.read(Frame("hello", SAID | {"rank": 2})).rank) == (None, 2)
+
+
+def test_lists_of_peers_are_the_same_wherever_silos_tell_one():
+    registry = SimpleNamespace(run="r", with_silo=lambda _: registry)
+    admission = AdmissionPolicy(OURS, registry, [])
+    pinned = ("f" * 64, 3, 3)
+    admission(hello_of("east", masks=[*pinned]))
+    admission(hello_of("north"))  # a list that nobody asked for, as in a run without masks, harms no other silo
+    assert admission.pinned == pinned
+    with pytest.raises(HandshakeRefused, match=r"silo 'south': its masked\.peers or masked\.least are others"):
+        admission(hello_of("south", masks=["e" * 64, 3, 3]))
 
 
 @pytest.mark.parametrize("field", ["identity", "task", "texts"])

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from silotune.cli.console import new_table
 from silotune.cli.result_table import mebibytes
-from silotune.config import load_resolved
+from silotune.config import Config, load_resolved
 from silotune.core.files import damage_named, is_locked
 from silotune.core.numeric import clock_text
 from silotune.errors import InputError
@@ -32,26 +32,27 @@ def watch_run(
     """Show a run until it is finished or no process works on it for `patience` seconds; or its present state once."""
     if not (run / "config.yaml").is_file():
         raise InputError(f"{run}: no run folder there (no config.yaml)")
+    config = load_resolved(run / "config.yaml")
     if once:
-        console.print(frame(run))
+        console.print(frame(run, config))
         return
     last_active = time.monotonic()
-    with Live(frame(run), console=console, auto_refresh=False) as live:
+    with Live(frame(run, config), console=console, auto_refresh=False) as live:
         while not (run / "summary.json").exists() and time.monotonic() - last_active < patience:
             time.sleep(every)
             if is_locked(run):
                 last_active = time.monotonic()
-            live.update(frame(run), refresh=True)
-        live.update(frame(run), refresh=True)
+            live.update(frame(run, config), refresh=True)
+        live.update(frame(run, config), refresh=True)
     if not (run / "summary.json").exists():
         console.print(
             "not finished, and nobody works on it: interrupted (--resume goes on), or a sweep's trial", soft_wrap=True
         )
 
 
-def frame(run: Path) -> Group:
+def frame(run: Path, config: Config) -> Group:
     """Render the state of a run: its progress, and every silo's latest numbers."""
-    config, log = load_resolved(run / "config.yaml"), list(events(run))
+    log = list(events(run))
     parts: list[Any] = [_head(run, config.method.name, config.rounds, log)]
     if log:
         parts.append(_silos(log, config.validates_by_loss))

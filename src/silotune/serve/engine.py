@@ -90,7 +90,7 @@ class Engine:
             for group in self._groups:
                 answers = group.rows
                 self._guarded([answer.job for answer in answers], group.step)
-                self.counts += Counter(steps=1, tokens=len(answers))
+                self.counts.update(steps=1, tokens=len(answers))
             self._groups = [group for group in self._groups if any(not answer.job.ended for answer in group.rows)]
         for group in self._groups:
             for answer in group.rows:

@@ -113,14 +113,15 @@ def _refused(_: Request, refusal: Refusal) -> JSONResponse:
 def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
     found = error.errors()
     first = next((each for each in found if each["type"] in ("too_long", "too_short")), found[0])
-    place = ".".join(str(word) for word in first["loc"][1:] if str(word).isalnum() or "_" in str(word))
+    place = ".".join(str(word) for word in first["loc"][1:] if "[" not in str(word))  # one of several types' name
     if first["type"] == "json_invalid":
         return JSONResponse(bodies.error(Refusal("the body is not JSON")), 400)
     return JSONResponse(bodies.error(Refusal(f"{place or 'the body'}: {first['msg']}"), place or None), 400)
 
 
 def _unknown(_: Request, error: HTTPException) -> JSONResponse:
-    refusal = Refusal(str(error.detail), error.status_code, "not_found")
+    code = "method_not_allowed" if error.status_code == 405 else "not_found"
+    refusal = Refusal(str(error.detail), error.status_code, code)
     return JSONResponse(bodies.error(refusal), refusal.status, error.headers)
 
 

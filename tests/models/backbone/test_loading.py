@@ -11,6 +11,7 @@ from silotune.config import BackboneConfig
 from silotune.errors import InputError
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.loading import load_backbone
+from tests.support.decoder_families import language_model, tokenizer
 from tests.support.language_models import folder_of, made
 
 
@@ -43,6 +44,21 @@ def test_bf16_weights_compute_what_float32_weights_compute(family, tmp_path):
 def test_the_attention_is_the_one_that_was_asked_for(attention, backbone_folder):
     backbone = load_backbone(BackboneConfig(name=str(backbone_folder("bert")), attention=attention), precision="fp32")
     assert backbone.base.config._attn_implementation == attention
+
+
+@pytest.mark.parametrize(
+    ("family", "attention", "written"),
+    [("llama", "auto", "sdpa"), ("llama", "eager", "eager"), ("gemma2", "auto", "eager")],  # Gemma 2 caps its scores
+)
+def test_a_cpu_writes_answers_with_fused_attention_and_trains_without(family, attention, written, tmp_path):
+    language_model(family).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    settings = BackboneConfig(name=str(tmp_path), attention=attention)
+    backbone = load_backbone(settings, device="cpu", model_class="AutoModelForCausalLM")
+    config = backbone.base.config
+    with backbone.writing():
+        assert config._attn_implementation == written
+    assert config._attn_implementation == "eager"
 
 
 def test_flash_attention_without_a_gpu_is_refused(backbone_folder):

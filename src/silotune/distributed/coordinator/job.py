@@ -97,12 +97,13 @@ class AdmissionPolicy:
         """Check a silo's hello and register the silo."""
         hello = Hello.read(frame)
         check_identity(hello.silo, self.identity_for(hello.silo), hello.identity)
-        if NO_LIST not in (self.pinned, hello.masks) and self.pinned != hello.masks:
-            raise HandshakeRefused(
-                f"silo {hello.silo!r}: its masked.peers or masked.least are others than those of the silos before it; "
-                "compare the fingerprints that `silo doctor` shows"
-            )
-        self.pinned = self.pinned if hello.masks == NO_LIST else hello.masks
+        if hello.masks != NO_LIST:
+            if self.pinned not in (NO_LIST, hello.masks):
+                raise HandshakeRefused(
+                    f"silo {hello.silo!r}: its masked.peers or masked.least are others than those of the silos before "
+                    "it; compare the fingerprints that `silo doctor` shows"
+                )
+            self.pinned = hello.masks
         self.registry = self.registry.with_silo(hello)
         self._identities[hello.silo] = hello.identity
         self._record.append({"kind": "joined", "run": self.registry.run, "silo": hello.silo})

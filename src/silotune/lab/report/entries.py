@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +119,9 @@ class ReportEntry:
 def read_run(folder: Path) -> FinishedRun:
     """Read a finished run."""
     summary = read_summary(folder)
-    with damage_named(folder / "summary.json"):
-        itemgetter("method", "seed", "silos", "average", "bytes_up", "bytes_down", "seconds", "best_round")(summary)
+    for key in ("method", "seed", "silos", "average", "bytes_up", "bytes_down", "seconds", "best_round"):
+        if key not in summary:
+            raise InputError(f"{folder}/summary.json: damaged (no {key!r})")
     with damage_named(folder / "config.yaml"):
         config = dict(load_yaml((folder / "config.yaml").read_text(encoding="utf-8")))
     return FinishedRun(folder, summary, config)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
@@ -291,6 +292,7 @@ class _LossesWithGradient(torch.autograd.Function):
 
     @staticmethod
     @override
+    @once_differentiable
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         (gradients,) = ctx.saved_tensors
         return (gradients * outer[0].unsqueeze(1)).to(gradients.dtype), None, None, None
