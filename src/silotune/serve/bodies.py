@@ -54,7 +54,7 @@ class WriteRequest(Asked):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    seed: int | None = Field(None, ge=-(2**53), le=2**53)
     max_tokens: int | None = Field(None, ge=1, le=100_000)
     stop: str | list[str] | None = Field(None, max_length=1000)
     stream: bool | None = None
