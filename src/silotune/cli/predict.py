@@ -155,7 +155,7 @@ def _lines_of(file: Path, opened: BinaryIO) -> Iterator[str]:
 
 @contextmanager
 def _written(path: Path | None) -> Iterator[Callable[[list[dict[str, Any]]], None]]:
-    """Yield what writes rows of answers: to stdout as JSON lines, or to a new file, which is there when all are."""
+    """Yield a function that writes answers: as JSON lines to stdout, or to a file that appears once it is complete."""
     if path is None:
         yield lambda rows: typer.echo("\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
         return

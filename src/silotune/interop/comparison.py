@@ -101,7 +101,7 @@ def _inputs(selection: ExportSelection, texts: list[Any]) -> Iterator[dict[str, 
 def _theirs(
     selection: ExportSelection, folder: Path, layout: str, base_class: str, texts: list[Any]
 ) -> list[Tensor] | None:
-    """Return the export's logits; None if no package of Python reads it."""
+    """Compute the logits of an export with the library that it is for; None if no Python library can open it."""
     if layout == "gguf" or (layout == "silotune" and selection.tuner.name not in KINDS):
         return None
     if layout == "peft" and selection.model.context.backbone.quantization != NONE:

@@ -118,7 +118,7 @@ class Agreement:
 
 
 def sign(identity: bytes, text: bytes) -> bytes:
-    """Return a signature by an identity's private key, 32 bytes."""
+    """Sign a text with an identity's private key of 32 bytes (Ed25519); the signature has 64 bytes."""
     return Ed25519PrivateKey.from_private_bytes(identity).sign(text)
 
 

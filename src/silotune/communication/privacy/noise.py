@@ -38,7 +38,7 @@ class NoiseStream:
 
     @property
     def word(self) -> str:
-        """A word of the stream, for draws of torch's own generators."""
+        """A word derived from the stream's key, with which to seed generators of PyTorch."""
         return hashlib.sha256(b"word\x1f" + self._key).hexdigest()
 
     def uniform(self, purpose: str, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -274,7 +274,7 @@ class Session:
         return Frame("hello", fields)
 
     def _disclosed(self, frame: Frame) -> Frame:
-        """Keep the numbers that may leave now; a kept answer may be older than the operator's settings."""
+        """Remove what the operator's settings do not allow to leave; a stored answer may be older than the settings."""
         share = self.settings.share
         fields, blobs = dict(frame.fields), {name: blob for name, blob in frame.blobs.items() if name != SUMMAND}
         if "metrics" in fields:

@@ -261,7 +261,7 @@ class LoRA(Tuner):
     @property
     @override
     def draws(self) -> bool:
-        """Whether dropout is set."""
+        """Whether training draws random numbers, which it does for dropout."""
         return self._options.dropout > 0
 
     @override
