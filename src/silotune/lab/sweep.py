@@ -172,7 +172,7 @@ TRIAL = runner.CellKind(_trial, TRIAL_FILE)
 def _run_elsewhere(
     cells: Sequence[Cell], out: Path, elsewhere: runner.Elsewhere, done: runner.OnCellDone | None
 ) -> tuple[dict[str, runner.Summary], SilotuneError | None]:
-    """Run trials as whole runs on other machines; return their validation scores, and the error of those that failed."""
+    """Run trials as whole runs on other machines; return validation scores, and the error of those that failed."""
     summaries, failure = runner.run_elsewhere(cells, out, elsewhere, lambda: None)
     trials: dict[str, runner.Summary] = {}
     for cell in cells:
