@@ -15,6 +15,7 @@ from silotune.core.files import damage_named, read_json
 from silotune.core.workers import Workers, end_unguarded_worker
 from silotune.errors import Diverged, InputError, SilotuneError
 from silotune.lab.comparison import Cell
+from silotune.lab.shared_training import take_rounds, trained_by_others
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
 from silotune.runs.build.model import BackboneRequirements
@@ -163,7 +164,8 @@ def run_cells(
     """Run the unfinished cells below the folder `out`, in this process or in several.
 
     A cell is finished once its last file exists; it is then never run again. An interrupted cell continues from its
-    last checkpoint. Where training diverged in some cells, `Diverged` is raised after all others are finished. Returns
+    last checkpoint. Cells that differ only in how their models predict come last, and take the rounds of one that is
+    trained alike. Where training diverged in some cells, `Diverged` is raised after all others are finished. Returns
     the summary of every cell, by folder name.
     """
     end_unguarded_worker()
@@ -173,17 +175,23 @@ def run_cells(
         begin(len(unfinished))
     spread = Workers.of(workers)
     spread = replace(spread, number=min(spread.number, len(unfinished) or 1))
-    outcomes = (
-        _run_here(unfinished, out, kind, callbacks, announce)
-        if spread.here or not unfinished
-        else _run_in_processes(unfinished, out, kind, spread, announce)
-    )
+    later = trained_by_others(cells) if kind is RUN else {}
     diverged = {}
-    for cell, outcome in outcomes:
-        if isinstance(outcome, Diverged):
-            diverged[cell.folder] = outcome
-        else:
-            done(cell, outcome)
+    for waits in (False, True):
+        now = [cell for cell in unfinished if (cell.folder in later) is waits]
+        for cell in now if waits else ():
+            if later[cell.folder].folder not in diverged:
+                take_rounds(out / later[cell.folder].folder, out / cell.folder, cell.config)
+        outcomes = (
+            _run_here(now, out, kind, callbacks, announce)
+            if spread.here or not now
+            else _run_in_processes(now, out, kind, spread, announce)
+        )
+        for cell, outcome in outcomes:
+            if isinstance(outcome, Diverged):
+                diverged[cell.folder] = outcome
+            else:
+                done(cell, outcome)
     if diverged:
         details = "; ".join(
             f"{out / cell.folder}: {diverged[cell.folder]}" for cell in unfinished if cell.folder in diverged

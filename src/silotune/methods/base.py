@@ -93,6 +93,8 @@ class Method(ABC):
     """The kinds of tasks that the method is defined for; None: all."""
     optimizers: ClassVar[tuple[str, ...] | None] = None
     """The optimizers of local training (`train.optimizer`) that the method is defined for; None: all."""
+    at_prediction: ClassVar[frozenset[str]] = frozenset()
+    """The options that training does not read; a comparison trains once for all their values."""
     centralized: ClassVar[bool] = False
     """Whether one silo trains on the rows of all."""
     labeled_only: ClassVar[bool] = False

@@ -35,6 +35,8 @@ from silotune.methods.fedlora import FedLoRA
 
 _PAPER = "Yang et al. 2024, Dual-Personalizing Adapter for Federated Foundation Models (FedDPA)"
 
+_WEIGHTS = frozenset({"weighting", "weight_of", "scale", "similarity", "representation", "samples", "embed", "clip"})
+
 _EMBED: dict[str, Mix] = {"global": {GLOBAL: 1}, "local": {PRIVATE: 1}, "base": {}}
 
 
@@ -105,6 +107,7 @@ class FedDPAF(FedLoRA):
     name = "feddpa-f"
     paper = _PAPER
     Options = FedDPAOptions
+    at_prediction = _WEIGHTS | {"alpha"}
 
     @override
     def prediction(self) -> PredictionMix:
@@ -117,6 +120,7 @@ class FedDPAT(FedIT):
     name = "feddpa-t"
     paper = _PAPER
     Options = FedDPATOptions
+    at_prediction = _WEIGHTS
     head_of_global = HEAD_GLOBAL
 
     def parts(self) -> dict[str, Part]:
