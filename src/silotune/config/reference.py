@@ -117,7 +117,7 @@ def _key(name: str, word: str, field: FieldInfo, owners: tuple[str, ...] = ()) -
 
 
 def type_text(annotation: Any) -> str:
-    """Return a type as readers know it."""
+    """Describe a type in words for the reference of keys."""
     kind, arguments = get_origin(annotation), get_args(annotation)
     if kind is Annotated:
         return type_text(arguments[0])

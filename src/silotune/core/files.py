@@ -25,10 +25,10 @@ def make_folder(path: Path, culprit: str) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file of a folder that may come from elsewhere.
+    """Read a regular file, and refuse a pipe or device, for folders that come from someone else.
 
     Raises:
-        OSError: it cannot be read, or is no regular file: reading a pipe or a device might never end.
+        OSError: the file cannot be read, or is not a regular file, so that reading it might never end.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file", str(path))

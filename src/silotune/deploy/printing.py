@@ -1,4 +1,4 @@
-"""Prints the status of a federation, audit logs, and the findings of a doctor."""
+"""Print the status of a federation, audit logs, and what a `doctor` command found."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def print_runs(runs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_findings(findings: Sequence[Finding], as_json: bool) -> None:
-    """Print the findings of a doctor, and exit with code 1 if there is a problem."""
+    """Print what a `doctor` command found, and exit with code 1 if there is a problem."""
     failed = any(finding.state == "problem" for finding in findings)
     if as_json:
         typer.echo(json.dumps({"ok": not failed, "checks": [vars(finding) for finding in findings]}, indent=1))

@@ -213,10 +213,12 @@ class Model:
 
     @torch.no_grad()
     def logits(self, texts: Sequence[Text]) -> Tensor:
-        """Compute logits, shape (rows, outputs): of classes, or of labels, or the number itself.
+        """Compute a classifier's raw outputs, shape (rows, outputs).
+
+        An output is a logit of a class or label; in regression it is the predicted number.
 
         Raises:
-            NotImplementedError: for a head other than a classifier.
+            NotImplementedError: the head is not a classifier.
         """
         if self.head["kind"] not in CLASSIFIERS:
             raise NotImplementedError(f"a head of kind {self.head['kind']!r} is described in head.json")

@@ -1,4 +1,4 @@
-"""MOON (Li, He and Song 2021): pulls the representation toward the received model's, away from the silo's last."""
+"""MOON (Li, He and Song 2021): pull representations toward the received model's, away from the silo's last model's."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ class Run:
     Args:
         folder: the run folder.
         summary: the content of `summary.json`.
-        federation: the federation that ran; None: it is put together from the folder when it is asked for.
-        backbone: the run's backbone; None: the federation's, or it is loaded with the first model.
-        precision: load the backbone in this precision instead of the run's.
-        device: load it onto this device, as the key `device`.
+        federation: the federation that ran; if None, it is restored from the folder on first access.
+        backbone: the run's backbone; if None, the federation's, or without one it is loaded with the first model.
+        precision: the precision in which to load the backbone, instead of the run's.
+        device: the device onto which to load the backbone, as in the key `device`.
     """
 
     def __init__(

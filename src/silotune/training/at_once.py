@@ -1,6 +1,7 @@
-"""Choose how much goes through the backbone at once where a key says `auto`, by the memory of the device.
+"""Choose from the device's memory how much goes through the backbone at once, for keys that are set to `auto`.
 
-That is tokens of a step's graph, rows that are scored or answered, and silos that train in one forward (a cohort).
+Three amounts are chosen: the tokens in the graph of a training step, the rows in a forward pass of scoring or
+generation, and the silos in a cohort.
 """
 
 from __future__ import annotations

@@ -76,18 +76,18 @@ class Coordinator:
         shared: the shared parts before round 1.
         aggregation: how updates are combined; an aggregation that reads broadcasts first checks the shared parts.
         seed: the seed with which silos are sampled; with it go `fraction`, `count` and `groups` (`SiloSampling`).
-        outlier: how many times the median norm of a round's changes one may have; None: any.
+        outlier: refuse a change whose norm is more than this many times the round's median norm; if None, refuse none.
         max_norm: the largest norm of an update's change that is accepted; if None, any finite norm is.
         clip: the norm to which an update's change is scaled down; if None, changes are not clipped.
         optimizer: the server optimizer; if None, the aggregate replaces the shared parts.
         uplink: the silos' uplink, which decodes their changes; under an empty pipeline updates hold the parts.
         noise: replaces `aggregation` and `clip` with a private mean.
-        sent: returns the names of the parts that silos send in a round; None: all of them in every round.
-        by_rows: whether the aggregation weighs silos by their rows, for `product_error`.
+        sent: returns the names of the parts that silos send in a given round; if None, they send all in every round.
+        by_rows: whether the aggregation weights silos by their rows; only `product_error` reads it.
         ranks: silo → its LoRA rank, for silos of another one than the shared parts have.
         redrawn: returns the shared parts that are redrawn before a round, with their new values; None: no part is.
-        own: part → its own aggregation, of which the aggregate is adopted; `aggregation` combines the other parts.
-        silos: the number of all silos, for these aggregations.
+        own: part → the aggregation that alone sets its new value; `aggregation` combines all other parts.
+        silos: the number of all silos in the federation, which the aggregations in `own` read.
         sums: whether a round's updates come as their sum alone (`receive_sum`).
     """
 

@@ -108,7 +108,7 @@ class _SiloRound:
         return {name: context.resolve(mix, self.state, self.anchors, self.memory) for name, mix in phase.views.items()}
 
     def step(self, batch: Batch, drawn_for: tuple[str | int, ...], scaled: Callable[[Tensor], Tensor]) -> SiloStep:
-        """Return the silo's part of an optimizer step."""
+        """Bundle what one silo brings to an optimizer step."""
         weighted = scaled if batch.weight == 1 else lambda loss: scaled(loss * batch.weight)
         purpose = ("dropout", self.silo.name, *drawn_for)
         return SiloStep(batch, self.state, self.anchors, self.memory, self.kept, purpose, weighted, self.training)

@@ -34,7 +34,7 @@ Terms = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class SiloStep:
-    """One silo's part of an optimizer step.
+    """What one silo brings to an optimizer step.
 
     Args:
         batch: its rows.

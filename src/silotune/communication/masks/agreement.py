@@ -25,7 +25,7 @@ class Peers:
 
     Args:
         keys: the list, as the silos' operators compared it outside the coordinator.
-        least: the fewest members and survivors of a sum; None: t.
+        least: the fewest silos with which a sum may start or end; if None, t.
     """
 
     keys: Mapping[str, bytes]
@@ -47,7 +47,7 @@ class Peers:
 
     @property
     def fewest(self) -> int:
-        """The fewest members and survivors of a sum."""
+        """The fewest silos with which a sum may start or end."""
         return self.least or self.threshold
 
     @property

@@ -84,7 +84,7 @@ def _laplace_epsilon(epsilon: float, times: int, delta: float) -> float:
 
 
 class GaussianAccount(Account):
-    """Gaussian noise of `multiplier` times the sensitivity.
+    """The cost of Gaussian noise of `multiplier` times the sensitivity.
 
     k rounds are exactly one with a multiplier smaller by √k (Dong, Roth and Su 2022, Corollary 3.3).
     """
@@ -101,13 +101,13 @@ class GaussianAccount(Account):
 
 
 class CentralAccount(GaussianAccount):
-    """Gaussian noise on the coordinator's mean: a silo spends ε in the rounds in which it takes part."""
+    """The cost of Gaussian noise on the coordinator's mean; a silo pays only for rounds in which it takes part."""
 
     mechanism = "central-gaussian"
 
 
 class SampledCentralAccount(CentralAccount):
-    """Gaussian noise on the mean over `sampled` of `silos` silos, sampled each round without replacement.
+    """The cost of noise on the mean over `sampled` of `silos` silos, sampled each round without replacement.
 
     The smaller of `CentralAccount` over all rounds and of the library's bound for sampling (Wang, Balle and
     Kasiviswanathan 2019, Theorem 27). The latter requires that the sampled silos stay secret: they must be drawn from

@@ -29,12 +29,13 @@ CREATE TABLE IF NOT EXISTS row_charges (asked TEXT PRIMARY KEY, run TEXT, config
 
 @dataclass(frozen=True)
 class Charge:
-    """The cost of one answer, as the ledger checks and records it.
+    """The privacy cost of one answer (a silo's update), as the ledger checks and records it.
 
     Args:
-        asked: `RowPrivacy.draws`, the digest of all that the answer depends on; equal ones are charged once.
+        asked: digest of all that the answer depends on (`RowPrivacy.draws`); answers of equal digest are charged once.
         config: digest of the run's configuration (`Prepared.recipe`).
-        message: sha256 of the answer's update; empty until the update exists.
+        plan: the run's noise; `number` is the answer's round in it.
+        message: sha256 of the update; empty until it exists.
     """
 
     asked: str

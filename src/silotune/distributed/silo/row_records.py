@@ -65,7 +65,7 @@ def without_withdrawn(records: Records, data: SiloData) -> tuple[SiloData, dict[
 
 
 def note_use(records: Records, run: str, marks: Marks, before: str) -> None:
-    """Record the rows of a run, before it works on them; it begins with the model of the run `before`, if any."""
+    """Record the rows that a run will use, and those that trained run `before`, whose model it starts from, if any."""
     with records.transaction() as connection:
         connection.executemany("INSERT OR IGNORE INTO used VALUES (?, ?, ?)", [(run, *mark) for mark in marks.items()])
         connection.execute(

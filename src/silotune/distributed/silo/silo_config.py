@@ -58,16 +58,16 @@ REHEARSAL: Mapping[str, Any] = {
 
 
 class PolicyConfig(Section):
-    """What a silo lets others learn, and caps on the requests that it answers: numbers, `null` for none.
+    """What a silo lets others learn (`preset`, `row_order`), and caps on the requests that it answers.
 
-    docs/deployment-reference.md describes the caps.
+    A cap of `null` is no limit; docs/deployment-reference.md describes each cap.
 
     Args:
-        preset: `trusting`: the coordinator may learn whatever updates tell; `masked`: runs that sum under masks alone,
-            with the silos of `masked.peers`; or `private`: runs with noise on rows alone, within the budget `privacy`.
-            `policy: private` is short for `policy: {preset: private}`.
-        row_order: `secret`: order of rows and dropout are drawn from a secret of the silo's own; `seed`: they are those
-            of the same run in one process, and the coordinator knows them.
+        preset: which runs the silo answers. `trusting`: any; the coordinator may learn whatever updates reveal.
+            `masked`: only runs that sum under masks with the silos of `masked.peers`. `private`: only runs with noise
+            on rows, within the budget `privacy`. `policy: private` is short for `policy: {preset: private}`.
+        row_order: what row order, splits and dropout are drawn from. `secret`: a secret that only the silo has.
+            `seed`: the run's seed, as in one process, so that the coordinator knows them.
     """
 
     preset: Literal["trusting", "masked", "private"]

@@ -176,7 +176,7 @@ class SiloStore:
         return str(found[0][0])
 
     def made_by(self, run: str, name: str, recipe: str) -> str:
-        """Return the kind of request that led to a state; empty if its configuration was not this one."""
+        """Return the kind of request that made a state; empty if it ran under another configuration than `recipe`."""
         found = self.records.rows("SELECT asked FROM answers WHERE run = ? AND name = ?", run, name)
         asked = json.loads(found[0][0]) if found else {}
         return str(asked["kind"]) if asked.get("recipe") == recipe else ""

@@ -119,9 +119,9 @@ def cache_root() -> Path:
 
 
 def _places(folder: Path) -> list[Path]:
-    """Return where a folder's digest may be kept, if anywhere; a new one is written to the first.
+    """Return the files that may cache a folder's digest, in order of lookup; a new digest goes to the first.
 
-    A folder that cannot be written, or that an installer of packages manages, is left as it is.
+    Nothing is written to a folder that is read-only or belongs to an installed package.
     """
     folder = folder.resolve()
     beside = folder / CACHE_FILE

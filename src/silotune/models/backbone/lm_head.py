@@ -132,7 +132,7 @@ class _Projection(nn.Module):
         return nn.functional.linear(x, weight, bias)
 
     def _in(self, dtype: torch.dtype, weight: Tensor) -> Tensor:
-        """Return master weights in the type of products, cast once; autocast would do so for every token."""
+        """Return the weights in `dtype` and keep the copy; autocast would cast them again for every token."""
         if weight.dtype == dtype:
             return weight
         version = (weight._version, dtype)

@@ -268,10 +268,10 @@ class Tuner(ABC):
 
 
 def per_row(weight: Weight, like: Tensor) -> Weight:
-    """Reshape a weight of shape (rows,) to multiply `like` of shape (rows, tokens, …), with its type and device.
+    """Return a weight of a mix ready to multiply `like`, shape (rows, tokens, …), with its type and device.
 
-    A weight of shape () is a learned number that applies to all rows, one of shape (rows, tokens, 1) has all tokens'.
-    A plain number stays.
+    A weight of shape (rows,) is reshaped. Shapes () (a learned number for all rows) and (rows, tokens, 1) (one weight
+    per token) already fit, and a plain number is returned as it is.
     """
     if not isinstance(weight, Tensor):
         return weight

@@ -339,10 +339,10 @@ def _uniform(inputs: int, outputs: int, rank: int, draws: torch.Generator) -> Fa
 
 
 def _orthogonal(inputs: int, outputs: int, rank: int, draws: torch.Generator) -> Factors:
-    """Draw A and B along orthogonal directions, so that B·A is zero while neither is; a tenth of normal draws.
+    """Draw nonzero A and B with B·A = 0, as peft does for `init_lora_weights="orthogonal"`.
 
-    As `init_lora_weights="orthogonal"` of peft. The directions are the same in every part, so that B·A is zero also
-    where A and B are parts of their own.
+    Both are normal draws along orthogonal directions, divided by 10. The directions are the same in every part, so that
+    B·A is zero also where A and B belong to different parts.
     """
     directions = torch.linalg.qr(torch.randn(rank, rank, generator=derived_generator(0, "orthogonal start", rank)))[0]
     a = torch.randn(inputs, rank // 2, generator=draws) @ directions[0::2]

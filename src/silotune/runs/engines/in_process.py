@@ -106,9 +106,9 @@ class InProcessEngine(Engine):
             yield train([self.federation.silos[name] for name in names], broadcast(names[0]))
 
     def _cohorts(self, names: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
-        """Yield each cohort with the number of silos before it; its silos receive the same broadcast.
+        """Yield each cohort (silos that get the same broadcast) with the number of silos in the cohorts before it.
 
-        Silos are sorted by number of rows, most first, so that those of one cohort train about as many batches.
+        Silos are sorted by number of rows, most first, so that a cohort's members train about equally many batches.
         """
         if self.cohort > 1:
             names = sorted(names, key=lambda name: (-self.federation.silos[name].rows, name))
