@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from silotune.distributed.coordinator import dispatcher
 from silotune.distributed.silo.silo_config import SiloSettings
+from silotune.runs.run import run
+from silotune.training.local_trainer import LocalTrainer
+from tests.support.deployed import Deployed
 from tests.support.malicious import CAPS, Malicious
 from tests.support.processes import begin, processes
 from tests.support.session_rig import local_configs
@@ -22,6 +26,40 @@ def _quick(monkeypatch):
     monkeypatch.setattr(dispatcher, "POLL_INTERVAL", 0.0)
     monkeypatch.setattr(dispatcher, "NODES_INTERVAL", 0.0)
     monkeypatch.setattr(dispatcher, "RETRY_DELAY", 0.0)
+
+
+@pytest.fixture(scope="session")
+def in_one_process(tiny_config, tmp_path_factory):
+    """`in_one_process(method, …)` → a finished run in one process, which `federation.…` does not change; made once."""
+
+    @cache
+    def made(*words):
+        return run(tiny_config(*words), out=tmp_path_factory.mktemp("whole") / "run")
+
+    return lambda *words: made(*(word for word in words if not word.startswith("federation.")))
+
+
+@pytest.fixture(scope="session")
+def whole(tiny_config, in_one_process):
+    """`whole(method, …)` → a configuration of three rounds, if no word says else, and its summary in one process."""
+
+    def summary(method, *words):
+        words = (method, "rounds=3", "train.steps=2", *words)
+        return tiny_config(*words), in_one_process(*words).summary
+
+    return summary
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The names of silos in the order in which they trained."""
+    names, rounds = [], LocalTrainer.rounds
+    monkeypatch.setattr(
+        LocalTrainer,
+        "rounds",
+        lambda self, silos, *a: names.extend(silo.name for silo in silos) or rounds(self, silos, *a),
+    )
+    return names
 
 
 @pytest.fixture
@@ -53,8 +91,6 @@ def start(tmp_path):
 @pytest.fixture
 def deployed():
     """A federation on this machine whose processes end with the test; nothing is started."""
-    from tests.support.deployed import Deployed
-
     with tempfile.TemporaryDirectory(prefix="st-") as folder:
         deployment = Deployed(Path(folder))
         try:

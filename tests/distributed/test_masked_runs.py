@@ -14,7 +14,6 @@ from silotune.distributed.protocol.frames import Frame, HandshakeRefused, decode
 from silotune.distributed.silo.session import Session
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import InputError, SilotuneError
-from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
 from tests.support.masks import secure_silos
 from tests.support.method_cases import logged
@@ -35,10 +34,9 @@ def run_masked(config, out, change=lambda answers, silos: None):
 
 
 @pytest.mark.parametrize("method", ["fedmcp", "fedit"])
-def test_a_run_ends_with_the_bits_of_one_process_and_nothing_else_leaves(tiny_config, tmp_path, method):
-    config = tiny_config(method, *SECURE, "aggregation=samples")
+def test_a_run_ends_with_the_bits_of_one_process_and_nothing_else_leaves(whole, tmp_path, method):
+    config, expected = whole(method, *SECURE, "aggregation=samples")
     summary, link = run_masked(config, tmp_path / "run")
-    expected = run(config, out=tmp_path / "whole").summary
     assert summary["shared_sha256"] == expected["shared_sha256"]
     assert summary["state_sha256"] == expected["state_sha256"]
     assert summary["best_round"] == 2
@@ -51,68 +49,69 @@ def test_a_run_ends_with_the_bits_of_one_process_and_nothing_else_leaves(tiny_co
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_silo_that_is_killed_at_a_stage_goes_on(tiny_config, tmp_path, stage, after):
+def test_a_silo_that_is_killed_at_every_stage_goes_on(whole, tmp_path, after):
     """Before it has worked on the request, or after it has stored what it did and before the answer was sent."""
-    config = tiny_config("fedit", *SECURE, "federation.patience=0.01")
+    config, expected = whole("fedit", *SECURE, "federation.patience=0.01")
     killed = []
 
     def change(answers, silos):
-        node, settings = 1, list(silos.values())[1]
-        sessions = [Session(settings)]
+        sessions = [Session(silos["beta"])]
 
         def answer(data):
-            frame = decode(data)
-            if frame.kind == "masks" and frame.fields["stage"] == stage and not killed:
+            stage = _stage(data)
+            if stage is not None and stage not in killed:
                 killed.append(stage)
                 if after:
                     sessions[0].answer(data)
-                sessions[0] = Session(settings)
+                sessions[0] = Session(silos["beta"])
                 raise LostError
             return sessions[0].answer(data)
 
-        answers[node] = answer
+        answers[1] = answer
 
     summary, _ = run_masked(config, tmp_path / "run", change)
-    assert killed
-    assert summary["shared_sha256"] == run(config, out=tmp_path / "whole").summary["shared_sha256"]
+    assert killed == [*STAGES]
+    assert summary["shared_sha256"] == expected["shared_sha256"]
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_coordinator_that_is_killed_at_a_stage_repeats_the_round(tiny_config, tmp_path, stage):
-    config = tiny_config("fedit", *SECURE)
+def dying(stage, number):
+    """Let the coordinator be killed as it asks the first silo in a stage of a round."""
 
     def change(answers, silos):
-        first = answers[0]
+        honest = answers[0]
 
         def answer(data):
-            frame = decode(data)
-            if frame.kind == "masks" and (frame.fields["stage"], frame.fields["round"]) == (stage, 2):
+            if _stage(data) == stage and decode(data).fields["round"] == number:
                 raise KeyboardInterrupt
-            return first(data)
+            return honest(data)
 
         answers[0] = answer
 
-    with pytest.raises(KeyboardInterrupt):
-        run_masked(config, tmp_path / "run", change)
+    return change
+
+
+def test_a_coordinator_that_is_killed_at_every_stage_repeats_the_round(whole, tmp_path):
+    config, expected = whole("fedit", *SECURE)
+    for stage in STAGES:
+        with pytest.raises(KeyboardInterrupt):
+            run_masked(config, tmp_path / "run", dying(stage, 2))
     summary, _ = run_masked(config, tmp_path / "run")
-    assert summary["shared_sha256"] == run(config, out=tmp_path / "whole").summary["shared_sha256"]
+    assert summary["shared_sha256"] == expected["shared_sha256"]
 
 
-def losing(stage, node=0, forever=True):
-    """Lose all requests to a node from a stage of round 1 on."""
+def losing(stage):
+    """Lose all requests to the first silo from a stage of round 1 on."""
 
     def change(answers, silos):
-        honest, gone = answers[node], []
+        honest, gone = answers[0], []
 
         def answer(data):
-            frame = decode(data)
-            if gone or (frame.kind == "masks" and frame.fields["stage"] == stage):
+            if gone or _stage(data) == stage:
                 gone.append(stage)
                 raise LostError
             return honest(data)
 
-        answers[node] = answer
+        answers[0] = answer
 
     return change
 
@@ -144,26 +143,15 @@ def test_below_t_the_run_ends_by_name_and_nothing_is_revealed(tiny_config, tmp_p
         run_masked(config, tmp_path / "run", losing("mask"))
 
 
-def test_after_a_crash_another_list_is_refused_and_the_run_ends_by_name(tiny_config, tmp_path):
+def test_after_a_crash_another_list_is_refused_and_the_run_ends_by_name(whole, tmp_path):
     """All four have signed; then one is gone for good: no second sum of the same broadcast."""
-    config = tiny_config("fedit", *SECURE, *FOUR, "federation.deadline=0.4", "federation.retries=1")
-
-    def crash(answers, silos):
-        first = answers[0]
-
-        def answer(data):
-            if _stage(data) == "unmask":
-                raise KeyboardInterrupt
-            return first(data)
-
-        answers[0] = answer
-
+    config, expected = whole("fedit", *SECURE, *FOUR, "federation.deadline=0.4", "federation.retries=1")
     with pytest.raises(KeyboardInterrupt):
-        run_masked(config, tmp_path / "run", crash)
+        run_masked(config, tmp_path / "run", dying("unmask", 1))
     with pytest.raises(SilotuneError, match="was begun, and no other can be made; missing"):
         run_masked(config, tmp_path / "run", losing("offer"))
     summary, _ = run_masked(config, tmp_path / "run")
-    assert summary["shared_sha256"] == run(config, out=tmp_path / "whole").summary["shared_sha256"]
+    assert summary["shared_sha256"] == expected["shared_sha256"]
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,11 @@ from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.session import Session
 from silotune.errors import SilotuneError
 from silotune.methods import METHODS
-from silotune.runs.run import run
 from silotune.runs.run_result import load_run
 from silotune.runs.storage.readers import read_summary
 from tests.support.method_cases import logged, timeless
 from tests.support.processes import SAME
-from tests.support.session_rig import DirectLink, LostError, answering, federate, job, local_configs
+from tests.support.session_rig import DirectLink, LostError, answering, coordinated, federate, job, local_configs
 
 ALL_METHODS = {name: () for name, kind in METHODS.items() if not kind.centralized}
 RANKS = ("tuner.r=5", "tuner.ranks.beta=2")
@@ -26,6 +25,7 @@ ALL_METHODS |= {f"{name}, ranks": RANKS for name in ("flexlora", "hetlora", "flo
 ALL_METHODS["apfl, ranks"] = ("tuner=lora", "aggregation=hetlora", *RANKS)
 ALL_METHODS["rolora, ranks"] = ("aggregation=flexlora", *RANKS)
 UPLINKS = [(), ("sampling.count=2",), ("uplink=clip,laplace,int8",), ("uplink=topk", "uplink.fraction=0.3")]
+SHORT = ("rounds=3", "train.steps=2")
 NO_FEEDBACK = ("flexlora", "fedsvd", "fedalt", "flexlora, ranks", "rolora, ranks")
 
 
@@ -35,36 +35,13 @@ def same(summary):
 
 
 @pytest.fixture(scope="module")
-def in_one_process(tiny_config, tmp_path_factory):
-    """`in_one_process(method, …)` → a finished run in one process. Each is made once."""
-
-    @cache
-    def finished(method, *words):
-        config = tiny_config(method, "rounds=3", "train.steps=2", *words)
-        return run(config, out=tmp_path_factory.mktemp("whole") / "run")
-
-    return finished
-
-
-@pytest.fixture(scope="module")
-def whole(tiny_config, in_one_process):
-    """`whole(method, …)` → the configuration and the summary of a run in one process, which needs no `federation.…`."""
-
-    def summary(method, *words):
-        config = tiny_config(method, "rounds=3", "train.steps=2", *words)
-        return config, in_one_process(method, *(word for word in words if not word.startswith("federation."))).summary
-
-    return summary
-
-
-@pytest.fixture(scope="module")
 def federated(tiny_config, tmp_path_factory):
     """`federated(method)` → run folder, summary and link of a federation. Each is made once."""
 
     @cache
     def finished(method):
         out = tmp_path_factory.mktemp("federated") / "run"
-        summary, link = federate(tiny_config(method, "rounds=3", "train.steps=2"), out, order=(2, 0, 1))
+        summary, link = federate(tiny_config(method, *SHORT), out, order=(2, 0, 1))
         return out, summary, link
 
     return finished
@@ -94,7 +71,7 @@ def test_same_bits_for_every_method(whole, case, words, tmp_path):
 
 def test_every_round_is_judged_once_and_logged_with_the_same_scores(whole, in_one_process, tmp_path):
     config, _ = whole("fedmcp", "sampling.count=2")
-    reference = in_one_process("fedmcp", "sampling.count=2").folder
+    reference = in_one_process("fedmcp", *SHORT, "sampling.count=2").folder
     federate(config, tmp_path / "run")
     without_times = [[timeless(event) for event in logged(folder, "round")] for folder in (reference, tmp_path / "run")]
     assert without_times[0] == without_times[1]
@@ -103,7 +80,7 @@ def test_every_round_is_judged_once_and_logged_with_the_same_scores(whole, in_on
 
 def test_a_finished_run_opens_as_any_other(in_one_process, federated):
     texts = ["the garden was bright", "the soup became awful at last"]
-    reference = in_one_process("fedmcp").model("alpha").predict(texts)
+    reference = in_one_process("fedmcp", *SHORT).model("alpha").predict(texts)
     assert load_run(federated("fedmcp")[0]).model("alpha").predict(texts) == reference
 
 
@@ -114,7 +91,7 @@ class Faulty:
     """A silo that does something else at its n-th round request."""
 
     def __init__(self, session, at, fault):
-        self.session, self.at, self.fault, self.seen, self.trained = session, at, fault, 0, 0
+        self.session, self.at, self.fault, self.seen = session, at, fault, 0
 
     def answer(self, data):
         if decode(data).kind == "round":
@@ -124,12 +101,10 @@ class Faulty:
         return self.session.answer(data)
 
 
-def with_fault(config, out, fault, at=2, **more):
+def with_fault(config, out, fault, at=2):
     configs = local_configs(config, out)
-    sessions = [Session(local) for local in configs.values()]
-    faulty = Faulty(sessions[1], at, fault)
-    link = DirectLink({0: sessions[0].answer, 1: faulty.answer, 2: sessions[2].answer})
-    return configs, link, faulty
+    faulty = Faulty(Session(configs["beta"]), at, fault)
+    return configs, DirectLink(answering(configs) | {1: faulty.answer}), faulty
 
 
 def lost(_faulty, _data):
@@ -146,17 +121,9 @@ def unavailable(_faulty, _data):
 
 
 @pytest.mark.parametrize("fault", [lost, answered_and_lost, unavailable], ids=lambda fault: fault.__name__)
-def test_a_request_that_went_under_is_asked_again_and_answered_once(whole, tiny_config, fault, tmp_path, monkeypatch):
+def test_a_request_that_went_under_is_asked_again_and_answered_once(whole, trained, fault, tmp_path):
     config, expected = whole("fedmcp", "federation.patience=0.05")
-    trained = []
-    from silotune.training.local_trainer import LocalTrainer
-
-    rounds = LocalTrainer.rounds
-    monkeypatch.setattr(
-        LocalTrainer,
-        "rounds",
-        lambda self, silos, *a: trained.extend(silo.name for silo in silos) or rounds(self, silos, *a),
-    )
+    trained.clear()
     configs, link, faulty = with_fault(config, tmp_path / "run", fault)
     coordinate(job(config, tmp_path / "run", configs), link)
     assert same(read_summary(tmp_path / "run")) == same(expected)
@@ -182,7 +149,7 @@ def test_a_coordinator_that_died_goes_on_at_the_last_finished_round(whole, when,
     config, expected = whole("fedmcp")
     out = tmp_path / "run"
     configs = local_configs(config, out)
-    sessions = {node: Session(local) for node, local in enumerate(configs.values())}
+    answers = answering(configs)
     calls = {"round": 0}
     stop_at = {"before the first answer": 4, "after one answer": 5, "after all answers": 7}[when]
 
@@ -195,14 +162,14 @@ def test_a_coordinator_that_died_goes_on_at_the_last_finished_round(whole, when,
                 calls["round"] += 1
                 if calls["round"] == stop_at:
                     raise Died
-            return sessions[node].answer(data)
+            return answers[node](data)
 
         return answer
 
     with pytest.raises(Died):
-        coordinate(job(config, out, configs), DirectLink({node: dying(node) for node in sessions}))
+        coordinate(job(config, out, configs), DirectLink({node: dying(node) for node in answers}))
     assert RunFollower(out / "federation").poll().state == "lost"  # it did not come to say how the run ended
-    coordinate(job(config, out, configs), DirectLink({node: sessions[node].answer for node in (1, 0, 2)}))
+    coordinate(job(config, out, configs), DirectLink({node: answers[node] for node in (1, 0, 2)}))
     assert same(read_summary(out)) == same(expected)
     assert [event["round"] for event in logged(out, "round")] == [1, 2, 3]
 
@@ -211,8 +178,7 @@ def without_beta_in_round_2(config, out):
     """Silos' configurations, a link on which what beta is asked in round 2 goes under, and what it was asked: round
     and state."""
     configs = local_configs(config, out)
-    sessions = [Session(local) for local in configs.values()]
-    requested = []
+    answers, requested = answering(configs), []
 
     def silent(data):
         frame = decode(data)
@@ -220,9 +186,9 @@ def without_beta_in_round_2(config, out):
             requested.append((frame.fields["round"], frame.fields["base"]))
             if frame.fields["round"] == 2:
                 raise LostError
-        return sessions[1].answer(data)
+        return answers[1](data)
 
-    return configs, DirectLink({0: sessions[0].answer, 1: silent, 2: sessions[2].answer}), requested
+    return configs, DirectLink(answers | {1: silent}), requested
 
 
 def test_below_its_quorum_a_round_is_asked_again_then_the_run_stops_with_its_state_kept(whole, tmp_path):
@@ -235,7 +201,7 @@ def test_below_its_quorum_a_round_is_asked_again_then_the_run_stops_with_its_sta
         coordinate(job(config, out, configs), link)
     assert [event["arrived"] for event in logged(out, "quorum")] == [2, 2]
     assert not (out / "summary.json").exists()
-    coordinate(job(config, out, configs), DirectLink(answering(configs)))
+    coordinated(config, out, configs)
     assert same(read_summary(out)) == same(expected)
 
 

@@ -9,8 +9,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from silotune.config import Config, dump
+from silotune.runs.storage.readers import read_summary
 
 SAME = ("shared_sha256", "state_sha256", "silos", "global", "average", "best_round", "bytes_up", "bytes_down", "tasks")
 LONGEST = 900
@@ -70,6 +72,18 @@ def finish(process: subprocess.Popen[str]) -> str:
     """Wait for the command and return its output."""
     output, _ = process.communicate(timeout=LONGEST)
     return output
+
+
+def finished(process: subprocess.Popen[str], out: Path) -> dict[str, Any]:
+    """Wait for the command, which must end well, and return its run's summary."""
+    output = finish(process)
+    assert process.returncode == 0, output
+    return read_summary(out)
+
+
+def bits(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return what ends with the same bits wherever silos are."""
+    return {key: summary[key] for key in SAME}
 
 
 def wait_until(condition, process: subprocess.Popen[str], longest: float = LONGEST) -> None:

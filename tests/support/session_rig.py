@@ -92,9 +92,16 @@ def job(config: Config, out: Path, silos: Collection[str], local: bool = True) -
     return Job(str(folder / "config.yaml"), str(out), tuple(sorted(silos)), labeled, local)
 
 
-def federate(config: Config, out: Path, order: Sequence[int] = (0, 1, 2)) -> tuple[dict, DirectLink]:
-    """Run a federation over sessions; returns its summary, and the link with all messages."""
-    configs = local_configs(config, out)
+def coordinated(config: Config, out: Path, configs: Mapping[str, SiloSettings], local: bool = True) -> DirectLink:
+    """Run a federation over sessions of these silos; returns the link with all messages."""
+    link = DirectLink(answering(configs))
+    coordinate(job(config, out, configs, local), link)
+    return link
+
+
+def federate(config: Config, out: Path, order: Sequence[int] = (0, 1, 2), **more: object) -> tuple[dict, DirectLink]:
+    """Run a federation over sessions of silos with `more` settings; returns its summary and the link."""
+    configs = local_configs(config, out, **more)
     answers = answering(configs)
     link = DirectLink({node: answers[node] for node in order})
     coordinate(job(config, out, configs), link)
