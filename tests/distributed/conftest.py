@@ -20,12 +20,13 @@ from tests.support.processes import begin, processes
 from tests.support.session_rig import local_configs
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def _quick():
     """Nothing here takes time to arrive."""
-    monkeypatch.setattr(dispatcher, "POLL_INTERVAL", 0.0)
-    monkeypatch.setattr(dispatcher, "NODES_INTERVAL", 0.0)
-    monkeypatch.setattr(dispatcher, "RETRY_DELAY", 0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        for interval in ("POLL_INTERVAL", "NODES_INTERVAL", "RETRY_DELAY"):
+            patch.setattr(dispatcher, interval, 0.0)
+        yield
 
 
 @pytest.fixture(scope="session")

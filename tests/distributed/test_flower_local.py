@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 from pathlib import Path
@@ -20,40 +19,30 @@ from silotune.runs.run import run
 from silotune.runs.storage.run_folder import RunFolder
 from tests.support.command_line import Silotune
 from tests.support.method_cases import snapshot
-from tests.support.processes import SAME, assert_nothing_is_left, finish, wait_until
+from tests.support.processes import assert_nothing_is_left, bits, finish, finished, wait_until
 from tests.support.session_rig import federate
 
 LONG = ("fedfame", "fdlora", "fedalt", "fedprompt")
 """Labeled rows at the coordinator, a last phase, tensors of its own for every silo, a head without tensors."""
 
 
-def assert_same(start, config, tmp_path) -> None:
-    expected = run(config, out=tmp_path / "whole").summary
+@pytest.mark.parametrize("method", ["fedmcp", *(pytest.param(name, marks=pytest.mark.long) for name in LONG)])
+def test_flower_local_ends_with_the_bits_of_one_process(start, whole, method):
+    """`test_sessions.py` has all methods, without processes."""
+    config, expected = whole(method, "data.tasks=[alpha,beta]", "rounds=2")
     process, out = start(config)
-    message = finish(process)
-    assert process.returncode == 0, message
-    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    assert {key: summary[key] for key in (*SAME, "baselines")} == {key: expected[key] for key in (*SAME, "baselines")}
-    assert summary["engine"] == "flower-local"
+    summary = finished(process, out)
+    assert bits(summary) == bits(expected)
+    assert (summary["baselines"], summary["engine"]) == (expected["baselines"], "flower-local")
     assert summary.keys() == expected.keys()
     assert_nothing_is_left(out)
 
 
-@pytest.mark.parametrize("method", ["fedmcp", *(pytest.param(name, marks=pytest.mark.long) for name in LONG)])
-def test_flower_local_ends_with_the_bits_of_one_process(start, tiny_config, tmp_path, method):
-    """`test_sessions.py` has all methods, without processes."""
-    assert_same(start, tiny_config(method, "data.tasks=[alpha,beta]", "rounds=2", "train.steps=2"), tmp_path)
-
-
 @pytest.mark.long
-def test_sums_under_masks_have_the_bits_of_one_process(start, tiny_config, tmp_path):
+def test_sums_under_masks_have_the_bits_of_one_process(start, whole):
     """`test_masked_runs.py` has crashes and dropouts, without processes. Scores stay at the silos."""
-    config = tiny_config("fedit", "aggregation.secure=true", "rounds=2", "train.steps=2")
-    expected = run(config, out=tmp_path / "whole").summary
-    process, out = start(config)
-    message = finish(process)
-    assert process.returncode == 0, message
-    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    config, expected = whole("fedit", "aggregation.secure=true", "rounds=2")
+    summary = finished(*start(config))
     for key in ("shared_sha256", "state_sha256", "best_round", "bytes_up"):
         assert summary[key] == expected[key]
     assert {each["validation"] for each in summary["silos"].values()} == {None}
@@ -97,21 +86,16 @@ def test_a_node_gets_its_silos_name(name):
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_outlives_a_run_that_is_ended_and_it_resumes(start, tiny_config, tmp_path, number):
+def test_nothing_outlives_a_run_that_is_ended_and_it_resumes(start, tiny_config, in_one_process, number):
     """Ended in round 2, once by `kill -9`; the resumed run ends with the same bits."""
-    config = tiny_config("fedmcp", "rounds=4")
-    expected = run(config, out=tmp_path / "whole").summary
+    config, expected = tiny_config("fedmcp", "rounds=4"), in_one_process("fedmcp", "rounds=4").summary
     process, out = start(config)
     wait_until((out / "checkpoints" / "round-0001.json").exists, process)
     process.send_signal(number)
     finish(process)
     assert process.returncode in (130, -number)
     assert_nothing_is_left(out)
-    process, out = start(config, "--resume")
-    message = finish(process)
-    assert process.returncode == 0, message
-    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    assert {key: summary[key] for key in SAME} == {key: expected[key] for key in SAME}
+    assert bits(finished(*start(config, "--resume"))) == bits(expected)
     assert_nothing_is_left(out)
 
 

@@ -13,10 +13,9 @@ from silotune.distributed.silo import local_work
 from silotune.distributed.silo.session import Session
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import score_silos, summary_entries
-from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
 from tests.support.method_cases import snapshot
-from tests.support.session_rig import DirectLink, federate, job, local_configs
+from tests.support.session_rig import DirectLink, answering, federate, job, local_configs
 
 
 def test_a_silo_judges_once_however_often_it_is_asked(tiny_config, tmp_path, monkeypatch):
@@ -40,14 +39,12 @@ def test_a_silo_judges_once_however_often_it_is_asked(tiny_config, tmp_path, mon
 
 
 @pytest.mark.parametrize("local", [True, False])
-def test_a_second_coordinator_in_the_folder_is_refused_and_the_first_goes_on(tiny_config, tmp_path, monkeypatch, local):
+def test_a_second_coordinator_in_the_folder_is_refused_and_the_first_goes_on(whole, tmp_path, monkeypatch, local):
     monkeypatch.setattr(coordinator_module, "PREDECESSOR_TIMEOUT", 0.0)
-    config = tiny_config("fedmcp", "rounds=2", "train.steps=1")
-    expected = run(config, out=tmp_path / "whole").summary
+    config, expected = whole("fedmcp")
     out, refused = tmp_path / "run", []
     configs = local_configs(config, out if local else tmp_path / "elsewhere")
-    sessions = [Session(silo) for silo in configs.values()]
-    task = job(config, out, configs, local)
+    answers, task = answering(configs), job(config, out, configs, local)
 
     def second(data):
         if decode(data).kind == "round" and not refused:
@@ -58,9 +55,9 @@ def test_a_second_coordinator_in_the_folder_is_refused_and_the_first_goes_on(tin
                     begin()
                 refused.append(str(error.value))
             assert snapshot(out) == before
-        return sessions[0].answer(data)
+        return answers[0](data)
 
-    coordinate(task, DirectLink({0: second, 1: sessions[1].answer, 2: sessions[2].answer}))
+    coordinate(task, DirectLink(answers | {0: second}))
     folder = out / "federation" if local else out
     assert refused[0] == f"{folder}: another process is at work there; wait for it, or end it"
     assert len(refused) == 2

@@ -7,16 +7,14 @@ import time
 import pytest
 import yaml
 
-from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.config import dump
 from silotune.distributed.protocol.frames import decode
 from silotune.distributed.silo import policy as policy_module
 from silotune.distributed.silo.silo_config import read_silo_settings
 from silotune.errors import InputError
-from silotune.runs.run import run
-from silotune.runs.storage.readers import read_summary
 from silotune.training import client
 from tests.support.malicious import ALLOWED, CAPS
-from tests.support.session_rig import DirectLink, answering, job, local_configs
+from tests.support.session_rig import federate
 
 ADD = 1e-6
 """A step between broadcasts that makes their requests different ones."""
@@ -33,8 +31,10 @@ ADD = 1e-6
     ],
 )
 def test_a_run_beyond_a_cap_is_refused_by_its_key(attack, words, policy, refused):
+    attacker = attack(words, policy=policy)
     for kind in ("hello", "round", "score"):
-        reply = attack(words, policy=policy).ask(kind)
+        attacker.restart()
+        reply = attacker.ask(kind)
         assert (reply.kind, reply.blobs) == ("refused", {})
         assert refused in reply.fields["reason"]
 
@@ -70,8 +70,9 @@ def test_new_names_and_seeds_do_not_rewind(attack):
 @pytest.mark.parametrize("number", [-1, 0, 4, 10**30])
 def test_rounds_that_the_run_does_not_have(attack, number):
     """Round 0 is scored, and never trained: under `train.schedule_over=run` its rates would be negative."""
+    attacker = attack(ALLOWED)
     for kind in ("round", "final", *(["score"] if number else [])):
-        reply = attack(ALLOWED).ask(kind, number)
+        reply = attacker.ask(kind, number)
         assert reply.kind in ("refused", "failed")
         assert "the run has 3" in reply.fields["reason"] or number not in (0, 4)
 
@@ -91,8 +92,9 @@ def test_keys_that_a_coordinator_puts_in(attack, changes, refused):
 
 
 def test_a_split_that_no_silo_scores(attack):
+    attacker = attack(ALLOWED)
     for splits in (["train"], ["train", "validation"], ["validation", "../x"], [], ["test"] * 9):
-        reply = attack(ALLOWED).ask("score", splits=splits)
+        reply = attacker.ask("score", splits=splits)
         assert (reply.kind, "no such splits" in reply.fields["reason"]) == ("failed", True)
 
 
@@ -186,13 +188,10 @@ def test_what_leaves_is_measured_not_promised(attack, monkeypatch):
     assert "601 numbers in an update; at most 600" in reply.fields["reason"]
 
 
-def test_an_honest_run_is_what_it_was(tiny_config, tmp_path):
-    method, *words = (*ALLOWED, "sampling.count=2", "rounds=2")
-    config = tiny_config(method, *words)
-    configs = local_configs(config, tmp_path / "run", policy=CAPS | {"row_order": "seed"})
-    coordinate(job(config, tmp_path / "run", configs), DirectLink(answering(configs)))
-    expected = run(config, out=tmp_path / "whole").summary
-    summary = read_summary(tmp_path / "run")
+def test_an_honest_run_is_what_it_was(tiny_config, in_one_process, tmp_path):
+    words = (*ALLOWED, "sampling.count=2", "rounds=2")
+    config, expected = tiny_config(*words), in_one_process(*words).summary
+    summary, _ = federate(config, tmp_path / "run", policy=CAPS | {"row_order": "seed"})
     assert summary["shared_sha256"] == expected["shared_sha256"]
     assert summary["silos"] == expected["silos"]
 
@@ -221,8 +220,6 @@ def test_presets_and_their_keys(tmp_path):
 
 
 def test_caps_stand_above_an_agreed_configuration(attack, tmp_path, tiny_config):
-    from silotune.config import dump
-
     agreed = tmp_path / "agreed.yaml"
     agreed.write_text(dump(tiny_config("fedavg", "tuner=full")), encoding="utf-8")
     assert "numbers in an update" in attack(("fedavg", "tuner=full"), config=str(agreed)).reason()

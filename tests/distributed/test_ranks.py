@@ -9,11 +9,10 @@ from silotune.distributed.protocol.frames import decode
 from silotune.distributed.silo.run_description import describe
 from silotune.distributed.silo.session import Session
 from silotune.errors import InputError, SilotuneError
-from silotune.runs.run import run
 from silotune.runs.storage.readers import events, read_summary
 from tests.support.method_cases import logged
-from tests.support.processes import SAME
-from tests.support.session_rig import DirectLink, answering, federate, job, local_configs
+from tests.support.processes import bits
+from tests.support.session_rig import DirectLink, coordinated, job, local_configs
 
 SETTING = ("rounds=2", "train.steps=1", "tuner=lora", "tuner.r=5")
 PATIENT = ("federation.patience=0.05", "federation.deadline=0.3", "federation.retries=0")
@@ -24,24 +23,14 @@ def bounded(configs, silo, rank):
     return configs | {silo: configs[silo].model_copy(update={"rank": rank})}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("method", ["flexlora", "hetlora"])
-def test_messages_end_with_the_bits_of_one_process(method, tiny_config, tmp_path):
-    config = tiny_config(method, *SETTING, "tuner.ranks.beta=2")
-    expected = run(config, out=tmp_path / "whole").summary
-    summary, _ = federate(config, tmp_path / "run")
-    assert {key: summary[key] for key in SAME} == {key: expected[key] for key in SAME}
-
-
-def test_a_bound_in_the_silos_own_file_is_its_rank(tiny_config, tmp_path):
+def test_a_bound_in_the_silos_own_file_is_its_rank(tiny_config, whole, tmp_path):
     """The run of the coordinator has one rank; beta says at the handshake that its own is at most 2."""
     config = tiny_config("hetlora", *SETTING)
-    expected = run(tiny_config("hetlora", *SETTING, "tuner.ranks.beta=2"), out=tmp_path / "whole").summary
+    _, expected = whole("hetlora", *SETTING, "tuner.ranks.beta=2")
     configs = bounded(local_configs(config, tmp_path / "run"), "beta", 2)
     sessions = {name: Session(settings) for name, settings in configs.items()}
     coordinate(job(config, tmp_path / "run", configs), DirectLink(dict(enumerate(s.answer for s in sessions.values()))))
-    summary = read_summary(tmp_path / "run")
-    assert {key: summary[key] for key in SAME} == {key: expected[key] for key in SAME}
+    assert bits(read_summary(tmp_path / "run")) == bits(expected)
     sizes = {event["silo"]: (event["bytes_down"], event["bytes_up"]) for event in logged(tmp_path / "run", "silo")}
     assert all(own < other for own, other in zip(sizes["beta"], sizes["alpha"], strict=True))
     told = {
@@ -56,8 +45,7 @@ def test_a_bound_in_the_silos_own_file_is_its_rank(tiny_config, tmp_path):
 def test_a_bound_above_the_runs_rank_changes_nothing(tiny_config, tmp_path):
     config = tiny_config("fedavg", *SETTING)
     configs = bounded(local_configs(config, tmp_path / "run"), "beta", 64)
-    link = DirectLink(answering(configs))
-    coordinate(job(config, tmp_path / "run", configs), link)
+    link = coordinated(config, tmp_path / "run", configs)
     assert not any("rank" in frame.fields for _, data in link.came if (frame := decode(data)).kind == "hello")
 
 
@@ -67,7 +55,7 @@ def test_an_aggregation_of_equal_ranks_refuses_before_round_1(tiny_config, tmp_p
     with pytest.raises(
         InputError, match=r"silo 'beta' has a rank of its own \(2\).*allowed: aggregation=flexlora, hetlora"
     ):
-        coordinate(job(config, tmp_path / "run", configs), DirectLink(answering(configs)))
+        coordinated(config, tmp_path / "run", configs)
     assert not (tmp_path / "run" / "events.jsonl").exists()
 
 
@@ -75,9 +63,9 @@ def test_an_aggregation_of_equal_ranks_refuses_before_round_1(tiny_config, tmp_p
 def test_a_rank_that_changes_within_a_run_is_refused_and_named(tiny_config, tmp_path):
     config, out = tiny_config("hetlora", *SETTING, *PATIENT, "federation.away=0.2"), tmp_path / "run"
     configs = bounded(local_configs(config, tmp_path / "silos"), "beta", 2)
-    coordinate(job(config, out, configs, local=False), DirectLink(answering(configs)))
+    coordinated(config, out, configs, local=False)
     before = list(events(out))
     changed = bounded(configs, "beta", 3)
     with pytest.raises(SilotuneError, match=r"its LoRA rank is 3, and was 2 when the run began"):
-        coordinate(job(config, out, changed, local=False), DirectLink(answering(changed)))
+        coordinated(config, out, changed, local=False)
     assert list(events(out)) == before

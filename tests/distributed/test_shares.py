@@ -19,7 +19,6 @@ from silotune.distributed.protocol.handshake import parse_wire_config, wire_conf
 from silotune.distributed.silo.session import Session
 from silotune.distributed.silo.silo_config import REHEARSAL, SiloSettings
 from silotune.errors import SilotuneError
-from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
 from tests.support.method_cases import logged
 from tests.support.session_rig import ALL, DirectLink, answering, federate, job, local_configs
@@ -33,14 +32,9 @@ def said_in(message):
     return json.loads(header["__metadata__"]["silotune"])
 
 
-def test_a_silo_shares_only_what_it_agreed_to(tiny_config, tmp_path):
-    config = tiny_config("fedmcp", *SHORT)
-    expected = run(config, out=tmp_path / "whole").summary
-    out = tmp_path / "run"
-    configs = local_configs(config, out, share=["validation"])
-    link = DirectLink(answering(configs))
-    coordinate(job(config, out, configs), link)
-    summary = read_summary(out)
+def test_a_silo_shares_only_what_it_agreed_to(whole, tmp_path):
+    config, expected = whole("fedmcp")
+    summary, link = federate(config, tmp_path / "run", share=["validation"])
     assert summary["shared_sha256"] == expected["shared_sha256"]  # uniform: row counts play no part
     for silo in summary["silos"].values():
         assert silo["validation"] is not None
@@ -68,18 +62,16 @@ def update_bytes(tensors, said):
 
 
 @pytest.mark.parametrize("share", [[], ["rows"]])
-def test_every_byte_that_leaves_is_one_of_these(tiny_config, tmp_path, share):
+def test_every_byte_that_leaves_is_one_of_these(tiny_config, in_one_process, tmp_path, share):
     """Each frame is written down anew from what may leave, and equals what left, byte for byte."""
-    config, out = tiny_config("fedmcp", "rounds=2", "train.steps=2"), tmp_path / "run"
+    config, alone = tiny_config("fedmcp", *SHORT), in_one_process("fedmcp", *SHORT)
     silos = {silo.name: silo for silo in load_silos(config)}
-    shapes = run(config, out=tmp_path / "whole").federation.coordinator.expected.shapes
-    worked = {(event["round"], event["silo"]): event for event in logged(tmp_path / "whole", "silo")}
-    configs = local_configs(config, out, share=share)
-    link = DirectLink(answering(configs))
-    coordinate(job(config, out, configs), link)
+    shapes = alone.federation.coordinator.expected.shapes
+    worked = {(event["round"], event["silo"]): event for event in logged(alone.folder, "silo")}
+    _, link = federate(config, tmp_path / "run", share=share)
     kinds = []
     for (_, asked), (node, data) in zip(link.sent, link.came, strict=True):
-        request, name = decode(asked), [*configs][node]
+        request, name = decode(asked), [*silos][node]
         splits, number = silos[name].splits, request.fields.get("round")
         fields, blobs = {"silo": name}, {}
         if request.kind == "hello":
@@ -195,17 +187,17 @@ def test_what_is_no_longer_shared_does_not_leave_with_an_answer_that_was_kept(ti
     assert decode(Session(configs["beta"]).answer(request)) == full
 
 
-@pytest.mark.parametrize("scores", [{"validation": 50, "test": 50, "asr": 1}, {"metric": "f1"}, {"rows": 5}])
-def test_scores_that_are_none_are_refused_by_the_silos_name_and_the_run_ends(tiny_config, scores, tmp_path):
+def test_scores_that_are_none_are_refused_by_the_silos_name_and_the_run_ends(tiny_config, tmp_path):
+    """`test_disclosure.py` has all that is no score."""
     config = tiny_config("fedmcp", *SHORT)
     configs = local_configs(config, tmp_path / "run")
-    sessions = [Session(local).answer for local in configs.values()]
+    answers, scores = answering(configs), {"validation": 50, "test": 50, "asr": 1}
 
     def lying(data):
-        frame = decode(sessions[1](data))
+        frame = decode(answers[1](data))
         return Frame("scores", frame.fields | {"scores": scores}).encode() if frame.kind == "scores" else frame.encode()
 
-    coordinate(job(config, tmp_path / "run", configs), DirectLink({0: sessions[0], 1: lying, 2: sessions[2]}))
+    coordinate(job(config, tmp_path / "run", configs), DirectLink(answers | {1: lying}))
     silos = read_summary(tmp_path / "run")["silos"]
     nothing = {"metric": "accuracy", "validation": None, "test": None, "rows": None}
     assert silos["beta"].items() >= nothing.items()
@@ -216,7 +208,5 @@ def test_scores_that_are_none_are_refused_by_the_silos_name_and_the_run_ends(tin
 
 def test_row_counts_cannot_be_withheld_where_they_weigh(tiny_config, tmp_path):
     config = tiny_config("fedmcp", "aggregation=samples", "rounds=1")
-    configs = local_configs(config, tmp_path / "run", share=["validation"])
-    link = DirectLink(answering(configs))
     with pytest.raises(SilotuneError, match=r"'(alpha|beta|gamma)'.*aggregation=samples.*allowed: uniform"):
-        coordinate(job(config, tmp_path / "run", configs), link)
+        federate(config, tmp_path / "run", share=["validation"])

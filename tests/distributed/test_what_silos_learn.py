@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from silotune.core.serialization import read_tensors
@@ -27,23 +28,29 @@ def seen(config, out):
     return read_tensors(broadcast), updates
 
 
+@pytest.fixture(scope="module")
+def plain(tiny_config, tmp_path_factory):
+    """What is seen in a run without noise."""
+    return seen(tiny_config("fedmcp", "rounds=2", "train.steps=1"), tmp_path_factory.mktemp("plain") / "run")
+
+
 def far(one, other):
     """The largest distance of two sets of tensors."""
     assert one.keys() == other.keys()
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
-def test_two_of_three_silos_subtract_their_updates_from_the_mean(tiny_config, tmp_path):
-    mean, updates = seen(tiny_config("fedmcp", "rounds=2", "train.steps=1"), tmp_path / "run")
+def test_two_of_three_silos_subtract_their_updates_from_the_mean(plain):
+    mean, updates = plain
     assert len(updates) == 3
     rest = {name: 3 * mean[name] - updates[0][name] - updates[1][name] for name in mean}
     assert far(rest, updates[2]) < 1e-5
     assert far(updates[1], updates[2]) > 1e-4  # so it is this silo's update that they have
 
 
-def test_one_silo_alone_has_the_sum_of_the_others(tiny_config, tmp_path):
+def test_one_silo_alone_has_the_sum_of_the_others(plain):
     """And no more: the same broadcast follows if the others' updates are exchanged, or share their sum otherwise."""
-    mean, updates = seen(tiny_config("fedmcp", "rounds=2", "train.steps=1"), tmp_path / "run")
+    mean, updates = plain
     rest = {name: 3 * mean[name] - updates[0][name] for name in mean}
     assert far(rest, {name: updates[1][name] + updates[2][name] for name in mean}) < 1e-5
     half = {name: rest[name] / 2 for name in mean}
