@@ -14,10 +14,9 @@ from silotune.distributed.protocol.frames import decode
 from silotune.distributed.silo.approvals import Approvals
 from silotune.distributed.silo.session import Session
 from silotune.errors import InputError, SilotuneError
-from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
 from tests.support.malicious import CAPS, Malicious
-from tests.support.session_rig import DirectLink, answering, job, local_configs
+from tests.support.session_rig import DirectLink, answering, coordinated, job, local_configs
 
 ALLOWED = ("fedmcp", "tuner.r=1", "rounds=1", "train.steps=6")
 
@@ -132,7 +131,7 @@ def test_what_is_approved_beforehand_does_not_wait(asking, tmp_path, settings, t
     assert coordinator.ask("round").kind == "answer"
 
 
-def test_a_federation_waits_for_its_operators_and_goes_on(tiny_config, tmp_path, capsys, monkeypatch):
+def test_a_federation_waits_for_its_operators_and_goes_on(tiny_config, in_one_process, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(dispatcher, "APPROVAL_INTERVAL", 0.0)
     config = tiny_config(*ALLOWED)
     configs = local_configs(config, tmp_path / "elsewhere", policy=STEPS, approval="ask")
@@ -155,10 +154,10 @@ def test_a_federation_waits_for_its_operators_and_goes_on(tiny_config, tmp_path,
 
         return answer
 
-    coordinate(
-        job(config, tmp_path / "run", configs, local=False), DirectLink({node: operator(node) for node in range(3)})
-    )
-    assert read_summary(tmp_path / "run")["shared_sha256"] == run(config, out=tmp_path / "one").summary["shared_sha256"]
+    link = DirectLink({node: operator(node) for node in range(3)})
+    coordinate(job(config, tmp_path / "run", configs, local=False), link)
+    alone = in_one_process(*ALLOWED).summary
+    assert read_summary(tmp_path / "run")["shared_sha256"] == alone["shared_sha256"]
     assert all(line.startswith("waits for approval at ") for line in progress)
     said = capsys.readouterr().out
     for name in configs:  # once, however often it was asked
@@ -178,7 +177,7 @@ def test_a_rejected_run_ends_by_name_and_one_without_a_silo_at_federation_join(t
     decisions = Approvals(tmp_path / "elsewhere" / "checkpoints" / "silos" / "beta")
     decisions.decide(decisions.all()[0].name, "rejected")
     with pytest.raises(SilotuneError, match="silo 'beta': its operator rejected the run"):
-        coordinate(job(config, tmp_path / "run", configs, local=False), DirectLink(answering(configs)))
+        coordinated(config, tmp_path / "run", configs, local=False)
 
 
 def test_the_operators_commands(asking, tmp_path, silotune, monkeypatch):
@@ -189,10 +188,7 @@ def test_the_operators_commands(asking, tmp_path, silotune, monkeypatch):
     other.ask("hello")
     settings = coordinator.settings
     tree = {"name": "alpha", "folder": settings.folder, "rows": settings.rows, "share": ["validation"]}
-    tree |= {
-        "policy": "trusting",
-        "socket": "/tmp/unused.sock",
-    }  # the default lies in the folder, whose path is too long here
+    tree |= {"policy": "trusting", "socket": "/tmp/unused.sock"}  # in the folder its path is too long here
     path = tmp_path / "silo.yaml"
     path.write_text(yaml.safe_dump(tree))
 

@@ -15,7 +15,7 @@ from silotune.distributed.silo.setup import rows_digest
 from silotune.errors import SilotuneError
 from silotune.runs.storage.readers import read_summary
 from tests.support.method_cases import logged
-from tests.support.session_rig import DirectLink, job, local_configs
+from tests.support.session_rig import DirectLink, answering, job, local_configs
 
 
 def flipped(settings):
@@ -30,18 +30,17 @@ def flipped(settings):
 def changed_in_round_2(config, out, **more):
     """Run a federation in which beta's worker is restarted over other rows before round 2."""
     configs = local_configs(config, out, **more)
-    sessions = [Session(settings) for settings in configs.values()]
-    seen = []
+    answers, seen = answering(configs), []
 
     def beta(data):
         if decode(data).kind == "round":
             seen.append(data)
             if len(seen) == 2:
                 flipped(configs["beta"])
-                sessions[1] = Session(configs["beta"])
-        return sessions[1].answer(data)
+                answers[1] = Session(configs["beta"]).answer
+        return answers[1](data)
 
-    coordinate(job(config, out, configs), DirectLink({0: sessions[0].answer, 1: beta, 2: sessions[2].answer}))
+    coordinate(job(config, out, configs), DirectLink(answers | {1: beta}))
 
 
 def test_it_is_refused_and_named(tiny_config, tmp_path):

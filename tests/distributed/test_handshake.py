@@ -13,13 +13,13 @@ from safetensors.torch import load_file, save_file
 
 from silotune.config import BackboneConfig, dump
 from silotune.distributed.coordinator.coordinate import coordinate
-from silotune.distributed.coordinator.job import AdmissionPolicy, prepare
+from silotune.distributed.coordinator.job import AdmissionPolicy
 from silotune.distributed.protocol.frames import PROTOCOL, Frame, HandshakeRefused, decode
 from silotune.distributed.protocol.handshake import Hello, Identity, check_identity
 from silotune.distributed.silo import session as session_module
 from silotune.distributed.silo.session import Session
 from silotune.errors import InputError, SilotuneError
-from tests.support.session_rig import DirectLink, answering, job, local_configs
+from tests.support.session_rig import DirectLink, answering, federate, job, local_configs
 
 OURS = Identity("1", "b" * 64, "t" * 64, "fp32", {"global/a": (2, 3)})
 
@@ -107,15 +107,14 @@ def test_what_is_no_hello_names_the_silo(kind):
 def test_a_damaged_hello_ends_the_run_before_anything_began(tiny_config, tmp_path):
     config = tiny_config("fedmcp", "rounds=1")
     configs = local_configs(config, tmp_path / "run")
-    sessions = [Session(local) for local in configs.values()]
+    answers = answering(configs)
 
     def damaged(data):
-        frame = decode(sessions[1].answer(data))
+        frame = decode(answers[1](data))
         return Frame(frame.kind, frame.fields | {"texts": "one"}).encode()
 
-    link = DirectLink({0: sessions[0].answer, 1: damaged, 2: sessions[2].answer})
     with pytest.raises(HandshakeRefused, match=r"^silo 'beta': texts"):
-        coordinate(job(config, tmp_path / "run", configs), link)
+        coordinate(job(config, tmp_path / "run", configs), DirectLink(answers | {1: damaged}))
     assert not (tmp_path / "run" / "config.yaml").exists()
 
 
@@ -171,11 +170,9 @@ def test_another_configuration_than_the_one_agreed_on(started, tiny_config, tmp_
 
 def test_another_version(tiny_config, tmp_path, monkeypatch):
     config = tiny_config("fedmcp", "rounds=1")
-    configs = local_configs(config, tmp_path / "run")
-    link = DirectLink(answering(configs))
     monkeypatch.setattr(session_module, "__version__", "0.0.9")
     with pytest.raises(SilotuneError, match=r"silo '\w+': another silotune: 0.0.9, the coordinator's: "):
-        coordinate(job(config, tmp_path / "run", configs), link)
+        federate(config, tmp_path / "run")
 
 
 @pytest.mark.parametrize("number", [PROTOCOL + 1, PROTOCOL - 1, None, "1", True, -1, 10**300, [1]])
@@ -208,14 +205,9 @@ def test_a_stranger_is_not_let_in(tiny_config, tmp_path):
     """A node with a name that is not among the silos, and one whose key is registered under another name."""
     config = tiny_config("fedmcp", "rounds=1", "train.steps=1", "federation.join=0.2")
     configs = local_configs(config, tmp_path / "run")
-    sessions = [Session(local) for local in configs.values()]
-    stranger = Session(configs["beta"].model_copy(update={"name": "delta"}))
-    joined = {0: sessions[0].answer, 1: stranger.answer, 2: sessions[2].answer, 3: sessions[1].answer}
+    answers = answering(configs)
+    stranger = Session(configs["beta"].model_copy(update={"name": "delta"})).answer
+    joined = {0: answers[0], 1: stranger, 2: answers[2], 3: answers[1]}
     link = DirectLink(joined, names={0: "silo-alpha", 2: "gamma", 3: "silo-alpha"})
     with pytest.raises(SilotuneError, match=r"did not join within federation.join=0.2 s: beta; nothing began"):
         coordinate(job(config, tmp_path / "run", configs), link)
-
-
-def test_methods_that_need_all_rows_are_refused(tiny_config, tmp_path):
-    with pytest.raises(InputError, match=r"method=centralised.*inprocess"):
-        prepare(tiny_config("centralised"), tmp_path / "run", resume=False)

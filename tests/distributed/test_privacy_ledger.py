@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from silotune.distributed.coordinator.coordinate import coordinate
@@ -15,7 +13,7 @@ from silotune.distributed.silo.store import Answer, Price, SiloStore
 from silotune.errors import InputError, SilotuneError
 from silotune.runs.build.builder import build
 from silotune.training.client import PrivacySpent
-from tests.support.session_rig import DirectLink, answering, job, local_configs
+from tests.support.session_rig import DirectLink, answering, coordinated, job, local_configs
 
 NOISE = ("uplink=clip,laplace", "uplink.epsilon=2", "rounds=2", "train.steps=1")
 
@@ -24,6 +22,15 @@ def answers(link: DirectLink) -> list[Frame]:
     """The noised answers among all that came."""
     frames = (decode(data) for _, data in link.came)
     return [frame for frame in frames if frame.kind == "answer" and frame.blobs.get("message")]
+
+
+def refused(config, out, reason=None, **settings) -> DirectLink:
+    """Run a federation that ends for this reason over silos with these settings; returns its link."""
+    configs = local_configs(config, out, **settings)
+    link = DirectLink(answering(configs))
+    with pytest.raises(SilotuneError, match=reason):
+        coordinate(job(config, out, configs), link)
+    return link
 
 
 def epsilons(folder):
@@ -47,8 +54,7 @@ def test_uses_of_this_run_and_the_sum_of_the_others(tmp_path):
 def test_another_run_over_the_same_rows_finds_the_budget_spent(tiny_config, tmp_path):
     config = tiny_config("fedavg", *NOISE, "privacy.epsilon=4")
     configs = local_configs(config, tmp_path / "one")
-    link = DirectLink(answering(configs))
-    coordinate(job(config, tmp_path / "one", configs), link)
+    link = coordinated(config, tmp_path / "one", configs)
     assert len(answers(link)) == 2 * len(configs)  # two rounds of ε = 2 each
     link.came.clear()
     with pytest.raises(SilotuneError, match="quorum"):
@@ -63,14 +69,12 @@ def test_a_rewound_state_does_not_rewind_the_count(tiny_config, tmp_path):
     """The coordinator asks again, now from the state before round 1."""
     config = tiny_config("fedavg", *NOISE, "privacy.epsilon=4")
     configs = local_configs(config, tmp_path / "one")
-    sessions = [Session(local) for local in configs.values()]
-    link = DirectLink({n: session.answer for n, session in enumerate(sessions)})
-    coordinate(job(config, tmp_path / "one", configs), link)
+    link = coordinated(config, tmp_path / "one", configs)
     requests = [decode(data) for node, data in link.sent if node == 0]
     last = next(frame for frame in requests if frame.kind == "round" and frame.fields["round"] == 2)
     assert last.fields["base"] == "0001"
-    answered = decode(sessions[0].answer(last.encode()))  # the same question: the stored answer
-    refused = decode(sessions[0].answer(Frame("round", {**last.fields, "base": ""}, last.blobs).encode()))
+    answered = decode(link.joined[0](last.encode()))  # the same question: the stored answer
+    refused = decode(link.joined[0](Frame("round", {**last.fields, "base": ""}, last.blobs).encode()))
     assert (answered.kind, refused.kind) == ("answer", "failed")
     assert "budget" in refused.fields["reason"]
     assert epsilons(tmp_path / "one" / "checkpoints" / "silos" / next(iter(configs))) == [2.0, 2.0]
@@ -78,11 +82,7 @@ def test_a_rewound_state_does_not_rewind_the_count(tiny_config, tmp_path):
 
 def test_noise_that_the_coordinator_knows_is_refused(tiny_config, tmp_path):
     config = tiny_config("fedavg", *NOISE)
-    configs = local_configs(config, tmp_path / "run", seeded_noise=False)
-    link = DirectLink(answering(configs))
-    with pytest.raises(SilotuneError, match="secret"):
-        coordinate(job(config, tmp_path / "run", configs), link)
-    assert answers(link) == []
+    assert answers(refused(config, tmp_path / "run", "secret", seeded_noise=False)) == []
 
 
 @pytest.mark.parametrize("overrides", [{"secret": "key", "epsilon": "unlimited"}, {"epsilon": 3.0}])
@@ -91,21 +91,15 @@ def test_a_silo_that_wants_noise_answers_no_run_without(overrides, tiny_config, 
     (tmp_path / "key").write_bytes(b"s" * 32)
     overrides = {key: str(tmp_path / value) if key == "secret" else value for key, value in overrides.items()}
     config = tiny_config("fedavg", "rounds=1")
-    configs = local_configs(config, tmp_path / "run", **overrides)
-    link = DirectLink(answering(configs))
-    with pytest.raises(SilotuneError, match=f"answers with noise alone.*{next(iter(overrides))}"):
-        coordinate(job(config, tmp_path / "run", configs), link)
-    assert answers(link) == []
+    reason = f"answers with noise alone.*{next(iter(overrides))}"
+    assert answers(refused(config, tmp_path / "run", reason, **overrides)) == []
 
 
 def test_an_operators_own_budget_holds_where_the_run_has_none(tiny_config, tmp_path):
     config = tiny_config("fedavg", *NOISE)  # ε = 2 a round
-    configs = local_configs(config, tmp_path / "run", epsilon=3.0)
-    link = DirectLink(answering(configs))
-    with pytest.raises(SilotuneError):
-        coordinate(job(config, tmp_path / "run", configs), link)
+    link = refused(config, tmp_path / "run", epsilon=3.0)
     assert {frame.fields["round"] for frame in answers(link)} == {1}
-    assert epsilons(tmp_path / "run" / "checkpoints" / "silos" / next(iter(configs))) == [2.0]
+    assert epsilons(tmp_path / "run" / "checkpoints" / "silos" / "alpha") == [2.0]
 
 
 def test_a_coordinator_that_changes_the_noise_within_a_run_does_not_stretch_the_budget(tiny_config, tmp_path):
@@ -133,25 +127,24 @@ def round_request(config, number: int) -> Frame:
     """A coordinator's request for a round of a run that is always called the same."""
     federation = build(config)
     text = wire_config(config, sorted(federation.silos))
-    run = {"run": "0" * 16, "config": text, "identity": Identity.of(federation.backbone)}
-    fields = run | {"identity": run["identity"].fields(), "round": number, "base": "", "keep": [], "judge": False}
+    fields = {"run": "0" * 16, "config": text, "identity": Identity.of(federation.backbone).fields()}
+    fields |= {"round": number, "base": "", "keep": [], "judge": False}
     return Frame("round", fields, {"broadcast": federation.coordinator.broadcast(number)})
 
 
 def test_what_the_noise_promises_is_said_before_the_first_round(tiny_config, tmp_path, capsys):
     config = tiny_config("fedavg", *NOISE)
     configs = local_configs(config, tmp_path / "run")
-    link, announced = DirectLink(answering(configs)), []
+    answers_of, announced = answering(configs), []
     monitor = RunFollower(tmp_path / "run" / "federation", lambda *_: None, announced.append)
     told_at = []
 
     def first(data):
         monitor.poll()
         told_at.append((decode(data).kind, len(announced)))
-        return answering(configs)[0](data)
+        return answers_of[0](data)
 
-    link.joined[0] = first
-    coordinate(job(config, tmp_path / "run", configs), link)
+    coordinate(job(config, tmp_path / "run", configs), DirectLink(answers_of | {0: first}))
     assert {count for kind, count in told_at if kind == "hello"} == {0}
     assert {count for kind, count in told_at if kind == "round"} == {2}
     assert "ε = 2 a round, ε = 4 in total at δ = 0" in announced[0]
@@ -163,22 +156,16 @@ def test_central_noise_on_machines_of_their_own_needs_a_secret_of_the_coordinato
     words = ("rounds=2", "aggregation=uniform", "aggregation.clip=1", "aggregation.noise_multiplier=1")
     config = tiny_config("fedavg", *words, "sampling.count=1")
     configs = local_configs(config, tmp_path / "elsewhere", seeded_noise=False)
-    task = replace(job(config, tmp_path / "run", configs), local=False)
     with pytest.raises(InputError, match=r"noise_multiplier.*privacy\.secret"):
-        coordinate(task, DirectLink(answering(configs)))
+        coordinated(config, tmp_path / "run", configs, local=False)
     (tmp_path / "key").write_bytes(b"s" * 32)
     config = tiny_config("fedavg", *words, "sampling.count=1", f"privacy.secret={tmp_path / 'key'}")
-    link = DirectLink(answering(configs))
-    coordinate(replace(job(config, tmp_path / "run", configs), local=False), link)
-    assert len(answers(link)) == 2
+    assert len(answers(coordinated(config, tmp_path / "run", configs, local=False))) == 2
 
 
 def test_paths_of_the_silo_stay_there(tiny_config, tmp_path):
     config = tiny_config("fedavg", "rounds=1")
-    configs = local_configs(config, tmp_path / "run", backbone=str(tmp_path / "secret-place" / "model"))
-    link = DirectLink(answering(configs))
-    with pytest.raises(SilotuneError):
-        coordinate(job(config, tmp_path / "run", configs), link)
+    link = refused(config, tmp_path / "run", backbone=str(tmp_path / "secret-place" / "model"))
     assert link.came
     assert not any(b"secret-place" in data or str(tmp_path).encode() in data for _, data in link.came)
 
@@ -187,5 +174,5 @@ def test_an_agreed_configuration_as_a_person_writes_it_is_warmed_up(tiny_config,
     config = tiny_config("fedavg", "rounds=1")
     written = tmp_path / "agreed.yaml"
     written.write_text(f"preset: demo\nbackbone: {config.backbone.name}\nrounds: 1\n", encoding="utf-8")
-    local = next(iter(local_configs(config, tmp_path / "run").values()))
+    local = local_configs(config, tmp_path / "run")["alpha"]
     Session(local.model_copy(update={"config": str(written)})).warm()

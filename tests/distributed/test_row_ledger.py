@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from silotune.communication.messages import UPDATE_FIELDS, unpack
-from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.protocol.handshake import Identity, wire_config
 from silotune.distributed.silo.row_ledger import Charge, RowLedger
@@ -20,7 +19,7 @@ from silotune.errors import InputError
 from silotune.runs.build.builder import build
 from silotune.runs.storage.readers import read_summary
 from silotune.training.row_privacy import RowPlan, RowPrivacy
-from tests.support.session_rig import DirectLink, answering, job, local_configs
+from tests.support.session_rig import coordinated, local_configs
 
 NOISE = ("privacy.unit=row", "privacy.epsilon=4", "rounds=2", "train.steps=2", "train.batch_size=8")
 PRIVATE = {"policy": "private", "privacy": {"epsilon": 8.0}, "seeded_noise": False}
@@ -32,9 +31,9 @@ BUDGET = RowBudget(epsilon=3.0)
 def private(attack):
     """A silo that answers with noise on rows alone, and its coordinator."""
 
-    def begin(words=NOISE, **settings):
+    def begin(method="fedavg", **settings):
         fields = {"policy": {"preset": "private", "train_rows": 0, "train_steps": 0}, "privacy": {"epsilon": 8.0}}
-        return attack(("fedavg", "tuner.r=1", *words), caps=False, **fields | settings)
+        return attack((method, "tuner.r=1", *NOISE), caps=False, **fields | settings)
 
     return begin
 
@@ -102,9 +101,7 @@ def test_a_federation_in_which_only_noised_parts_leave(words, tiny_config, tmp_p
     """FedLoRA has a final phase without noise, after which nothing leaves."""
     config = tiny_config(*words, *NOISE)
     configs = local_configs(config, tmp_path / "run", **PRIVATE)
-    link = DirectLink(answering(configs))
-    coordinate(job(config, tmp_path / "run", configs), link)
-    frames = [decode(data) for _, data in link.came]
+    frames = [decode(data) for _, data in coordinated(config, tmp_path / "run", configs).came]
     assert {frame.kind for frame in frames} == {"hello", "answer", "scores"}
     for frame in frames:
         assert frame.kind == "hello" or frame.fields.keys() <= {"silo", "round", "state", "metrics", "note", "scores"}
@@ -121,7 +118,7 @@ def test_a_federation_in_which_only_noised_parts_leave(words, tiny_config, tmp_p
 def test_a_silo_measures_its_model_where_it_let_canaries_in(tiny_config, tmp_path, silotune):
     config = tiny_config("fedavg", *NOISE, "audit.canaries=30")
     configs = local_configs(config, tmp_path / "run", **PRIVATE, canaries=30)
-    coordinate(job(config, tmp_path / "run", configs), DirectLink(answering(configs)))
+    coordinated(config, tmp_path / "run", configs)
     for name, local in configs.items():
         (release,) = Path(local.folder).glob("*/release.json")
         shown = silotune("release", release.parent, "--silo", name).out
@@ -226,10 +223,9 @@ def test_a_second_broadcast_with_the_noise_of_the_first_is_found(private, monkey
 
 
 @pytest.mark.parametrize(("method", "kind"), [("ditto", "round"), ("fedlora", "final"), ("fedlora", "score")])
-def test_no_loss_decides_whether_an_answer_comes(method, kind, attack, monkeypatch):
+def test_no_loss_decides_whether_an_answer_comes(method, kind, private, monkeypatch):
     """Phases without noise may diverge on what a coordinator sends: by which rows do, it would learn of them."""
-    settings = {"policy": {"preset": "private", "train_rows": 0, "train_steps": 0}, "privacy": {"epsilon": 8.0}}
-    attacker = attack((method, "tuner.r=1", *NOISE), caps=False, **settings)
+    attacker = private(method)
     measured: list[int] = []
     monkeypatch.setattr("silotune.distributed.silo.local_work.summary_entries", lambda *_: measured[0])
     reply = attacker.ask(kind, broadcast=attacker.broadcast(add=1e30), splits=["validation", "test"])
@@ -291,10 +287,3 @@ def test_reasons_that_follow_from_rows_stay(private, monkeypatch):
     )
     reply = attacker.ask("round")
     assert (reply.kind, reply.fields["reason"]) == ("failed", "see the worker's log")
-
-
-def test_a_method_that_cannot_have_noise_is_named(attack):
-    fields = {"policy": {"preset": "private", "train_rows": 0, "train_steps": 0}, "privacy": {"epsilon": 8.0}}
-    attacker = attack(("fedmcp", "tuner.r=1", "rounds=1"), **fields)
-    attacker.configure(privacy__unit="row", privacy__epsilon=4.0)
-    assert "couples the rows of a batch" in attacker.reason("hello")
