@@ -58,51 +58,55 @@ def test_whose_file_it_is(tmp_path):
     assert str(node.socket_path) == str(silo.socket_path) == str(tmp_path / "run/w.sock")
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "coordinator.example.org", ""])
-def test_a_superlink_beyond_loopback_is_refused(tmp_path, host):
-    with pytest.raises(InputError, match=r"can run code on the silos; allowed: 127\.0\.0\.1, localhost") as refused:
-        read_coordinator_settings(written(tmp_path, LINK | {"host": host}))
-    assert "host" in str(refused.value)
-    assert str(refused.value).count("\n") == 0
+REFUSED = [
+    *(
+        (LINK, {"host": host}, r"host: .*can run code on the silos; allowed: 127\.0\.0\.1, localhost")
+        for host in ("0.0.0.0", "::", "192.0.2.1", "coordinator.example.org", "")
+    ),
+    (LINK, {"key": None}, "give ca, certificate and key"),
+    (LINK, {"insecure": True}, "insecure: excludes ca"),
+    (LINK, {"port": 0}, "port"),
+    (LINK, {"ports": 1}, "did you mean 'port'"),
+    *(
+        (tree, change, message)
+        for tree in (NODE, SILO)
+        for change, message in [
+            ({"private_key": None}, "give root_certificates and private_key"),
+            ({"root_certificates": None}, "give root_certificates and private_key"),
+            ({"root_certificates": None, "private_key": None, "insecure": True}, "insecure: for one machine only"),
+            ({"insecure": True, "superlink": "127.0.0.1:8000"}, "insecure: excludes"),
+        ]
+    ),
+    (NODE, {"superlink": None}, "superlink"),
+    (SILO, {"superlink": None}, "superlink: give the address"),
+    (SILO, {"share": None}, "share"),
+    (SILO, {"share": ["everything"]}, "validation"),
+    (SILO, {"data": None}, "give data"),
+    (SILO, {"rows": "rows"}, "give data"),
+    (SILO, {"folder": ""}, "folder"),
+    (SILO, {"shares": []}, "did you mean 'share'"),
+    (SILO, {"socket": "/tmp/" + "x" * 120}, "too long for a Unix socket"),
+    (SILO, {"data": {"path": "d", "name": "south"}}, "data.name"),
+    (SILO, {"policy": None}, "policy: choose who may learn what"),
+    (SILO, {"policy": "trustng"}, "did you mean 'trusting'"),
+    (SILO, {"policy": "masked"}, "needs the silos that it sums with"),
+    (SILO, {"policy": "private"}, "needs the budget of each row or person"),
+    (SILO, {"policy": {"rounds": 3}}, "preset: choose who may learn what: trusting .*; masked .*; private"),
+    (SILO, {"policy": {"preset": "trusting", "round": 3}}, "did you mean 'policy.rounds'"),
+    (SILO, {"policy": {"preset": "trusting", "effective_rows": 5}}, "unknown key 'policy.effective_rows'"),
+    (SILO, {"policy": {"preset": "trusting", "numbers_per_round": "3 percent"}}, "such as 3%"),
+]
+"""The tree of a party's file, keys that are other than there, and words of the line."""
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"key": None}, "give ca, certificate and key"),
-        ({"insecure": True}, "insecure: excludes ca"),
-        ({"port": 0}, "port"),
-        ({"ports": 1}, "did you mean 'port'"),
-    ],
-)
-def test_a_coordinators_file_is_checked(tmp_path, change, message):
-    with pytest.raises(InputError, match=message):
-        read_coordinator_settings(written(tmp_path, LINK | change))
-
-
-@pytest.mark.parametrize("tree", [NODE, SILO], ids=["node", "silo"])
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"superlink": "coordinator.example.org"}, "is not HOST:PORT"),
-        ({"superlink": "https://coordinator.example.org/"}, "is not HOST:PORT"),
-        ({"superlink": "h:99999"}, "is not HOST:PORT"),
-        ({"private_key": None}, "give root_certificates and private_key"),
-        ({"root_certificates": None}, "give root_certificates and private_key"),
-        ({"root_certificates": None, "private_key": None, "insecure": True}, "insecure: for one machine only"),
-        ({"insecure": True, "superlink": "127.0.0.1:8000"}, "insecure: excludes"),
-    ],
-)
-def test_a_file_to_join_with_is_checked(tmp_path, tree, change, message):
-    with pytest.raises(InputError, match=message):
-        read_silo_or_node_settings(written(tmp_path, tree | change))
-
-
-def test_without_an_address_a_silo_cannot_join(tmp_path):
-    with pytest.raises(InputError, match="superlink: give the address"):
-        read_silo_or_node_settings(written(tmp_path, SILO | {"superlink": None}))
-    with pytest.raises(InputError, match="superlink"):
-        read_silo_or_node_settings(written(tmp_path, NODE | {"superlink": None}))
+@pytest.mark.parametrize(("tree", "change", "message"), REFUSED)
+def test_a_partys_file_is_checked(tmp_path, tree, change, message):
+    """`tests/bugs/test_marks_and_addresses.py` has addresses."""
+    path = written(tmp_path, tree | change)
+    with pytest.raises(InputError, match=message) as refused:
+        read_party(path)
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_one_command_at_a_time_works_in_a_folder(tmp_path):

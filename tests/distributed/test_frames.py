@@ -23,7 +23,7 @@ from silotune.data.rows import Row, SiloData, Splits
 from silotune.data.tasks import Task
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import Frame, ProtocolError, ask_worker, decode
-from silotune.distributed.silo.silo_config import SiloSettings, read_silo_settings
+from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.store import SiloStore
 from silotune.distributed.silo.worker import ping, serve
 from silotune.errors import InputError, SilotuneError
@@ -217,33 +217,3 @@ def test_a_run_id_is_no_path(tmp_path, run):
 def test_a_states_name_is_no_path(tmp_path, name):
     with pytest.raises(InputError, match="no name of a state"):
         SiloStore(tmp_path).read_state("0" * 16, name)
-
-
-@pytest.mark.parametrize(
-    ("change", "names"),
-    [
-        ({"share": None}, "share"),
-        ({"share": ["everything"]}, "validation"),
-        ({"data": None}, "give data"),
-        ({"rows": "rows"}, "give data"),
-        ({"folder": ""}, "folder"),
-        ({"shares": []}, "did you mean 'share'"),
-        ({"socket": "/tmp/" + "x" * 120}, "too long for a Unix socket"),
-        ({"insecure": True, "private_key": "k"}, "insecure"),
-        ({"data": {"path": "d", "name": "south"}}, "data.name"),
-    ],
-)
-def test_a_silos_own_configuration_is_checked(tmp_path, change, names):
-    tree = {
-        "name": "north",
-        "folder": "state",
-        "data": {"path": "d.csv"},
-        "share": ["test"],
-        "policy": "trusting",
-        **change,
-    }
-    path = tmp_path / "silo.yaml"
-    path.write_text(yaml.safe_dump({key: value for key, value in tree.items() if value is not None}))
-    with pytest.raises(InputError, match=names) as refused:
-        read_silo_settings(path)
-    assert str(path) in str(refused.value)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.test_from_nothing import IP, may_have_namespaces
+from tests.support.deployed import IP, may_have_namespaces
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deployment-reference.md").read_text(encoding="utf-8")
 NFT = shutil.which("nft") or shutil.which("nft", path="/usr/sbin:/sbin")
