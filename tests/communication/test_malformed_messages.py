@@ -148,16 +148,6 @@ def test_the_largest_row_count_still_averages_to_finite_numbers():
     assert all(tensor.isfinite().all() for tensors in receiver.shared.values() for tensor in tensors.values())
 
 
-def test_what_is_refused_leaves_the_coordinator_as_it_was():
-    receiver = coordinator()
-    before = receiver.broadcast(4)
-    for message in (b"", GOOD[:-4], packed(good_tensors(), {})):
-        with pytest.raises(MessageRefused):
-            receiver.receive(ROUND, SILO, message)
-    receiver.aggregate([])
-    assert receiver.broadcast(4) == before
-
-
 def test_a_broadcast_is_checked_by_the_silo_as_well():
     receiver = coordinator()
     broadcast = receiver.broadcast(2)

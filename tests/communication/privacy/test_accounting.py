@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import dp_accounting
 import pytest
@@ -62,6 +63,7 @@ def test_a_change_over_many_numbers_is_never_easier_to_tell_than_one_of_the_same
     """The accountant takes the whole L1 sensitivity to be in one number. Two of shifts a and b: with u = a + b − ε',
     δ is at most `1 − e^(−u/2) − (u/4)·e^(−u/2)`, one of shift a + b has `1 − e^(−u/2)`."""
 
+    @cache
     def loss(shift: float):
         return privacy_loss_distribution.from_laplace_mechanism(
             1 / (shift * epsilon), value_discretization_interval=1e-4
@@ -108,14 +110,13 @@ def test_without_sampling_the_central_account_is_the_gaussian_one():
         assert SampledCentralAccount(2.0, 1e-5, 10, 10).total(times) == CentralAccount(2.0, 1e-5).total(times) == plain
 
 
-@pytest.mark.parametrize(("silos", "sampled", "times"), [(100, 5, 50), (1000, 10, 200)])
-def test_sampling_is_accounted_as_in_the_library_and_helps(silos, sampled, times):
+def test_sampling_is_accounted_as_in_the_library_and_helps():
     accountant = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     event = dp_accounting.GaussianDpEvent(2.0)
-    accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(silos, sampled, event), times)
-    found = SampledCentralAccount(2.0, 1e-5, silos, sampled).total(times)
+    accountant.compose(dp_accounting.SampledWithoutReplacementDpEvent(100, 5, event), 50)
+    found = SampledCentralAccount(2.0, 1e-5, 100, 5).total(50)
     assert found == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
-    assert found < GaussianAccount(2.0, 1e-5).total(times)
+    assert found < GaussianAccount(2.0, 1e-5).total(50)
 
 
 def test_where_sampling_is_bounded_too_loosely_the_plain_bound_counts():
@@ -136,7 +137,7 @@ ACCOUNTS = [
 
 @pytest.mark.parametrize("account", ACCOUNTS, ids=lambda account: account.mechanism)
 def test_a_budget_lasts_for_as_many_uses_as_cost_no_more(account: Account):
-    most = 6 if isinstance(account, SampledCentralAccount) else 20  # its library takes a second each
+    most = 5 if isinstance(account, SampledCentralAccount) else 20  # its library takes a second each
     totals = [account.total(times) for times in range(most + 1)]
     assert totals == sorted(totals)
     for budget in (totals[1] / 2, totals[1], totals[4], (totals[4] + totals[5]) / 2, totals[most] * 2):

@@ -99,4 +99,5 @@ def test_options_that_are_not_set_are_filled_in_and_those_that_do_not_apply_are_
     assert (found.clip, found.norm, found.epsilon, found.delta) == (1.0, "l2", 8.0, 1e-5)
     assert (found.rounding, found.feedback) == ("nearest", True)
     bare = read_config("demo", []).uplink
+    assert bare == read_config("demo", ["uplink=none"]).uplink
     assert {bare.clip, bare.norm, bare.epsilon, bare.delta, bare.rounding, bare.feedback} == {None}

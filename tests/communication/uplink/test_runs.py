@@ -199,18 +199,3 @@ def test_what_rounding_left_is_the_silos_memory(sent, federate, tmp_path):
         federate.run("fedmcp", tmp_path / "run", "uplink=int8", "uplink.feedback=false")
     assert other.updates(1) == wire.updates(1)
     assert all(other.updates(2)[silo] != message for silo, message in wire.updates(2).items())
-
-
-def test_an_empty_uplink_is_no_uplink(reference, federate, tmp_path):
-    run, wire = reference("fedavg")
-    with tapped() as other:
-        found = federate.run("fedavg", tmp_path / "run", "uplink=none")
-    assert other.up == wire.up
-    assert same(found.summary) == same(run.summary)
-    assert "privacy" not in found.summary
-
-
-def test_int4_uplinks_train_as_well_and_send_less(sent, federate, tmp_path):
-    run, _ = sent("fedmcp", "int8")
-    found = federate.run("fedmcp", tmp_path / "run", "uplink=int4")
-    assert found.summary["bytes_up"] < run.summary["bytes_up"] < run.summary["bytes_down"]
