@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from silotune.errors import InputError
@@ -145,8 +144,6 @@ def test_bad_requests_have_one_shape(server, path, body, status, code):
 def test_what_is_no_json_is_refused(server):
     answer = httpx.post(f"{server.url}/classify", content=b"{nope", headers={"Content-Type": "application/json"})
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, "the body is not JSON")
-    with pytest.raises(openai.NotFoundError):
-        server.client().chat.completions.create(model="nobody", messages=TALK)
     foreign = httpx.get(f"{server.url}/v1/models", headers={"Host": "evil.example"})
     assert foreign.status_code == 400
 
@@ -189,7 +186,7 @@ def test_slow_clients_hold_nobody_up(server, monkeypatch):
     assert server.engine.written == 0
 
 
-@pytest.mark.parametrize("number", [1000, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("number", [300, pytest.param(10_000, marks=pytest.mark.long)])
 def test_many_requests_at_once_have_the_right_answers(server, runs, number):
     model = runs.run("bert", "lora", "method={name: fedmcp}").model("alpha")
     expected = [one.label for one in model.predict(SINGLE)]
