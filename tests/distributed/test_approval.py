@@ -15,7 +15,7 @@ from silotune.distributed.silo.approvals import Approvals
 from silotune.distributed.silo.session import Session
 from silotune.errors import InputError, SilotuneError
 from silotune.runs.storage.readers import read_summary
-from tests.support.malicious import CAPS, Malicious
+from tests.support.malicious import CAPS
 from tests.support.session_rig import DirectLink, answering, coordinated, job, local_configs
 
 ALLOWED = ("fedmcp", "tuner.r=1", "rounds=1", "train.steps=6")
@@ -25,13 +25,11 @@ STEPS = CAPS | {"row_order": "seed"}
 
 
 @pytest.fixture
-def asking(tiny_config, tmp_path):
+def asking(attack):
     """`asking(words, …)` → a coordinator and a silo whose operator decides about every run."""
 
     def begin(words=ALLOWED, run="a" * 16, **settings):
-        config = tiny_config(words[0], *words[1:])
-        local = local_configs(config, tmp_path / "silo", policy=STEPS, approval="ask", **settings)["alpha"]
-        return Malicious(local, config, run)
+        return attack(words, run, approval="ask", policy={"row_order": "seed"}, **settings)
 
     return begin
 

@@ -18,24 +18,20 @@ from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
 from tests.support.command_line import Silotune
 from tests.support.method_cases import logged
-from tests.support.session_rig import DirectLink, job, local_configs
+from tests.support.session_rig import DirectLink, coordinated, job, local_configs
 
 SHORT = ("rounds=1", "train.steps=2")
 
 
 def one_run(config, configs, out: Path) -> dict:
     """Run a federation whose silos have folders of their own; returns its summary."""
-    answers = {number: Session(own).answer for number, own in enumerate(configs.values())}
-    coordinate(job(config, out, configs, local=False), DirectLink(answers))
+    coordinated(config, out, configs, local=False)
     return read_summary(out)
 
 
 def test_two_runs_end_as_they_do_in_one_process(tiny_config, tmp_path: Path) -> None:
     first, second = tiny_config("fedmcp", *SHORT), tiny_config("fedmcp", *SHORT, f"start={tmp_path / 'one'}")
-    configs = {
-        name: own.model_copy(update={"folder": str(tmp_path / "silos" / name)})
-        for name, own in local_configs(first, tmp_path).items()
-    }
+    configs = local_configs(first, tmp_path / "silos")
     one_run(first, configs, tmp_path / "one")
     federated = one_run(second, configs, tmp_path / "two")
     run(first, out=tmp_path / "here", progress=False)

@@ -44,12 +44,9 @@ class Recorded:
     frame: Frame
 
 
-def run_recorded(config, out, monkeypatch, share=("validation", "test", "rows", "loss", "seconds")):
+def run_recorded(config, out, monkeypatch):
     """A whole run through the real ClientApp; the messages of all silos."""
-    configs = {
-        name: local.model_copy(update={"folder": str(out.parent / "silos" / name)})
-        for name, local in local_configs(config, out, share=list(share)).items()
-    }
+    configs = local_configs(config, out.parent / "silos")
     sessions = {name: Session(local) for name, local in configs.items()}
     monkeypatch.setattr(client_app, "ask_worker", lambda path, data, patience: sessions[path].answer(data))
     for name in ("_run_id", "_node_id", "_task_id"):  # Flower sets them in each of its processes

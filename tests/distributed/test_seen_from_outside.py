@@ -18,7 +18,6 @@ from silotune.deploy.printing import print_status
 from silotune.deploy.queue import RunQueue
 from silotune.deploy.settings import CoordinatorSettings
 from silotune.deploy.status import FederationMetrics
-from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.run_status import RunStatus, read_status
 from silotune.distributed.flower.commands import free_ports
 from silotune.distributed.metrics import LINK_FILE, Link, serve_metrics
@@ -30,7 +29,7 @@ from silotune.distributed.silo.store import Answer, Price, SiloStore
 from silotune.distributed.silo.worker import WorkerMetrics
 from silotune.errors import InputError
 from silotune.version import __version__
-from tests.support.session_rig import ALL, DirectLink, answering, job, local_configs
+from tests.support.session_rig import ALL, coordinated, local_configs
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 EVIL = "<script>alert(1)</script>"
@@ -212,9 +211,8 @@ def test_a_peer_without_status_is_no_problem(sent):
 @pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_run_tells_of_its_silos_what_they_share(tiny_config, tmp_path, shared):
     config = tiny_config("fedmcp", "rounds=1")
-    configs = local_configs(config, tmp_path / "run", share=[*ALL, *(["status"] if shared else [])])
-    configs = {name: own.model_copy(update={"folder": str(tmp_path / name)}) for name, own in configs.items()}
-    coordinate(job(config, tmp_path / "run", configs, local=False), DirectLink(answering(configs)))
+    configs = local_configs(config, tmp_path / "silos", share=[*ALL, *(["status"] if shared else [])])
+    coordinated(config, tmp_path / "run", configs, local=False)
     board = read_status(tmp_path / "run" / "federation")
     assert (board.state, board.round) == ("finished", 1)
     assert board.messages_down == board.messages_up > 3
