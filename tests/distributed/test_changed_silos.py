@@ -1,12 +1,18 @@
-"""A run goes on with another quorum, other deadlines, without a silo that left, or with one more."""
+"""A run goes on with another quorum, with fewer or more silos, and with other rows where a silo's file allows it."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
+from silotune.data.rows import Row, Splits
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.job import prepare
 from silotune.distributed.protocol.frames import decode
+from silotune.distributed.silo.session import Session
+from silotune.distributed.silo.setup import rows_digest
 from silotune.errors import InputError, SilotuneError
 from silotune.runs.storage.readers import events, read_summary
 from tests.support.method_cases import logged
@@ -109,3 +115,53 @@ def test_a_start_that_was_refused_leaves_a_folder_that_can_be_used(tiny_config, 
     (out / "notes.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(InputError, match="already there and not empty"):
         prepare(config, out, resume=False)
+
+
+def flipped(settings):
+    """Swap the labels of a silo's rows."""
+    path = settings.rows + "/train.jsonl"
+    with open(path, encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    with open(path, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps([texts, 0 if label else 1, *rest]) + "\n" for texts, label, *rest in rows)
+
+
+def changed_in_round_2(config, out, **more):
+    """Run a federation in which beta's worker is restarted over other rows before round 2."""
+    configs = local_configs(config, out, **more)
+    answers, seen = answering(configs), []
+
+    def beta(data):
+        if decode(data).kind == "round":
+            seen.append(data)
+            if len(seen) == 2:
+                flipped(configs["beta"])
+                answers[1] = Session(configs["beta"]).answer
+        return answers[1](data)
+
+    coordinate(job(config, out, configs), DirectLink(answers | {1: beta}))
+
+
+def test_other_rows_are_refused_and_named(tiny_config, tmp_path):
+    config = tiny_config("fedmcp", "rounds=2", "train.steps=1", "federation.retries=0")
+    with pytest.raises(SilotuneError, match="missing: beta"):
+        changed_in_round_2(config, tmp_path / "run")
+    (failed,) = logged(tmp_path / "run", "silo-failed")
+    words = "silo 'beta': its rows changed within this run; its silo config has changed_rows: refuse (or accept)"
+    assert failed["reason"] == words
+
+
+def test_where_the_file_accepts_other_rows_the_run_goes_on_and_says_so(tiny_config, tmp_path):
+    config = tiny_config("fedmcp", "rounds=3", "train.steps=1")
+    changed_in_round_2(config, tmp_path / "run", changed_rows="accept")
+    notes = {
+        (event["round"], event["silo"]) for event in logged(tmp_path / "run", "silo") if "rows changed" in str(event)
+    }
+    assert notes == {(2, "beta"), (3, "beta")}
+    assert read_summary(tmp_path / "run")["rounds"] == 3
+
+
+def test_a_conversation_or_a_rejected_answer_is_part_of_a_row():
+    plain = Row(("How are you?",), 0, "Well.")
+    rows = [plain, replace(plain, rejected="Go away."), replace(plain, turns=(("user", "Hello."),))]
+    assert len({rows_digest(Splits(train=[row])) for row in rows}) == 3
