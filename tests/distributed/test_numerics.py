@@ -62,12 +62,6 @@ def test_a_silos_worker_sets_them_before_it_loads_the_backbone(tiny_config, tmp_
     assert at_loading == [expected]
 
 
-def test_a_row_longer_than_the_bound_of_tokens_is_refused_by_the_silo_too(tiny_config, tmp_path):
-    config = on_this_machine(tiny_config("fedavg", "train.tokens_at_once=4"))
-    with pytest.raises(InputError, match=r"^silo 'alpha': its rows cannot be used"):
-        SiloSetup(local_configs(config, tmp_path)["alpha"]).prepare(wire_config(config, ["alpha"]), None)
-
-
 def test_so_does_the_coordinator(tiny_config, tmp_path, at_loading):
     config = on_this_machine(tiny_config("fedavg"))
     with pytest.raises(InputError, match="seen"):

@@ -19,20 +19,13 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from silotune.deploy.enrollment import ask
 from silotune.errors import InputError
-from tests.support.deployed import NGINX, Deployed, authority, key
+from tests.support.deployed import NGINX, authority, key
 
 pytestmark = [
     pytest.mark.skipif(NGINX is None, reason="nginx is not installed"),
     pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed"),
     pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed"),
 ]
-
-
-@pytest.fixture
-def deployed(deployed):
-    """A federation's coordinator and proxy, running."""
-    deployed.up()
-    return deployed
 
 
 def client(deployed, port=None) -> httpx.Client:
@@ -53,6 +46,7 @@ def signed(private: Path) -> tuple[bytes, dict[str, str]]:
 
 def test_only_the_node_api_passes_and_only_for_admitted_keys(deployed):
     """One SuperLink, so that the short suite stays short."""
+    deployed.up()
     north, stranger = key(deployed.folder / "north"), key(deployed.folder / "stranger")
     media = {"content-type": PROTOBUF_MEDIA_TYPE}
     with client(deployed) as proxy, client(deployed, deployed.port) as behind:
@@ -110,17 +104,10 @@ def test_only_the_node_api_passes_and_only_for_admitted_keys(deployed):
         ask(deployed.address, deployed.folder / "other" / "ca.pem", "GET", "/health")
 
 
-def test_the_proxy_admits_only_the_addresses_that_it_names(short):
-    deployed = Deployed(short)
-    try:
-        deployed.begin_proxy(allow="allow 127.0.0.9; deny all;")
-        context = ssl.create_default_context(cafile=str(deployed.tls / "ca.pem"))
-        for address, status in (("127.0.0.1", 403), ("127.0.0.9", 502)):  # nothing is behind it
-            transport = httpx.HTTPTransport(verify=context, local_address=address)
-            with httpx.Client(transport=transport, timeout=60) as silo:
-                assert silo.get(f"https://localhost:{deployed.proxy}/health").status_code == status
-    finally:
-        deployed.end()
-
-
-# -- long --------------------------------------------------------------------------------------------------------------
+def test_the_proxy_admits_only_the_addresses_that_it_names(deployed):
+    deployed.begin_proxy(allow="allow 127.0.0.9; deny all;")
+    context = ssl.create_default_context(cafile=str(deployed.tls / "ca.pem"))
+    for address, status in (("127.0.0.1", 403), ("127.0.0.9", 502)):  # nothing is behind it
+        transport = httpx.HTTPTransport(verify=context, local_address=address)
+        with httpx.Client(transport=transport, timeout=60) as silo:
+            assert silo.get(f"https://localhost:{deployed.proxy}/health").status_code == status
