@@ -13,6 +13,7 @@ import yaml
 
 from silotune.config import Config, dump
 from silotune.core.files import folder_lock
+from silotune.deploy import queue
 from silotune.deploy.queue import RunQueue
 from silotune.deploy.scheduler import Scheduler
 from silotune.deploy.settings import CoordinatorSettings
@@ -64,7 +65,8 @@ class Federation:
 
 @pytest.fixture
 def federation(tiny_config, tmp_path, monkeypatch):
-    monkeypatch.setattr(dispatcher, "APPROVAL_INTERVAL", 0.2)
+    monkeypatch.setattr(queue, "CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(dispatcher, "APPROVAL_INTERVAL", 0.1)
     monkeypatch.setattr(dispatcher, "POLL_INTERVAL", 0.02)
     words = ("rounds=1", "train.steps=6", "tuner.r=1", "data.seed=1", "federation.silos=[alpha,beta,gamma]")
     made, done = Federation(tiny_config("fedmcp", *words), tmp_path), threading.Event()

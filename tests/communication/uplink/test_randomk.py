@@ -79,11 +79,12 @@ def test_what_is_left_out_is_kept_and_sent_later(values):
 
 
 def test_unbiased_is_right_on_average():
-    change, mean, rounds = drawn(3, 20), torch.zeros(20), 4000
+    change, mean, rounds = drawn(3, 20), torch.zeros(20), 1000
     made = pipeline(fraction=0.25, unbiased=True)
     for number in range(rounds):
-        mean += arrived(made, made, change, number=number)[1] / rounds
-    deviation = change.abs() * (3 / rounds) ** 0.5  # of a mean of numbers that are 4 times as large, one time in 4
+        found = arrived(made, made, change.repeat(4), number=number)[1]  # each number in four places
+        mean += found.reshape(4, 20).mean(0) / rounds
+    deviation = change.abs() * (3 / (4 * rounds)) ** 0.5  # of means of numbers 4 times as large, one time in 4
     assert ((mean - change).abs() < 5 * deviation).all()
     assert made.send({NAME: change}, {}, "a", 1)[1] == {}
 
