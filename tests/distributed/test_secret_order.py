@@ -56,13 +56,6 @@ def test_the_order_is_the_silos_own(attack, tmp_path):
     assert not torch.equal(update(other), first)
 
 
-def test_the_order_of_the_seed_where_the_operator_says_so(attack, tmp_path):
-    seeded = [attack(ALLOWED, folder=str(tmp_path / name), policy=SEED) for name in "ab"]
-    first, second = map(update, seeded)
-    assert torch.equal(first, second)
-    assert not torch.equal(update(seeded[0], 2), first)
-
-
 def test_dropout_is_drawn_from_the_key(attack, tmp_path):
     words = (*ALLOWED, "train.dropout=0.3", "train.batch_size=60")  # one step, in which the order tells nothing
     policy = {"train_steps": 1}

@@ -150,12 +150,6 @@ def test_a_run_stops_when_the_budget_is_spent_with_its_state_kept(federate, tmp_
     assert len(logged(run.folder, "budget")) == 1
 
 
-def test_a_run_that_cannot_begin_leaves_nothing(federate, tmp_path):
-    with pytest.raises(InputError, match=r"privacy\.epsilon"):
-        federate.run("fedavg", tmp_path / "run", *LDP, "privacy.epsilon=1")
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize("method", ["local", "centralised"])
 def test_where_nothing_leaves_no_budget_is_spent(federate, method, tmp_path):
     run = federate.run(method, tmp_path / "run", *LDP, "privacy.epsilon=1")

@@ -103,9 +103,3 @@ def test_with_a_secret_it_decides_who_takes_part(tiny_config, tmp_path):
     )
     assert one == chosen(f"privacy.secret={tmp_path / 'one'}")
     assert len({str(found) for found in (plain, one, two)}) == 3
-
-
-def test_without_it_a_round_without_updates_changes_nothing():
-    coordinator = Coordinator({"global": {"w": torch.ones(3)}}, uniform, 1)
-    coordinator.aggregate([], 1)
-    assert torch.equal(coordinator.shared["global"]["w"], torch.ones(3))
