@@ -44,9 +44,10 @@ class Party:
         self.submitted.append(job.parent.parent.name)
         return f"flower-{len(self.submitted)}"
 
-    def tick(self, seconds: float = 10.0) -> None:
-        self.now += seconds
-        self.scheduler.tick()
+    def tick(self, seconds: float = 10.0, times: int = 1) -> None:
+        for _ in range(times):
+            self.now += seconds
+            self.scheduler.tick()
 
     def add(self, name: str) -> int:
         out = Path(self.settings.folder).parent / name
@@ -87,16 +88,13 @@ def party(tmp_path: Path) -> Party:
 def test_runs_follow_one_another_in_the_order_of_their_start(party: Party) -> None:
     for name in ("a", "b", "c"):
         party.add(name)
-    party.tick()
-    party.tick()
+    party.tick(times=2)
     assert (party.submitted, party.states()) == (["a"], ["running", "queued", "queued"])
     party.ends("a")
-    party.tick()
-    party.tick()
+    party.tick(times=2)
     assert (party.submitted, party.states()) == (["a", "b"], ["finished", "running", "queued"])
     party.ends("b", SilotuneError("quorum"))
-    party.tick()
-    party.tick()
+    party.tick(times=2)
     assert (party.submitted, party.states()) == (["a", "b", "c"], ["finished", "failed", "running"])
     assert party.queue.run(2).error == "quorum"
 
@@ -114,8 +112,7 @@ def test_a_run_that_waits_for_approval_makes_room_and_is_asked_about_again_betwe
     assert list(party.queue.run(1).waits_for()) == ["north"]
     party.tick()
     party.ends("b")
-    party.tick()
-    party.tick()
+    party.tick(times=2)
     assert (party.submitted, party.states()) == (["a", "b", "c"], ["waiting", "finished", "running"])
     party.waits("c", "south")
     with folder_lock(party.status("c")):
@@ -123,18 +120,15 @@ def test_a_run_that_waits_for_approval_makes_room_and_is_asked_about_again_betwe
         assert party.stopped == ["flower-1"]  # it holds nobody up who is due
         party.tick(3600.0)
     assert party.stopped == ["flower-1", "flower-3"]
-    party.tick()
-    party.tick()
+    party.tick(times=2)
     assert (party.submitted[3:], party.states()) == (["a"], ["running", "finished", "waiting"])
     party.ends("a")
-    party.tick()
-    party.tick()
+    party.tick(times=2)
     assert (party.submitted[4:], party.states()) == (["c"], ["finished", "finished", "running"])
     party.waits("c", "north", "south")
     party.up()
     party.add("d")
-    for _ in range(2):
-        party.tick()
+    party.tick(times=2)
     assert party.states()[2:] == ["waiting", "running"]
     assert runs.stop(party.settings, 3).state == "stopped"
 
@@ -148,16 +142,13 @@ def test_a_queue_of_three_runs_whose_second_is_stopped(party: Party, monkeypatch
         party.add(name)
     party.tick()
     party.ends("a")
-    party.tick()
-    party.tick()
+    party.tick(times=2)
     assert runs.stop(party.settings, 2).stop
     assert party.queue.run(2).listed()["state"] == "stopping"
     with folder_lock(party.status("b")):  # its coordinator works until Flower has stopped
-        party.tick()
-        party.tick()
+        party.tick(times=2)
         assert party.states()[1] == "running"
-    party.tick()
-    party.tick()
+    party.tick(times=2)
     assert (party.stopped, party.states()) == (["flower-2"] * 2, ["finished", "stopped", "running"])
     with pytest.raises(InputError, match="run 2: is stopped already"):
         runs.stop(party.settings, 2)
@@ -200,8 +191,7 @@ def test_an_outcome_that_came_while_up_was_down_is_taken(party: Party) -> None:
     party.tick()
     party.ends("a")
     party.up()
-    party.tick()
-    party.tick()
+    party.tick(times=2)
     assert (party.submitted, party.states()) == (["a"], ["finished"])
 
 
@@ -302,6 +292,5 @@ def test_a_run_whose_folder_is_gone_has_failed_and_the_next_begins(party: Party)
     party.add("a")
     party.add("b")
     shutil.rmtree(party.status("a").parent)
-    party.tick()
-    party.tick()
+    party.tick(times=2)
     assert (party.submitted, party.states()) == (["b"], ["failed", "running"])
