@@ -16,17 +16,21 @@ def silos(tmp_path):
     return ByHand(tmp_path)
 
 
+def refused(silos, words, stage, shown):
+    """Check that s00 refuses in a stage what it is shown."""
+    with pytest.raises(MasksRefused, match=words):
+        silos.ask("s00", stage, shown)
+
+
 def test_swapped_keys(silos):
     silos.until("share")
     offers = silos.offers
     swapped = offers | {"s01": offers["s02"]}
     own = offers | {"s01": offers["s01"][:64] + offers["s00"][64:128] + offers["s01"][128:]}
     for shown in (swapped, own):
-        with pytest.raises(MasksRefused, match="keys of silo 's01' are not signed by it"):
-            silos.ask("s00", "share", shown)
+        refused(silos, "keys of silo 's01' are not signed by it", "share", shown)
     for shown in (offers | {"s00": offers["s01"]}, {name: offers[name] for name in ("s01", "s02", "s03")}):
-        with pytest.raises(MasksRefused, match="not its own"):
-            silos.ask("s00", "share", shown)
+        refused(silos, "not its own", "share", shown)
 
 
 @pytest.mark.parametrize(
@@ -44,8 +48,7 @@ def test_keys_of_another_round_run_broadcast_or_list_are_refused(silos, changes)
     silos.begin("s00", **changes)
     own = silos.ask("s00", "offer", {})
     shown = {name: offer for name, offer in replayed.items() if name in changes.get("members", silos.names)}
-    with pytest.raises(MasksRefused, match="keys of silo 's01' are not signed by it for this run, round, attempt"):
-        silos.ask("s00", "share", shown | own)
+    refused(silos, "keys of silo 's01' are not signed by it for this run, round, attempt", "share", shown | own)
 
 
 @pytest.mark.parametrize(
@@ -86,37 +89,29 @@ def test_three_members_picked_out_of_forty(tmp_path):
         silos.begin("s00", members=["s00", "s01", "s02"])
     silos.until("share")
     few = {name: silos.offers[name] for name in ("s00", "s01", "s02")}
-    with pytest.raises(MasksRefused, match="3 members with keys"):
-        silos.ask("s00", "share", few)
+    refused(silos, "3 members with keys", "share", few)
     ghost = silos.offers | {"ghost": silos.offers["s01"]}
-    with pytest.raises(MasksRefused, match="keys of silo 'ghost', which is no member"):
-        silos.ask("s00", "share", ghost)
+    refused(silos, "keys of silo 'ghost', which is no member", "share", ghost)
 
 
 def test_shares_that_were_changed_or_meant_for_another(silos):
     silos.until("mask")
     sealed = silos.sealed["s00"]
     for wrong in (silos.sealed["s02"]["s01"], sealed["s01"][:-2] + "00", sealed["s02"]):
-        with pytest.raises(MasksRefused, match="shares of silo 's01' were not sealed by it"):
-            silos.ask("s00", "mask", sealed | {"s01": wrong})
-    with pytest.raises(MasksRefused, match="2 members with shares"):
-        silos.ask("s00", "mask", {"s01": sealed["s01"]})
+        refused(silos, "shares of silo 's01' were not sealed by it", "mask", sealed | {"s01": wrong})
+    refused(silos, "2 members with shares", "mask", {"s01": sealed["s01"]})
     for other in ("ghost", "s00"):
-        with pytest.raises(MasksRefused, match=f"shares of silo '{other}'"):
-            silos.ask("s00", "mask", sealed | {other: "00"})
+        refused(silos, f"shares of silo '{other}'", "mask", sealed | {other: "00"})
 
 
 def test_a_stage_is_gone_through_once(silos):
     silos.until("consent")
     less = {name: silos.offers[name] for name in ("s00", "s01", "s02")}
-    with pytest.raises(MasksRefused, match="again in the same attempt with other keys"):
-        silos.ask("s00", "share", less)
+    refused(silos, "again in the same attempt with other keys", "share", less)
     fewer = {name: silos.sealed["s00"][name] for name in ("s01", "s02")}
-    with pytest.raises(MasksRefused, match="again in the same attempt with shares of other members"):
-        silos.ask("s00", "mask", fewer)
+    refused(silos, "again in the same attempt with shares of other members", "mask", fewer)
     silos.silos["s00"].summand = silos.summands["s01"]
-    with pytest.raises(MasksRefused, match="again in the same attempt with another summand"):
-        silos.ask("s00", "mask", silos.sealed["s00"])
+    refused(silos, "again in the same attempt with another summand", "mask", silos.sealed["s00"])
 
 
 @pytest.mark.parametrize(
@@ -129,8 +124,7 @@ def test_a_stage_is_gone_through_once(silos):
 )
 def test_survivors_that_are_refused(silos, survivors, words):
     silos.until("consent")
-    with pytest.raises(MasksRefused, match=words):
-        silos.ask("s00", "consent", unsigned(survivors))
+    refused(silos, words, "consent", unsigned(survivors))
 
 
 def test_split_survivor_lists(silos):
@@ -139,10 +133,8 @@ def test_split_survivor_lists(silos):
     lists = {"s00": ["s00", "s01", "s02"], "s01": ["s00", "s01", "s02"], "s02": silos.names, "s03": silos.names}
     signed = {name: silos.ask(name, "consent", unsigned(listed))[name] for name, listed in lists.items()}
     shown = {name: signed[name] for name in lists["s00"]}
-    with pytest.raises(MasksRefused, match="silo 's02' has not signed this list of survivors"):
-        silos.ask("s00", "unmask", shown)
-    with pytest.raises(MasksRefused, match="2 silos have signed the survivors; t = 3"):
-        silos.ask("s00", "unmask", shown | {"s02": ""})
+    refused(silos, "silo 's02' has not signed this list of survivors", "unmask", shown)
+    refused(silos, "2 silos have signed the survivors; t = 3", "unmask", shown | {"s02": ""})
 
 
 def test_both_shares_of_one_peer(silos):
@@ -154,10 +146,8 @@ def test_both_shares_of_one_peer(silos):
     less = silos.names[:3]
     text = silos.agreement.text("survivors", less)
     forged = {name: sign(silos.identities[name], text).hex() for name in less}  # even if peers lie, too
-    with pytest.raises(MasksRefused, match="of a peer it tells its share of the seed or that of the key, never both"):
-        silos.ask("s00", "unmask", forged)
-    with pytest.raises(MasksRefused, match="again in the same attempt with another list of survivors"):
-        silos.ask("s00", "consent", unsigned(less))
+    refused(silos, "of a peer it tells its share of the seed or that of the key, never both", "unmask", forged)
+    refused(silos, "again in the same attempt with another list of survivors", "consent", unsigned(less))
 
 
 def test_of_a_silo_that_dropped_the_share_of_its_key_alone(silos):
@@ -174,8 +164,8 @@ def test_n_and_then_one_less_for_the_same_tensors(silos, changes):
     """Under another attempt, another round's number, or in another run."""
     silos.until("unmask")
     silos.until("consent", **changes)
-    with pytest.raises(MasksRefused, match="same broadcast tensors this silo has signed other survivors, s00, s01"):
-        silos.ask("s00", "consent", unsigned(["s00", "s01", "s02"]))
+    less = unsigned(["s00", "s01", "s02"])
+    refused(silos, "same broadcast tensors this silo has signed other survivors, s00, s01", "consent", less)
     assert silos.ask("s01", "consent", unsigned(silos.names))
 
 
@@ -193,8 +183,7 @@ def test_stages_that_are_left_out_or_malformed(silos, stage):
     silos.until("share")
     asked = {"mask": {}, "consent": unsigned(silos.names), "unmask": {}}
     if stage != "share":
-        with pytest.raises(MasksRefused, match=f"{stage}: asked before the stages that come first"):
-            silos.ask("s00", stage, asked[stage])
+        refused(silos, f"{stage}: asked before the stages that come first", stage, asked[stage])
     silos.until(stage)
     names = silos.names
     for malformed in ({}, 3, names, dict.fromkeys(names, 3), dict.fromkeys(names, "no digits"), {"s00": {}}):
@@ -202,8 +191,7 @@ def test_stages_that_are_left_out_or_malformed(silos, stage):
             continue  # its texts say nothing
         with pytest.raises(MasksRefused):
             silos.ask("s00", stage, malformed)
-    with pytest.raises(MasksRefused, match="no such stage"):
-        silos.ask("s00", "tell me all", {})
+    refused(silos, "no such stage", "tell me all", {})
 
 
 @pytest.mark.parametrize("stage", ["share", "mask", "consent", "unmask"])
