@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.deployed import IP, NGINX, may_have_namespaces
+from tests.support.deployed import IP, NGINX, make_network, may_have_namespaces
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding="utf-8")
 HOST, NET = "coordinator.example.org", "10.213.78"
@@ -62,15 +62,10 @@ class Machine:
         hosts = f"127.0.0.1 localhost\n{NET}.1 {HOST}\n"
         (self.root / "etc" / "hosts").write_text(hosts)
         (self.root / "lib" / "nginx").mkdir()
-        subprocess.run([IP, "netns", "add", self.space], check=True)
-        self.ip("link", "set", "lo", "up")
 
     @property
     def space(self) -> str:
         return f"{self.root.parent.name}-{self.name}"
-
-    def ip(self, *words: str) -> None:
-        subprocess.run([IP, "-n", self.space, *words], check=True, capture_output=True)
 
     def inside(self, words: list[str]) -> list[str]:
         mounts = [("etc", "/etc"), ("lib", "/var/lib"), ("run", "/run"), ("srv", "/srv")]
@@ -144,25 +139,11 @@ def machines() -> Iterator[dict[str, Machine]]:
         try:
             for party in ("coordinator", *SILOS):
                 made[party] = Machine(party, folder / party)
-            joined(made)
+            make_network(made["coordinator"].space, [made[silo].space for silo in SILOS], NET)
             yield made
         finally:
             for machine in made.values():
                 machine.end()
-
-
-def joined(machines: dict[str, Machine]) -> None:
-    """Connect the machines by a bridge at the coordinator."""
-    coordinator = machines["coordinator"]
-    coordinator.ip("link", "add", "bridge", "type", "bridge")
-    coordinator.ip("addr", "add", f"{NET}.1/24", "dev", "bridge")
-    coordinator.ip("link", "set", "bridge", "up")
-    for number, silo in enumerate(SILOS):
-        machine, end = machines[silo], f"to{number}"
-        machine.ip("link", "add", "net", "type", "veth", "peer", end, "netns", coordinator.space)
-        machine.ip("addr", "add", f"{NET}.{11 + number}/24", "dev", "net")
-        machine.ip("link", "set", "net", "up")
-        coordinator.ip("link", "set", end, "master", "bridge", "up")
 
 
 def wait(condition, what: str, machine: Machine) -> None:

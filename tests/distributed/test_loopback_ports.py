@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.deployed import IP, may_have_namespaces
+from tests.support.deployed import IP, make_namespace, may_have_namespaces
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deployment-reference.md").read_text(encoding="utf-8")
 NFT = shutil.which("nft") or shutil.which("nft", path="/usr/sbin:/sbin")
@@ -36,8 +36,7 @@ pytestmark = [
 def machine():
     """`machine(words)` runs a command on a machine whose ports are taken; returns its exit code and its errors."""
     space = f"sl{time.monotonic_ns() % 10**6}"
-    subprocess.run([IP, "netns", "add", space], check=True)
-    subprocess.run([IP, "-n", space, "link", "set", "lo", "up"], check=True)
+    make_namespace(space)
     inside = [IP, "netns", "exec", space]
     listener = subprocess.Popen([*inside, sys.executable, "-c", LISTENS.format(ports=PORTS)])
 

@@ -24,15 +24,11 @@ from silotune.data.loading import load_silos
 from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
-from tests.support.deployed import IP, LONGEST, NGINX, Deployed, may_have_namespaces, silo_files
+from tests.support.deployed import IP, LONGEST, NGINX, Deployed, make_network, may_have_namespaces, silo_files
 
 TCPDUMP = shutil.which("tcpdump") or shutil.which("tcpdump", path="/usr/sbin:/sbin")
 NET = "10.213.77"
 MADE_OF_LETTERS = re.compile(rb"[\x20-\x7e]{12,}")
-
-
-def ip(*words: object) -> subprocess.CompletedProcess:
-    return subprocess.run([IP, *map(str, words)], check=True, capture_output=True, text=True, timeout=60)
 
 
 pytestmark = [
@@ -54,26 +50,11 @@ class Apart(Deployed):
     def __post_init__(self) -> None:
         self.host, self.interface = "coordinator.test", f"{NET}.1"
         super().__post_init__()
-        coordinator = self.space("coordinator")
-        self.make("coordinator")
-        ip("-n", coordinator, "link", "add", "bridge", "type", "bridge")
-        ip("-n", coordinator, "addr", "add", f"{NET}.1/24", "dev", "bridge")
-        ip("-n", coordinator, "link", "set", "bridge", "up")
-        for number, silo in enumerate(self.silos):
-            self.make(silo)
-            interface = f"to{number}"
-            ip("-n", self.space(silo), "link", "add", "net", "type", "veth", "peer", interface, "netns", coordinator)
-            ip("-n", self.space(silo), "addr", "add", f"{NET}.{11 + number}/24", "dev", "net")
-            ip("-n", self.space(silo), "link", "set", "net", "up")
-            ip("-n", coordinator, "link", "set", interface, "master", "bridge", "up")
-
-    def make(self, party: str) -> None:
-        """A namespace with a loopback, in which the coordinator has its name."""
-        etc = Path("/etc/netns") / self.space(party)
-        etc.mkdir(parents=True)
-        (etc / "hosts").write_text(f"127.0.0.1 localhost\n{NET}.1 {self.host}\n")
-        ip("netns", "add", self.space(party))
-        ip("-n", self.space(party), "link", "set", "lo", "up")
+        for party in ("coordinator", *self.silos):
+            etc = Path("/etc/netns") / self.space(party)
+            etc.mkdir(parents=True)
+            (etc / "hosts").write_text(f"127.0.0.1 localhost\n{NET}.1 {self.host}\n")
+        make_network(self.space("coordinator"), [self.space(silo) for silo in self.silos], NET)
 
     def space(self, party: str) -> str:
         return f"{self.folder.name}-{party if party in self.silos else 'coordinator'}"

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -199,6 +200,30 @@ def may_have_namespaces() -> bool:
     probe = f"st{os.getpid()}-probe"
     created = subprocess.run([IP, "netns", "add", probe], capture_output=True, check=False).returncode == 0
     return created and subprocess.run([IP, "netns", "del", probe], check=False).returncode == 0
+
+
+def ip(space: str, words: str) -> None:
+    """Change the network of a namespace."""
+    subprocess.run([str(IP), "-n", space, *words.split()], check=True, capture_output=True, timeout=60)
+
+
+def make_namespace(space: str) -> None:
+    """Make a network namespace with a loopback."""
+    subprocess.run([str(IP), "netns", "add", space], check=True, capture_output=True, timeout=60)
+    ip(space, "link set lo up")
+
+
+def make_network(coordinator: str, silos: Sequence[str], net: str) -> None:
+    """Make namespaces and connect them by a bridge in the coordinator's, which has the net's first address."""
+    for space in (coordinator, *silos):
+        make_namespace(space)
+    for words in ("link add bridge type bridge", f"addr add {net}.1/24 dev bridge", "link set bridge up"):
+        ip(coordinator, words)
+    for number, silo in enumerate(silos):
+        ip(silo, f"link add net type veth peer to{number} netns {coordinator}")
+        ip(silo, f"addr add {net}.{11 + number}/24 dev net")
+        ip(silo, "link set net up")
+        ip(coordinator, f"link set to{number} master bridge up")
 
 
 def silo_files(deployed: Deployed, config: Config) -> dict[str, Path]:
