@@ -56,6 +56,10 @@ class Nodes:
     def when(self, kind):
         return [(moment, node) for moment, node, event in self.sent if event == kind]
 
+    def last(self, kind):
+        """The number of the last message of a kind, from 1."""
+        return max(number for number, (_, _, event) in enumerate(self.sent, 1) if event == kind)
+
 
 def hello(silo):
     return Frame("hello", {"silo": silo})
@@ -124,8 +128,7 @@ def test_a_silo_that_was_refused_while_the_run_goes_on_is_asked_again_and_let_in
     dispatcher, reports = dispatcher_of(nodes, "north", "south", admit=admit)
     assert dispatcher.wait_for_all(2) == ["south"]
     nodes.script = {
-        number: lambda number=number: nodes.answer(number_of(nodes, "hello"), hello("south"))
-        for number in (3.0, 13.0, 23.0)
+        number: lambda number=number: nodes.answer(nodes.last("hello"), hello("south")) for number in (3.0, 13.0, 23.0)
     }
     nodes.script[20.5] = lambda: wrong.clear() or wrong.append(False)
     nodes.script[25.0] = lambda: [
@@ -145,11 +148,6 @@ def test_a_silo_that_was_refused_while_the_run_goes_on_is_asked_again_and_let_in
     strict.link.script = {0.5: lambda: strict.link.answer(1, hello("south"))}
     with pytest.raises(HandshakeRefused):
         strict.wait_for_all(5)
-
-
-def number_of(nodes, kind):
-    """The number of the last message of a kind."""
-    return max(number + 1 for number, (_, _, event) in enumerate(nodes.sent) if event == kind)
 
 
 def test_only_who_owes_an_answer_is_asked_again_and_ever_less_often():

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 
@@ -22,10 +21,6 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only"
 WORKER = [sys.executable, "-m", "silotune.distributed.silo.worker"]
 LOST = ["flower-superexec", "--insecure", "--runtime-api-address", "127.0.0.1:9"]
 """It looks for a SuperNode where none is, as long as it lives."""
-
-
-def module(name: str) -> Any:
-    return importlib.import_module(name)
 
 
 @pytest.fixture
@@ -46,7 +41,7 @@ def until(condition, seconds=60):
 @pytest.mark.parametrize("target", COMMANDS.values())
 def test_flowers_commands_are_the_functions_that_are_called(target):
     name, _, function = target.partition(":")
-    inspect.signature(getattr(module(name), function)).bind()
+    inspect.signature(getattr(importlib.import_module(name), function)).bind()
 
 
 @linux

@@ -71,18 +71,13 @@ def test_so_does_the_coordinator(tiny_config, tmp_path, at_loading):
     assert at_loading == [(2, ":4096:8")]
 
 
-@pytest.fixture
-def _refused(monkeypatch):
+def test_a_refused_operation_ends_a_run_with_the_key(tiny_config, tmp_path, monkeypatch):
     """Losses contain an operation that has no deterministic implementation."""
 
     def views(self, *args, **kwargs):
         torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))
 
     monkeypatch.setattr(ViewProgram, "run", views)
-
-
-@pytest.mark.usefixtures("_refused")
-def test_a_refused_operation_ends_a_run_with_the_key(tiny_config, tmp_path):
     with pytest.raises(InputError, match=r"precision\.deterministic: put_"):
         run(tiny_config("fedavg"), out=tmp_path / "run")
     assert state() == (0, None)

@@ -9,20 +9,17 @@ from pathlib import Path
 import pytest
 
 from silotune.communication.messages import UPDATE_FIELDS, unpack
-from silotune.distributed.protocol.frames import Frame, decode
-from silotune.distributed.protocol.handshake import Identity, wire_config
+from silotune.distributed.protocol.frames import decode
 from silotune.distributed.silo.row_ledger import Charge, RowLedger
-from silotune.distributed.silo.session import Session
 from silotune.distributed.silo.silo_config import RowBudget
 from silotune.distributed.silo.store import SiloStore
 from silotune.errors import InputError
-from silotune.runs.build.builder import build
 from silotune.runs.storage.readers import read_summary
 from silotune.training.row_privacy import RowPlan, RowPrivacy
 from tests.support.session_rig import coordinated, local_configs
 
 NOISE = ("privacy.unit=row", "privacy.epsilon=4", "rounds=2", "train.steps=2", "train.batch_size=8")
-PRIVATE = {"policy": "private", "privacy": {"epsilon": 8.0}, "seeded_noise": False}
+PRIVATE = {"policy": {"preset": "private"}, "privacy": {"epsilon": 8.0}, "seeded_noise": False}
 PLAN = RowPlan("row", 0.1, (0, 10, 20), 1.5)
 BUDGET = RowBudget(epsilon=3.0)
 
@@ -32,7 +29,7 @@ def private(attack):
     """A silo that answers with noise on rows alone, and its coordinator."""
 
     def begin(method="fedavg", **settings):
-        fields = {"policy": {"preset": "private", "train_rows": 0, "train_steps": 0}, "privacy": {"epsilon": 8.0}}
+        fields = {"policy": {"preset": "private"}, "privacy": {"epsilon": 8.0}}
         return attack((method, "tuner.r=1", *NOISE), caps=False, **fields | settings)
 
     return begin
@@ -115,7 +112,7 @@ def test_a_federation_in_which_only_noised_parts_leave(words, tiny_config, tmp_p
         assert json.loads(model.read_text())["privacy"]["mechanism"] == "dp-sgd"
 
 
-def test_a_silo_measures_its_model_where_it_let_canaries_in(tiny_config, tmp_path, silotune):
+def test_a_silo_measures_its_model_where_it_let_canaries_in(tiny_config, attack, tmp_path, silotune):
     config = tiny_config("fedavg", *NOISE, "audit.canaries=30")
     configs = local_configs(config, tmp_path / "run", **PRIVATE, canaries=30)
     coordinated(config, tmp_path / "run", configs)
@@ -124,16 +121,8 @@ def test_a_silo_measures_its_model_where_it_let_canaries_in(tiny_config, tmp_pat
         shown = silotune("release", release.parent, "--silo", name).out
         assert "of 30 coins guessed" in shown
         assert "ε by the account of its noise: 4" in shown.replace("3.99", "4").replace("3.98", "4")
-    few = local_configs(config, tmp_path / "other", **PRIVATE, canaries=29)
-    refused = decode(Session(few["alpha"]).answer(job_hello(config)))
-    assert "adds at most 29 canaries" in refused.fields["reason"]
-
-
-def job_hello(config) -> bytes:
-    """The greeting of a coordinator."""
-    federation = build(config)
-    fields = {"run": "0" * 16, "config": wire_config(config, sorted(federation.silos))}
-    return Frame("hello", fields | {"identity": Identity.of(federation.backbone).fields()}).encode()
+    few = attack(("fedavg", *NOISE, "audit.canaries=30"), caps=False, canaries=29, **PRIVATE)
+    assert "adds at most 29 canaries" in few.reason("hello")
 
 
 def test_the_same_request_has_the_same_bytes_and_another_broadcast_other_noise(private):

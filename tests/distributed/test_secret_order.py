@@ -21,11 +21,7 @@ def update(attacker, number=1):
     """The numbers of a round's update, whose broadcast is that of the start."""
     reply = attacker.ask("round", number)
     assert reply.kind == "answer", reply.fields
-    return flat(read_tensors(reply.blobs["message"]))
-
-
-def flat(tensors):
-    """All numbers, by name."""
+    tensors = read_tensors(reply.blobs["message"])
     return torch.cat([tensor.reshape(-1) for _, tensor in sorted(tensors.items())])
 
 
