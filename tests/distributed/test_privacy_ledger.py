@@ -7,15 +7,14 @@ import pytest
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.run_status import RunFollower
 from silotune.distributed.protocol.frames import Frame, decode
-from silotune.distributed.protocol.handshake import Identity, wire_config
 from silotune.distributed.silo.session import Session
 from silotune.distributed.silo.store import Answer, Price, SiloStore
 from silotune.errors import InputError, SilotuneError
-from silotune.runs.build.builder import build
 from silotune.training.client import PrivacySpent
 from tests.support.session_rig import DirectLink, answering, coordinated, job, local_configs
 
 NOISE = ("uplink=clip,laplace", "uplink.epsilon=2", "rounds=2", "train.steps=1")
+TRUSTING = {"preset": "trusting"}
 
 
 def answers(link: DirectLink) -> list[Frame]:
@@ -102,34 +101,21 @@ def test_an_operators_own_budget_holds_where_the_run_has_none(tiny_config, tmp_p
     assert epsilons(tmp_path / "run" / "checkpoints" / "silos" / "alpha") == [2.0]
 
 
-def test_a_coordinator_that_changes_the_noise_within_a_run_does_not_stretch_the_budget(tiny_config, tmp_path):
+def test_a_coordinator_that_changes_the_noise_within_a_run_does_not_stretch_the_budget(attack):
     """Round n at ε = 4/n: each alone would fit, priced at its own configuration, for ever."""
-    config = tiny_config("fedavg", *NOISE)
-    local = local_configs(config, tmp_path / "run", epsilon=4.0)["alpha"]
-    session, left = Session(local), []
+    attacker, left = attack(("fedavg", *NOISE, "rounds=9"), caps=False, policy=TRUSTING, epsilon=4.0), []
     for number in range(1, 6):
-        wanted = tiny_config("fedavg", *NOISE, f"uplink.epsilon={4 / number}", "rounds=9")
-        answer = session.answer(round_request(wanted, number).encode())
-        left.append(decode(answer))
+        attacker.configure(uplink__epsilon=4 / number)
+        left.append(attacker.ask("round", number))
     assert [frame.kind for frame in left] == ["answer", *["failed"] * 4]
     assert all("budget of 4 is spent" in frame.fields["reason"] for frame in left[1:])
 
 
 @pytest.mark.parametrize(("overrides", "kind"), [({}, "failed"), ({"delta": 0.9}, "answer")])
-def test_a_coordinator_does_not_choose_the_delta_of_an_operators_budget(overrides, kind, tiny_config, tmp_path):
+def test_a_coordinator_does_not_choose_the_delta_of_an_operators_budget(overrides, kind, attack):
     """Noise for ε = 0.1 at δ = 0.9 is next to none: at 1e-5 it costs far more than 4."""
-    config = tiny_config("fedavg", "uplink=clip,gaussian", "uplink.epsilon=0.1", "uplink.delta=0.9", "rounds=1")
-    local = local_configs(config, tmp_path / "run", epsilon=4.0, **overrides)["alpha"]
-    assert decode(Session(local).answer(round_request(config, 1).encode())).kind == kind
-
-
-def round_request(config, number: int) -> Frame:
-    """A coordinator's request for a round of a run that is always called the same."""
-    federation = build(config)
-    text = wire_config(config, sorted(federation.silos))
-    fields = {"run": "0" * 16, "config": text, "identity": Identity.of(federation.backbone).fields()}
-    fields |= {"round": number, "base": "", "keep": [], "judge": False}
-    return Frame("round", fields, {"broadcast": federation.coordinator.broadcast(number)})
+    words = ("fedavg", "uplink=clip,gaussian", "uplink.epsilon=0.1", "uplink.delta=0.9", "rounds=1")
+    assert attack(words, caps=False, policy=TRUSTING, epsilon=4.0, **overrides).ask("round").kind == kind
 
 
 def test_what_the_noise_promises_is_said_before_the_first_round(tiny_config, tmp_path, capsys):
