@@ -18,7 +18,7 @@ from silotune.runs.storage.readers import events, read_summary
 from tests.support.method_cases import logged
 from tests.support.session_rig import DirectLink, LostError, answering, job, local_configs
 
-QUICK = ("rounds=3", "train.steps=2", "federation.patience=0.05", "federation.deadline=0.3", "federation.retries=0")
+QUICK = ("rounds=3", "train.steps=2", "federation.patience=0.05", "federation.deadline=0.2", "federation.retries=0")
 
 
 def leaving(answers, nodes):

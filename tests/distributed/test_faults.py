@@ -59,7 +59,7 @@ class SlowLink(DirectLink):
 
 def test_a_silo_that_is_too_slow_is_asked_again_and_does_not_train_again(whole, trained, tmp_path):
     """What it had done by the deadline is in its folder; the same question is answered from there."""
-    config, expected = whole("fedmcp", "federation.deadline=0.4", "federation.retries=3")
+    config, expected = whole("fedmcp", "federation.deadline=0.2", "federation.retries=3")
     configs = local_configs(config, tmp_path / "run")
     trained.clear()
     coordinate(job(config, tmp_path / "run", configs), SlowLink(answering(configs)))

@@ -118,7 +118,7 @@ def losing(stage):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_silo_that_drops_out_stays_out(tiny_config, tmp_path, stage):
-    config = tiny_config("fedit", *SECURE, *FOUR, "federation.deadline=0.4")
+    config = tiny_config("fedit", *SECURE, *FOUR, "federation.deadline=0.2")
     _, link = run_masked(config, tmp_path / "run", losing(stage))
     silos = sorted({event["silo"] for event in logged(tmp_path / "run", "silo") if event["round"] == 2})
     survivors = json.loads((tmp_path / "run" / "federation" / "survivors.json").read_text())["survivors"]
@@ -135,7 +135,7 @@ def _stage(data):
 
 def test_below_t_the_run_ends_by_name_and_nothing_is_revealed(tiny_config, tmp_path):
     config = tiny_config(
-        "fedit", *SECURE, "federation.deadline=0.3", "federation.patience=0.01", "federation.retries=0"
+        "fedit", *SECURE, "federation.deadline=0.2", "federation.patience=0.01", "federation.retries=0"
     )
     with pytest.raises(
         SilotuneError, match=r"nothing was revealed: mask: 2 of 3 silos answered, 3 must; missing: alpha"
@@ -145,7 +145,7 @@ def test_below_t_the_run_ends_by_name_and_nothing_is_revealed(tiny_config, tmp_p
 
 def test_after_a_crash_another_list_is_refused_and_the_run_ends_by_name(whole, tmp_path):
     """All four have signed; then one is gone for good: no second sum of the same broadcast."""
-    config, expected = whole("fedit", *SECURE, *FOUR, "federation.deadline=0.4", "federation.retries=1")
+    config, expected = whole("fedit", *SECURE, *FOUR, "federation.deadline=0.2", "federation.retries=1")
     with pytest.raises(KeyboardInterrupt):
         run_masked(config, tmp_path / "run", dying("unmask", 1))
     with pytest.raises(SilotuneError, match="was begun, and no other can be made; missing"):

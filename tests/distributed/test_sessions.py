@@ -193,7 +193,7 @@ def without_beta_in_round_2(config, out):
 
 def test_below_its_quorum_a_round_is_asked_again_then_the_run_stops_with_its_state_kept(whole, tmp_path):
     config, expected = whole(
-        "fedmcp", "federation.patience=0.05", "federation.deadline=0.3", "federation.retries=1", "federation.quorum=1"
+        "fedmcp", "federation.patience=0.05", "federation.deadline=0.2", "federation.retries=1", "federation.quorum=1"
     )
     out = tmp_path / "run"
     configs, link, _ = without_beta_in_round_2(config, out)
@@ -207,7 +207,7 @@ def test_below_its_quorum_a_round_is_asked_again_then_the_run_stops_with_its_sta
 
 def test_with_a_quorum_the_round_goes_on_without_an_absent_silo_which_returns(whole, tmp_path):
     config, _ = whole(
-        "fedmcp", "federation.patience=0.05", "federation.deadline=0.3", "federation.quorum=0.6", "federation.retries=0"
+        "fedmcp", "federation.patience=0.05", "federation.deadline=0.2", "federation.quorum=0.6", "federation.retries=0"
     )
     out = tmp_path / "run"
     configs, link, requested = without_beta_in_round_2(config, out)

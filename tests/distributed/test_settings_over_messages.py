@@ -20,7 +20,7 @@ from tests.support.processes import bits
 from tests.support.session_rig import DirectLink, coordinated, federate, job, local_configs
 
 SETTING = ("rounds=2", "train.steps=1", "tuner=lora", "tuner.r=5")
-PATIENT = ("federation.patience=0.05", "federation.deadline=0.3", "federation.retries=0")
+PATIENT = ("federation.patience=0.05", "federation.deadline=0.2", "federation.retries=0")
 
 
 def bounded(configs, silo, rank):

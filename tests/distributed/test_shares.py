@@ -171,7 +171,7 @@ def test_parts_that_an_operator_does_not_let_go_stay(tiny_config, tmp_path):
 
 def test_what_is_no_longer_shared_does_not_leave_with_an_answer_that_was_kept(tiny_config, tmp_path):
     """Round 2's answer was given and went under; by the time it is asked for again, fewer numbers may leave."""
-    config = tiny_config("fedmcp", *SHORT, "uplink=clip,laplace,int8")
+    config = tiny_config("fedmcp", "rounds=2", "train.steps=2", "uplink=clip,laplace,int8")
     configs = local_configs(config, tmp_path / "run")
     _, link = federate(config, tmp_path / "run")
     (request,) = [
@@ -194,7 +194,7 @@ def test_what_is_no_longer_shared_does_not_leave_with_an_answer_that_was_kept(ti
 
 def test_scores_that_are_none_are_refused_by_the_silos_name_and_the_run_ends(tiny_config, tmp_path):
     """`test_what_is_no_score_is_not` has all that is none."""
-    config = tiny_config("fedmcp", *SHORT)
+    config = tiny_config("fedmcp", "rounds=1", "train.steps=1")
     configs = local_configs(config, tmp_path / "run")
     answers, scores = answering(configs), {"validation": 50, "test": 50, "asr": 1}
 
