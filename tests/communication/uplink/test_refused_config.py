@@ -44,6 +44,13 @@ WORDS: dict[str, tuple[list[str], list[str]]] = {
         ["uplink=clip", "uplink.feedback=true"],
         ["feedback belongs to uplink=fp16 or uplink=int8 or uplink=int4"],
     ),
+    "fraction above one": (
+        ["uplink=topk", "uplink.fraction=2"],
+        ["uplink.fraction", "must be less than or equal to 1"],
+    ),
+    "fraction of int8": (["uplink=int8", "uplink.fraction=0.1"], ["fraction belongs to uplink=topk or uplink=randomk"]),
+    "unbiased": (["uplink=topk", "uplink.unbiased=true"], ["unbiased belongs to uplink=randomk, not to uplink=topk"]),
+    "kept error": (["uplink=randomk", "uplink.unbiased=true", "uplink.feedback=true"], ["feedback: what an unbiased"]),
     "budget of nothing": (["privacy.epsilon=5"], ["privacy.epsilon", "nothing adds noise", "clip,laplace"]),
     "secret of nothing": (["uplink=int8", "privacy.secret=key"], ["privacy.secret", "nothing adds noise"]),
     "both noises": (

@@ -68,10 +68,3 @@ def test_positions_that_no_silo_writes_are_refused(positions):
     written = {"global/w" + suffix: tensor for suffix, tensor in entry.items()}
     with pytest.raises(MessageRefused, match="'global/w' holds positions"):
         pipeline.read(written, {"global/w": torch.zeros(10)}, "silo", 1)
-
-
-def test_wrong_options_are_named():
-    with pytest.raises(Exception, match=r"uplink\.fraction: must be less than or equal to 1"):
-        UplinkConfig(name="topk", fraction=2)
-    with pytest.raises(Exception, match="fraction belongs to uplink=topk or uplink=randomk"):
-        UplinkConfig(name="int8", fraction=0.1)
