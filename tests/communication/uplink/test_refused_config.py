@@ -19,35 +19,20 @@ WORDS: dict[str, tuple[list[str], list[str]]] = {
     "noise without clip": (["uplink=laplace"], ["uplink.name", "without clip before it", "add clip"]),
     "noise without clip, coded": (["uplink=gaussian,int8"], ["without clip before it"]),
     "clip of zero": (["uplink=clip", "uplink.clip=0"], ["uplink.clip", "greater than 0"]),
-    "clip for nothing": (
-        ["uplink=int8", "uplink.clip=1"],
-        ["clip belongs to uplink=clip", "uplink=int8", "leave uplink.clip out"],
-    ),
-    "epsilon for nothing": (
-        ["uplink.epsilon=1"],
-        ["epsilon belongs to uplink=laplace or uplink=gaussian", "uplink=none"],
-    ),
-    "epsilon of a clip": (
-        ["uplink=clip", "uplink.epsilon=1"],
-        ["epsilon belongs to uplink=laplace or uplink=gaussian"],
-    ),
+    "clip": (["uplink=int8", "uplink.clip=1"], ["clip belongs to uplink=clip", "uplink=int8", "leave uplink.clip out"]),
+    "epsilon": (["uplink.epsilon=1"], ["epsilon belongs to uplink=laplace or uplink=gaussian", "uplink=none"]),
+    "epsilon of clip": (["uplink=clip", "uplink.epsilon=1"], ["epsilon belongs to uplink=laplace or uplink=gaussian"]),
     "delta of laplace": (["uplink=clip,laplace", "uplink.delta=1e-5"], ["delta belongs to uplink=gaussian"]),
     "delta of one": (["uplink=clip,gaussian", "uplink.delta=1"], ["uplink.delta", "less than 1"]),
     "norm of laplace": (["uplink=clip,laplace", "uplink.norm=l2"], ["laplace noise", "allowed: l1"]),
     "norm of gaussian": (["uplink=clip,gaussian", "uplink.norm=l1"], ["gaussian noise", "allowed: l2"]),
     "norm unknown": (["uplink=clip", "uplink.norm=l3"], ["uplink.norm", "'l1'", "'l2'"]),
-    "rounding of fp16": (
-        ["uplink=fp16", "uplink.rounding=stochastic"],
-        ["rounding belongs to uplink=int8 or uplink=int4"],
-    ),
-    "feedback of nothing": (
+    "rounding": (["uplink=fp16", "uplink.rounding=stochastic"], ["rounding belongs to uplink=int8 or uplink=int4"]),
+    "feedback": (
         ["uplink=clip", "uplink.feedback=true"],
         ["feedback belongs to uplink=fp16 or uplink=int8 or uplink=int4"],
     ),
-    "fraction above one": (
-        ["uplink=topk", "uplink.fraction=2"],
-        ["uplink.fraction", "must be less than or equal to 1"],
-    ),
+    "fraction above one": (["uplink=topk", "uplink.fraction=2"], ["uplink.fraction: must be less than or equal to 1"]),
     "fraction of int8": (["uplink=int8", "uplink.fraction=0.1"], ["fraction belongs to uplink=topk or uplink=randomk"]),
     "unbiased": (["uplink=topk", "uplink.unbiased=true"], ["unbiased belongs to uplink=randomk, not to uplink=topk"]),
     "kept error": (["uplink=randomk", "uplink.unbiased=true", "uplink.feedback=true"], ["feedback: what an unbiased"]),
