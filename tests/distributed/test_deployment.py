@@ -34,14 +34,8 @@ from silotune.errors import InputError, SilotuneError
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 LINK = {"folder": "state", "ca": "tls/ca.pem", "certificate": "tls/server.pem", "key": "tls/server.key"}
-NODE = {
-    "name": "north",
-    "folder": "node",
-    "socket": "run/w.sock",
-    "superlink": "coordinator.example.org:443",
-    "root_certificates": "ca.pem",
-    "private_key": "north",
-}
+NODE = {"name": "north", "folder": "node", "socket": "run/w.sock", "superlink": "coordinator.example.org:443"}
+NODE |= {"root_certificates": "ca.pem", "private_key": "north"}
 SILO = NODE | {"share": [], "policy": "trusting", "data": {"path": "rows.csv"}}
 
 

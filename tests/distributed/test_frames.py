@@ -101,7 +101,7 @@ def test_a_worker_that_breaks_off(short, message):
 
 
 @pytest.fixture
-def worker(short, tiny_config, data_folder, backbone_folder):
+def worker(short, data_folder, backbone_folder):
     """`worker()` starts the real command and waits until it is ready; all are ended afterwards."""
     started = []
     tree = {

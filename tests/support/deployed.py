@@ -20,7 +20,7 @@ from silotune.config import Config
 from silotune.distributed.flower.commands import ENVIRONMENT, free_ports, listens
 from silotune.distributed.silo.silo_config import REHEARSAL
 from tests.support.processes import dies_with_parent
-from tests.support.session_rig import local_configs
+from tests.support.session_rig import ALL, local_configs
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
@@ -236,22 +236,10 @@ def silo_files(deployed: Deployed, config: Config) -> dict[str, Path]:
         key(home / "key")
         shutil.move(local.rows, home / "rows")
         shutil.copy(deployed.tls / "ca.pem", home / "ca.pem")
-        silos[name] = deployed.write(
-            f"{name}/silo.yaml",
-            {
-                "name": name,
-                "folder": "state",
-                "rows": "rows",
-                "share": ["validation", "test", "rows", "loss", "seconds"],
-                "backbone": config.backbone.name,
-                "policy": dict(REHEARSAL),
-                "approval": "policy",
-                "superlink": deployed.address,
-                "root_certificates": "ca.pem",
-                "private_key": "key",
-                "port": port,
-            },
-        )
+        tree = {"name": name, "folder": "state", "rows": "rows", "share": ALL, "backbone": config.backbone.name}
+        tree |= {"policy": dict(REHEARSAL), "approval": "policy", "superlink": deployed.address}
+        tree |= {"root_certificates": "ca.pem", "private_key": "key", "port": port}
+        silos[name] = deployed.write(f"{name}/silo.yaml", tree)
     return silos
 
 
