@@ -1,4 +1,4 @@
-"""Streams of random numbers on machines with an accelerator; here its generator stands in for it."""
+"""Streams of random numbers, also on machines with an accelerator: here another generator stands in for its own."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import torch
 from silotune.core.randomness import Stream
 
 
-@pytest.mark.parametrize("kind", ["cuda", "second cuda", "mps"])
-def test_a_stream_seeds_and_restores_the_accelerators_generator(kind, monkeypatch):
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "second cuda", "mps"])
+def test_a_stream_seeds_and_restores_every_generator(kind, monkeypatch):
     generator, other = torch.Generator().manual_seed(3), torch.Generator()
-    if kind == "mps":
+    if kind == "cpu":
+        generator = torch.default_generator
+    elif kind == "mps":
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
         monkeypatch.setattr(torch.mps, "_get_default_mps_generator", lambda: generator)
     else:
@@ -26,11 +28,10 @@ def test_a_stream_seeds_and_restores_the_accelerators_generator(kind, monkeypatc
             return torch.rand(3, generator=generator).tolist()
 
     stream = Stream(1, "dropout")
-    first, second = drawn(stream), drawn(stream)
+    first, another, second = drawn(stream), drawn(Stream(2, "dropout")), drawn(stream)
     assert torch.equal(generator.get_state(), outside)
-    assert first != second
+    assert len({*map(tuple, (first, another, second))}) == 3
     whole = Stream(1, "dropout")
     with whole:
         assert torch.rand(3, generator=generator).tolist() == first
         assert torch.rand(3, generator=generator).tolist() == second
-    assert drawn(Stream(2, "dropout")) != first

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,13 +11,8 @@ from sklearn import metrics as library
 from silotune.data.scores import Classified
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
-from silotune.evaluation.instance_vectors import weigh
 from silotune.evaluation.predict import Measured
 from silotune.evaluation.score_details import Bootstrap, label_details, score_details
-from silotune.methods import METHODS, Setting
-from silotune.methods.instance_weighting import INSTANCES
-from silotune.models.heads import HEADS
-from silotune.models.tuners import TUNERS
 
 ANSWERS = Task("answers", (), "rouge1", kind="generation")
 BOOTSTRAP = Bootstrap(50, 1, "t")
@@ -61,10 +55,3 @@ def test_the_area_has_its_interval_where_it_is_the_metric():
     assert found["intervals"]["auroc"] == BOOTSTRAP.of_areas(rows)
     one_class = Classified(rows.logits, torch.zeros(40, dtype=torch.int64), -1)
     assert "auroc" not in label_details(one_class, Task("t", ("a", "b"), "auroc"), BOOTSTRAP)["intervals"]
-
-
-def test_where_no_rows_were_embedded_texts_have_the_weight_of_untrained_parts():
-    method = METHODS["feddpa-t"](Setting(TUNERS["lora"](), HEADS["lm"]()))
-    weights = weigh(SimpleNamespace(prediction=method.prediction()), {INSTANCES: {}}, written_rows(None))
-    assert weights.similarities.shape == (4, 0)
-    assert weights.alpha.tolist() == [method.prediction().weighting.untrained] * 4

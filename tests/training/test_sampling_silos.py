@@ -102,18 +102,3 @@ def test_silos_not_sampled_keep_their_state_bit_for_bit(federate, case, tmp_path
         assert [(number, [silo]) for number, silo, _ in wire.up] == list(enumerate(sampled, start=1))
     again = choosing(federation.config.seed, count=1)
     assert sampled == [again.choose(number, list(federation.silos)) for number in (1, 2, 3)]
-
-
-def test_a_fraction_too_small_for_one_silo_still_takes_one(federate, tmp_path):
-    run = federate.run("fedavg", tmp_path / "run", "sampling.fraction=0.001")
-    assert [len(event["silos"]) for event in logged(run.folder, "round")] == [1, 1]
-
-
-def test_a_silo_that_was_never_sampled_has_a_result(federate, tmp_path):
-    """Its heads are those it would start with; the shared parts are everybody's."""
-    run = federate.run("fedavg", tmp_path / "run", "sampling.count=1", "rounds=1")
-    (sampled,) = logged(run.folder, "round")[0]["silos"]
-    assert run.silos.keys() == {"alpha", "beta", "gamma"}
-    for name in run.silos.keys() - {sampled}:
-        assert run.federation.silos[name].state is None
-        assert 0 <= run.silos[name]["test"] <= 100

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -46,10 +45,6 @@ def test_over_all_rounds_a_round_goes_on_where_the_last_one_ended():
     assert once.rate(9) == pytest.approx(1 / 9)
 
 
-def test_constant_is_the_rate_itself():
-    assert {Schedule.of(TrainConfig(lr=0.1), 9, 1, 1).rate(step) for step in range(9)} == {0.1}
-
-
 class Rates:
     """The learning rates of all optimizer steps, as they are taken."""
 
@@ -62,32 +57,6 @@ class Rates:
             return step(optimizer, *args, **more)
 
         monkeypatch.setattr("torch.optim.Adam.step", recorded)
-
-
-@pytest.mark.long
-def test_each_silo_of_a_cohort_has_its_own_rates(tiny_federation, monkeypatch):
-    """Silos with unlike numbers of steps: each falls to 0 by its own, and their parts are those of a serial run."""
-    words = ("train.schedule=linear", "train.clip_norm=0.1", "head.pooling=mean")
-    ends = []
-    for cohort in (1, 2):
-        federation = tiny_federation("fedavg", *words, f"cohort={cohort}")
-        silos = [federation.silos[name] for name in ("alpha", "beta")]
-        rows = silos[1].train["beta"]
-        silos[1].train["beta"] = replace(rows, ids=rows.ids[:20], types=rows.types[:20], labels=rows.labels[:20])
-        rates = Rates(monkeypatch)
-        shared = federation.coordinator.shared
-        if cohort == 2:
-            results = federation.trainer.rounds(silos, shared, 1)
-            assert rates.taken[:2] == [[1e-3, 1e-3], [pytest.approx(7e-3 / 8), pytest.approx(2e-3 / 3)]]
-        else:
-            results = [federation.trainer.rounds([silo], shared, 1)[0] for silo in silos]
-            assert rates.taken[7] == [pytest.approx(1e-3 / 8)]
-            assert rates.taken[10] == [pytest.approx(1e-3 / 3)]
-        ends.append([flatten(result.state) for result in results])
-        monkeypatch.undo()
-    for one, other in zip(*ends, strict=True):
-        for name, tensor in one.items():
-            assert (tensor - other[name]).abs().max() < 1e-5, name
 
 
 def test_the_coordinators_training_has_its_own_rate(tiny_federation, monkeypatch):

@@ -60,12 +60,6 @@ def test_together_is_one_by_one(method, tiny_federation):
     compare(*prepare(tiny_federation, method))
 
 
-@pytest.mark.parametrize("tuner", ["lora", "ia3", "bitfit", "prefix", "prompt", "full"])
-@pytest.mark.parametrize("method", ["fedmcp", "moon"])
-def test_together_is_one_by_one_with_any_tuner(method, tuner, tiny_federation):
-    compare(*prepare(tiny_federation, method, f"tuner={tuner}"))
-
-
 class Calls:
     """How often modules run, and over how many rows."""
 

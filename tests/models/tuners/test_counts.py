@@ -86,8 +86,3 @@ def test_variants_of_lora():
     assert trained("bert-base", "dora", init="pissa") == 313_344
     assert trained("bert-base", "vera") == 24 * (256 + 768) == 24_576
     assert trained("bert-base", "loha") == 2 * 294_912
-
-
-def test_direct_prefixes_and_scalings():
-    assert trained("bert-base", "prefix", tokens=6, reparametrise=0) == 6 * 12 * 2 * 768
-    assert trained("bert-base", "ia3") == 12 * (768 + 768 + 3072)

@@ -32,7 +32,8 @@ TOGETHER = [
     for kind, family in PAIRS
     if can_share_forward(shared_backbone(family, double=True), make_tuner(kind))
 ]
-APART = [pair for pair in PAIRS if pair not in TOGETHER]
+APART = [*{kind: (kind, family) for kind, family in reversed(PAIRS) if (kind, family) not in TOGETHER}.values()]
+"""One family of each kind that cannot share a forward there."""
 RAGGED = ((5, 2, 6, 4), (3,), (4, 7, 1))
 """Lengths of the rows of three silos."""
 EVEN = ((5, 2), (3, 3), (4, 7))
@@ -110,7 +111,7 @@ def test_a_segment_is_as_its_rows_alone(kind, family):
     compare(backbone, tuner, family, RAGGED)
 
 
-@pytest.mark.parametrize("kind", ["lora", "bottleneck", "ia3", "bitfit"])
+@pytest.mark.parametrize("kind", ["ia3", "bitfit"])
 def test_with_as_many_rows_in_each(kind):
     compare(shared_backbone("bert", double=True), make_tuner(kind), "bert", EVEN)
 
@@ -163,21 +164,6 @@ def test_stacks_of_what_is_trained_are_trained_in_a_pass_without_graph_too():
         stacked = Segments([1, 2]).stack_tensors(parts)
     assert stacked["A"].requires_grad
     assert not Segments([1]).stack_tensors([{"A": torch.ones(2)}])["A"].requires_grad
-
-
-def test_a_stream_goes_on_where_it_stopped():
-    outside = torch.random.get_rng_state()
-    with Stream(3, "one"):
-        whole = torch.rand(6)
-    stream, other = Stream(3, "one"), Stream(4, "one")
-    pieces = []
-    for _ in range(3):
-        with stream:
-            pieces.append(torch.rand(2))
-        with other:
-            torch.rand(3)
-    assert torch.equal(torch.cat(pieces), whole)
-    assert torch.equal(torch.random.get_rng_state(), outside)
 
 
 def test_dropout_in_an_encoder_decoder_is_refused():
