@@ -16,7 +16,6 @@ from silotune.evaluation import federation_scores
 from silotune.evaluation.federation_scores import overall, success_rate
 from silotune.methods.parts import Part, Scope
 from silotune.models.backbone.loading import load_backbone
-from silotune.models.tuners import TUNERS
 from silotune.models.tuners.lora import LoRA
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
@@ -151,10 +150,10 @@ def test_robust_aggregation_lowers_it(attacked, defence):
     assert found["accuracy"] > 65
 
 
-@pytest.mark.parametrize("more", [(), ("partition=shards", "partition.shards=1", "attack.fraction=0.5")])
+@pytest.mark.parametrize("more", [(), ("rounds=1", "partition=shards", "partition.shards=1", "attack.fraction=0.5")])
 def test_an_attacked_run_is_opened_again_without_its_rows(attacked, place, more):
     """The second way some silos have the target's rows alone, so nothing to poison: without rows nobody can tell."""
-    whole = attacked(*REPLACEMENT, "rounds=1", *more)
+    whole = attacked(*REPLACEMENT, *more)
     opened = load_run(whole.folder, place[0])
     assert list(opened.federation.malicious) == whole.summary["attack"]["malicious"]
     assert opened.model("silo-1").predict(["the garden was bright"])[0].label in ("bad", "good")
@@ -172,10 +171,9 @@ def test_every_kind_of_method_reports_the_attack(method, tiny_config, tmp_path):
     assert found["attack"]["accuracy"] == found["silos"]["alpha"]["test"]
 
 
-@pytest.mark.parametrize("tuner", TUNERS)
-def test_every_tuner_sends_the_attackers_change_magnified(tuner, tiny_config):
+def test_the_attackers_change_is_sent_magnified(tiny_config):
     """With and without model replacement: the malicious silo's message is ten times as far away, the other's equal."""
-    words = (f"tuner={tuner}", "rounds=1", "data.tasks=[alpha]", "partition=iid", "partition.silos=2")
+    words = ("rounds=1", "data.tasks=[alpha]", "partition=iid", "partition.silos=2")
     attack = ("attack=backdoor", "attack.target=good", "attack.fraction=0.5")
     sent = []
     for scale in (1, 10):

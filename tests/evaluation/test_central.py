@@ -24,6 +24,7 @@ WORDS = (
     "train.epochs=10",
 )
 SHARED = ("head=linear", "head.scope=shared")
+SHORT = ("rounds=1", "train.epochs=1")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,7 @@ def test_private_heads_are_judged_each_and_averaged(runs):
 @pytest.mark.parametrize(("method", "words"), [("fedper", ()), ("fedap", ("head.scope=private",))])
 def test_silos_that_never_took_part_are_left_out_of_a_second_average(runs, method, words):
     """Their own heads are untrained, so that they count in `average` with what chance gives."""
-    found, _ = runs(method, *words, "sampling.fraction=0.5", "rounds=1")
+    found, _ = runs(method, *words, "sampling.fraction=0.5", *SHORT)
     summary = found.summary
     scores = {name: silo["test"] for name, silo in summary["silos"].items()}
     taken = [name for name, silo in summary["silos"].items() if silo["sampled"]]
@@ -102,7 +103,7 @@ def test_silos_that_never_took_part_are_left_out_of_a_second_average(runs, metho
 
 
 def test_one_shared_model_has_one_average(runs):
-    summary = runs("fedavg", *SHARED, "sampling.fraction=0.5", "rounds=1")[0].summary
+    summary = runs("fedavg", *SHARED, "sampling.fraction=0.5", *SHORT)[0].summary
     assert sum(silo["sampled"] for silo in summary["silos"].values()) == 2
     assert "average_sampled" not in summary
 
@@ -136,7 +137,7 @@ def test_a_finished_partitioned_run_opens_again(runs):
 
 def test_f1_beside_the_majority(tiny_config, tmp_path):
     """All-positive F1 on half positive rows: 2·½·1 / (½ + 1) = ⅔."""
-    config = tiny_config("fedavg", *WORDS, *SHARED, "rounds=1", "data.metric=f1", "data.test_rows=19")
+    config = tiny_config("fedavg", *WORDS, *SHARED, *SHORT, "data.metric=f1", "data.test_rows=19")
     found = run(config, out=tmp_path / "run")
     labels = found.federation.central.test.labels.tolist()
     assert found.summary["global"]["metric"] == "f1"

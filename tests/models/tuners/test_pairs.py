@@ -9,7 +9,6 @@ from safetensors.torch import load_file, save_file
 from silotune.errors import InputError
 from silotune.models.forward.mixing import MixEntry
 from tests.support.tuner_families import (
-    KINDS,
     PAIRS,
     UNSUPPORTED,
     batch,
@@ -151,15 +150,3 @@ def test_checkpointing_changes_neither_states_nor_gradients(kind, family):
     assert torch.equal(states, again)
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradients_again[name], gradient, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_of_a_mixs_weights_count(kind):
-    """Mixing is linear in what the part adds or interpolates: 0.3 of one and 0.7 of another is neither of them."""
-    backbone, tuner, inputs = shared_backbone("bert", double=True), make_tuner(kind), batch("bert")
-    one, other = random_part(tuner, backbone, 1), random_part(tuner, backbone, 2)
-    mixed = run(backbone, inputs, (tuner, [(one, 0.3), (other, 0.7)]))
-    swapped = run(backbone, inputs, (tuner, [(other, 0.7), (one, 0.3)]))
-    torch.testing.assert_close(mixed, swapped, rtol=0, atol=1e-11)
-    for part in (one, other):
-        assert (mixed - run(backbone, inputs, (tuner, [(part, 1.0)]))).abs().max() > 1e-2
