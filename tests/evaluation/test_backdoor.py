@@ -162,8 +162,8 @@ def test_an_attacked_run_is_opened_again_without_its_rows(attacked, place, more)
 @pytest.mark.parametrize("method", ["fedmcp", "fedprompt", "local", "centralised"])
 def test_every_kind_of_method_reports_the_attack(method, tiny_config, tmp_path):
     """Private parts, several tasks: only silos whose task has the target are measured."""
-    config = tiny_config(method, "rounds=1", "attack=backdoor", "attack.target=good", "attack.fraction=1")
-    found = run(config, out=tmp_path / "run").summary
+    words = ("rounds=1", "train.steps=1", "attack=backdoor", "attack.target=good", "attack.fraction=1")
+    found = run(tiny_config(method, *words), out=tmp_path / "run").summary
     assert found["attack"]["malicious"] == ["alpha"]
     assert {name for name, silo in found["silos"].items() if "asr" in silo} == {"alpha"}
     assert found["attack"]["asr"] == found["silos"]["alpha"]["asr"]
@@ -193,8 +193,8 @@ def test_the_attackers_change_is_sent_magnified(tiny_config):
 
 
 def test_accuracy_is_reported_where_the_metric_is_another(tiny_config, tmp_path):
-    words = ("rounds=1", "data.tasks=[alpha]", "data.metric=f1", "attack=backdoor", "attack.target=good")
-    done = run(tiny_config("fedavg", *words, "attack.fraction=0"), out=tmp_path / "run")
+    words = ("rounds=1", "train.steps=1", "data.tasks=[alpha]", "data.metric=f1", "attack=backdoor")
+    done = run(tiny_config("fedavg", *words, "attack.target=good", "attack.fraction=0"), out=tmp_path / "run")
     rows = load_silos(done.federation.config)[0].splits.test
     predicted = done.model("alpha").predict([row.texts[0] for row in rows])
     hits = [found.label == ("bad", "good")[row.label] for found, row in zip(predicted, rows, strict=True)]

@@ -76,12 +76,12 @@ def test_silos_that_were_never_sampled_are_flagged(sampled):
 
 def test_where_all_took_part_there_is_one_average(backbone_folder, data_folder, tmp_path):
     words = [*tiny_overrides("fedlora", backbone_folder("bert"), data_folder), "data.tasks=alpha,gamma", "rounds=3"]
-    done = run("demo", *words, "tuner=lora", "sampling.count=1", out=tmp_path / "run")
+    done = run("demo", *words, "tuner=lora", "train.steps=1", "sampling.count=1", out=tmp_path / "run")
     taken = {name for event in logged(done.folder, "round") for name in event["silos"]}
     assert {name for name, silo in done.silos.items() if silo["sampled"]} == taken
     assert ("average_sampled" in done.summary) is (taken != {"alpha", "gamma"})
     central = [*tiny_overrides("centralised", backbone_folder("bert"), data_folder), "sampling.fraction=0.2"]
-    done = run("demo", *central, "sampling.per_task=true", "rounds=1", out=tmp_path / "central")
+    done = run("demo", *central, "sampling.per_task=true", "rounds=1", "train.steps=1", out=tmp_path / "central")
     assert all(silo["sampled"] for silo in done.silos.values())
     assert "average_sampled" not in done.summary
 

@@ -25,11 +25,11 @@ def choosing(seed: int = 1, **how: object) -> Coordinator:
 NAMES = [f"silo{number:02d}" for number in range(40)]
 
 
-@pytest.mark.parametrize("silos", range(1, 41))
-def test_a_fraction_is_the_exact_share_where_it_is_a_whole_number(silos):
-    for wanted in range(1, silos + 1):
-        assert len(choosing(fraction=wanted / silos).choose(1, NAMES[:silos])) == wanted
-        assert len(choosing(count=wanted).choose(1, NAMES[:silos])) == wanted
+def test_a_fraction_is_the_exact_share_where_it_is_a_whole_number():
+    for silos in range(1, 41):
+        for wanted in range(1, silos + 1):
+            assert len(choosing(fraction=wanted / silos).choose(1, NAMES[:silos])) == wanted
+            assert len(choosing(count=wanted).choose(1, NAMES[:silos])) == wanted
 
 
 @given(

@@ -104,15 +104,7 @@ def test_fedprompt_runs_on_a_causal_model(chosen, tmp_path, data_folder):
         [
             *tiny_overrides("fedprompt", folder, data_folder),
             *("head=verbalizer", f"head.words={chosen}", "data.tasks=[alpha]", "train.max_length=40"),
-            *(
-                "tuner=prompt",
-                "tuner.tokens=4",
-                "rounds=2",
-                "train.steps=8",
-                "train.lr=0.3",
-                "precision=fp32",
-                "evaluation.shots=2",
-            ),
+            *("tuner=prompt", "tuner.tokens=4", "rounds=1", "train.steps=2", "train.lr=0.3", "evaluation.shots=2"),
         ],
     )
     finished = run(config, out=tmp_path / "run")

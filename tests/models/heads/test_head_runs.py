@@ -113,7 +113,9 @@ def test_a_shared_verbalizer_serves_silos_of_different_tasks(folders, data_folde
 
 
 def test_words_of_unseen_tasks_are_still_known_when_a_run_is_opened_or_tried(folders, data_folder, tmp_path):
-    config = verbalizer(folders("bert"), data_folder, "tuner=bitfit", "evaluation.unseen=gamma", "rounds=1")
+    config = verbalizer(
+        folders("bert"), data_folder, "tuner=bitfit", "evaluation.unseen=gamma", "rounds=1", "train.steps=1"
+    )
     done = run(config, out=tmp_path / "run")
     texts = ["the garden was cold"]
     assert load_run(tmp_path / "run").model("alpha").predict(texts) == done.model("alpha").predict(texts)
@@ -125,7 +127,7 @@ def test_words_of_unseen_tasks_are_still_known_when_a_run_is_opened_or_tried(fol
 
 
 def test_a_silo_of_a_federation_need_not_have_the_labels_of_all(folders, data_folder, tmp_path):
-    config = verbalizer(folders("bert"), data_folder, "tuner=bitfit", "rounds=1", "data.tasks=alpha,gamma")
+    config = verbalizer(folders("bert"), data_folder, "tuner=bitfit", "rounds=1", "train.steps=1")
     alone = run(config, out=tmp_path / "alone")
     summary, _ = federate(config, tmp_path / "federation", order=(0, 1))
     assert summary["state_sha256"] == alone.summary["state_sha256"]

@@ -111,7 +111,9 @@ def config_of(tmp_path, data, *more):
         "data.merge=false",
     ]
     base_words += ["head=verbalizer", template, "head.words={bad: awful, good: great}", "threads=1", "precision=fp32"]
-    return read_config("demo", [*base_words, "method=fedprompt", "rounds=1", "train.max_length=32", *more])
+    return read_config(
+        "demo", [*base_words, "method=fedprompt", "rounds=1", "train.steps=2", "train.max_length=32", *more]
+    )
 
 
 def test_a_tuner_without_a_soft_prompt_is_refused(tmp_path, data_folder):

@@ -14,7 +14,7 @@ from tests.support.tiny import save_backbone
 
 @pytest.mark.parametrize("tuner", sorted(TUNERS))
 def test_a_tuner_federates(tuner, tiny_config, tmp_path):
-    result = run(tiny_config("fedavg", f"tuner={tuner}", "rounds=1"), out=tmp_path / "run")
+    result = run(tiny_config("fedavg", f"tuner={tuner}", "rounds=1", "train.steps=3"), out=tmp_path / "run")
     summary = result.summary
     assert summary["adapter_parameters"] > 0
     assert summary["sent_parameters"] >= summary["adapter_parameters"]
