@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
@@ -108,4 +107,4 @@ def test_killed_at_any_moment_the_records_agree(tmp_path):
         ((counts,),) = Records(tmp_path).rows("SELECT COUNT(*) FROM counts")
         assert (len(entries), problems) == (counts, [])
     assert counts > 8
-    assert [json.dumps(entry["kind"]) for entry in entries[:1]] == ['"answer"']
+    assert entries[0]["kind"] == "answer"

@@ -22,11 +22,3 @@ def test_all_presets_survive_a_round_in_their_order() -> None:
 )
 def test_values(text: str) -> None:
     assert load_yaml(text) == yaml.safe_load(text)
-
-
-@pytest.mark.parametrize(
-    "text", ["a: [1", "a: 1\na: 2", "{b: 1, b: 2}", "2026-02-31", "!!python/name:os.system", "@", "\x07"]
-)
-def test_refusals(text: str) -> None:
-    with pytest.raises((yaml.YAMLError, ValueError)):
-        load_yaml(text)

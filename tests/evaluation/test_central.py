@@ -7,7 +7,6 @@ from collections import Counter
 
 import pytest
 
-from silotune import load_run
 from silotune.cli.result_table import result_table
 from silotune.evaluation import federation_scores
 from silotune.methods.parts import Scope
@@ -125,14 +124,6 @@ def test_the_best_round_is_that_of_the_central_validation_rows(runs, method):
     values = [score["global"] for score in scores]
     assert found.summary["best_round"] == 1 + values.index(max(values))
     assert max(values) == found.summary["global"]["validation"]
-
-
-def test_a_finished_partitioned_run_opens_again(runs):
-    found, _ = runs("fedfame", *SHARED)
-    again = load_run(found.folder)
-    texts = ["the soup was warm", "the train felt awful again"]
-    assert again.model("silo-3").predict(texts) == found.model("silo-3").predict(texts)
-    assert again.summary["global"] == found.summary["global"]
 
 
 def test_f1_beside_the_majority(tiny_config, tmp_path):

@@ -100,53 +100,38 @@ def assert_near(found, expected, tolerance):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance * largest)
 
 
-@pytest.fixture
-def saved_bytes():
-    """`saved_bytes(run)` → (its result, bytes that the graph keeps for the backward pass, weights apart)."""
+def saved_bytes(backbone, run):
+    """Return the result of `run`, and the bytes that its graph keeps for the backward pass, weights apart."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in backbone.model.parameters()}
+    kept: dict[int, int] = {}
 
-    def count(backbone, run):
-        weights = {parameter.untyped_storage().data_ptr() for parameter in backbone.model.parameters()}
-        kept: dict[int, int] = {}
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
 
-        def keep(tensor):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in weights:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            result = run()
-        return result, sum(kept.values())
-
-    return count
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = run()
+    return result, sum(kept.values())
 
 
 # -- gradient checkpointing --------------------------------------------------------------------------------------------
 
 
-def compare_checkpointing(plain, saving, inputs, mixes_of, saved_bytes):
-    found = []
-    for backbone in (plain, saving):
-        mixes, leaves = mixes_of(backbone)
+@every_tuner
+@every_family
+def test_checkpointing_keeps_less_and_gives_the_same_gradients(family, kind):
+    inputs, found = inputs_of((20, 9, 14, 20)), []
+    for backbone in (backbone_of(family), backbone_of(family, checkpointing=True)):
+        tuner, parts = parts_of(backbone, kind, family)
+        mixes = {number: [MixEntry(tuner, part, 1)] for number, part in enumerate(parts)}
         actual, kept = saved_bytes(backbone, lambda b=backbone, m=mixes: encoded_views(b, inputs, m))
+        leaves = [tensor for part in parts for tensor in part.values()]
         found.append((gradients(actual, inputs, leaves), kept))
     (expected, whole), (again, less) = found
     assert less < 0.5 * whole
     assert_near(again, expected, 1e-5)
-
-
-@every_tuner
-@every_family
-def test_checkpointing_keeps_less_and_gives_the_same_gradients(family, kind, saved_bytes):
-    def mixes_of(backbone):
-        tuner, (one, other) = parts_of(backbone, kind, family)
-        return {"one": [MixEntry(tuner, one, 1)], "other": [MixEntry(tuner, other, 1)]}, [
-            *one.values(),
-            *other.values(),
-        ]
-
-    backbones = backbone_of(family), backbone_of(family, checkpointing=True)
-    compare_checkpointing(*backbones, inputs_of((20, 9, 14, 20)), mixes_of, saved_bytes)
 
 
 # -- shared views and cohorts ------------------------------------------------------------------------------------------

@@ -76,18 +76,6 @@ def test_together_is_one_by_one(kind, family, side, lengths):
             torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-10 * largest)
 
 
-@pytest.mark.parametrize("kind", ["lora", "bottleneck", "ia3"])
-def test_under_checkpointing(kind):
-    tuner, inputs = make_tuner(kind), batch("bert")
-    plain, saving = make_backbone("bert", double=True), make_backbone("bert", double=True, checkpointing=True)
-    results = []
-    for backbone in (plain, saving):
-        mixes, parts = mixes_of(tuner, backbone)
-        results.append(states_and_gradients(encoded_views(backbone, inputs, mixes), inputs, parts)[1])
-    for gradient, expected in zip(*results, strict=True):
-        torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-12)
-
-
 def test_an_unknown_family_takes_a_forward_for_each_mix():
     backbone, tuner, inputs = make_backbone("bert"), make_tuner("lora-patterns"), batch("bert")
     parts = [trainable(random_part(tuner, backbone, seed)) for seed in (1, 2)]
