@@ -14,13 +14,8 @@ from silotune.runs.run import run
 from tests.support.small_runs import save_model
 
 WORDS = (
-    "data.tasks=[alpha]",
-    "partition=dirichlet",
-    "partition.alpha=5",
-    "partition.silos=4",
-    "rounds=2",
-    "train.lr=0.005",
-    "train.epochs=10",
+    *("data.tasks=[alpha]", "partition=dirichlet", "partition.alpha=5", "partition.silos=4"),
+    *("rounds=2", "train.lr=0.005", "train.epochs=10"),
 )
 SHARED = ("head=linear", "head.scope=shared")
 SHORT = ("rounds=1", "train.epochs=1")
@@ -154,12 +149,8 @@ def test_silos_rows_are_tokenised_and_kept_once(tiny_federation, method):
 @pytest.mark.parametrize(("head", "one"), [("verbalizer", True), ("linear", False)])
 def test_a_head_of_the_silos_own_without_tensors_makes_no_model_of_its_own(tiny_federation, tmp_path, head, one):
     """The verbalizer reads the language model's own logits: under it all silos still predict with one model."""
-    words = [
-        "method.adapters=1",
-        f"head={head}",
-        "head.scope=private",
-        f"backbone={save_model('bert', 'masked', tmp_path)}",
-    ]
+    backbone = save_model("bert", "masked", tmp_path)
+    words = ["method.adapters=1", f"head={head}", "head.scope=private", f"backbone={backbone}"]
     if head == "verbalizer":
         words += ["head.words={bad: awful, good: bright}", "head.template={text} was {mask}."]
     context = tiny_federation("fedavg", *WORDS[:4], *words).context

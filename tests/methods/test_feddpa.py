@@ -373,14 +373,9 @@ def test_a_silo_may_be_called_as_the_task_of_another(data, config, tmp_path):
     lines = [f"- {{name: {n}, path: {data / d}, task: {t}, kind: generation, " for n, (d, t) in silos.items()]
     rest = "text: [instruction, input], label: output}\n"
     (tmp_path / "own.yaml").write_text("silos:\n" + "".join(line + rest for line in lines))
-    words = [
-        f"backbone={config('fedit').backbone.name}",
-        "method=fedit",
-        "tuner=lora",
-        "head=lm",
-        "head.max_new_tokens=2",
-    ]
-    federation = build(read_config(str(tmp_path / "own.yaml"), [*words, "precision=fp32", "threads=1"]))
+    words = [f"backbone={config('fedit').backbone.name}", "method=fedit", "tuner=lora", "head=lm"]
+    words += ["head.max_new_tokens=2", "precision=fp32", "threads=1"]
+    federation = build(read_config(str(tmp_path / "own.yaml"), words))
     found = judged_on_all_tasks(federation)
     assert found.own == {name: name for name in silos}
     assert all(row.keys() == silos.keys() for row in found.measured.values())

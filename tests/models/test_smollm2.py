@@ -26,14 +26,8 @@ pytestmark = [
 
 RATE, WRITTEN = 1e-3, 12
 WORDS = (
-    *(
-        "backbone=smollm2",
-        "precision=fp32",
-        "threads=1",
-        "train.optimizer=adam",
-        "train.schedule_over=round",
-        "train.schedule=constant",
-    ),
+    *("backbone=smollm2", "precision=fp32", "threads=1", "train.optimizer=adam"),
+    *("train.schedule_over=round", "train.schedule=constant"),
     *(f"train.lr={RATE}", "train.batch_size=6", "data.train_rows=18", "data.test_rows=6"),
 )
 

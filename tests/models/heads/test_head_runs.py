@@ -41,12 +41,8 @@ def instructions(tmp_path_factory):
         (path / task).mkdir()
         for split, count in (("train", 24), ("test", 6)):
             rows = [
-                {
-                    "instruction": f"say {COLORS[n % 4]}",
-                    "input": "" if n % 2 else "now",
-                    "output": answer(COLORS[n % 4]),
-                }
-                for n in range(count)
+                {"instruction": f"say {color}", "input": "" if n % 2 else "now", "output": answer(color)}
+                for n, color in enumerate((COLORS * 6)[:count])
             ]
             text = "".join(json.dumps(row) + "\n" for row in rows)
             (path / task / f"{split}.jsonl").write_text(text, encoding="utf-8")
@@ -58,21 +54,14 @@ def words_of(*more):
 
 
 def verbalizer(backbone, data, *more):
-    base_words = [f"backbone={backbone}", f"data.path={data}", "data.tasks=alpha,gamma", "head=verbalizer", WORDS]
-    return read_config(
-        "demo", words_of(*base_words, "method=fedavg", "method.adapters=1", "train.max_length=32", *more)
-    )
+    words = [f"backbone={backbone}", f"data.path={data}", "data.tasks=alpha,gamma", "head=verbalizer", WORDS]
+    words += ["method=fedavg", "method.adapters=1", "train.max_length=32", *more]
+    return read_config("demo", words_of(*words))
 
 
 def language_model(backbone, data, *more):
-    base_words = [
-        f"backbone={backbone}",
-        f"data.path={data}",
-        "data.tasks=echo,always",
-        "head=lm",
-        "head.max_new_tokens=4",
-    ]
-    return read_config("demo", words_of(*base_words, "method=fedavg", "method.adapters=1", "tuner=lora", *more))
+    words = [f"backbone={backbone}", f"data.path={data}", "data.tasks=echo,always", "head=lm", "head.max_new_tokens=4"]
+    return read_config("demo", words_of(*words, "method=fedavg", "method.adapters=1", "tuner=lora", *more))
 
 
 @pytest.mark.parametrize("position", ["start", "end", "random"])
@@ -113,9 +102,8 @@ def test_a_shared_verbalizer_serves_silos_of_different_tasks(folders, data_folde
 
 
 def test_words_of_unseen_tasks_are_still_known_when_a_run_is_opened_or_tried(folders, data_folder, tmp_path):
-    config = verbalizer(
-        folders("bert"), data_folder, "tuner=bitfit", "evaluation.unseen=gamma", "rounds=1", "train.steps=1"
-    )
+    words = ("tuner=bitfit", "evaluation.unseen=gamma", "rounds=1", "train.steps=1")
+    config = verbalizer(folders("bert"), data_folder, *words)
     done = run(config, out=tmp_path / "run")
     texts = ["the garden was cold"]
     assert load_run(tmp_path / "run").model("alpha").predict(texts) == done.model("alpha").predict(texts)
@@ -165,16 +153,8 @@ def test_prompts_learn_on_other_families_too(family, tuner, optimizer, folders, 
 @pytest.mark.parametrize("family", ["llama", "t5"])
 def test_instruction_silos_learn_to_write(family, folders, instructions, tmp_path):
     """Locally trained on one answer, a silo's model writes it; the metric is ROUGE-1 of what is written."""
-    more = (
-        "method=local",
-        "tuner.r=8",
-        "tuner.alpha=32",
-        "train.lr=0.01",
-        "train.epochs=6",
-        "rounds=2",
-        "data.tasks=always",
-    )
-    done = run(language_model(folders(family), instructions, *more), out=tmp_path / "run")
+    more = ("method=local", "tuner.r=8", "tuner.alpha=32", "train.lr=0.01", "train.epochs=6", "rounds=2")
+    done = run(language_model(folders(family), instructions, *more, "data.tasks=always"), out=tmp_path / "run")
     assert done.silos["always"]["metric"] == "rouge1"
     assert done.silos["always"]["test"] > 90
     written = done.model("always").write(["say bright", ("say rude", "now")])

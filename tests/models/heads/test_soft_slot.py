@@ -104,16 +104,10 @@ def test_two_slots_are_refused():
 
 def config_of(tmp_path, data, *more):
     template = 'head.template="{text} {soft} is {mask}."'
-    base_words = [
-        f"backbone={folder_of('bert', tmp_path)}",
-        f"data.path={data}",
-        "data.tasks=alpha",
-        "data.merge=false",
-    ]
-    base_words += ["head=verbalizer", template, "head.words={bad: awful, good: great}", "threads=1", "precision=fp32"]
-    return read_config(
-        "demo", [*base_words, "method=fedprompt", "rounds=1", "train.steps=2", "train.max_length=32", *more]
-    )
+    words = [f"backbone={folder_of('bert', tmp_path)}", f"data.path={data}", "data.tasks=alpha", "data.merge=false"]
+    words += ["head=verbalizer", template, "head.words={bad: awful, good: great}", "threads=1", "precision=fp32"]
+    words += ["method=fedprompt", "rounds=1", "train.steps=2", "train.max_length=32", *more]
+    return read_config("demo", words)
 
 
 def test_a_tuner_without_a_soft_prompt_is_refused(tmp_path, data_folder):
