@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 import pytest
@@ -11,6 +10,7 @@ from silotune.cli.result_table import result_table
 from silotune.evaluation import federation_scores
 from silotune.methods.parts import Scope
 from silotune.runs.run import run
+from tests.support.method_cases import logged
 from tests.support.small_runs import save_model
 
 WORDS = (
@@ -112,9 +112,7 @@ def test_centralised_training_is_judged_on_the_same_rows_once(runs):
 @pytest.mark.parametrize("method", ["fedavg", "fedfame"])
 def test_the_best_round_is_that_of_the_central_validation_rows(runs, method):
     found, _ = runs(method, *SHARED)
-    lines = (found.folder / "events.jsonl").read_text().splitlines()
-    rounds = [event for event in map(json.loads, lines) if event["event"] == "round"]
-    scores = [event["validation"] for event in rounds]
+    scores = [event["validation"] for event in logged(found.folder, "round")]
     assert all(score.keys() == {"global"} for score in scores)
     values = [score["global"] for score in scores]
     assert found.summary["best_round"] == 1 + values.index(max(values))

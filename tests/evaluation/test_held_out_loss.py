@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from torch.nn import functional
@@ -19,6 +17,7 @@ from silotune.runs.build.resolve import read_config
 from silotune.runs.engines.base import is_better
 from silotune.runs.run import run
 from tests.support.chats import chat_model, conversations, write_lines
+from tests.support.method_cases import logged
 
 
 @pytest.fixture
@@ -64,18 +63,12 @@ def test_no_answer_is_written_before_the_last_round_and_the_lowest_loss_is_best(
     monkeypatch.setattr(predict, "answers", lambda *arguments: written.append(1) or original(*arguments))
     finished = run(chats[0], "evaluation.baselines=false", out=tmp_path / "out")
     assert len(written) == 1  # the test rows at the end
-    rounds = [event["validation"] for event in _rounds(tmp_path / "out")]
-    losses = [next(iter(scores.values())) for scores in rounds]
+    losses = [next(iter(event["validation"].values())) for event in logged(tmp_path / "out", "round")]
     entry = finished.silos["a"]
     assert finished.summary["best_round"] == losses.index(min(losses)) + 1
     assert entry["validation"] == min(losses)
     assert entry["validation_metric"] == "loss"
     assert entry["metric"] == "rouge1"
-
-
-def _rounds(folder):
-    lines = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
-    return [line for line in lines if line["event"] == "round"]
 
 
 def test_the_default_follows_the_head(chats):

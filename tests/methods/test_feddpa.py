@@ -26,6 +26,7 @@ from silotune.runs.run import run
 from silotune.runs.run_result import load_run
 from silotune.training.local_trainer import LocalTrainer
 from tests.support.language_models import folder_of, made
+from tests.support.method_cases import logged
 from tests.support.tiny import GOOD, NOUNS
 from tests.support.views import view_of_batch
 
@@ -303,8 +304,7 @@ def test_every_silo_is_judged_on_every_task(finished):
         assert entry["on_tasks"] == expected
         assert entry["personalization"] == entry["test"] == expected[name]
         assert entry["test_time"] == pytest.approx(np.mean(list(expected.values())))
-    events = [json.loads(line) for line in (finished.folder / "events.jsonl").read_text().splitlines()]
-    (event,) = [event for event in events if event["event"] == "evaluation"]
+    (event,) = logged(finished.folder, "evaluation")
     assert event["test_time"] == {name: entry["test_time"] for name, entry in silos.items()}
     assert event["personalization"] == {name: entry["personalization"] for name, entry in silos.items()}
 
@@ -387,8 +387,7 @@ def test_every_round_judged_as_if_it_was_the_last(config, tmp_path, method):
 
     def finished(name, *words):
         done = run(config(method, "train.lr=0.01", "data.tasks=echo,noun", *words), out=tmp_path / name)
-        events = [json.loads(line) for line in (done.folder / "events.jsonl").read_text().splitlines()]
-        return done.summary, {event["round"]: event for event in events if event["event"] == "evaluation"}
+        return done.summary, {event["round"]: event for event in logged(done.folder, "evaluation")}
 
     judged = ("evaluation.per_round=true", "evaluation.finish_per_round=true")
     alone, last_alone = finished("one", "rounds=1", "evaluation.per_round=true")

@@ -43,7 +43,9 @@ def result(training, phase, batch, state, received, memory, together):
     return float(loss.detach()), {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
 
-def compare(federation, batch, state, received, memory):
+@pytest.mark.parametrize("method", METHODS)
+def test_together_is_one_by_one(method, tiny_federation):
+    federation, batch, state, received, memory = prepare(tiny_federation, method)
     for phase in (phase for phase in federation.context.phases if phase.trains):  # others copy
         loss, expected = result(federation.context, phase, batch, state, received, memory, together=False)
         shared_loss, shared_gradients = result(federation.context, phase, batch, state, received, memory, together=True)
@@ -53,11 +55,6 @@ def compare(federation, batch, state, received, memory):
         assert largest > 1e-4
         for name, gradient in expected.items():
             torch.testing.assert_close(shared_gradients[name], gradient, rtol=1e-10, atol=1e-10 * largest, msg=name)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_together_is_one_by_one(method, tiny_federation):
-    compare(*prepare(tiny_federation, method))
 
 
 class Calls:

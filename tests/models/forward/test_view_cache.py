@@ -48,15 +48,6 @@ def rounds(tiny_federation, monkeypatch):
     return run
 
 
-def assert_alike(outcomes, expected):
-    assert len(outcomes) == len(expected)
-    for (loss, state), (other_loss, other) in zip(outcomes, expected, strict=True):
-        assert loss == pytest.approx(other_loss, rel=1e-9)
-        assert state.keys() == other.keys()
-        for name, tensor in other.items():
-            torch.testing.assert_close(state[name], tensor, rtol=1e-8, atol=1e-10, msg=name)
-
-
 @pytest.mark.parametrize("method", sorted({*METHODS} - {*WITH}))
 def test_without_constant_views_nothing_is_kept(method, tiny_federation):
     """So that the two computations that the next test compares would be the same one."""
@@ -73,7 +64,11 @@ def test_kept_is_computed_again(method, silos, rounds, monkeypatch):
     silos = 1 if method in ONE_TASK else silos
     outcomes = rounds(method, *words, silos=silos)
     monkeypatch.setattr(training_module, "constant_views", lambda *_: frozenset())
-    assert_alike(outcomes, rounds(method, *words, silos=silos))
+    for (loss, state), (other_loss, other) in zip(outcomes, rounds(method, *words, silos=silos), strict=True):
+        assert loss == pytest.approx(other_loss, rel=1e-9)
+        assert state.keys() == other.keys()
+        for name, tensor in other.items():
+            torch.testing.assert_close(state[name], tensor, rtol=1e-8, atol=1e-10, msg=name)
 
 
 @pytest.mark.parametrize("method", WITH)

@@ -56,11 +56,6 @@ def without_segments(inputs):
     return {name: tensor for name, tensor in inputs.items() if name != "token_type_ids"}
 
 
-def gentle(states):
-    """States of the tiny models are of the order of 1: an absolute tolerance means something."""
-    return max(row.abs().max().item() for row in states) < 30
-
-
 @pytest.mark.parametrize("family", [*FAMILIES, "distilbert", "mpnet", "deberta-v2", "modernbert", "qwen2"])
 def test_lora(family, tmp_path):
     backbone, inputs = make_backbone(family), batch(family)
@@ -72,7 +67,7 @@ def test_lora(family, tmp_path):
     named = {f"base_model.model.{name}": tensor for name, tensor in part.items()}
     model = reloaded(make_model(family), config, named, tmp_path)
     actual = ours(backbone, tuner, part, inputs)
-    assert gentle(actual)
+    assert max(states.abs().max().item() for states in actual) < 30, "an absolute tolerance would mean nothing"
     close(actual, states_of(model, inputs))
 
 
