@@ -47,18 +47,14 @@ every_tuner = pytest.mark.parametrize(
 )
 
 
-def make_tuner(kind, family):
+def parts_of(backbone, kind, family, seeds=(1, 2)):
+    """The tuner, and trained parts of it; skips what a family has not."""
     options = TUNED[kind]
     if family in EXPERTS and kind == "bottleneck":
         options = options | {"sites": "attention_output"}
     if family in EXPERTS and kind == "ia3":
         options = options | {"sites": "key,value", "feedforward": "attention_output"}
-    return TUNERS[kind](TUNERS[kind].Options(**options))
-
-
-def parts_of(backbone, kind, family, seeds=(1, 2)):
-    """The tuner, and trained parts of it; skips what a family has not."""
-    tuner = make_tuner(kind, family)
+    tuner = TUNERS[kind](TUNERS[kind].Options(**options))
     if kind == "prefix" and family in HYBRID:
         pytest.skip("no prefixes")
     if kind == "bitfit" and not any(name.endswith(".bias") for name, _ in backbone.base.named_parameters()):

@@ -46,10 +46,6 @@ def moved_part(tuner, backbone, seed: int = 3):
     }
 
 
-def sites_of(family: str) -> str:
-    return ",".join(filter(None, [FIELDS, MIXERS.get(family)]))
-
-
 def with_peft(family: str, tuner, part, folder):
     """The plain model under the adapter as exports write it."""
     adapter = MergedAdapter(part, tuner.options_of(part))
@@ -76,7 +72,8 @@ def padded():
     [*((family, "standard") for family in FAMILIES), ("mixtral", "rslora"), ("gemma3_text", "rslora")],
 )
 def test_states_gradients_and_answers(family, scaling, tmp_path):
-    backbone, tuner = backbone_of(family), lora(sites_of(family), scaling=scaling)
+    sites = ",".join(filter(None, [FIELDS, MIXERS.get(family)]))
+    backbone, tuner = backbone_of(family), lora(sites, scaling=scaling)
     part = moved_part(tuner, backbone)
     modules = tuner.target_modules(part)
     assert backbone.experts <= {*modules}
@@ -159,9 +156,8 @@ def test_what_experts_or_recurrent_mixers_have_not_is_refused(family, make, word
     assert words in str(refused.value)
 
 
-@pytest.fixture
-def federation(tmp_path, monkeypatch):
-    """A folder with a federation of conversations over a model with experts."""
+def test_a_federation_over_experts(tmp_path, monkeypatch, silotune):
+    """Of conversations: run, exported and counted."""
     language_model("qwen3_next").save_pretrained(tmp_path / "model")
     words = copy.deepcopy(tokenizer())
     words.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
@@ -181,15 +177,11 @@ def federation(tmp_path, monkeypatch):
     }
     (tmp_path / "chats.yaml").write_text(yaml.safe_dump(keys), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_a_federation_over_experts(federation, silotune):
     outcome = silotune("run", "chats.yaml", "method=feddpa-f", "--out", "out")
     assert outcome.code == 0, outcome.err
     exported = silotune("export", "out", "--silo", "north", "--part", "global", "--to", "lora")
     assert exported.code == 0, exported.err
-    config = json.loads((federation / "lora" / "adapter_config.json").read_text())
+    config = json.loads((tmp_path / "lora" / "adapter_config.json").read_text())
     assert "layers.1.mlp.experts.down_proj" in config["target_parameters"]
     refused = silotune("run", "chats.yaml", "method=flexlora", "--out", "other")
     assert "aggregation=flexlora: is defined for matrices" in refused.err
