@@ -28,7 +28,6 @@ from silotune.training.local_trainer import LocalTrainer
 from tests.support.language_models import folder_of, made
 from tests.support.method_cases import logged
 from tests.support.tiny import GOOD, NOUNS
-from tests.support.views import view_of_batch
 
 SILOS = {"echo": 12, "always": 9, "noun": 10}
 R, ALPHA = 3, 5.0
@@ -185,24 +184,6 @@ def test_alpha_is_the_mean_similarity_by_hand(config, method, scale, words):
     np.testing.assert_allclose(found.alpha.numpy(), expected, rtol=2e-5, atol=2e-6)
     assert len({tuple(sorted(drawn)) for drawn in draws}) > 1 or options.samples >= 9
     assert np.ptp(expected) > 1e-4
-
-
-@torch.no_grad()
-def test_rows_of_one_batch_have_their_own_weights(config):
-    """Scores of the first word, all rows in one batch of different α, against each row's own merged model."""
-    federation, silo = fold_entries(config, "feddpa-f", "method.clip=false")
-    training, state = federation.context, current_model_state(federation, silo)
-    asked = federation.silos["noun"].evaluations["noun"].test
-    alpha = weigh(training, state, asked).alpha
-    batch = make_batch(asked, range(len(asked)), 0, 10**6)  # one micro-batch
-    (_,) = batch.micro
-    mix = training.method.prediction().mixed(alpha[batch.rows])
-    view = view_of_batch(training.backbone, batch, training.resolve(mix, state, {}, {}))
-    assert np.ptp(alpha.numpy()) > 1e-3
-    for place, row in enumerate(batch.rows.tolist()):
-        model = merged(state, {"global": 1 - float(alpha[row]), "private": float(alpha[row])})
-        expected = hidden(model, asked.ids[row])[-1]
-        torch.testing.assert_close(view["last"][place].double(), expected, atol=2e-5, rtol=2e-5)
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations, pairwise
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from silotune.communication.messages import Expected
 from silotune.core.tensors import flatten
 from silotune.data.batching import CALL_COST, epoch_batches, make_batch
 from silotune.data.cohort_batches import cut_jointly, join
+from silotune.distributed.protocol.handshake import check_federated
 from silotune.errors import Diverged, InputError
 from silotune.methods import METHODS as CLASSES
 from silotune.runs.build.builder import build
@@ -333,8 +335,6 @@ def test_every_row_is_in_one_piece_with_its_tokens(batches, cost):
 
 def test_cut_where_it_costs_least(batches):
     """Against all ways to cut the sorted widths of all rows, tried one by one."""
-    from itertools import combinations, pairwise
-
     for cost in (0, 5, CALL_COST):
         found = sum(sum(joint.sizes) * joint.width + cost for joint in cut_jointly(batches, 0, cost))
         longest = max(batch.source.longest for batch in batches)
@@ -439,8 +439,6 @@ def test_auto_counts_both_answers_of_a_pair_and_the_tokens_of_decoders(words):
 
 
 def test_not_between_machines(words):
-    from silotune.distributed.protocol.handshake import check_federated
-
     with pytest.raises(InputError, match=r"^cohort=2: every silo trains on its own machine"):
         check_federated(read_config("demo", words("fedavg", "cohort=2")))
     for allowed in ("1", "auto"):

@@ -53,25 +53,18 @@ def test_in_double_precision_a_round_is_the_same(method, sites, tiny_federation)
 
 def test_to_the_bit_where_batches_are_the_groups(tiny_federation):
     """As many rows as a group holds, in one batch: the group's composition is the micro-batch's."""
-    states = []
-    for more in ((), (CACHED,)):
-        federation = tiny_federation("fedavg", *more)
-        rows = federation.silos["gamma"].train["gamma"]
-        batch = make_batch(rows, range(GROUP), 0, 10**9)
-        assert len(batch.micro) == 1
-        if more:
-            order = sorted(range(len(rows)), key=lambda row: (len(rows.ids[row]), row))
-            batch = make_batch(rows, order[:GROUP], 0, 10**9)
-            uncached = tiny_federation("fedavg").context
-            state = federation.coordinator.shared | federation.context.state_of(federation.silos["gamma"]).private
-            mixes = {"full": federation.context.resolve(federation.method.prediction().mix, state, {}, {})}
-            with torch.no_grad():
-                for _ in "12":  # computed, then found
-                    views = federation.context.program([mixes])(batch)
-                    states.append(views["full"]["mean"])
-                states.append(views_of_batch(uncached.backbone, batch, mixes)["full"]["mean"])
-    assert torch.equal(states[0], states[2])
-    assert torch.equal(states[1], states[2])
+    federation, plain = tiny_federation("fedavg", CACHED), tiny_federation("fedavg")
+    rows = federation.silos["gamma"].train["gamma"]
+    order = sorted(range(len(rows)), key=lambda row: (len(rows.ids[row]), row))
+    batch = make_batch(rows, order[:GROUP], 0, 10**9)
+    assert len(batch.micro) == 1
+    state = federation.coordinator.shared | federation.context.state_of(federation.silos["gamma"]).private
+    mixes = {"full": federation.context.resolve(federation.method.prediction().mix, state, {}, {})}
+    with torch.no_grad():
+        computed, found = (federation.context.program([mixes])(batch)["full"]["mean"] for _ in "12")
+        expected = views_of_batch(plain.backbone, batch, mixes)["full"]["mean"]
+    assert torch.equal(computed, expected)
+    assert torch.equal(found, expected)
 
 
 def test_what_is_kept_does_not_depend_on_history_or_room(tiny_federation):

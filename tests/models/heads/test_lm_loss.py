@@ -10,6 +10,7 @@ import torch
 from silotune.data.batching import make_batch
 from silotune.data.rows import Row
 from silotune.data.tasks import Task
+from silotune.data.tokenized import TokenizedRows
 from silotune.models.heads import LanguageModelHead, lm
 from tests.support.language_models import CAUSAL, backbone_of, ingredients, made
 from tests.support.views import view_of_batch
@@ -105,8 +106,6 @@ def test_the_last_reading_is_the_last_real_token(family):
     backbone, (model, tokenizer) = backbone_of(family), made(family)
     texts = ["the garden", "the soup felt cold again today", "a"]
     ids = [tokenizer(text)["input_ids"] for text in texts]
-    from silotune.data.tokenized import TokenizedRows
-
     batch = make_batch(TokenizedRows(TASK, ids, None, torch.zeros(3, dtype=torch.int64)), range(3), 0, 10**6)
     view = view_of_batch(backbone, batch, [])
     for position, row in enumerate(batch.rows.tolist()):

@@ -8,6 +8,8 @@ import torch
 
 from silotune.core.tensors import digest, flatten
 from silotune.errors import InputError
+from silotune.evaluation.federation_scores import current_model_state
+from silotune.evaluation.predict import logits
 from silotune.models.tuners import TUNERS
 from silotune.training.local_trainer import LocalTrainer
 from tests.support.tuner_families import batch, make_backbone, make_model, random_part, run, trainable
@@ -112,9 +114,6 @@ def test_a_phases_draws_do_not_depend_on_the_phases_before_it(tiny_federation):
 
 
 def test_predictions_know_no_dropout(tiny_federation):
-    from silotune.evaluation.federation_scores import current_model_state
-    from silotune.evaluation.predict import logits
-
     actual = []
     for rate in (0.0, RATE):
         federation = tiny_federation("feddpa-t", "tuner=lora", f"tuner.dropout={rate}")
