@@ -25,7 +25,7 @@ from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run
 from silotune.runs.run_result import load_run
 from silotune.training.local_trainer import LocalTrainer
-from tests.support.language_models import folder_of, made
+from tests.support.language_models import folder_of, generated, made
 from tests.support.method_cases import logged
 from tests.support.tiny import GOOD, NOUNS
 
@@ -197,11 +197,7 @@ def test_answers_are_those_of_every_texts_own_merged_model(config):
         written = answers(training, state, asked)
         for row, weight in enumerate(alpha):
             model = merged(state, {"global": 1 - weight, "private": weight}).float()
-            ids = torch.tensor([prompt_of(asked, row)])
-            found = model.generate(
-                input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=beams,
-                max_new_tokens=6, pad_token_id=0, eos_token_id=2,
-            )[0, ids.shape[1] :]  # fmt: skip
+            found = generated(model, prompt_of(asked, row), 6, beams)
             assert written[row] == made("llama")[1].decode(found, skip_special_tokens=True)
         assert len(set(written)) > 1
 

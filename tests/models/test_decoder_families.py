@@ -27,6 +27,7 @@ from silotune.models.forward.generation import GenerationOptions, generate_ids
 from silotune.models.forward.mixing import MixEntry
 from silotune.models.tuners import TUNERS
 from tests.support.decoder_families import CONFIGS, EXPERTS, HYBRID, backbone_of, language_model, tokenizer
+from tests.support.language_models import generated
 from tests.support.views import encoded_cohort, encoded_views
 
 QUICK = ("gemma3_text", "phi3", "mixtral", "qwen3_next", "granitemoehybrid")
@@ -197,14 +198,7 @@ def prompts():
 @every_family
 def test_answers_are_transformers_own(family, beams):
     answers = generate_ids(backbone_of(family), prompts(), [], GenerationOptions(beams, 10), rows_at_once=4)
-    expected = []
-    for prompt in prompts():
-        ids = torch.tensor([prompt])
-        written = language_model(family).generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=beams, max_new_tokens=10
-        )[0].tolist()[len(prompt) :]  # fmt: skip
-        expected.append(written[: written.index(2)] if 2 in written else written)
-    assert answers == expected
+    assert answers == [generated(language_model(family), prompt, 10, beams) for prompt in prompts()]
     assert len({*map(tuple, answers)}) > 1
 
 

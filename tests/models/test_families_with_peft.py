@@ -21,6 +21,7 @@ from silotune.models.tuners.part_modules import TokenMixer
 from silotune.models.tuners.target_modules import is_linear
 from tests.support.chats import conversations, write_lines
 from tests.support.decoder_families import EXPERTS, HYBRID, backbone_of, language_model, tokenizer
+from tests.support.language_models import generated
 from tests.support.views import encoded_views
 
 FIELDS = "query,key,value,attention_output,feedforward_input,feedforward_gate,feedforward_output"
@@ -100,12 +101,7 @@ def test_states_gradients_and_answers(family, scaling, tmp_path):
         assert_near(gradient, theirs[name], 1e-3)
     prompts = [tokenizer()(text)["input_ids"] for text in ("the garden was", "a", "say it: the soup felt cold")]
     answers = generate_ids(backbone, prompts, [MixEntry(tuner, part, 1.0)], GenerationOptions(1, 6), rows_at_once=3)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        ids = torch.tensor([prompt])
-        written = model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6
-        )[0].tolist()[len(prompt) :]  # fmt: skip
-        assert answer == (written[: written.index(2)] if 2 in written else written)
+    assert answers == [generated(model, prompt, 6) for prompt in prompts]
     merged = copy.deepcopy(language_model(family))
     fold_in(merged, tuner, MergedAdapter(part, tuner.options_of(part)))
     assert_near(merged(**inputs).logits[real], expected, 1e-4)

@@ -18,6 +18,7 @@ from silotune.models.heads.lm import prompt_rows
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.training.phase_batches import phase_batches
+from tests.support.language_models import generated
 
 pytestmark = [
     pytest.mark.long,
@@ -91,14 +92,8 @@ def test_greedy_answers_alone_and_together(federation, in_peft):
     mix = [MixEntry(federation.method.setting.tuner, backbone.place(moved), 1.0)]
     prompts = prompt_rows(next(iter(silo.evaluations.values())).test).ids
 
-    expected = []
-    for prompt in prompts:
-        ids = torch.tensor(prompt)[None]
-        written = in_peft.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False,
-                                   max_new_tokens=WRITTEN, pad_token_id=backbone.pad_id)  # fmt: skip
-        answer = written[0, len(prompt) :].tolist()
-        end = in_peft.generation_config.eos_token_id
-        expected.append(answer[: answer.index(end)] if end in answer else answer)
+    end = in_peft.generation_config.eos_token_id
+    expected = [generated(in_peft, prompt, WRITTEN, ends=end) for prompt in prompts]
     chosen = GenerationOptions(1, WRITTEN)
     assert generate_ids(backbone, prompts, mix, chosen, 1) == expected
     assert generate_ids(backbone, prompts, mix, chosen, len(prompts)) == expected

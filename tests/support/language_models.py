@@ -130,6 +130,18 @@ def backbone_of(family: str) -> Backbone:
     return Backbone(model, tokenizer, name=family)
 
 
+def generated(model, prompt: list[int], length: int, beams: int = 1, ends: int | list[int] = 2) -> list[int]:
+    """Return what transformers' own search writes behind a prompt, without the end token and what follows it."""
+    ids = torch.tensor([prompt])
+    written = model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=beams,
+        max_new_tokens=length, pad_token_id=0, eos_token_id=ends,
+    )[0].tolist()  # fmt: skip
+    answer = written[1:] if model.config.is_encoder_decoder else written[len(prompt) :]
+    stops = [ends] if isinstance(ends, int) else ends
+    return next((answer[:at] for at, token in enumerate(answer) if token in stops), answer)
+
+
 def ingredients(backbone: Backbone, *weights, tuner: str = "lora", seed: int = 0, **options) -> list[MixEntry]:
     """Return one mix entry per weight: a part of one tuner whose tensors are moved away from their initial values."""
     made_tuner = TUNERS[tuner](TUNERS[tuner].Options(**options))

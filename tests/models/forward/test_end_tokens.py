@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from silotune.models.forward.generation import GenerationOptions, end_tokens, generate_ids
-from tests.support.language_models import backbone_of, byte_tokenizer, made
+from tests.support.language_models import backbone_of, byte_tokenizer, generated, made
 
 CHATML = (
     "{% for turn in messages %}<|im_start|>{{ turn['role'] }}\n{{ turn['content'] }}<|im_end|>\n{% endfor %}"
@@ -45,12 +45,7 @@ def test_answers_end_at_each_of_a_list_as_generate_ends_them(beams):
     length = 12
 
     def theirs(ids, ends):
-        given = torch.tensor([ids])
-        written = model.generate(
-            input_ids=given, attention_mask=torch.ones_like(given), do_sample=False, num_beams=beams,
-            max_new_tokens=length, pad_token_id=0, eos_token_id=ends,
-        )[0].tolist()[len(ids) :]  # fmt: skip
-        return next((written[:at] for at, token in enumerate(written) if token in ends), written)
+        return generated(model, ids, length, beams, ends)
 
     free = [theirs(ids, [2]) for ids in prompts]
     ends = sorted({2, free[0][3], free[1][5], free[2][2]})
