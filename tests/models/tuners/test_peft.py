@@ -83,8 +83,11 @@ def test_ia3(family, tmp_path):
     close(ours(backbone, tuner, part, inputs), states_of(model, inputs))
 
 
-@pytest.mark.parametrize("kind", ["prompt", "p-tuning", "p-tuning-mlp"])
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("electra", "t5")])
+PROMPTS = [(family, "prompt") for family in FAMILIES if family not in ("electra", "t5")]
+PROMPTS += [("bert", "p-tuning"), ("bert", "p-tuning-mlp")]
+
+
+@pytest.mark.parametrize(("family", "kind"), PROMPTS)
 def test_prompt_and_p_tuning(family, kind, tmp_path):
     """(ELECTRA's word embeddings are narrower than its states, which peft does not provide for.)"""
     backbone, inputs, tuner = make_backbone(family), without_segments(batch(family)), make_tuner(kind)
@@ -100,8 +103,10 @@ def test_prompt_and_p_tuning(family, kind, tmp_path):
     close(ours(backbone, tuner, part, inputs), expected)
 
 
-@pytest.mark.parametrize("kind", ["prefix", "prefix-direct"])
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "t5"])
+PREFIXES = [*((family, "prefix-direct") for family in FAMILIES if family != "t5"), ("bert", "prefix")]
+
+
+@pytest.mark.parametrize(("family", "kind"), PREFIXES)
 def test_prefix(family, kind, tmp_path):
     backbone, inputs, tuner = make_backbone(family), without_segments(batch(family)), make_tuner(kind)
     part = random_part(tuner, backbone)
