@@ -47,7 +47,7 @@ def test_logits_are_those_of_the_next_token(family, texts):
 
 @pytest.mark.parametrize("tuned", [False, True])
 def test_a_word_of_several_tokens_scores_its_mean_log_likelihood(tuned):
-    """By one forward over prompt and word in transformers; tuned, equal to a forward of the merged LoRA."""
+    """By one forward over prompt and word in transformers; tuned, with the prompt's vectors before it."""
     model, tokenizer = made("llama")
     backbone = backbone_of("llama")
     mix = ingredients(backbone, 1.0, tuner="prompt", tokens=3) if tuned else []

@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from silotune.config.schema import EvaluationConfig
+from silotune.data.loading import load_silos
 from silotune.data.rows import Row
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import current_model_state
@@ -163,20 +164,19 @@ def test_instruction_silos_learn_to_write(family, folders, instructions, tmp_pat
         done.model("always").predict(["say bright"])
 
 
-def test_the_metric_of_a_task_folder_and_of_own_silos(folders, instructions, tmp_path):
+def test_the_metric_of_a_task_folder_and_of_own_silos(instructions, tmp_path):
     copied = shutil.copytree(instructions, tmp_path / "data")
     (copied / "echo" / "meta.json").write_text(json.dumps({"label_names": None, "metric": "accuracy"}))
-    done = run(language_model(folders("llama"), copied, "rounds=1"), out=tmp_path / "run")
-    assert [done.silos[name]["metric"] for name in ("echo", "always")] == ["accuracy", "rouge1"]
+    found = load_silos(language_model("default", copied))
+    assert {silo.name: silo.task.metric for silo in found} == {"echo": "accuracy", "always": "rouge1"}
     (tmp_path / "own.yaml").write_text(
-        f"method: fedavg\nbackbone: {folders('llama')}\ntuner: lora\nrounds: 1\nthreads: 1\nprecision: fp32\n"
-        "head: {name: lm, max_new_tokens: 3}\ntrain: {max_length: 64}\nsilos:\n"
+        "method: fedavg\nhead: {name: lm}\nsilos:\n"
         "  - {name: one, path: data/echo/train.jsonl, kind: generation, text: [instruction, input], label: output}\n"
         "  - {name: two, path: data/always, kind: generation, text: instruction, label: output, metric: accuracy}\n"
     )
-    result = run(str(tmp_path / "own.yaml"), out=tmp_path / "own")
-    assert [result.silos[name]["metric"] for name in ("one", "two")] == ["rouge1", "accuracy"]
-    assert result.silos["one"]["rows"] == {"train": 14, "validation": 5, "test": 5}
+    one, two = load_silos(read_config(str(tmp_path / "own.yaml")))
+    assert (one.task.metric, two.task.metric) == ("rouge1", "accuracy")
+    assert [len(rows) for rows in (one.splits.train, one.splits.validation, one.splits.test)] == [14, 5, 5]
 
 
 @pytest.mark.parametrize(
