@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pyarrow.parquet
 import pytest
 import torch
 import yaml
@@ -67,8 +68,6 @@ def finished(place):
 def test_the_baseline_is_what_transformers_generates(finished, folders, place):
     model = AutoModelForCausalLM.from_pretrained(folders("llama")).eval()
     tokenizer = AutoTokenizer.from_pretrained(folders("llama"))
-    import pyarrow.parquet
-
     rows = pyarrow.parquet.read_table(place / "trained" / "predictions.parquet").to_pylist()
     own = [row for row in rows if row["silo"] == "east"]
     written = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pyarrow.parquet
 import pytest
 import yaml
 
@@ -89,9 +90,11 @@ def federation(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(("family", "template"), [("chat", "chat"), ("llama", "plain")])
-def test_a_model_is_asked_by_its_own_template(family, template, folders, federation, silotune):
-    """It is named before the first round, and is in the run's folder."""
+@pytest.mark.parametrize(
+    ("family", "template", "opening"), [("chat", "chat", "say "), ("llama", "plain", "### Instruction:\nsay ")]
+)
+def test_a_model_is_asked_by_its_own_template(family, template, opening, folders, federation, silotune):
+    """It is named before the first round, and is in the run's folder, where predictions have their prompts."""
     folder = folders(family)
     assert has_chat_template(BackboneConfig(name=str(folder)), None) == (template == "chat")
     outcome = silotune("run", "say.yaml", f"backbone={folder}", "--out", "out", "--quiet")
@@ -102,11 +105,5 @@ def test_a_model_is_asked_by_its_own_template(family, template, folders, federat
     asked = run("say.yaml", f"backbone={folder}", f"head.template={template}", out="named")
     summary = json.loads((federation / "out" / "summary.json").read_text())
     assert asked.summary["state_sha256"] == summary["state_sha256"]
-
-
-def test_predictions_have_their_prompts(folders, federation):
-    import pyarrow.parquet
-
-    finished = run("say.yaml", f"backbone={folders('llama')}", out="out")
-    rows = pyarrow.parquet.read_table(finished.folder / "predictions.parquet").to_pylist()
-    assert all("### Instruction:\nsay " in row["prompt"] and "warm" not in row["prompt"] for row in rows)
+    rows = pyarrow.parquet.read_table(asked.folder / "predictions.parquet").to_pylist()
+    assert all(opening in row["prompt"] and "warm" not in row["prompt"] for row in rows)
