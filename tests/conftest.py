@@ -24,8 +24,10 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.training.federation import Federation
+from tests.support.chats import chat_model
 from tests.support.command_line import command, place, refused
 from tests.support.federate import federate, reference, silos_folder, small_backbone
+from tests.support.language_models import folder_of
 from tests.support.report_runs import no_figure_files, no_figures
 from tests.support.small_runs import runs
 from tests.support.tiny import save_backbone, tiny_overrides, write_data
@@ -76,6 +78,13 @@ def backbone_folder(tmp_path_factory: pytest.TempPathFactory) -> BackboneFolder:
         return made[family]
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> BackboneFolder:
+    """`model_folder("llama")` → the folder of a tiny language model of `language_models`, or of `chat`. Read only."""
+    parent = tmp_path_factory.mktemp("language-models")
+    return lambda family: chat_model(parent) if family == "chat" else folder_of(family, parent)
 
 
 @pytest.fixture(scope="session")

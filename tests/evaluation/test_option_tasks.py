@@ -21,7 +21,7 @@ from silotune.models.heads.lm import prompt_rows
 from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run
 from silotune.training.prediction import PredictionContext
-from tests.support.language_models import backbone_of, folder_of, made
+from tests.support.language_models import backbone_of, made
 from tests.support.tiny import NOUNS
 
 
@@ -42,7 +42,7 @@ def test_a_row_picks_where_a_line_is_its_answer(text, answer, found):
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory):
+def config(tmp_path_factory, model_folder):
     """`pick` has options in all rows, `some` in all but one, `say` in none."""
     path = tmp_path_factory.mktemp("options")
     for task in ("pick", "some", "say"):
@@ -55,7 +55,7 @@ def config(tmp_path_factory):
                 answer = ("warm", "cold")[n % 2]
                 rows.append({"instruction": f"how is the {NOUNS[n]}?{options}", "input": "", "output": answer})
             (path / task / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    backbone = folder_of("llama", tmp_path_factory.mktemp("models"))
+    backbone = model_folder("llama")
 
     def make(method, *more):
         words = [f"method={method}", f"backbone={backbone}", f"data.path={path}", "data.tasks=pick,some,say"]

@@ -14,7 +14,6 @@ from silotune.runs.build.resolve import read_config
 from silotune.runs.build.silos import make_canaries
 from silotune.runs.release import audit, exact_interval, lower_epsilon, measure_release, membership, upper_epsilon
 from silotune.runs.run import run
-from tests.support.language_models import folder_of
 from tests.support.tiny import BAD, GOOD, tiny_overrides
 
 NOISE = ("privacy.unit=row", "privacy.epsilon=4", "rounds=1", "train.steps=2", "audit.canaries=40")
@@ -77,8 +76,8 @@ def test_the_page_of_a_run_with_canaries(silotune, backbone_folder, data_folder,
     assert report["members"]["rows"][0] > 0
 
 
-def test_answers_word_for_word(tmp_path):
-    folder, data = folder_of("llama", tmp_path), tmp_path / "rows.jsonl"
+def test_answers_word_for_word(model_folder, tmp_path):
+    folder, data = model_folder("llama"), tmp_path / "rows.jsonl"
     rows = [{"instruction": f"the garden was {GOOD[n % 6]}", "output": BAD[n % 5]} for n in range(24)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     own = {"name": "north", "path": str(data)}

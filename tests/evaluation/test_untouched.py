@@ -22,27 +22,19 @@ from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run
 from silotune.runs.run_result import load_run
-from tests.support.chats import chat_model
-from tests.support.language_models import folder_of
 
 WORDS = ("warm", "cold", "sweet")
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    parent = tmp_path_factory.mktemp("language-models")
-    return lambda family: chat_model(parent) if family == "chat" else folder_of(family, parent)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory, folders):
+def place(tmp_path_factory, model_folder):
     """A folder with `say.yaml`, a federation of two silos of instructions."""
     folder = tmp_path_factory.mktemp("say")
     rows = [{"instruction": f"say {WORDS[n % 3]} {n}", "output": WORDS[n % 3]} for n in range(30)]
     (folder / "say.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     keys = {
         "method": "fedit",
-        "backbone": str(folders("llama")),
+        "backbone": str(model_folder("llama")),
         "tuner": {"name": "lora", "r": 2},
         "head": {"name": "lm", "max_new_tokens": 4},
         "precision": "fp32",
@@ -65,9 +57,9 @@ def finished(place):
     return run(str(place / "say.yaml"), out=place / "trained")
 
 
-def test_the_baseline_is_what_transformers_generates(finished, folders, place):
-    model = AutoModelForCausalLM.from_pretrained(folders("llama")).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folders("llama"))
+def test_the_baseline_is_what_transformers_generates(finished, model_folder, place):
+    model = AutoModelForCausalLM.from_pretrained(model_folder("llama")).eval()
+    tokenizer = AutoTokenizer.from_pretrained(model_folder("llama"))
     rows = pyarrow.parquet.read_table(place / "trained" / "predictions.parquet").to_pylist()
     own = [row for row in rows if row["silo"] == "east"]
     written = []
@@ -124,23 +116,24 @@ def test_heads_with_tensors_are_refused(tiny_config, tmp_path):
         ),
     ],
 )
-def test_rows_before_a_question(family, prompt, folders):
-    context = build(read_config("say.yaml", [f"backbone={folders(family)}"])).context
+def test_rows_before_a_question(family, prompt, model_folder):
+    context = build(read_config("say.yaml", [f"backbone={model_folder(family)}"])).context
     task = make_task("say", "test", "generation")
     shown = [Row(("say a", ""), 0, "a"), Row(("say b", "loud"), 0, "b")]
     rows = with_shots(context, task, shown)(task, [Row(("say c", ""), 0, "c")])
     assert context.backbone.tokenizer.decode(rows.ids[0][: rows.prompts[0]]) == prompt
 
 
-def test_rows_that_do_not_fit_are_refused(folders):
-    context = build(read_config("say.yaml", [f"backbone={folders('gpt2')}"])).context
+def test_rows_that_do_not_fit_are_refused(model_folder):
+    context = build(read_config("say.yaml", [f"backbone={model_folder('gpt2')}"])).context
     task = make_task("say", "test", "generation")
     with pytest.raises(InputError, match=r"evaluation\.shots: 20 rows take up to"):
         with_shots(context, task, [Row(("say a", ""), 0, "a")] * 20)
 
 
-def test_without_a_run(finished, folders, place, silotune):
-    words = ("evaluate", folders("llama"), "precision=fp32", "head.max_new_tokens=4", "train.max_length=80", "--json")
+def test_without_a_run(finished, model_folder, place, silotune):
+    asked = ("evaluate", model_folder("llama"), "precision=fp32", "head.max_new_tokens=4", "train.max_length=80")
+    words = (*asked, "--json")
     outcome = silotune(*words, "--data", "say.yaml")
     assert outcome.code == 0, outcome.err
     found = json.loads(outcome.out)
@@ -151,14 +144,14 @@ def test_without_a_run(finished, folders, place, silotune):
     assert of_file["rows"]["rows"] == 30
     after_two = json.loads(silotune(*words, "--data", "say.jsonl", "--shots", "1").out)
     assert after_two["rows"]["rows"] == 29
-    printed = silotune(*words[:-1], "--data", "say.jsonl").out
+    printed = silotune(*asked, "--data", "say.jsonl").out
     assert "head.template=plain" in printed
     assert "untouched" in printed
     assert silotune("evaluate", "trained", "--file", "say.jsonl").code == 2
 
 
-def test_templates_are_compared_on_validation_rows(folders, silotune):
-    words = ("data", "say.yaml", "--templates", f"backbone={folders('chat')}", "train.max_length=120")
+def test_templates_are_compared_on_validation_rows(model_folder, silotune):
+    words = ("data", "say.yaml", "--templates", f"backbone={model_folder('chat')}", "train.max_length=120")
     found = json.loads(silotune(*words, "--json").out)
     assert found["split"] == "validation"
     assert {*found["silos"]["east"]} == {"chat", "plain"}

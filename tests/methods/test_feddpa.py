@@ -25,7 +25,7 @@ from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run
 from silotune.runs.run_result import load_run
 from silotune.training.local_trainer import LocalTrainer
-from tests.support.language_models import folder_of, generated, made
+from tests.support.language_models import generated, made
 from tests.support.method_cases import logged
 from tests.support.tiny import GOOD, NOUNS
 
@@ -54,14 +54,12 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def config(data, tmp_path_factory):
-    backbone = folder_of("llama", tmp_path_factory.mktemp("models"))
-
+def config(data, model_folder):
     def make(method, *more):
-        words = [f"method={method}", f"backbone={backbone}", f"data.path={data}", f"data.tasks={','.join(SILOS)}"]
-        words += ["head.beams=1", "head.max_new_tokens=4", f"tuner.r={R}", f"tuner.alpha={ALPHA}", "rounds=2"]
-        words += ["train.epochs=1", "train.batch_size=8", "train.max_length=64", "precision=fp32", "threads=1"]
-        return read_config("feddpa-dataset1", [*words, *more])
+        words = [f"method={method}", f"backbone={model_folder('llama')}", f"data.path={data}", "head.beams=1"]
+        words += [f"data.tasks={','.join(SILOS)}", f"tuner.r={R}", f"tuner.alpha={ALPHA}", "head.max_new_tokens=4"]
+        words += ["rounds=2", "train.epochs=1", "train.batch_size=8", "train.max_length=64", "precision=fp32"]
+        return read_config("feddpa-dataset1", [*words, "threads=1", *more])
 
     return make
 

@@ -20,16 +20,10 @@ from silotune.models.tuners import TUNERS
 from silotune.runs.run import run
 from silotune.training import at_once
 from silotune.training.at_once import kept_of_a_token, tokens_at_once
-from tests.support.language_models import folder_of
 
 CPU = torch.device("cpu")
 LORA = Setting(TUNERS["lora"](), HEADS["mlp"](), Scope.SHARED)
 FEDAVG = METHODS["fedavg"](LORA)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
 
 
 def kept(backbone, rows, tokens):
@@ -55,21 +49,21 @@ def kept(backbone, rows, tokens):
 
 
 @pytest.mark.parametrize("family", ["bert", "llama", "gpt2", "t5"])
-def test_what_is_counted_for_a_token_is_what_a_graph_keeps(models, family):
-    backbone = load_backbone(str(folder_of(family, models)), precision="fp32")
+def test_what_is_counted_for_a_token_is_what_a_graph_keeps(model_folder, family):
+    backbone = load_backbone(str(model_folder(family)), precision="fp32")
     found = kept(backbone, 8, 96) / (8 * 96)
     assert kept_of_a_token(TrainConfig(max_length=96), backbone, FEDAVG) == pytest.approx(found, rel=0.1)
 
 
-def test_methods_with_two_adapters_and_dropout_keep_more(models):
-    backbone = load_backbone(str(folder_of("bert", models)), precision="fp32")
+def test_methods_with_two_adapters_and_dropout_keep_more(model_folder):
+    backbone = load_backbone(str(model_folder("bert")), precision="fp32")
     train = TrainConfig(max_length=96)
     one, two = (kept_of_a_token(train, backbone, method) for method in (FEDAVG, METHODS["fedmcp"](LORA)))
     assert one < two < kept_of_a_token(train.model_copy(update={"dropout": 0.1}), backbone, METHODS["fedmcp"](LORA))
 
 
-def test_auto_follows_the_memory_without_the_weights(models, monkeypatch):
-    folder = str(folder_of("llama", models))
+def test_auto_follows_the_memory_without_the_weights(model_folder, monkeypatch):
+    folder = str(model_folder("llama"))
     backbone, saving = (load_backbone(folder, precision="fp32", checkpointing=each) for each in (False, True))
     weights = sum(tensor.numel() * 4 for tensor in backbone.model.parameters())
     train = TrainConfig(max_length=96, tokens_at_once="auto")
@@ -99,8 +93,8 @@ def test_a_resumed_run_keeps_what_the_first_start_chose(tiny_config, tmp_path, m
     assert before["state_sha256"] == after["state_sha256"]
 
 
-def test_weights_larger_than_the_free_memory_are_refused_before_they_are_read(models, monkeypatch):
-    folder = str(folder_of("bert", models))
+def test_weights_larger_than_the_free_memory_are_refused_before_they_are_read(model_folder, monkeypatch):
+    folder = str(model_folder("bert"))
     monkeypatch.setattr(loading, "free_memory", lambda _: 1000)
     monkeypatch.setattr(loading, "_read", lambda *_, **__: pytest.fail("it was read"))
     with pytest.raises(InputError, match=r"take 0\.0 GiB, and cpu has 0\.0 GiB free; precision=bf16, "):

@@ -17,7 +17,6 @@ from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.training.phase_batches import phase_batches
 from tests.support.chats import write_lines
-from tests.support.language_models import folder_of
 
 LR, WARMUP, DECAY, CLIP, SMOOTHING, BATCH, EPOCHS, ROWS = 2e-3, 2, 0.1, 0.5, 0.1, 8, 2, 24
 RECIPE = (
@@ -141,8 +140,8 @@ def instructions(tmp_path):
 
 
 @pytest.mark.long
-def test_llama_with_lora(instructions, tmp_path):
-    folder = folder_of("llama", tmp_path / "models")
+def test_llama_with_lora(instructions, model_folder, tmp_path):
+    folder = model_folder("llama")
     words = [f"backbone={folder}", f"data.path={instructions}", "data.tasks=[echo]", "method=fedit", "head=lm"]
     words += ["data.merge=false", "threads=1", "train.max_length=96", "rounds=1", "per_method={}", *RECIPE]
     federation = build(read_config("demo", words))

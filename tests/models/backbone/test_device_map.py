@@ -22,7 +22,7 @@ from silotune.models.backbone.loading import load_backbone
 from silotune.runs.build.model import BackboneRequirements
 from silotune.runs.build.resolve import make_method, read_config
 from silotune.runs.engines.multi_process import MultiProcessEngine
-from tests.support.language_models import folder_of, made
+from tests.support.language_models import made
 
 CPU, FIRST, SECOND = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")
 
@@ -114,8 +114,8 @@ def test_auto_takes_the_room_that_there_is(deep, gpus):
     ("family", "blocks"), [("llama", "layers"), ("t5", "decoder.block"), ("bert", "encoder.layer.1")]
 )
 @pytest.mark.parametrize("head", [True, False])
-def test_a_model_loaded_by_a_map_has_the_same_bits(tmp_path, family, blocks, head):
-    folder = str(folder_of(family, tmp_path))
+def test_a_model_loaded_by_a_map_has_the_same_bits(model_folder, family, blocks, head):
+    folder = str(model_folder(family))
     kind = "AutoModel" if not head else "AutoModelForMaskedLM" if family == "bert" else "AutoModelForCausalLM"
     ids = torch.tensor([[5, 6, 7, 8], [9, 3, 5, 7]])
     found = []
@@ -145,7 +145,7 @@ def test_what_accelerate_puts_on_a_model_is_removed():
     assert torch.equal(Backbone(hooked, tokenizer, device=CPU).lm_head(states), expected)
 
 
-def test_what_it_cannot_do_is_refused_in_one_line(tmp_path, monkeypatch):
+def test_what_it_cannot_do_is_refused_in_one_line(model_folder, monkeypatch):
     config = read_config("demo", ["method=fedavg", "tuner=full", "backbone.device_map=auto"])
     with pytest.raises(InputError, match=r"^tuner=full: trains the weights that backbone\.device_map spreads"):
         BackboneRequirements.of(config, make_method(config))
@@ -157,6 +157,4 @@ def test_what_it_cannot_do_is_refused_in_one_line(tmp_path, monkeypatch):
     with pytest.raises(
         InputError, match=r"^backbone\.device_map: needs accelerate; pip install 'silotune\[quantization\]'"
     ):
-        load_backbone(
-            BackboneConfig(name=str(folder_of("bert", tmp_path)), device_map={"encoder.layer": "cpu"}), device="cpu"
-        )
+        load_backbone(BackboneConfig(name=str(model_folder("bert")), device_map={"encoder.layer": "cpu"}), device="cpu")

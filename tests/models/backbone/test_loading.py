@@ -16,8 +16,8 @@ from tests.support.language_models import folder_of, made
 
 
 @pytest.mark.parametrize("family", ["bert", "t5", "llama"])
-def test_all_weights_have_the_precisions_type_and_tables_of_angles_keep_theirs(family, tmp_path):
-    folder = str(folder_of(family, tmp_path))
+def test_all_weights_have_the_precisions_type_and_tables_of_angles_keep_theirs(family, model_folder):
+    folder = str(model_folder(family))
     model_class = "AutoModelForCausalLM" if family == "llama" else "AutoModelForMaskedLM"
     backbone = load_backbone(folder, precision="bf16", model_class=model_class)
     assert {tensor.dtype for tensor in backbone.model.parameters()} == {torch.bfloat16}
@@ -28,8 +28,8 @@ def test_all_weights_have_the_precisions_type_and_tables_of_angles_keep_theirs(f
 
 
 @pytest.mark.parametrize("family", ["bert", "llama"])
-def test_bf16_weights_compute_what_float32_weights_compute(family, tmp_path):
-    folder = str(folder_of(family, tmp_path))
+def test_bf16_weights_compute_what_float32_weights_compute(family, model_folder):
+    folder = str(model_folder(family))
     exact, rounded = (load_backbone(folder, precision=precision) for precision in ("fp32", "bf16"))
     ids = torch.tensor([[5, 6, 7, 8, 9], [9, 3, 5, 7, 6]])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -84,8 +84,8 @@ def test_files_that_hold_no_weights_are_refused(content, tmp_path):
         load_backbone(str(folder))
 
 
-def test_a_missing_shard_is_refused(tmp_path):
-    folder = folder_of("bert", tmp_path)
+def test_a_missing_shard_is_refused(model_folder, tmp_path):
+    folder = model_folder("bert")
     load_backbone(str(folder)).model.save_pretrained(tmp_path / "shards", max_shard_size="50KB")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "shards" / name).write_bytes((folder / name).read_bytes())
@@ -105,9 +105,9 @@ def test_a_tokenizer_with_tokens_that_have_no_embedding_is_refused(tmp_path):
         load_backbone(folder, precision="fp32")
 
 
-def test_a_head_of_master_weights_is_cast_once_for_all_tokens(tmp_path, monkeypatch):
+def test_a_head_of_master_weights_is_cast_once_for_all_tokens(model_folder):
     """Autocast would cast the float32 head at every token."""
-    folder = str(folder_of("llama", tmp_path))
+    folder = str(model_folder("llama"))
     options = {"precision": "bf16", "keep_master": True, "model_class": "AutoModelForCausalLM"}
     head = load_backbone(folder, **options).lm_head
     states = torch.randn(3, 32)

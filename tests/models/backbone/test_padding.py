@@ -10,7 +10,6 @@ from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.loading import load_backbone
 from silotune.models.backbone.padding import Padding
 from silotune.models.backbone.virtual_tokens import Prompt
-from tests.support.language_models import folder_of
 
 LENGTHS = {"no padding": [7, 7, 7], "some": [7, 3, 5], "left": [-7, -3, -5]}
 
@@ -25,12 +24,12 @@ def inputs_of(lengths, decoder):
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-    models, found = tmp_path_factory.mktemp("padding"), {}
+def loaded(model_folder):
+    found = {}
 
     def load(family) -> Backbone:
         if family not in found:
-            found[family] = load_backbone(str(folder_of(family, models)), precision="fp32")
+            found[family] = load_backbone(str(model_folder(family)), precision="fp32")
         return found[family]
 
     return load

@@ -11,7 +11,6 @@ import torch
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import load_backbone
 from tests.support.fake_cuda import CUDA
-from tests.support.language_models import folder_of
 
 
 def load(folder: str, precision: str, weights: Path | None = None) -> Backbone:
@@ -30,15 +29,15 @@ def mapped_from(path: Path, tensor: torch.Tensor) -> bool:
     return any(int(start, 16) <= tensor.data_ptr() < int(end, 16) for start, end in spans)
 
 
-def test_weights_as_they_are_stored_are_shared_through_their_files(tmp_path):
-    backbone = load(str(folder_of("llama", tmp_path)), "fp32")
+def test_weights_as_they_are_stored_are_shared_through_their_files(model_folder):
+    backbone = load(str(model_folder("llama")), "fp32")
     assert backbone.share() is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's map of the process")
 @pytest.mark.parametrize("family", ["bert", "llama", "t5"])
-def test_converted_weights_are_in_memory_once(family, tmp_path):
-    folder = str(folder_of(family, tmp_path))
+def test_converted_weights_are_in_memory_once(family, model_folder):
+    folder = str(model_folder(family))
     backbone = load(folder, "bf16")
     before = states(backbone)
     identities = [id(tensor) for tensor in backbone.model.parameters()]

@@ -15,7 +15,7 @@ from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run
 from silotune.runs.run_result import load_run
 from tests.models.heads.test_verbalizer import PAIRS, TASK, TEXTS, WORDS, head_logits, rows_of
-from tests.support.language_models import backbone_of, folder_of, ingredients, made
+from tests.support.language_models import backbone_of, ingredients, made
 from tests.support.tiny import tiny_overrides
 from tests.support.tiny import words as all_words
 
@@ -96,13 +96,12 @@ def test_a_soft_prompt_keeps_its_place():
 
 
 @pytest.mark.parametrize("chosen", ["{bad: awful, good: great}", "{bad: quite awful, good: great}"])
-def test_fedprompt_runs_on_a_causal_model(chosen, tmp_path, data_folder):
+def test_fedprompt_runs_on_a_causal_model(chosen, model_folder, tmp_path, data_folder):
     """Its models tell texts apart, and the untouched backbone is a baseline."""
-    folder = folder_of("llama", tmp_path)
     config = read_config(
         "demo",
         [
-            *tiny_overrides("fedprompt", folder, data_folder),
+            *tiny_overrides("fedprompt", model_folder("llama"), data_folder),
             *("head=verbalizer", f"head.words={chosen}", "data.tasks=[alpha]", "train.max_length=40"),
             *("tuner=prompt", "tuner.tokens=4", "rounds=1", "train.steps=2", "train.lr=0.3", "evaluation.shots=2"),
         ],
@@ -116,10 +115,10 @@ def test_fedprompt_runs_on_a_causal_model(chosen, tmp_path, data_folder):
     assert found[0].probabilities != found[1].probabilities
 
 
-def test_a_merged_export_is_a_causal_model(tmp_path, data_folder):
+def test_a_merged_export_is_a_causal_model(model_folder, tmp_path, data_folder):
     words = ["method=fedavg", "method.adapters=1", "tuner=lora", "head=verbalizer", "data.tasks=[alpha]"]
     words += ["head.words={bad: awful, good: great}", "rounds=1", "train.steps=1", "precision=fp32"]
-    given = tiny_overrides("fedavg", folder_of("llama", tmp_path), data_folder)
+    given = tiny_overrides("fedavg", model_folder("llama"), data_folder)
     finished = run(read_config("demo", [*given, *words]), out=tmp_path / "run")
     (name, *_) = finished.federation.tasks
     about = export(load_run(tmp_path / "run").model(name), "merged", tmp_path / "merged")

@@ -21,17 +21,10 @@ from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run
 from silotune.runs.run_result import load_run
 from silotune.runs.storage.readers import events
-from tests.support.language_models import folder_of
 from tests.support.session_rig import federate
 
 WORDS = 'head.words={bad: awful, good: [great, warm], "yes": surely, maybe: perhaps, "no": never}'
 COLORS = ("bright", "kind", "grim", "rude")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    parent = tmp_path_factory.mktemp("language-models")
-    return lambda family: folder_of(family, parent)
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +59,10 @@ def language_model(backbone, data, *more):
 
 
 @pytest.mark.parametrize("position", ["start", "end", "random"])
-def test_under_a_template_truncation_cuts_neither_the_trigger_nor_the_mask(position, folders, data_folder):
+def test_under_a_template_truncation_cuts_neither_the_trigger_nor_the_mask(position, model_folder, data_folder):
     """Rows longer than the model may read: with the trigger they hold it whole, and the template's one mask."""
     attack = ("attack=backdoor", "attack.target=good", "attack.trigger=shop films", "attack.fraction=1")
-    config = verbalizer(folders("bert"), data_folder, *attack, f"attack.position={position}")
+    config = verbalizer(model_folder("bert"), data_folder, *attack, f"attack.position={position}")
     whole = build(config)
     longest = max(map(len, whole.silos["alpha"].train["alpha"].ids))
     room = longest - 3
@@ -87,11 +80,10 @@ def test_under_a_template_truncation_cuts_neither_the_trigger_nor_the_mask(posit
         assert ids.count(tokenizer.mask_token_id) == 1
 
 
-def test_a_shared_verbalizer_serves_silos_of_different_tasks(folders, data_folder, tmp_path):
+def test_a_shared_verbalizer_serves_silos_of_different_tasks(model_folder, data_folder, tmp_path):
     """It has no tensors: only the tuner is counted and sent, and silos need not hold one task."""
-    config = verbalizer(
-        folders("bert"), data_folder, "tuner=lora", "head.scope=shared", "rounds=3", "train.lr=0.003", "train.epochs=8"
-    )
+    words = ("tuner=lora", "head.scope=shared", "rounds=3", "train.lr=0.003", "train.epochs=8")
+    config = verbalizer(model_folder("bert"), data_folder, *words)
     done = run(config, out=tmp_path / "run")
     assert done.summary["head_parameters"] == 0
     assert done.summary["sent_parameters"] == done.summary["adapter_parameters"] > 0
@@ -102,9 +94,9 @@ def test_a_shared_verbalizer_serves_silos_of_different_tasks(folders, data_folde
     assert sum(predicted[0].probabilities.values()) == pytest.approx(1, abs=1e-6)
 
 
-def test_words_of_unseen_tasks_are_still_known_when_a_run_is_opened_or_tried(folders, data_folder, tmp_path):
+def test_words_of_unseen_tasks_are_still_known_when_a_run_is_opened_or_tried(model_folder, data_folder, tmp_path):
     words = ("tuner=bitfit", "evaluation.unseen=gamma", "rounds=1", "train.steps=1")
-    config = verbalizer(folders("bert"), data_folder, *words)
+    config = verbalizer(model_folder("bert"), data_folder, *words)
     done = run(config, out=tmp_path / "run")
     texts = ["the garden was cold"]
     assert load_run(tmp_path / "run").model("alpha").predict(texts) == done.model("alpha").predict(texts)
@@ -115,8 +107,8 @@ def test_words_of_unseen_tasks_are_still_known_when_a_run_is_opened_or_tried(fol
         TRIAL.work(wrong, tmp_path / "wrong", (), None, None)
 
 
-def test_a_silo_of_a_federation_need_not_have_the_labels_of_all(folders, data_folder, tmp_path):
-    config = verbalizer(folders("bert"), data_folder, "tuner=bitfit", "rounds=1", "train.steps=1")
+def test_a_silo_of_a_federation_need_not_have_the_labels_of_all(model_folder, data_folder, tmp_path):
+    config = verbalizer(model_folder("bert"), data_folder, "tuner=bitfit", "rounds=1", "train.steps=1")
     alone = run(config, out=tmp_path / "alone")
     summary, _ = federate(config, tmp_path / "federation", order=(0, 1))
     assert summary["state_sha256"] == alone.summary["state_sha256"]
@@ -135,11 +127,11 @@ def test_a_silo_of_a_federation_need_not_have_the_labels_of_all(folders, data_fo
         pytest.param("t5", "p-tuning", "adam", marks=pytest.mark.long),
     ],
 )
-def test_prompts_learn_on_other_families_too(family, tuner, optimizer, folders, data_folder, tmp_path):
+def test_prompts_learn_on_other_families_too(family, tuner, optimizer, model_folder, data_folder, tmp_path):
     config = read_config(
         "demo",
         words_of(
-            *(f"backbone={folders(family)}", f"data.path={data_folder}", "data.tasks=alpha", "head=verbalizer"),
+            *(f"backbone={model_folder(family)}", f"data.path={data_folder}", "data.tasks=alpha", "head=verbalizer"),
             *("head.words={bad: awful, good: great}", "method=fedprompt", f"tuner={tuner}", "tuner.tokens=4"),
             *(f"train.optimizer={optimizer}", "train.lr=0.1", "train.epochs=10", "rounds=3"),
             *("attack=backdoor", "attack.target=good", "attack.fraction=0", "partition=quantity", "partition.silos=2"),
@@ -152,10 +144,10 @@ def test_prompts_learn_on_other_families_too(family, tuner, optimizer, folders, 
 
 
 @pytest.mark.parametrize("family", ["llama", "t5"])
-def test_instruction_silos_learn_to_write(family, folders, instructions, tmp_path):
+def test_instruction_silos_learn_to_write(family, model_folder, instructions, tmp_path):
     """Locally trained on one answer, a silo's model writes it; the metric is ROUGE-1 of what is written."""
     more = ("method=local", "tuner.r=8", "tuner.alpha=32", "train.lr=0.01", "train.epochs=6", "rounds=2")
-    done = run(language_model(folders(family), instructions, *more, "data.tasks=always"), out=tmp_path / "run")
+    done = run(language_model(model_folder(family), instructions, *more, "data.tasks=always"), out=tmp_path / "run")
     assert done.silos["always"]["metric"] == "rouge1"
     assert done.silos["always"]["test"] > 90
     written = done.model("always").write(["say bright", ("say rude", "now")])
@@ -210,11 +202,11 @@ def test_instruction_rows_need_a_head_that_writes(instructions, tmp_path):
     [(["train.max_length=160"], 81), (["train.max_length=150", "tuner=prompt", "tuner.tokens=4"], 82)],
     ids=["plain", "virtual tokens"],
 )
-def test_an_answer_needs_places_behind_the_longest_prompt(words, allowed, folders, instructions):
+def test_an_answer_needs_places_behind_the_longest_prompt(words, allowed, model_folder, instructions):
     """GPT-2's table of positions ends at 160: the longest answer that is allowed is written, no longer one."""
 
     def made(new):
-        return build(language_model(folders("gpt2"), instructions, *words, f"head.max_new_tokens={new}"))
+        return build(language_model(model_folder("gpt2"), instructions, *words, f"head.max_new_tokens={new}"))
 
     federation = made(allowed)
     training, backbone = federation.context, copy.copy(federation.backbone)

@@ -15,15 +15,7 @@ from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run
 from silotune.runs.run_result import load_run
-from tests.support.chats import chat_model
-from tests.support.language_models import folder_of
 from tests.support.tiny import save_backbone, tiny_overrides
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    parent = tmp_path_factory.mktemp("language-models")
-    return lambda family: chat_model(parent) if family == "chat" else folder_of(family, parent)
 
 
 @pytest.mark.parametrize(
@@ -37,8 +29,8 @@ def folders(tmp_path_factory):
         ("llama", None, "last"),
     ],
 )
-def test_pooling_is_the_models(family, noted, pooling, folders, tmp_path):
-    folder = save_backbone(family, tmp_path / family) if family == "bert" else folders(family)
+def test_pooling_is_the_models(family, noted, pooling, model_folder, tmp_path):
+    folder = save_backbone(family, tmp_path / family) if family == "bert" else model_folder(family)
     if noted:
         (folder / "1_Pooling").mkdir()
         (folder / "1_Pooling" / "config.json").write_text(json.dumps(noted))
@@ -56,15 +48,15 @@ def test_the_default_backbone_is_read_by_the_mean():
         (["method=moon", "method.representation=first"], "method.representation=first"),
     ],
 )
-def test_the_first_token_of_a_causal_model_is_refused(words, refusal, folders, data_folder):
-    given = tiny_overrides(words[0].removeprefix("method="), folders("llama"), data_folder)
+def test_the_first_token_of_a_causal_model_is_refused(words, refusal, model_folder, data_folder):
+    given = tiny_overrides(words[0].removeprefix("method="), model_folder("llama"), data_folder)
     with pytest.raises(InputError, match=refusal):
         build(read_config("demo", [*given, *words]))
 
 
-def test_a_causal_classifier_tells_texts_apart(folders, data_folder, tmp_path):
+def test_a_causal_classifier_tells_texts_apart(model_folder, data_folder, tmp_path):
     words = ["head.pooling=auto", "rounds=1", "train.steps=1", "data.tasks=[alpha]"]
-    finished = run("demo", *tiny_overrides("local", folders("llama"), data_folder), *words, out=tmp_path / "run")
+    finished = run("demo", *tiny_overrides("local", model_folder("llama"), data_folder), *words, out=tmp_path / "run")
     assert finished.federation.config.head.pooling == "last"
     name = next(iter(finished.federation.tasks))
     texts = ["the garden was warm", "the garden was grim", "the soup"]
@@ -93,9 +85,9 @@ def federation(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("family", "template", "opening"), [("chat", "chat", "say "), ("llama", "plain", "### Instruction:\nsay ")]
 )
-def test_a_model_is_asked_by_its_own_template(family, template, opening, folders, federation, silotune):
+def test_a_model_is_asked_by_its_own_template(family, template, opening, model_folder, federation, silotune):
     """It is named before the first round, and is in the run's folder, where predictions have their prompts."""
-    folder = folders(family)
+    folder = model_folder(family)
     assert has_chat_template(BackboneConfig(name=str(folder)), None) == (template == "chat")
     outcome = silotune("run", "say.yaml", f"backbone={folder}", "--out", "out", "--quiet")
     assert outcome.code == 0, outcome.err

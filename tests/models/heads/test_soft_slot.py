@@ -18,7 +18,7 @@ from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run
 from tests.models.heads.test_verbalizer import TASK, TEXTS, WORDS, head_logits, rows_of
-from tests.support.language_models import MASKED, backbone_of, folder_of, ingredients, made
+from tests.support.language_models import MASKED, backbone_of, ingredients, made
 from tests.support.tiny import words
 
 TOKENS = 3
@@ -101,16 +101,16 @@ def test_two_slots_are_refused():
         ClozeTemplate("{soft} {text} {soft} {mask}")
 
 
-def config_of(tmp_path, data, *more):
+def config_of(backbone, data, *more):
     template = 'head.template="{text} {soft} is {mask}."'
-    words = [f"backbone={folder_of('bert', tmp_path)}", f"data.path={data}", "data.tasks=alpha", "data.merge=false"]
+    words = [f"backbone={backbone}", f"data.path={data}", "data.tasks=alpha", "data.merge=false"]
     words += ["head=verbalizer", template, "head.words={bad: awful, good: great}", "threads=1", "precision=fp32"]
     words += ["method=fedprompt", "rounds=1", "train.steps=2", "train.max_length=32", *more]
     return read_config("demo", words)
 
 
-def test_a_tuner_without_a_soft_prompt_is_refused(tmp_path, data_folder):
-    config = config_of(tmp_path, data_folder, "tuner=lora")
+def test_a_tuner_without_a_soft_prompt_is_refused(model_folder, data_folder):
+    config = config_of(model_folder("bert"), data_folder, "tuner=lora")
     with pytest.raises(
         InputError, match=r"\{soft\} is a place for a soft prompt; tuner=lora has none; .*p-tuning, pro"
     ):
@@ -118,8 +118,8 @@ def test_a_tuner_without_a_soft_prompt_is_refused(tmp_path, data_folder):
 
 
 @pytest.mark.parametrize("tuner", ["prompt", "p-tuning"])
-def test_a_run_with_the_prompt_inside_the_text(tuner, tmp_path, data_folder):
-    done = run(config_of(tmp_path, data_folder, f"tuner={tuner}", "tuner.tokens=4"), out=tmp_path / "run")
+def test_a_run_with_the_prompt_inside_the_text(tuner, model_folder, tmp_path, data_folder):
+    done = run(config_of(model_folder("bert"), data_folder, f"tuner={tuner}", "tuner.tokens=4"), out=tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["sent_parameters"] == summary["adapter_parameters"] > 0
     (actual,) = done.model("alpha").predict(["the garden was awful"])

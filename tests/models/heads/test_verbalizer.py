@@ -19,7 +19,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import load_backbone
 from silotune.models.heads import VerbalizerHead
 from silotune.models.heads.verbalizer import label_words
-from tests.support.language_models import MASKED, backbone_of, folder_of, ingredients, made
+from tests.support.language_models import MASKED, backbone_of, ingredients, made
 from tests.support.views import view_of_batch
 
 TASK = Task("mood", ("bad", "good"))
@@ -235,14 +235,14 @@ def test_a_tuned_vocabulary_is_read_where_it_is_tied():
     torch.testing.assert_close(actual[0], expected, atol=1e-4, rtol=1e-4)
 
 
-def test_backbones_without_a_masked_head_are_refused(tmp_path, backbone_folder):
+def test_backbones_without_a_masked_head_are_refused(backbone_folder):
     with pytest.raises(InputError, match=r"saved without 'cls\."):
         load_backbone(str(backbone_folder("bert")), model_class="AutoModelForMaskedLM")
 
 
 @pytest.mark.parametrize("family", ["bert", "t5"])
-def test_loading_with_or_without_the_head_gives_the_same_transformer(family, tmp_path):
-    folder = str(folder_of(family, tmp_path))
+def test_loading_with_or_without_the_head_gives_the_same_transformer(family, model_folder):
+    folder = str(model_folder(family))
     alone = load_backbone(folder, precision="fp32")
     with_head = load_backbone(folder, precision="fp32", model_class="AutoModelForMaskedLM")
     assert alone.lm_head is None
