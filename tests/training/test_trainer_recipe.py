@@ -128,28 +128,30 @@ def test_bert_with_lora_and_a_classifier(tiny_federation, backbone_folder, tmp_p
     assert_same_end(state, {name: trained[theirs(name)] for name in start}, start)
 
 
-@pytest.fixture
-def instructions(tmp_path):
-    """A folder with one task of instructions."""
+@pytest.mark.long
+def test_llama_with_lora(model_folder, tmp_path):
+    """Over one task of instructions."""
     folder = tmp_path / "data" / "echo"
     folder.mkdir(parents=True)
     for split, count in {"train": ROWS, "validation": 2, "test": 2}.items():
         lines = [{"instruction": f"say {'now ' * (n % 5)}{n}", "output": "sweet " * (n % 4 + 1)} for n in range(count)]
         write_lines(folder / f"{split}.jsonl", lines)
-    return folder.parent
-
-
-@pytest.mark.long
-def test_llama_with_lora(instructions, model_folder, tmp_path):
-    folder = model_folder("llama")
-    words = [f"backbone={folder}", f"data.path={instructions}", "data.tasks=[echo]", "method=fedit", "head=lm"]
-    words += ["data.merge=false", "threads=1", "train.max_length=96", "rounds=1", "per_method={}", *RECIPE]
+    words = [f"backbone={model_folder('llama')}", f"data.path={folder.parent}", "data.tasks=[echo]", "head=lm"]
+    words += [
+        "method=fedit",
+        "data.merge=false",
+        "threads=1",
+        "train.max_length=96",
+        "rounds=1",
+        "per_method={}",
+        *RECIPE,
+    ]
     federation = build(read_config("demo", words))
     silo, shared = federation.silos["echo"], federation.coordinator.shared
     start = flatten(shared)
     state = flatten(federation.trainer.rounds([silo], shared, 1)[0].state)
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(model_folder("llama"), dtype=torch.float32)
     config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], **LORA)
     model = peft.get_peft_model(model, config)
 

@@ -64,8 +64,11 @@ def test_a_causal_classifier_tells_texts_apart(model_folder, data_folder, tmp_pa
     assert len({tuple(one.probabilities.values()) for one in found}) == 3
 
 
-@pytest.fixture
-def federation(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("family", "template", "opening"), [("chat", "chat", "say "), ("llama", "plain", "### Instruction:\nsay ")]
+)
+def test_a_model_is_asked_by_its_own_template(family, template, opening, model_folder, tmp_path, monkeypatch, silotune):
+    """It is named before the first round, and is in the run's folder, where predictions have their prompts."""
     rows = [{"instruction": f"say {n}", "output": "warm"} for n in range(12)]
     (tmp_path / "say.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     keys = {
@@ -79,23 +82,15 @@ def federation(tmp_path, monkeypatch):
     }
     (tmp_path / "say.yaml").write_text(yaml.safe_dump(keys))
     monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("family", "template", "opening"), [("chat", "chat", "say "), ("llama", "plain", "### Instruction:\nsay ")]
-)
-def test_a_model_is_asked_by_its_own_template(family, template, opening, model_folder, federation, silotune):
-    """It is named before the first round, and is in the run's folder, where predictions have their prompts."""
     folder = model_folder(family)
     assert has_chat_template(BackboneConfig(name=str(folder)), None) == (template == "chat")
     outcome = silotune("run", "say.yaml", f"backbone={folder}", "--out", "out", "--quiet")
     assert outcome.code == 0, outcome.err
     assert f"(head.template={template})" in outcome.out
-    kept = yaml.safe_load((federation / "out" / "config.yaml").read_text())
+    kept = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
     assert kept["head"]["template"] == template
     asked = run("say.yaml", f"backbone={folder}", f"head.template={template}", out="named")
-    summary = json.loads((federation / "out" / "summary.json").read_text())
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert asked.summary["state_sha256"] == summary["state_sha256"]
     rows = pyarrow.parquet.read_table(asked.folder / "predictions.parquet").to_pylist()
     assert all(opening in row["prompt"] and "warm" not in row["prompt"] for row in rows)
