@@ -137,16 +137,8 @@ def test_llama_with_lora(model_folder, tmp_path):
         lines = [{"instruction": f"say {'now ' * (n % 5)}{n}", "output": "sweet " * (n % 4 + 1)} for n in range(count)]
         write_lines(folder / f"{split}.jsonl", lines)
     words = [f"backbone={model_folder('llama')}", f"data.path={folder.parent}", "data.tasks=[echo]", "head=lm"]
-    words += [
-        "method=fedit",
-        "data.merge=false",
-        "threads=1",
-        "train.max_length=96",
-        "rounds=1",
-        "per_method={}",
-        *RECIPE,
-    ]
-    federation = build(read_config("demo", words))
+    words += ["method=fedit", "data.merge=false", "threads=1", "train.max_length=96", "rounds=1", "per_method={}"]
+    federation = build(read_config("demo", [*words, *RECIPE]))
     silo, shared = federation.silos["echo"], federation.coordinator.shared
     start = flatten(shared)
     state = flatten(federation.trainer.rounds([silo], shared, 1)[0].state)
