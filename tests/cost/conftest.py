@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 
 @pytest.fixture
-def config_file(tmp_path: Path) -> Callable[..., Path]:
+def config_file(tmp_path):
     """`config_file(model_type="bert", hidden_size=32, …)` → the path of a config.json."""
 
     def write(**fields: object) -> Path:

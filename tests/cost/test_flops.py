@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -13,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from silotune.cost import estimate
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
-from silotune.training.federation import Federation
 from silotune.training.local_trainer import LocalTrainer
 from silotune.training.silo import Silo
 
@@ -24,7 +20,7 @@ MLP = 2 * D * D + 2 * D * C
 
 
 @pytest.fixture
-def bert(config_file: Callable[..., Path]) -> str:
+def bert(config_file):
     path = config_file(
         model_type="bert",
         vocab_size=VOCABULARY,
@@ -37,12 +33,12 @@ def bert(config_file: Callable[..., Path]) -> str:
     return f"backbone={path}"
 
 
-def counted(method: str, bert: str, *words: str) -> tuple[int, int]:
+def counted(method, bert, *words):
     cost = estimate(method, [bert, f"tokens={T}", f"train.batch_size={B}", *words])
     return cost.flops_per_sample_train, cost.flops_per_sample_predict
 
 
-def bottleneck_views(r: int, adapters: int) -> tuple[int, int]:
+def bottleneck_views(r, adapters):
     """One view's forward, and its way back: everything behind the first adapter, where nothing lies below."""
     one = 4 * T * D * r
     forward = FORWARD + L * 2 * adapters * one
@@ -51,12 +47,12 @@ def bottleneck_views(r: int, adapters: int) -> tuple[int, int]:
     return forward, above + first + (2 * L - 1) * adapters * 2 * one
 
 
-def test_full_fine_tuning_goes_back_at_twice_the_cost(bert: str) -> None:
+def test_full_fine_tuning_goes_back_at_twice_the_cost(bert):
     forward = FORWARD + MLP
     assert counted("fedavg-full", bert) == (3 * forward, forward)
 
 
-def test_lora_goes_back_through_activations_and_its_own_matrices(bert: str) -> None:
+def test_lora_goes_back_through_activations_and_its_own_matrices(bert):
     r = 3
     site = 4 * T * D * r
     forward = FORWARD + L * 2 * site + 2 * D * C
@@ -71,9 +67,7 @@ def test_lora_goes_back_through_activations_and_its_own_matrices(bert: str) -> N
 @pytest.mark.parametrize(
     ("method", "embed", "embedding"), [("feddpa-f", "global", 1), ("feddpa-t", "local", 1), ("feddpa-t", "base", 0)]
 )
-def test_dynamic_weighting_costs_the_forward_that_embeds_the_text(
-    bert: str, method: str, embed: str, embedding: int
-) -> None:
+def test_dynamic_weighting_costs_the_forward_that_embeds_the_text(bert, method, embed, embedding):
     """Beside the forward under both LoRAs and the head: another one, under one LoRA or none, without head."""
     sites = L * 2 * 4 * T * D * 8  # of one LoRA of rank 8
     fixed = FORWARD + 2 * sites + 2 * D * C
@@ -84,13 +78,13 @@ def test_dynamic_weighting_costs_the_forward_that_embeds_the_text(
 
 
 @pytest.mark.parametrize("adapters", [1, 2])
-def test_bottleneck_adapters(bert: str, adapters: int) -> None:
+def test_bottleneck_adapters(bert, adapters):
     forward, back = bottleneck_views(5, adapters)
     words = ("tuner.r=5", f"method.adapters={adapters}")
     assert counted("fedavg", bert, *words) == (forward + back + 3 * MLP, forward + MLP)
 
 
-def test_fedmcp_is_three_trained_views_a_constant_one_two_heads_and_cka(bert: str) -> None:
+def test_fedmcp_is_three_trained_views_a_constant_one_two_heads_and_cka(bert):
     r = 5
     (both, both_back), (alone, alone_back) = bottleneck_views(r, 2), bottleneck_views(r, 1)
     # each HSIC is one product xᵀy (2·D²·n); of CKA(X, Y) all three go back to both sides, of CKA(X, Z) Z is constant
@@ -102,7 +96,7 @@ def test_fedmcp_is_three_trained_views_a_constant_one_two_heads_and_cka(bert: st
     assert without == (both + both_back + 3 * MLP, both + MLP)
 
 
-def test_a_prompt_makes_the_text_longer(bert: str) -> None:
+def test_a_prompt_makes_the_text_longer(bert):
     tokens = T + 7
     forward = L * (8 * tokens * D * D + 4 * tokens * D * F + 4 * tokens * tokens * D) + 2 * D * C
     back = L * (8 * tokens * D * D + 4 * tokens * D * F + 8 * tokens * tokens * D) + 2 * 2 * D * C
@@ -110,7 +104,7 @@ def test_a_prompt_makes_the_text_longer(bert: str) -> None:
     assert counted("fedavg", bert, *words) == (forward + back, forward)
 
 
-def test_llama_forward_by_hand(config_file: Callable[..., Path]) -> None:
+def test_llama_forward_by_hand(config_file):
     t, r = 16, 8
     sizes = {"hidden_size": D, "intermediate_size": F, "num_hidden_layers": L, "vocab_size": VOCABULARY}
     backbone = config_file(model_type="llama", num_attention_heads=4, **sizes)
@@ -121,9 +115,7 @@ def test_llama_forward_by_hand(config_file: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize(("head", "decoded"), [("linear", 0), ("verbalizer", 2), ("lm", T)])
-def test_t5s_decoder_runs_for_heads_over_the_vocabulary(
-    config_file: Callable[..., Path], head: str, decoded: int
-) -> None:
+def test_t5s_decoder_runs_for_heads_over_the_vocabulary(config_file, head, decoded):
     path = config_file(
         model_type="t5",
         vocab_size=VOCABULARY,
@@ -146,7 +138,7 @@ def test_t5s_decoder_runs_for_heads_over_the_vocabulary(
     assert counted("fedavg", f"backbone={path}", *words)[1] == encoder + decoder + scores
 
 
-def silo_of(tokens: int, rows: int) -> Silo:
+def silo_of(tokens, rows):
     """A silo whose texts are all equally long, so that nothing is padded."""
     task = Task("task", ("no", "yes"))
     ids = torch.randint(5, 60, (rows, tokens), generator=torch.Generator().manual_seed(1)).tolist()
@@ -165,12 +157,7 @@ def silo_of(tokens: int, rows: int) -> Silo:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_real_round_does_the_counted_operations(
-    method: str,
-    words: tuple[str, ...],
-    tiny_federation: Callable[..., Federation],
-    backbone_folder: Callable[[str], Path],
-) -> None:
+def test_a_real_round_does_the_counted_operations(method, words, tiny_federation, backbone_folder):
     training = tiny_federation(method, *words).context
     silo = silo_of(tokens=24, rows=16)  # two batches
     shared = training.initial.shared([silo])
@@ -180,9 +167,7 @@ def test_a_real_round_does_the_counted_operations(
     assert estimate(method, expected).flops_per_sample_train * 16 == counter.get_total_flops()
 
 
-def test_peak_memory_is_the_sum_of_what_a_real_step_holds(
-    tiny_federation: Callable[..., Federation], backbone_folder: Callable[[str], Path]
-) -> None:
+def test_peak_memory_is_the_sum_of_what_a_real_step_holds(tiny_federation, backbone_folder):
     words = ("tuner=lora", "method.adapters=1", "head=linear", "head.pooling=first")
     training = tiny_federation("fedavg", *words).context
     silo = silo_of(tokens=24, rows=8)
@@ -215,5 +200,5 @@ def test_peak_memory_is_the_sum_of_what_a_real_step_holds(
     assert (cost.peak_memory_mib - plain.peak_memory_mib) * 2**20 == pytest.approx(4 * 2 * (adapter + head))
 
 
-def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+def _shape(tensor):
     return tuple(tensor.shape)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from silotune.communication.messages import shared_tensors, update_message
@@ -12,15 +9,12 @@ from silotune.cost import estimate
 from silotune.cost.estimate import ROWS, SILO
 from silotune.errors import InputError
 from silotune.methods.lora_factors import A, B
-from silotune.training.federation import Federation
 
 ADAPTERS = {"fedmcp": (), "fedavg": ("method.adapters=2",), "fedavg-full": ()}
 
 
 @pytest.mark.parametrize("method", list(ADAPTERS))
-def test_it_is_as_long_as_a_silos_real_update(
-    method: str, tiny_federation: Callable[..., Federation], backbone_folder: Callable[[str], Path]
-) -> None:
+def test_it_is_as_long_as_a_silos_real_update(method, tiny_federation, backbone_folder):
     federation = tiny_federation(method)
     training, silo = federation.context, federation.silos["alpha"]
     state = training.initial.shared(federation.silos.values()) | training.state_of(silo).private
@@ -32,9 +26,7 @@ def test_it_is_as_long_as_a_silos_real_update(
     assert (cost.bytes_up, cost.bytes_down) == (3 * len(sent), 3 * len(broadcast))
 
 
-def test_silos_of_other_ranks_are_counted_as_such(
-    tiny_federation: Callable[..., Federation], backbone_folder: Callable[[str], Path]
-) -> None:
+def test_silos_of_other_ranks_are_counted_as_such(tiny_federation, backbone_folder):
     words = ("tuner=lora", "tuner.r=5", "tuner.ranks.beta=2")
     federation = tiny_federation("hetlora", *words)
     coordinator, training = federation.coordinator, federation.context
@@ -50,7 +42,7 @@ def test_silos_of_other_ranks_are_counted_as_such(
         estimate("hetlora", [*words, "tuner.ranks.alpha=3", "silos=1"], count_flops=False)
 
 
-def test_the_larger_update_of_two_kinds_of_rounds_counts(backbone_folder: Callable[[str], Path]) -> None:
+def test_the_larger_update_of_two_kinds_of_rounds_counts(backbone_folder):
     """RoLoRA sends B in odd rounds and A in even ones; in front of a narrowing layer A is the wider one."""
     words = [f"backbone={backbone_folder('bert')}", "tuner=lora", "tuner.sites=feedforward_output", "rounds=2"]
     both = estimate("rolora", words, count_flops=False)

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from silotune.cost import estimate
-from tests.support.command_line import Silotune
 
 D, BLOCKS, FEED = 768, 12, 3072
 CLASSIFIER = 2 * D + 2
@@ -21,7 +20,7 @@ CONTRACT_KEYS = (
 )
 
 
-def test_json_has_the_contracts_keys_and_numbers(silotune: Silotune) -> None:
+def test_json_has_the_contracts_keys_and_numbers(silotune):
     words = ("tuner=lora", "tuner.r=1", "head=linear", "head.scope=shared", "silos=7", "tokens=16")
     outcome = silotune("cost", "fedap", "backbone=shape:bert-base", *words, "--json")
     assert outcome.code == 0
@@ -46,7 +45,7 @@ def test_json_has_the_contracts_keys_and_numbers(silotune: Silotune) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_other_tuners(words: tuple[str, ...], trained: int) -> None:
+def test_other_tuners(words, trained):
     cost = estimate(
         "fedavg", ["backbone=shape:bert-base", "method.adapters=1", "head=linear", *words], count_flops=False
     )
@@ -55,7 +54,7 @@ def test_other_tuners(words: tuple[str, ...], trained: int) -> None:
     assert cost.full_parameters == 109_483_778 + trained
 
 
-def test_parts_that_replace_the_backbones_tensors_add_none_to_the_model() -> None:
+def test_parts_that_replace_the_backbones_tensors_add_none_to_the_model():
     full = estimate("fedavg-full", ["backbone=shape:bert-base"], count_flops=False)
     assert full.full_parameters == full.bare_parameters == full.trainable_parameters == 109_483_778
     assert full.trainable_percent == 100
@@ -63,7 +62,7 @@ def test_parts_that_replace_the_backbones_tensors_add_none_to_the_model() -> Non
     assert bitfit.full_parameters == 109_483_778
 
 
-def test_labels_widen_the_head_and_private_heads_are_not_sent() -> None:
+def test_labels_widen_the_head_and_private_heads_are_not_sent():
     cost = estimate("fedavg", ["backbone=shape:roberta-base", "method.adapters=1", "labels=3"], count_flops=False)
     assert cost.head_parameters == D * D + D + 3 * D + 3
     assert cost.sent_parameters == ADAPTER

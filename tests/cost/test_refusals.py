@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 from silotune.cost import estimate
-from tests.support.command_line import Silotune
-
-ConfigFile = Callable[..., Path]
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet"])
-def test_a_folders_configuration_counts_what_its_weights_have(
-    family: str, backbone_folder: Callable[[str], Path]
-) -> None:
-    from safetensors import safe_open
-
+def test_a_folders_configuration_counts_what_its_weights_have(family, backbone_folder):
     folder = backbone_folder(family)
     with safe_open(folder / "model.safetensors", "pt") as file:
         weights = {name: file.get_tensor(name).numel() for name in file.keys()}  # noqa: SIM118
@@ -28,7 +20,7 @@ def test_a_folders_configuration_counts_what_its_weights_have(
     assert cost.adapter_parameters == sum(size for name, size in weights.items() if not name.startswith("pooler"))
 
 
-def test_the_folder_may_have_no_weights_at_all(config_file: ConfigFile, silotune: Silotune) -> None:
+def test_the_folder_may_have_no_weights_at_all(config_file, silotune):
     path = config_file(model_type="gpt2", n_embd=32, n_layer=2, n_head=2, vocab_size=50, n_positions=40)
     for source in (path, path.parent):
         outcome = silotune("cost", "fedavg", f"backbone={source}", "tuner=lora", "tokens=8", "--json")
@@ -37,7 +29,7 @@ def test_the_folder_may_have_no_weights_at_all(config_file: ConfigFile, silotune
         assert json.loads(outcome.out)["adapter_parameters"] == 2 * 2 * (8 * 32 + 96 * 8)
 
 
-def test_the_table_for_reading_shows_what_leaves(config_file: ConfigFile, silotune: Silotune) -> None:
+def test_the_table_for_reading_shows_what_leaves(config_file, silotune):
     path = config_file(
         model_type="bert", hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
     )
@@ -68,13 +60,13 @@ def test_the_table_for_reading_shows_what_leaves(config_file: ConfigFile, silotu
     ],
     ids=" ".join,
 )
-def test_bad_input_is_one_line(words: tuple[str, ...], culprit: str, silotune: Silotune) -> None:
+def test_bad_input_is_one_line(words, culprit, silotune):
     outcome = silotune("cost", *words)
     outcome.refusal(culprit)
     assert "Traceback" not in outcome.err
 
 
-def test_words_that_a_prompt_begins_as_need_no_tokenizer() -> None:
+def test_words_that_a_prompt_begins_as_need_no_tokenizer():
     words = ["backbone=shape:bert-base", "tuner=prompt", "method.adapters=1"]
     begun = estimate("fedavg", [*words, "tuner.init=words", "tuner.words=it was great"], count_flops=False)
     assert begun == estimate("fedavg", words, count_flops=False)
@@ -90,8 +82,6 @@ def test_words_that_a_prompt_begins_as_need_no_tokenizer() -> None:
         {"model_type": "bert", "hidden_size": "wide"},
     ],
 )
-def test_a_configuration_that_is_none_is_refused(
-    fields: dict[str, object], config_file: ConfigFile, silotune: Silotune
-) -> None:
+def test_a_configuration_that_is_none_is_refused(fields, config_file, silotune):
     outcome = silotune("cost", "fedavg", f"backbone={config_file(**fields)}")
     outcome.refusal("backbone")
