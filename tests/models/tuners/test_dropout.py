@@ -78,6 +78,13 @@ def test_rows_with_weights_of_their_own_have_dropout_too():
         torch.testing.assert_close(actual[row], alone[row], rtol=0, atol=1e-5)
 
 
+def test_nothing_is_left_out_where_nothing_is_trained():
+    backbone, inputs, tuner = make_backbone("bert"), batch("bert"), lora()
+    part = random_part(tuner, backbone, spread=0.1)
+    plain = run(backbone, inputs, (lora(0.0), [(part, 1.0)]))
+    torch.testing.assert_close(run(backbone, inputs, (tuner, [(part, 1.0)])), plain, rtol=0, atol=0)
+
+
 def test_draws_follow_from_seed_silo_round_and_phase_alone(tiny_federation):
     """Not from the process's generator, nor from who trained before; another rate is another result."""
     words = ("tuner=lora", "train.steps=3")
