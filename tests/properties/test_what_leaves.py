@@ -20,6 +20,8 @@ SENT = {
     "server-only": set(),
     "fedavg": {"global", "global_2"},
     "fedavg-full": {"global"},
+    "fedper": {"global", "global_2"},
+    "fedmatch": {"global"},
     "fedprox": {"global", "global_2"},
     "fedmcp": {"global"},
     "fedavg, shared head": {"global", "head"},
