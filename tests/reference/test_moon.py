@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from silotune.methods import Step
 from silotune.training.silo import SiloState
 from tests.support import by_hand
 from tests.support.fedmcp_rig import forward_by_hand, pooled
-from tests.support.numeric_rig import arrays, doubled, random_parts, some_rows
+from tests.support.numeric_rig import arrays, doubled, make_step, random_parts, some_rows
 from tests.support.rounds_by_hand import Stage, assert_same, cross_entropy, descended, set_up, shared_of, states
-from tests.support.views import view_of_batch
 
 ADAPTERS = {1: ["global"], 2: ["global", "global_2"]}
 
@@ -23,20 +21,18 @@ def mixed(state, adapters):
     return [(1 / adapters, state[part]) for part in ADAPTERS[adapters]]
 
 
-@pytest.mark.parametrize(("tau", "mu"), [(0.5, 1.0), (0.05, 5.0), (2.0, 0.1)])
-@pytest.mark.parametrize(("adapters", "representation"), [(1, "mean"), (1, "first"), (2, "mean")])
+@pytest.mark.parametrize(
+    ("tau", "mu", "adapters", "representation"),
+    [(0.5, 1.0, 1, "mean"), (0.05, 5.0, 1, "first"), (2.0, 0.1, 2, "mean")],
+)
 def test_loss_in_numpy(tau, mu, adapters, representation, tiny_federation):
     words = [f"method.{k}={v}" for k, v in {"tau": tau, "mu": mu, "adapters": adapters}.items()]
     federation = doubled(tiny_federation("moon", *words, f"method.representation={representation}"))
-    training, silo = federation.context, federation.silos["gamma"]
+    silo = federation.silos["gamma"]
     state, received, before = (random_parts(federation, silo, seed=seed) for seed in (1, 2, 3))
     memory = {f"previous/{part}/{key}": t for part in ADAPTERS[adapters] for key, t in before[part].items()}
-    batch, (phase,) = some_rows(federation, silo), training.phases
-    views = {
-        name: view_of_batch(training.backbone, batch, training.resolve(mix, state, received, memory))
-        for name, mix in phase.views.items()
-    }
-    step = Step(batch, views, state, received, memory, training.parts)
+    batch, (phase,) = some_rows(federation, silo), federation.context.phases
+    step = make_step(federation.context, phase, batch, state, received, memory)
     loss = float(phase.loss(step))
 
     rows = batch.rows.tolist()

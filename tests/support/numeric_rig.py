@@ -100,13 +100,15 @@ def some_rows(federation: Federation, silo: Silo, count: int = 8, micro_batch: i
     return cut_batch(federation.backbone, rows, range(count), micro_batch)
 
 
-def make_step(training: TrainingContext, phase: Phase, batch: Batch, state: State, received: State) -> Step:
-    """Return the `Step` that the phase's loss is given for one batch."""
+def make_step(
+    training: TrainingContext, phase: Phase, batch: Batch, state: State, received: State, memory: Tensors = {}
+) -> Step:
+    """Return the `Step` that the phase's loss is given for one batch; `memory` is the silo's."""
     views = {
-        name: view_of_batch(training.backbone, batch, training.resolve(mix, state, received, {}))
+        name: view_of_batch(training.backbone, batch, training.resolve(mix, state, received, memory))
         for name, mix in phase.views.items()
     }
-    return Step(batch, views, state, received, {}, training.parts)
+    return Step(batch, views, state, received, memory, training.parts)
 
 
 def arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
