@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,8 +18,7 @@ def set_up(tiny_federation, method, adapters, *words):
     return federation, silo, state, received, some_rows(federation, silo)
 
 
-@pytest.mark.parametrize("adapters", [1, 2])
-@pytest.mark.parametrize("mu", [0.0, 0.01, 3.0])
+@pytest.mark.parametrize(("adapters", "mu"), [(1, 0.0), (2, 3.0)])
 def test_loss_is_cross_entropy_and_half_mu_squared_distance(adapters, mu, tiny_federation):
     federation, _, state, received, batch = set_up(tiny_federation, "fedprox", adapters, f"method.mu={mu}")
     (phase,) = federation.context.phases
@@ -65,30 +63,3 @@ def test_gradient_is_fedavgs_and_mu_times_the_way_from_the_received_parts(adapte
         part, name = key.split("/", 1)
         away = 0.7 * (state[part][name].detach() - received[part][name]) if part in received else 0  # heads are free
         torch.testing.assert_close(gradients["fedprox"][key], plain + away, rtol=0, atol=1e-10)
-
-
-def test_first_step_of_a_round_is_fedavgs(tiny_federation):
-    """Before the first step the parts are the received ones: the term and its gradient are zero."""
-    states = {}
-    for method, words in {"fedavg": [], "fedprox": ["method.mu=5"]}.items():
-        federation = tiny_federation(method, "train.steps=1", "train.optimizer=sgd", *words)
-        result = federation.trainer.rounds([federation.silos["beta"]], federation.coordinator.shared, 1)[0]
-        states[method] = arrays({f"{p}/{n}": t for p, tensors in result.state.items() for n, t in tensors.items()})
-        if method == "fedprox":
-            assert result.metrics["distance"] == 0
-    for name, tensor in states["fedavg"].items():
-        np.testing.assert_array_equal(states["fedprox"][name], tensor)
-
-
-def test_a_large_mu_holds_the_round_near_the_received_parts(tiny_federation):
-    moved = {}
-    for mu in (0.0, 20.0):
-        federation = tiny_federation("fedprox", f"method.mu={mu}", "train.optimizer=sgd", "train.lr=0.05")
-        shared = federation.coordinator.shared
-        result = federation.trainer.rounds([federation.silos["beta"]], shared, 1)[0]
-        moved[mu] = sum(
-            float((result.state[part][name] - tensor).square().sum())
-            for part, tensors in shared.items()
-            for name, tensor in tensors.items()
-        )
-    assert 0 < moved[20.0] < moved[0.0]
