@@ -1,4 +1,4 @@
-"""Server optimizers against two rounds worked by hand in NumPy (Reddi et al. 2021, Algorithm 2; Hsu et al. 2019)."""
+"""Server optimizers against three rounds worked by hand in NumPy (Reddi et al. 2021, Algorithm 2; Hsu et al. 2019)."""
 
 from __future__ import annotations
 
@@ -12,36 +12,7 @@ from silotune.training.coordinator import Coordinator
 
 X = np.array([0.5, -1.0, 2.0])
 MEANS = [np.array([0.7, -1.5, 2.0]), np.array([0.1, -0.5, 2.5])]
-LR, B1, B2, TAU = 0.1, 0.9, 0.99, 1e-3
-
-
-def by_hand(name: str) -> np.ndarray:
-    x, m, v = X.copy(), np.zeros(3), np.full(3, TAU**2)
-    for mean in MEANS:
-        delta = mean - x
-        if name in ("avgm", "nesterov"):
-            m = B1 * m + delta
-            x = x + LR * (m if name == "avgm" else delta + B1 * m)
-            continue
-        m = B1 * m + (1 - B1) * delta
-        square = delta**2
-        if name == "adagrad":
-            v = v + square
-        elif name == "adam":
-            v = B2 * v + (1 - B2) * square
-        else:
-            v = v - (1 - B2) * square * np.sign(v - square)
-        x = x + LR * m / (np.sqrt(v) + TAU)
-    return x
-
-
-@pytest.mark.parametrize("name", ["avgm", "nesterov", "adam", "yogi", "adagrad"])
-def test_two_rounds_by_hand(name: str) -> None:
-    optimizer = ServerOptimizer(name, LR, B1, B2, TAU)
-    x = {"p": torch.tensor(X)}
-    for mean in MEANS:
-        x = optimizer.step(x, {"p": torch.tensor(mean)})
-    np.testing.assert_allclose(x["p"].numpy(), by_hand(name), rtol=1e-12)
+LR, B1 = 0.1, 0.9
 
 
 def test_nesterov_is_pytorchs_sgd_along_the_mean_change() -> None:
@@ -73,9 +44,8 @@ def test_three_rounds_at_the_coordinator_by_hand(name: str) -> None:
     rows, lr, b1, b2, tau = {"north": 30, "south": 10}, 0.05, 0.8, 0.95, 0.01
 
     def make(shared) -> Coordinator:
-        return Coordinator(
-            shared, AGGREGATIONS["samples"], seed=1, optimizer=ServerOptimizer(name, lr, b1, b2, tau)
-        )  # fmt: skip
+        optimizer = ServerOptimizer(name, lr, b1, b2, tau)
+        return Coordinator(shared, AGGREGATIONS["samples"], seed=1, optimizer=optimizer)
 
     coordinator = make({"global": {key: torch.tensor(value) for key, value in x.items()}})
     m = {key: np.zeros_like(value) for key, value in x.items()}
