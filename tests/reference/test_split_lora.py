@@ -6,47 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from silotune.communication.messages import read_broadcast
 from silotune.core.tensors import copy
 from silotune.evaluation.instance_vectors import personalized_state
 from silotune.methods import PredictionMix, Scope
 from silotune.methods.instance_weighting import INSTANCES, VECTORS, InstanceWeighting
 from silotune.methods.lora_factors import A, B, FedSALoRA, SplitLoRA
-from tests.support import silos_by_hand
-from tests.support.method_cases import read_message
-from tests.support.rounds_by_hand import Stage, assert_same, cross_entropy, descended, set_up, shared_of, states
-from tests.support.silos_by_hand import assert_models, averaged, loss_of, run_rounds
-
-SCALE = 6 / 4
-TRAINS = {
-    ("ffa-lora", 1): ("lora_B", "head"),
-    ("fedsa-lora", 1): ("lora_A", "lora_B", "head"),
-    ("rolora", 1): ("lora_B", "head"),
-    ("rolora", 2): ("lora_A", "head"),
-    ("fedsvd", 1): ("lora_B", "head"),
-}
-"""Method and round → the parts that it trains, by its paper."""
-
-SENT = {
-    ("ffa-lora", 1): {"lora_B"},
-    ("fedsa-lora", 1): {"lora_A"},
-    ("rolora", 1): {"lora_B"},
-    ("rolora", 2): {"lora_A"},
-    ("fedsvd", 1): {"lora_B"},
-}
-
-
-@pytest.mark.parametrize(("method", "number"), TRAINS)
-def test_a_round_descends_on_the_papers_factors(tiny_federation, method, number):
-    federation, silo, state = set_up(tiny_federation, method, "tuner.alpha=6")
-    result = federation.trainer.rounds([silo], shared_of(federation, state), number)[0]
-
-    def loss(now):
-        found = states(federation, silo, loras=[(SCALE, now["lora_A"] | now["lora_B"])])
-        return cross_entropy(federation, silo, found, now["head"])
-
-    trained = TRAINS[method, number]
-    assert_same(result.state, descended(state, [Stage(trained, loss)]), state, trained)
+from tests.support.rounds_by_hand import Stage, descended
+from tests.support.silos_by_hand import assert_models, averaged, loss_of, run_rounds, set_up
 
 
 def trained_by_hand(federation, wholes, trains):
@@ -69,7 +35,7 @@ TWO_ROUNDS = {
 
 @pytest.mark.parametrize("method", TWO_ROUNDS)
 def test_two_rounds_of_two_silos(tiny_federation, method):
-    federation, wholes = silos_by_hand.set_up(tiny_federation, method)
+    federation, wholes = set_up(tiny_federation, method)
     run_rounds(federation)
     for trains, shared in TWO_ROUNDS[method]:
         trained_by_hand(federation, wholes, trains)
@@ -79,7 +45,7 @@ def test_two_rounds_of_two_silos(tiny_federation, method):
 
 def test_two_rounds_of_two_silos_with_an_svd_between(tiny_federation):
     """FedSVD in NumPy. What silos train does not depend on the signs of an SVD's vectors, so products are compared."""
-    federation, wholes = silos_by_hand.set_up(tiny_federation, "fedsvd", "aggregation=fedsvd")
+    federation, wholes = set_up(tiny_federation, "fedsvd", "aggregation=fedsvd")
     run_rounds(federation)
     for _ in range(2):
         trained_by_hand(federation, wholes, (B, "head"))
@@ -103,8 +69,8 @@ def test_two_rounds_of_two_silos_with_an_svd_between(tiny_federation):
 
 def test_fedsa_whose_b_is_shared_is_fedit(tiny_federation, monkeypatch):
     monkeypatch.setattr(FedSALoRA, "b", Scope.SHARED)
-    split, wholes = silos_by_hand.set_up(tiny_federation, "fedsa-lora")
-    whole, _ = silos_by_hand.set_up(tiny_federation, "fedit")
+    split, wholes = set_up(tiny_federation, "fedsa-lora")
+    whole, _ = set_up(tiny_federation, "fedit")
     first = next(iter(wholes.values()))
     whole.coordinator.shared = {"global": copy(first[A] | first[B]), "head": copy(first["head"])}
     run_rounds(split)
@@ -117,21 +83,6 @@ def test_fedsa_whose_b_is_shared_is_fedit(tiny_federation, monkeypatch):
     for part, tensors in expected.items():
         assert found[part].keys() == tensors.keys()
         assert all(torch.equal(found[part][name], tensor) for name, tensor in tensors.items())
-
-
-@pytest.mark.parametrize(("method", "number"), SENT)
-def test_an_update_holds_what_its_round_trained_and_is_shared(tiny_federation, method, number):
-    federation = tiny_federation(method, "tuner.r=4", "train.steps=1")
-    client, coordinator = federation.client(), federation.coordinator
-    broadcast = coordinator.broadcast(number)
-    silo = federation.silos["gamma"]
-    (reply,) = client.rounds([silo], broadcast)
-    assert {name.split("/")[0] for name in read_message(reply.message)[0]} == SENT[method, number]
-    received, _ = read_broadcast(broadcast, coordinator.expected)
-    coordinator.aggregate([coordinator.receive(number, "gamma", reply.message)], number)
-    for part in {"lora_A", "lora_B"} & coordinator.shared.keys() - SENT[method, number]:
-        for name, tensor in coordinator.shared[part].items():
-            assert method == "fedsvd" or torch.equal(tensor, received[part][name])
 
 
 def test_the_fixed_factor_is_the_same_everywhere_and_in_no_state(tiny_federation):
