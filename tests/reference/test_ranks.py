@@ -265,24 +265,6 @@ def test_a_silo_whose_product_is_zero_weighs_nothing_beside_one_that_learned():
     np.testing.assert_allclose(product(aggregate), product(second.tensors), atol=1e-12)
 
 
-def test_hetlora_of_one_silo_is_what_it_sent():
-    (update,) = made_updates((3,))
-    aggregate = NormWeightedMeans().aggregate([update], update.tensors)
-    assert aggregate.keys() == update.tensors.keys()
-    for name, tensor in update.tensors.items():
-        torch.testing.assert_close(aggregate[name], tensor, atol=1e-12, rtol=0)
-
-
-def test_a_lora_with_an_untrained_row_is_cut_by_an_svd_like_any_other():
-    (update,) = made_updates((5,))
-    b = update.tensors["global/m.lora_B.weight"].clone()
-    b[0] = 0
-    tensors = update.tensors | {"global/m.lora_B.weight": b}
-    np.testing.assert_allclose(
-        product(ProductSVD().to_rank(tensors, 2)), np.matmul(*svd_cut(product(tensors), 2)), atol=1e-9
-    )
-
-
 def test_hetlora_leaves_a_factor_that_was_not_sent():
     """Silos of rank 2 have no third row of A; that none of them trained it is no reason to shrink it."""
     before = made_updates((3,), seed=5)[0].tensors
@@ -302,6 +284,7 @@ def test_hetlora_leaves_a_factor_that_was_not_sent():
 
 def test_a_silos_part_of_an_svd_is_the_best_of_its_rank():
     (update,) = made_updates((5,))
+    update.tensors["global/m.lora_B.weight"][0] = 0  # a row that nobody trained is no reason for another cut
     received = ProductSVD().to_rank(update.tensors, 2)
     b, a = svd_cut(product(update.tensors), 2)
     np.testing.assert_allclose(product(received), b @ a, atol=1e-9)
