@@ -208,17 +208,6 @@ def test_clipping_by_hand():
     assert clipped(update, before, norm * 1.0001) is update
 
 
-def test_the_coordinator_clips_what_is_too_long_and_nothing_else():
-    start = {key: torch.zeros(shape) for key, shape in SHAPES.items()}
-    small, large = random_updates(2, seed=6, spread=0.01)
-    large = Update(large.silo, {key: 1e4 * tensor for key, tensor in large.tensors.items()}, large.rows)
-    coordinator = Coordinator(unflatten(start), make_aggregation(AggregationConfig(name="uniform"), 2), 1, clip=1.0)
-    coordinator.aggregate([large, small])
-    expected = (flat(small) + flat(large) / np.linalg.norm(flat(large))) / 2
-    result = Update("", flatten(coordinator.shared), 1)
-    np.testing.assert_allclose(flat(result), expected, rtol=1e-5, atol=1e-8)
-
-
 FUNCTIONS = [name for name, made in AGGREGATIONS.items() if not hasattr(made, "aggregate")]
 """Those that read the broadcast are in `test_low_rank_aggregation.py`, `test_exact_products.py` and with FedALT."""
 
