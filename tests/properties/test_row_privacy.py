@@ -183,15 +183,15 @@ def compare(first: Watched, second: Watched) -> int:
     return changed
 
 
-@pytest.mark.parametrize("spoil", ["nan", "empty"])
 def test_a_unit_without_rows_or_without_a_finite_gradient(
-    spoil: str, backbone_folder: Callable[[str], Path], data_folder: Path, tmp_path: Path
+    backbone_folder: Callable[[str], Path], data_folder: Path, tmp_path: Path
 ) -> None:
     """Over four rounds, of which every silo misses some."""
     backbone = backbone_folder("bert")
     given = [*words("fedper", backbone, data_folder), *MISSED]
     first = watch(given, backbone, tmp_path / "one")
-    assert compare(first, watch(given, backbone, tmp_path / "two", first, spoil))
+    for spoil in ("nan", "empty"):
+        assert compare(first, watch(given, backbone, tmp_path / spoil, first, spoil))
 
 
 def test_a_unit_of_other_rows_and_of_more(
@@ -252,13 +252,6 @@ class TestPlanted:
         follows = {"global": lambda state: {**state["private"], **state["global"]}}
         context.phases = [replace(p, then=follows) if p.name == "global" else p for p in context.phases]
         assert noised_phases(context, silo) == {"global", "local"}
-
-    def test_two_processes_add_the_same_noise(
-        self, backbone_folder: Callable, data_folder: Path, tmp_path: Path
-    ) -> None:
-        given = words("fedavg", backbone_folder("bert"), data_folder)
-        runs = [run(read_config("demo", given), out=tmp_path / str(n), workers=n) for n in (1, 2)]
-        assert runs[0].summary["state_sha256"] == runs[1].summary["state_sha256"]
 
     @pytest.mark.parametrize(("words_of_noise", "best"), [((), 2), (("privacy.unit=null", "privacy.epsilon=null"), 1)])
     def test_a_best_round_by_raw_scores(

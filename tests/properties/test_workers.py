@@ -136,17 +136,6 @@ def test_divergence_and_another_backbone_are_named(federate, monkeypatch, tmp_pa
         federate.run("fedavg", tmp_path / "other", workers=2)
 
 
-def dies(work: workers.SiloJob) -> None:
-    os._exit(1)
-
-
-def test_a_process_that_dies_is_reported_in_one_line(federate, pool, monkeypatch, tmp_path):
-    monkeypatch.setattr(core_workers, "ProcessPoolExecutor", lambda *_: pool)  # one that has started
-    monkeypatch.setattr(workers, "run_job", dies)
-    with pytest.raises(SilotuneError, match="a worker process ended abruptly"):
-        federate.run("fedavg", tmp_path / "run", workers=2)
-
-
 def test_a_script_without_guard_ends_with_one_line(tmp_path):
     """Workers import the script; what starts processes in it would start them again, in every worker."""
     script = tmp_path / "script.py"
@@ -206,3 +195,28 @@ def test_deterministic_settings_reach_the_processes_and_leave_the_caller(tiny_co
     found = [*pool.map(numerics_here, range(8))]
     assert {(mode, variable) for worked, mode, variable in found if worked} == {(2, ":4096:8")}
     assert numerics_here(0)[1:] == (0, None)
+
+
+@pytest.mark.usefixtures("one_pool")
+def test_two_processes_keep_states_on_disk(federate, reference, tmp_path):
+    run = federate.run("fedmcp", tmp_path / "run", "state.memory_mib=0", workers=2)
+    assert same(run.summary) == same(reference("fedmcp")[0].summary)
+
+
+@pytest.mark.usefixtures("one_pool")
+def test_two_processes_add_the_same_noise_to_rows(tiny_config, tmp_path):
+    config = tiny_config("fedavg", "privacy.unit=row", "privacy.epsilon=4", "train.steps=2", "train.batch_size=30")
+    runs = [run(config, out=tmp_path / str(number), workers=number) for number in (1, 2)]
+    assert runs[0].summary["state_sha256"] == runs[1].summary["state_sha256"]
+
+
+def dies(work: workers.SiloJob) -> None:
+    os._exit(1)
+
+
+def test_a_process_that_dies_is_reported_in_one_line(federate, pool, monkeypatch, tmp_path):
+    """The last one: the pool is of no use afterwards."""
+    monkeypatch.setattr(core_workers, "ProcessPoolExecutor", lambda *_: pool)  # one that has started
+    monkeypatch.setattr(workers, "run_job", dies)
+    with pytest.raises(SilotuneError, match="a worker process ended abruptly"):
+        federate.run("fedavg", tmp_path / "run", workers=2)
