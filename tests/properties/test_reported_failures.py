@@ -15,7 +15,7 @@ from silotune.runs.run import run
     ("words", "number", "logged"),
     [([], 1, 0), (["train.steps=1", "rounds=2"], 2, 3)],  # one step shows nothing yet
 )
-@pytest.mark.parametrize("method", ["local", "fedavg", "fedmcp"])
+@pytest.mark.parametrize("method", ["local", "fedmcp"])
 def test_a_run_that_diverges_ends_with_the_silo_and_the_rate(
     method: str, words: list[str], number: int, logged: int, tiny_config, tmp_path: Path
 ) -> None:

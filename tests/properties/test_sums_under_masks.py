@@ -73,7 +73,7 @@ def test_a_weight_that_a_sum_has_no_room_for_is_refused_before_a_run(federate, t
 
 
 def test_with_noise_on_rows_masks_compose(federate, tmp_path):
-    noise = ("privacy.unit=row", "privacy.epsilon=8", "uplink=none")
+    noise = ("privacy.unit=row", "privacy.epsilon=8", "uplink=none", "rounds=1")
     masked = federate.run("fedit", tmp_path / "masked", SECURE, *noise)
     plain = federate.run("fedit", tmp_path / "plain", *noise)
     assert masked.summary["privacy"] == plain.summary["privacy"]
