@@ -20,15 +20,13 @@ from silotune.methods.parts import Scope
 from silotune.models.heads import HEADS
 from silotune.runs.build.builder import build
 from silotune.runs.build.model import BackboneRequirements
-from silotune.runs.build.resolve import make_method, read_config
+from silotune.runs.build.resolve import make_method
 from silotune.training.phase_batches import check_rows, token_limit
 from silotune.training.silo import SiloState
 from silotune.training.step_gradients import StepGradients
-from tests.support.device_rig import HEAD_WORDS, SERVER
-from tests.support.language_models import folder_of
+from tests.support.device_rig import config_of
 from tests.support.numeric_rig import parts_in_double
 from tests.support.preferences import write_kinds
-from tests.support.tiny import ONE_TASK
 
 COMMON = (
     *("precision=fp32", "threads=1", "data.merge=false", "rounds=1", "per_method={}"),
@@ -116,14 +114,7 @@ def make(data, tmp_path_factory, monkeypatch):
     models = tmp_path_factory.getbasetemp() / "models of steps"
 
     def federation(method, head, *words, family=None, refused=False):
-        rows = {"lm": "texts", "dpo": "pairs"}.get(head, "classes")
-        texts = rows != "classes"
-        folder = folder_of(family or ("llama" if texts else "bert"), models)
-        tasks = "echo,always" if texts else "alpha" if method in ONE_TASK else "alpha,beta"
-        own = [f"method={method}", f"backbone={folder}", f"data.tasks=[{tasks}]"]
-        own += [f"data.path={data / rows}"]
-        server = SERVER if method in ONE_TASK else ()
-        config = read_config("demo", [*own, *COMMON, *HEAD_WORDS[head], *server, *words])
+        config = config_of(method, head, [*COMMON, *words], data, models, family)
         try:
             made = build(config, BackboneRequirements.of(config, make_method(config)).load())
         except InputError as refusal:

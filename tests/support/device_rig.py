@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from silotune.config import Config
 from silotune.core.tensors import flatten
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import current_model_state, score_silos
@@ -50,6 +51,19 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_kinds(tmp_path_factory.mktemp("placement"), {"train": 8, "validation": 2, "test": 3})
 
 
+def config_of(
+    method: str, head: str, words: Sequence[str], data: Path, models: Path, family: str | None = None
+) -> Config:
+    """Return the configuration of a method under a head, over `write_kinds`' rows and a tiny model of a family."""
+    rows = {"lm": "texts", "dpo": "pairs"}.get(head, "classes")
+    texts = rows != "classes"
+    folder = folder_of(family or ("llama" if texts else "bert"), models)
+    tasks = "echo,always" if texts else "alpha" if method in ONE_TASK else "alpha,beta"
+    own = [f"method={method}", f"backbone={folder}", f"data.tasks=[{tasks}]", f"data.path={data / rows}"]
+    own += [f"train.max_length={64 if texts else 32}", *HEAD_WORDS[head], *(SERVER if method in ONE_TASK else ())]
+    return read_config("demo", [*own, *words])
+
+
 Make = Callable[..., Federation]
 
 
@@ -66,14 +80,7 @@ def make(device: None, data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         on_cuda: bool = True,
         blocks: Mapping[str, torch.device] | None = None,
     ) -> Federation:
-        rows = {"lm": "texts", "dpo": "pairs"}.get(head, "classes")
-        texts = rows != "classes"
-        folder = folder_of(family or ("llama" if texts else "bert"), models)
-        tasks = "echo,always" if texts else "alpha" if method in ONE_TASK else "alpha,beta"
-        own = [f"method={method}", f"backbone={folder}", f"data.tasks=[{tasks}]"]
-        own += [f"data.path={data / rows}", f"train.max_length={64 if texts else 32}"]
-        server = SERVER if method in ONE_TASK else ()
-        config = read_config("demo", [*own, *COMMON, *HEAD_WORDS[head], *server, *words])
+        config = config_of(method, head, [*COMMON, *words], data, models, family)
         backbone = BackboneRequirements.of(config, make_method(config)).load()
         if not on_cuda:
             return build(config, backbone)
