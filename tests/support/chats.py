@@ -90,6 +90,5 @@ def sharegpt(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_lines(path: Path, records: list[dict[str, Any]]) -> Path:
-    """Write JSON lines."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return path

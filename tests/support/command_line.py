@@ -72,7 +72,6 @@ def reviews(count: int = 20, labels: Sequence[object] = ("bad", "good")) -> list
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]], delimiter: str = ",") -> Path:
-    """Write a CSV file."""
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, delimiter=delimiter).writerows([header, *rows])
     return path

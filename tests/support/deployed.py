@@ -147,7 +147,6 @@ class Deployed:
         self.until(self.reachable, "nginx")
 
     def reachable(self) -> bool:
-        """Whether the proxy takes connections."""
         return listens(self.proxy)
 
     def until(self, condition, name: str) -> None:
@@ -159,7 +158,6 @@ class Deployed:
             time.sleep(0.2)
 
     def processes(self) -> list[int]:
-        """Return the ids of the federation's living processes."""
         living = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
@@ -188,13 +186,11 @@ class Deployed:
                 continue
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of all its processes."""
         flower = dict(ENVIRONMENT) | {"FLWR_HOME": str(self.folder / "flwr")}
         return os.environ | flower | {"TEST_FOLDER": str(self.folder), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
 def may_have_namespaces() -> bool:
-    """Whether this process may make network namespaces."""
     if IP is None or os.geteuid() != 0:
         return False
     probe = f"st{os.getpid()}-probe"

@@ -103,35 +103,29 @@ def local_rounds(federation: Federation) -> None:
 
 
 def cohort(federation: Federation) -> None:
-    """One round of all silos together."""
     federation.client().rounds([*federation.silos.values()], federation.coordinator.broadcast(2))
 
 
 def final_phases(federation: Federation) -> None:
-    """The phases after the last round."""
     federation.client().finals([*federation.silos.values()], federation.coordinator.broadcast(2))
 
 
 def late_adaptation(federation: Federation) -> None:
-    """The training of a silo that joins late."""
     silo = next(iter(federation.silos.values()))
     federation.trainer.adapt(silo, federation.coordinator.shared, 3, from_start=False)
 
 
 def server_step(federation: Federation) -> None:
-    """The coordinator's own training."""
     assert federation.server is not None
     result = federation.trainer.server_step(federation.server, federation.coordinator.shared, 1)
     federation.coordinator.adopt(result.state)
 
 
 def validation(federation: Federation) -> None:
-    """Validation scores of every silo."""
     assert all(value is not None for value in score_silos(federation, "validation").values())
 
 
 def test_time_scores(federation: Federation) -> None:
-    """Every silo's model on every task."""
     every_model_on_every_task(federation)
 
 

@@ -207,7 +207,6 @@ def build_guard(folder: Path) -> Path:
 
 
 def load_guard(library: Path) -> None:
-    """Register the device guard in this process."""
     if REAL:
         return
     ctypes.CDLL(str(Path(torch.__file__).parent / "lib/libc10.so"), mode=ctypes.RTLD_GLOBAL)
@@ -268,10 +267,8 @@ def _backward(losses: Sequence[Tensor], gradients: Sequence[Tensor] = ()) -> Non
 
 
 def is_on_device(backbone: Backbone) -> bool:
-    """Return whether all of a backbone's parameters are on the device."""
     return all(parameter.device.type == CUDA.type for parameter in backbone.model.parameters())
 
 
 def is_tensor_on_device(tensor: Tensor) -> bool:
-    """Return whether a tensor is on the device."""
     return tensor.device.type == CUDA.type if REAL else isinstance(tensor, OnDevice)

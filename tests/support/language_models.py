@@ -125,7 +125,6 @@ def folder_of(family: str, parent: Path) -> Path:
 
 @cache
 def backbone_of(family: str) -> Backbone:
-    """Return a backbone over the family's shared model."""
     model, tokenizer = made(family)
     return Backbone(model, tokenizer, name=family)
 

@@ -57,7 +57,6 @@ class Malicious:
         self.configure(**self.changes)
 
     def configure(self, **changes: Any) -> None:
-        """Change the configuration that is sent."""
         tree = yaml.safe_load(wire_config(self.config, sorted(self.federation.silos)))
         for key, value in changes.items():
             *groups, last = key.split("__")
@@ -69,7 +68,6 @@ class Malicious:
         self.identity = Identity.of(self.federation.backbone)
 
     def restart(self) -> None:
-        """Restart the silo's worker."""
         self.session = Session(self.settings)
 
     def broadcast(self, number: int = 1, add: float = 0.0, scale: float = 1.0) -> bytes:

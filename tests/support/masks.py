@@ -106,12 +106,10 @@ class ByHand:
         return self.silos[name]
 
     def made(self, name: str, agreement: Agreement, *kept) -> SiloRound:
-        """Return a silo's side of an attempt."""
         sign = partial(mask_ledger.sign, self.records[name])
         return SiloRound(name, self.identities[name], self.peers, agreement, self.summands[name], sign, *kept)
 
     def ask(self, name: str, stage: str, shown):
-        """Return what a silo tells."""
         return self.silos[name].answer(stage, shown)[0]
 
     def until(self, stage: str, **changes) -> None:

@@ -144,7 +144,6 @@ class Wire:
     final_results: dict[str, LocalResult] = field(default_factory=dict)
 
     def updates(self, number: int) -> dict[str, bytes]:
-        """Return one round's updates by silo."""
         return {silo: message for when, silo, message in self.up if when == number}
 
 
@@ -226,12 +225,12 @@ class Federate:
             *(["data.task=alpha"] if chosen.one_task else []),
             f"train.batch_size={BATCH}",
             f"rounds={ROUNDS}",
+            "evaluation.bootstrap=0",  # takes time in every run
             *chosen.overrides,
             *overrides,
         ]
 
     def config(self, case: str, *overrides: str) -> Config:
-        """Return the case's configuration."""
         return read_config("demo", self.words(case, *overrides))
 
     def run(self, case: str, out: Path, *overrides: str, **more: Any) -> Run:

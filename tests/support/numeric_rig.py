@@ -112,5 +112,4 @@ def make_step(
 
 
 def arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    """Convert tensors to NumPy arrays."""
     return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}

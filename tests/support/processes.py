@@ -69,7 +69,6 @@ def begin(config: Config, folder: Path, *more: str) -> tuple[subprocess.Popen[st
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """Wait for the command and return its output."""
     output, _ = process.communicate(timeout=LONGEST)
     return output
 

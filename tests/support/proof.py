@@ -144,7 +144,6 @@ def write_inputs(root: Path) -> Path:
 
 
 def words(name: str, root: Path) -> list[str]:
-    """Return a case's words for the preset `demo`."""
     method, tuner = CASES[name]
     tasks = ["alpha"] if method in ONE_TASK else ["alpha", "beta"]
     one_task = ("partition=iid", "partition.silos=2", "server.labels_per_class=2", "head=linear")
@@ -230,7 +229,6 @@ def messages(uplink: str) -> tuple[bytes, bytes]:
 
 
 def summary_of(message: bytes) -> dict[str, Any]:
-    """Return a message's length and digest."""
     return {"bytes": len(message), "sha256": hashlib.sha256(message).hexdigest()}
 
 

@@ -41,7 +41,6 @@ class Server:
 
 @contextmanager
 def serving(*folders: Path, keys: Path | None = None, watch: bool = False, **limits: Any) -> Iterator[Server]:
-    """Run a server while the context lasts."""
     engine, listening = Engine(Models(folders, watch=watch), Limits(**limits)), _listen("127.0.0.1", 0)
     app = make_app(engine, Keys(keys), ("127.0.0.1", "localhost"))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="critical", access_log=False))

@@ -40,7 +40,6 @@ ROWS = {"train": 12, "validation": 4, "test": 4}
 
 
 def example_words(tuner: str) -> list[str]:
-    """Return the words of a tuner's example options."""
     return [f"tuner.{key}={value}" for key, value in TUNERS[tuner].example.items()]
 
 

@@ -192,7 +192,6 @@ def _model(family: str) -> torch.nn.Module:
 
 
 def make_model(family: str) -> torch.nn.Module:
-    """Return a copy of the family's tiny model."""
     return copy.deepcopy(_model(family))
 
 
@@ -216,7 +215,6 @@ def shared_backbone(family: str, double: bool = False, **options) -> Backbone:
 
 
 def make_tuner(kind: str):
-    """Return the kind's tuner."""
     name, options = KINDS[kind]
     return TUNERS[name](TUNERS[name].Options(**options))
 

@@ -10,12 +10,10 @@ from silotune.models.forward.views import POOLINGS
 
 
 def views_of_batch(backbone, batch, mixes, poolings=POOLINGS, head_readings={}):
-    """Return each view of a batch by its name."""
     return ViewProgram(backbone, [mixes], poolings, lambda task: head_readings)(batch)
 
 
 def view_of_batch(backbone, batch, mix, poolings=POOLINGS, head_readings={}):
-    """Return the view of a batch under one mix."""
     return views_of_batch(backbone, batch, {"": mix}, poolings, head_readings)[""]
 
 
