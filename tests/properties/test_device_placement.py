@@ -7,6 +7,9 @@ test-time personalization, prediction and generation run as they are; only the b
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Collection
+
 import pytest
 from torch import Tensor
 
@@ -24,23 +27,21 @@ from tests.support.fake_cuda import (
 )
 
 
-def quick(method: str, head: str) -> bool:
-    """Whether a case runs in the short suite: every method once, with the head that it brings along."""
-    return head == METHODS[method].defaults.get("head", "mlp")
+def cases(quick: Collection[str]) -> pytest.MarkDecorator:
+    """Return every method under every head; the short suite has the `quick` ones with the heads they bring along."""
 
+    def marks(method: str, head: str) -> list[pytest.MarkDecorator]:
+        return [] if method in quick and head == METHODS[method].defaults.get("head", "mlp") else [pytest.mark.long]
 
-CASES = [
-    pytest.param(method, head, id=f"{method} {head}", marks=[] if quick(method, head) else [pytest.mark.long])
-    for method in METHODS
-    for head in HEADS
-]
-every_case = pytest.mark.parametrize(("method", "head"), CASES)
+    pairs = itertools.product(METHODS, HEADS)
+    found = [pytest.param(*pair, id=" ".join(pair), marks=marks(*pair)) for pair in pairs]
+    return pytest.mark.parametrize(("method", "head"), found)
 
 
 # -- every case --------------------------------------------------------------------------------------------------------
 
 
-@every_case
+@cases(METHODS)
 def test_every_action_runs_on_the_device_and_leaves_its_results_on_the_cpu(make, method, head):
     federation = made_or_skipped(make, method, head)
     assert is_on_device(federation.backbone)
@@ -50,7 +51,7 @@ def test_every_action_runs_on_the_device_and_leaves_its_results_on_the_cpu(make,
             assert not any(is_tensor_on_device(tensor) for tensor in at_rest(federation))
 
 
-@every_case
+@cases(("fedavg-full", "fedmcp", "fedfame", "fedprompt", "feddpa-t", "fdlora"))
 def test_without_placement_every_action_fails(make, method, head, monkeypatch):
     federation = made_or_skipped(make, method, head)
     monkeypatch.setattr(Backbone, "place", lambda self, tensors: dict(sorted(tensors.items())))
