@@ -26,7 +26,6 @@ SENT = {
     "fedprox": {"global", "global_2"},
     "fedmcp": {"global"},
     "fedavg, shared head": {"global", "head"},
-    "fedprox, one adapter": {"global"},
     "fedmcp, full": {"global"},
     "fedavg, server adam": {"global", "global_2"},
     "fedfame": {"global", "head", "head_projection"},

@@ -86,7 +86,6 @@ RANKED = {
 CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
     "fedavg, shared head": Case("fedavg", ("head.scope=shared", "tuner=lora", "method.adapters=1"), one_task=True),
     "fedmcp, shared heads": Case("fedmcp", ("head.scope=shared",), one_task=True),
-    "fedprox, one adapter": Case("fedprox", ("method.adapters=1", "method.mu=0.5")),
     "fedmcp, full": Case("fedmcp", ("tuner=full",)),
     "fedfame": Case("fedfame", _SEMI_SUPERVISED, one_task=True),
     "fedproto": Case("fedproto", UNPARTITIONED, one_task=True),
@@ -112,7 +111,7 @@ CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
     "hetlora, pruned ranks": Case("hetlora", (*_RANKS, "method.prune=0.5", "method.penalty=0.1", "train.lr=0.05")),
 }
 
-LONG = (*(f"{name}, ranks" for name in RANKED if name != "flexlora"), "hetlora, pruned ranks")
+LONG = (*(f"{name}, ranks" for name in RANKED if name != "flexlora"), "hetlora, pruned ranks", "fedmcp, shared heads")
 """Cases that `make test-all` alone runs."""
 
 every_case = pytest.mark.parametrize(
