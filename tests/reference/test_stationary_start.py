@@ -24,13 +24,6 @@ def drawn(dtype, *shape, seed=1):
 # -- the two terms ----------------------------------------------------------------------------------------------------
 
 
-def test_the_cosine_by_distance_is_the_cosine():
-    draws = torch.Generator().manual_seed(2)
-    x, y = (torch.randn(7, 5, generator=draws, dtype=torch.float64) for _ in range(2))
-    expected = (x * y).sum(-1) / (x.norm(dim=-1) * y.norm(dim=-1))
-    torch.testing.assert_close(row_cosine_by_distance(x, y), expected, atol=1e-12, rtol=0)
-
-
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16])
 @pytest.mark.parametrize("classes", [2, 3, 7])
 def test_distillation_of_a_model_by_itself_has_no_gradient(dtype, classes):
