@@ -17,8 +17,8 @@ from silotune.runs.run import run
 )
 @pytest.mark.parametrize("method", ["local", "fedmcp"])
 def test_a_run_that_diverges_ends_with_the_silo_and_the_rate(
-    method: str, words: list[str], number: int, logged: int, tiny_config, tmp_path: Path
-) -> None:
+    method, words: list[str], number, logged, tiny_config, tmp_path
+):
     """Until then the log holds finite numbers."""
     said = rf"silo '\w+', round {number}, phase 'train': training diverged.*1e\+30"
     with pytest.raises(SilotuneError, match=said) as raised:

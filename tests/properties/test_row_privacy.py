@@ -154,16 +154,19 @@ def watch(
     return found
 
 
+def contrasted(method: str, backbone: Path, data: Path, changed: Path, out: Path) -> int:
+    """Compare a run with one over other data that has its noised gradients; see `compare`."""
+    first = watch(words(method, backbone, data), backbone, out / "one")
+    return compare(first, watch(words(method, backbone, changed), backbone, out / "two", first))
+
+
 @pytest.mark.parametrize(
     "method", [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in ACCEPTED]
 )
 def test_what_leaves_depends_on_rows_through_noised_gradients_alone(
-    method: str, backbone_folder: Callable[[str], Path], data_folder: Path, changed_data: Path, tmp_path: Path
-) -> None:
-    backbone = backbone_folder("bert")
-    first = watch(words(method, backbone, data_folder), backbone, tmp_path / "one")
-    second = watch(words(method, backbone, changed_data), backbone, tmp_path / "two", first)
-    changed = compare(first, second)
+    method, backbone_folder, data_folder, changed_data, tmp_path
+):
+    changed = contrasted(method, backbone_folder("bert"), data_folder, changed_data, tmp_path)
     assert changed or method in ("local", "centralised"), "the changed row was drawn"
 
 
@@ -183,9 +186,7 @@ def compare(first: Watched, second: Watched) -> int:
     return changed
 
 
-def test_a_unit_without_rows_or_without_a_finite_gradient(
-    backbone_folder: Callable[[str], Path], data_folder: Path, tmp_path: Path
-) -> None:
+def test_a_unit_without_rows_or_without_a_finite_gradient(backbone_folder, data_folder, tmp_path):
     """Over four rounds, of which every silo misses some."""
     backbone = backbone_folder("bert")
     given = [*words("fedper", backbone, data_folder), *MISSED]
@@ -194,9 +195,7 @@ def test_a_unit_without_rows_or_without_a_finite_gradient(
         assert compare(first, watch(given, backbone, tmp_path / spoil, first, spoil))
 
 
-def test_a_unit_of_other_rows_and_of_more(
-    backbone_folder: Callable[[str], Path], data_folder: Path, tmp_path: Path
-) -> None:
+def test_a_unit_of_other_rows_and_of_more(backbone_folder, data_folder, tmp_path):
     backbone, data = backbone_folder("bert"), [with_units(data_folder, tmp_path / f"d{n}", n) for n in (0, 3)]
     given = [[*words("fedavg", backbone, path), *MISSED, "privacy.unit=who"] for path in data]
     first = watch(given[0], backbone, tmp_path / "one")
@@ -204,60 +203,52 @@ def test_a_unit_of_other_rows_and_of_more(
 
 
 @pytest.mark.parametrize("method", REFUSED)
-def test_what_it_cannot_cover_is_refused(
-    method: str, backbone_folder: Callable[[str], Path], data_folder: Path, tmp_path: Path
-) -> None:
+def test_what_it_cannot_cover_is_refused(method, backbone_folder, data_folder, tmp_path):
     given = [*tiny_overrides(method, backbone_folder("bert"), data_folder), *NOISE]
     with pytest.raises(InputError, match=f"privacy.unit.*{REFUSED[method]}"):
         run(read_config("demo", given), out=tmp_path / "run")
 
 
-class TestPlanted:
-    """Leaks that the test above has to find."""
+# -- leaks that the test above has to find -----------------------------------------------------------------------------
 
-    def check(self, backbone: Path, data: Path, changed: Path, out: Path, method: str = "fedper") -> None:
-        test_what_leaves_depends_on_rows_through_noised_gradients_alone(method, lambda _: backbone, data, changed, out)
 
-    def test_a_phase_without_noise(
-        self, monkeypatch, backbone_folder: Callable, data_folder: Path, changed_data: Path, tmp_path: Path
-    ) -> None:
-        """FedRep's head, which is private, trains without noise, and the shared body follows it."""
-        from silotune.runs.build import row_privacy as build
+def test_a_phase_without_noise(monkeypatch, backbone_folder, data_folder, changed_data, tmp_path):
+    """FedRep's head, which is private, trains without noise, and the shared body follows it."""
+    from silotune.runs.build import row_privacy as build
 
-        real = build.noised_phases
-        monkeypatch.setattr(build, "noised_phases", lambda *args: real(*args) - {"head"})
-        with pytest.raises(AssertionError):
-            self.check(backbone_folder("bert"), data_folder, changed_data, tmp_path, "fedrep")
+    real = build.noised_phases
+    monkeypatch.setattr(build, "noised_phases", lambda *args: real(*args) - {"head"})
+    with pytest.raises(AssertionError):
+        contrasted("fedrep", backbone_folder("bert"), data_folder, changed_data, tmp_path)
 
-    def test_a_clip_norm_over_a_part_without_noise(
-        self, monkeypatch, backbone_folder: Callable, data_folder: Path, changed_data: Path, tmp_path: Path
-    ) -> None:
-        """Ditto's private part, which trains without noise, changes how the gradients of the shared one are scaled."""
-        real = PrivateSteps._row_gradients
 
-        def scaled(self: PrivateSteps, number: int, first: int, places: Any, state: State, *args: Any) -> Any:
-            found, *rest = real(self, number, first, places, state, *args)
-            size = sum(float(tensor.norm()) for tensor in state["private"].values())
-            return [gradient / size for gradient in found], *rest
+def test_a_clip_norm_over_a_part_without_noise(monkeypatch, backbone_folder, data_folder, changed_data, tmp_path):
+    """Ditto's private part, which trains without noise, changes how the gradients of the shared one are scaled."""
+    real = PrivateSteps._row_gradients
 
-        monkeypatch.setattr(PrivateSteps, "_row_gradients", scaled)
-        with pytest.raises(AssertionError):
-            self.check(backbone_folder("bert"), data_folder, changed_data, tmp_path, "ditto")
+    def scaled(self: PrivateSteps, number: int, first: int, places: Any, state: State, *args: Any) -> Any:
+        found, *rest = real(self, number, first, places, state, *args)
+        size = sum(float(tensor.norm()) for tensor in state["private"].values())
+        return [gradient / size for gradient in found], *rest
 
-    def test_a_part_that_another_one_follows_after_a_batch(self, tiny_federation: Callable) -> None:
-        """FedDPA-T's local part trains without noise, until the shared one reads it."""
-        federation = tiny_federation("feddpa-t")
-        context, silo = federation.context, next(iter(federation.silos.values()))
-        assert noised_phases(context, silo) == {"global"}
-        follows = {"global": lambda state: {**state["private"], **state["global"]}}
-        context.phases = [replace(p, then=follows) if p.name == "global" else p for p in context.phases]
-        assert noised_phases(context, silo) == {"global", "local"}
+    monkeypatch.setattr(PrivateSteps, "_row_gradients", scaled)
+    with pytest.raises(AssertionError):
+        contrasted("ditto", backbone_folder("bert"), data_folder, changed_data, tmp_path)
 
-    @pytest.mark.parametrize(("words_of_noise", "best"), [((), 2), (("privacy.unit=null", "privacy.epsilon=null"), 1)])
-    def test_a_best_round_by_raw_scores(
-        self, words_of_noise, best, monkeypatch, backbone_folder: Callable, data_folder: Path, tmp_path: Path
-    ) -> None:
-        """Scores that prefer round 1 are followed without noise alone."""
-        monkeypatch.setattr(InProcessEngine, "validate", lambda self, number: {"alpha": 9.0 - number})
-        given = [*words("fedavg", backbone_folder("bert"), data_folder), *words_of_noise]
-        assert run(read_config("demo", given), out=tmp_path / "run").summary["best_round"] == best
+
+def test_a_part_that_another_one_follows_after_a_batch(tiny_federation: Callable) -> None:
+    """FedDPA-T's local part trains without noise, until the shared one reads it."""
+    federation = tiny_federation("feddpa-t")
+    context, silo = federation.context, next(iter(federation.silos.values()))
+    assert noised_phases(context, silo) == {"global"}
+    follows = {"global": lambda state: {**state["private"], **state["global"]}}
+    context.phases = [replace(p, then=follows) if p.name == "global" else p for p in context.phases]
+    assert noised_phases(context, silo) == {"global", "local"}
+
+
+@pytest.mark.parametrize(("words_of_noise", "best"), [((), 2), (("privacy.unit=null", "privacy.epsilon=null"), 1)])
+def test_a_best_round_by_raw_scores(words_of_noise, best, monkeypatch, backbone_folder, data_folder, tmp_path):
+    """Scores that prefer round 1 are followed without noise alone."""
+    monkeypatch.setattr(InProcessEngine, "validate", lambda self, number: {"alpha": 9.0 - number})
+    given = [*words("fedavg", backbone_folder("bert"), data_folder), *words_of_noise]
+    assert run(read_config("demo", given), out=tmp_path / "run").summary["best_round"] == best

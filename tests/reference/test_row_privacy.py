@@ -117,9 +117,7 @@ def test_an_encoder(tuner: str, tiny_config: Callable, backbone_folder: Callable
 
 
 @pytest.mark.parametrize("tuner", TUNERS)
-def test_a_row_that_overflows_spoils_no_other(
-    tuner: str, tiny_config: Callable, backbone_folder: Callable[[str], Path]
-) -> None:
+def test_a_row_that_overflows_spoils_no_other(tuner, tiny_config, backbone_folder):
     config = tiny_config("fedavg", *RECIPE, f"tuner={tuner}", *TUNER_WORDS[tuner])
     made = federation(config, "AutoModel", backbone_folder("bert"))
     silo = next(iter(made.silos.values()))
