@@ -16,9 +16,7 @@ from silotune.runs.run import run
     [([], 1, 0), (["train.steps=1", "rounds=2"], 2, 3)],  # one step shows nothing yet
 )
 @pytest.mark.parametrize("method", ["local", "fedmcp"])
-def test_a_run_that_diverges_ends_with_the_silo_and_the_rate(
-    method, words: list[str], number, logged, tiny_config, tmp_path
-):
+def test_a_run_that_diverges_ends_with_the_silo_and_the_rate(method, words, number, logged, tiny_config, tmp_path):
     """Until then the log holds finite numbers."""
     said = rf"silo '\w+', round {number}, phase 'train': training diverged.*1e\+30"
     with pytest.raises(SilotuneError, match=said) as raised:
