@@ -30,12 +30,11 @@ def gradients(federation, phase, state, received, batch):
 
 
 def batches(backbone, rows):
-    """Yield the same rows in micro-batches of 9, 4 and 1, and as `make_batch` cuts them at various costs of a call."""
-    for size in (1, 4, 9):
-        for extra in (0, 5):  # columns of padding alone
-            yield cut_batch(backbone, rows, range(ROWS), size, extra)
+    """Yield the same rows in micro-batches of 1, 4 and 9, and as `make_batch` cuts them at two costs of a call."""
+    for size, extra in ((1, 0), (4, 5), (9, 0)):  # extra columns of padding alone
+        yield cut_batch(backbone, rows, range(ROWS), size, extra)
     pad_id = int(backbone.tokenizer.pad_token_id)
-    for found in (make_batch(rows, range(ROWS), pad_id, *cost) for cost in ([], [0], [10], [1000])):
+    for found in (make_batch(rows, range(ROWS), pad_id, *cost) for cost in ([], [0])):
         assert sorted(found.rows.tolist()) == list(range(ROWS))
         assert torch.equal(found.labels, rows.labels[found.rows])
         yield found
