@@ -1,51 +1,41 @@
-"""FedProx's proximal term (Li et al. 2020, eq. 2) by hand."""
+"""The proximal term of FedProx (Li et al. 2020, eq. 2) and of FedIT by hand."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from tests.support.numeric_rig import arrays, doubled, make_step, random_parts, some_rows, trained
+from tests.support.numeric_rig import doubled, make_step, random_parts, some_rows, trained
 
 ADAPTERS = {1: ["global"], 2: ["global", "global_2"]}
+FEDIT = ("tuner=lora", "head=linear")
 
 
 def set_up(tiny_federation, method, adapters, *words):
-    federation = doubled(tiny_federation(method, f"method.adapters={adapters}", *words))
+    federation = doubled(tiny_federation(method, *words))
     silo = federation.silos["beta"]
     state = random_parts(federation, silo, seed=1)
     received = {part: random_parts(federation, silo, seed=2)[part] for part in ADAPTERS[adapters]}
     return federation, silo, state, received, some_rows(federation, silo)
 
 
-@pytest.mark.parametrize(("adapters", "mu"), [(1, 0.0), (2, 3.0)])
-def test_loss_is_cross_entropy_and_half_mu_squared_distance(adapters, mu, tiny_federation):
-    federation, _, state, received, batch = set_up(tiny_federation, "fedprox", adapters, f"method.mu={mu}")
+@pytest.mark.parametrize("mu", [0.0, 3.0])
+@pytest.mark.parametrize(
+    ("method", "adapters", "words"),
+    [("fedprox", 1, ("method.adapters=1",)), ("fedprox", 2, ("method.adapters=2",)), ("fedit", 1, FEDIT)],
+)
+def test_loss_is_cross_entropy_and_half_mu_squared_distance(method, adapters, words, mu, tiny_federation):
+    federation, _, state, received, batch = set_up(tiny_federation, method, adapters, *words, f"method.mu={mu}")
     (phase,) = federation.context.phases
     step = make_step(federation.context, phase, batch, state, received)
     distance = sum(
-        float(((mine - theirs) ** 2).sum())
-        for part in ADAPTERS[adapters]
-        for mine, theirs in zip(arrays(state[part]).values(), arrays(received[part]).values(), strict=True)
+        float((state[part][name] - theirs).square().sum())
+        for part, tensors in received.items()
+        for name, theirs in tensors.items()
     )
-    cross_entropy = float(step.cross_entropy("full"))
+    cross_entropy = float(step.cross_entropy("full" if method == "fedprox" else "global"))
     assert float(phase.loss(step)) == pytest.approx(cross_entropy + mu / 2 * distance, rel=1e-12)
-    assert distance > 1
-
-
-@pytest.mark.parametrize("mu", [0.0, 3.0])
-def test_fedits_loss_has_the_same_term(mu, tiny_federation):
-    federation = doubled(tiny_federation("fedit", "tuner=lora", "head=linear", f"method.mu={mu}"))
-    silo = federation.silos["beta"]
-    state = random_parts(federation, silo, seed=1)
-    received = {"global": random_parts(federation, silo, seed=2)["global"]}
-    (phase,) = federation.context.phases
-    step = make_step(federation.context, phase, some_rows(federation, silo), state, received)
-    distance = sum(
-        float((state["global"][name] - theirs).square().sum()) for name, theirs in received["global"].items()
-    )
-    assert float(phase.loss(step)) == pytest.approx(float(step.cross_entropy("global")) + mu / 2 * distance, rel=1e-12)
-    assert {*step.terms} == ({"cross_entropy", "distance"} if mu else set())
+    assert {*step.terms} == ({"cross_entropy", "distance"} if mu or method == "fedprox" else set())
     assert distance > 1
 
 
@@ -53,6 +43,7 @@ def test_fedits_loss_has_the_same_term(mu, tiny_federation):
 def test_gradient_is_fedavgs_and_mu_times_the_way_from_the_received_parts(adapters, tiny_federation):
     gradients = {}
     for method, words in {"fedavg": [], "fedprox": ["method.mu=0.7"]}.items():
+        words = [f"method.adapters={adapters}", *words]
         federation, _, state, received, batch = set_up(tiny_federation, method, adapters, *words)
         (phase,) = federation.context.phases
         leaves = trained(state, phase)
