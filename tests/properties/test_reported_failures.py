@@ -49,24 +49,3 @@ def test_the_resolved_configuration_names_precision_and_threads(tiny_config, tmp
     assert f"precision: {finished.summary['precision']}\n" in text
     assert "precision: auto" not in text
     assert f"threads: {finished.summary['threads']}\n" in text
-
-
-def test_a_mixing_weight_can_be_learned_under_full_fine_tuning(tiny_federation) -> None:
-    """The weight gets a gradient, although parts that replace weights cannot be mixed per row."""
-    import torch
-
-    from silotune.models.backbone.forward_plan import ForwardPlan
-    from silotune.models.tuners import TUNERS, WeightedTensors
-
-    federation = tiny_federation("fedavg")
-    tuner = TUNERS["full"]()
-    part = tuner.init(federation.backbone, [], torch.Generator())
-    moved = {name: tensor + 0.1 for name, tensor in part.items()}
-    alpha = torch.tensor(0.25, requires_grad=True)
-    plan = ForwardPlan()
-    tuner.act(federation.backbone, [WeightedTensors(part, 1 - alpha), WeightedTensors(moved, alpha)], plan)
-    name, tensor = next(iter(plan.weights.items()))
-    torch.testing.assert_close(tensor, part[name] + 0.025)
-    tensor.sum().backward()
-    assert alpha.grad is not None
-    assert alpha.grad.item() == pytest.approx(0.1 * part[name].numel(), rel=1e-4)

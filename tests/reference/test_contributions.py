@@ -17,6 +17,7 @@ from silotune.errors import InputError
 from silotune.models.backbone.loading import load_backbone
 from silotune.models.forward.mixing import MixEntry
 from silotune.models.tuners import TUNERS, WeightedTensors
+from silotune.models.tuners.full import interpolate
 from tests.support import by_hand
 from tests.support.numeric_rig import cut_batch, padded
 from tests.support.tiny import FAMILIES
@@ -233,11 +234,11 @@ def test_full_refuses_weights_that_are_no_interpolation(weights, backbone_folder
         view_of(backbone, tuner, [(part, weight) for weight in weights], {"all": everything})
 
 
-def test_full_gradient_flows_into_each_part_by_its_weight():
-    from silotune.models.tuners.full import interpolate
-
+def test_full_gradient_flows_into_each_part_by_its_weight_and_into_a_weight_that_is_learned():
     a, b = (torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    mixed = interpolate([WeightedTensors({"w": a}, 0.25), WeightedTensors({"w": b}, 0.75)])["w"]
-    (mixed * torch.tensor([1.0, 2.0, 4.0])).sum().backward()
+    alpha, slopes = torch.tensor(0.25, requires_grad=True), torch.tensor([1.0, 2.0, 4.0])
+    mixed = interpolate([WeightedTensors({"w": a}, alpha), WeightedTensors({"w": b}, 1 - alpha)])["w"]
+    (mixed * slopes).sum().backward()
     assert a.grad.tolist() == [0.25, 0.5, 1.0]
     assert b.grad.tolist() == [0.75, 1.5, 3.0]
+    assert alpha.grad.item() == pytest.approx(((a - b) * slopes).sum().item(), abs=1e-5)
