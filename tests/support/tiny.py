@@ -152,24 +152,14 @@ def _bert(vocabulary: int) -> PreTrainedModel:
 
 def _roberta(vocabulary: int) -> PreTrainedModel:
     # positions count from padding_idx + 1
-    config = RobertaConfig(
-        **_shape(vocabulary, POSITIONS + 2), type_vocab_size=1, pad_token_id=1, bos_token_id=0, eos_token_id=2
-    )
-    return RobertaModel(config)
+    shape = _shape(vocabulary, POSITIONS + 2)
+    return RobertaModel(RobertaConfig(**shape, type_vocab_size=1, pad_token_id=1, bos_token_id=0, eos_token_id=2))
 
 
 def _distilbert(vocabulary: int) -> PreTrainedModel:
-    return DistilBertModel(
-        DistilBertConfig(
-            vocab_size=vocabulary,
-            dim=HIDDEN,
-            n_layers=LAYERS,
-            n_heads=ATTENTION_HEADS,
-            hidden_dim=INTERMEDIATE,
-            max_position_embeddings=POSITIONS,
-            initializer_range=_STD,
-        )
-    )
+    shape = {"dim": HIDDEN, "n_layers": LAYERS, "n_heads": ATTENTION_HEADS, "hidden_dim": INTERMEDIATE}
+    fixed = {"max_position_embeddings": POSITIONS, "initializer_range": _STD}
+    return DistilBertModel(DistilBertConfig(vocab_size=vocabulary, **shape, **fixed))
 
 
 def _mpnet(vocabulary: int) -> PreTrainedModel:

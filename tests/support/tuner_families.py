@@ -45,78 +45,41 @@ _SHAPE = {
     "max_position_embeddings": POSITIONS,
     "initializer_range": 0.2,
 }
+_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _ENCODER = _SHAPE | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _PADDED = _ENCODER | {"max_position_embeddings": POSITIONS + 2, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
-_DECODER = _SHAPE | {"num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_DECODER = _SHAPE | _IDS | {"num_key_value_heads": 2}
 
 CONFIGS = {
     "bert": lambda: BertConfig(**_ENCODER),
     "roberta": lambda: RobertaConfig(**_PADDED, type_vocab_size=1),
     "distilbert": lambda: DistilBertConfig(
-        vocab_size=VOCABULARY,
-        dim=HIDDEN,
-        hidden_dim=INNER,
-        n_layers=LAYERS,
-        n_heads=HEADS,
-        max_position_embeddings=POSITIONS,
-        initializer_range=0.2,
-        dropout=0.0,
-        attention_dropout=0.0,
+        vocab_size=VOCABULARY, dim=HIDDEN, hidden_dim=INNER, n_layers=LAYERS, n_heads=HEADS,
+        max_position_embeddings=POSITIONS, initializer_range=0.2, dropout=0.0, attention_dropout=0.0,
     ),
     "mpnet": lambda: MPNetConfig(**_PADDED),
     "electra": lambda: ElectraConfig(**_ENCODER, embedding_size=16),
     "deberta-v2": lambda: DebertaV2Config(
-        **_ENCODER,
-        relative_attention=True,
-        position_biased_input=False,
-        pos_att_type=["p2c", "c2p"],
-        share_att_key=True,
-        norm_rel_ebd="layer_norm",
-        position_buckets=8,
+        **_ENCODER, relative_attention=True, position_biased_input=False, pos_att_type=["p2c", "c2p"],
+        share_att_key=True, norm_rel_ebd="layer_norm", position_buckets=8,
     ),
     "modernbert": lambda: ModernBertConfig(
-        **_SHAPE,
-        initializer_cutoff_factor=3.0,
-        global_attn_every_n_layers=2,
-        local_attention=8,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        cls_token_id=1,
-        sep_token_id=2,
+        **_SHAPE, **_IDS, cls_token_id=1, sep_token_id=2, initializer_cutoff_factor=3.0,
+        global_attn_every_n_layers=2, local_attention=8,
     ),
     "gpt2": lambda: GPT2Config(
-        vocab_size=VOCABULARY,
-        n_embd=HIDDEN,
-        n_inner=INNER,
-        n_layer=LAYERS,
-        n_head=HEADS,
-        n_positions=POSITIONS,
-        initializer_range=0.2,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
+        vocab_size=VOCABULARY, n_embd=HIDDEN, n_inner=INNER, n_layer=LAYERS, n_head=HEADS, n_positions=POSITIONS,
+        initializer_range=0.2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **_IDS,
     ),
     "llama": lambda: LlamaConfig(**_DECODER),
     "mistral": lambda: MistralConfig(**_DECODER, sliding_window=POSITIONS),
     "qwen2": lambda: Qwen2Config(**_DECODER),
     "qwen3": lambda: Qwen3Config(**_DECODER, head_dim=8),
     "t5": lambda: T5Config(
-        vocab_size=VOCABULARY,
-        d_model=HIDDEN,
-        d_kv=6,
-        d_ff=INNER,
-        num_layers=LAYERS,
-        num_heads=HEADS,
-        dropout_rate=0.0,
-        pad_token_id=0,
-        eos_token_id=2,
-        decoder_start_token_id=0,
+        vocab_size=VOCABULARY, d_model=HIDDEN, d_kv=6, d_ff=INNER, num_layers=LAYERS, num_heads=HEADS,
+        dropout_rate=0.0, pad_token_id=0, eos_token_id=2, decoder_start_token_id=0,
     ),
-}
+}  # fmt: skip
 FAMILIES = list(CONFIGS)
 
 KINDS = {
@@ -202,9 +165,8 @@ def make_backbone(family: str, *, double: bool = False, **options) -> Backbone:
     if double:
         _to_double(backbone.base)
         if family not in ("mpnet", "deberta-v2"):
-            backbone.base.set_attn_implementation(
-                "sdpa"
-            )  # plain attention takes its softmax in float32 in some families
+            # plain attention takes its softmax in float32 in some families
+            backbone.base.set_attn_implementation("sdpa")
     return backbone
 
 
