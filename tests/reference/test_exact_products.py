@@ -130,12 +130,9 @@ def test_two_rounds_of_two_silos(tiny_federation, method):
         shared = {part: {n: t.clone() for n, t in expected["alpha"][part].items()} for part in coordinator.shared}
         by_hand(shared, means(trained, rows), drawn)
         expected = {name: {"head": trained[name]["head"]} | shared for name in SILOS}
-    for part, tensors in shared.items():
-        for name, tensor in tensors.items():
-            torch.testing.assert_close(coordinator.shared[part][name], tensor, rtol=0, atol=1e-9)
+    torch.testing.assert_close(coordinator.shared, shared, rtol=0, atol=1e-9)
     for silo in silos:
-        for name, tensor in expected[silo.name]["head"].items():
-            torch.testing.assert_close(silo.state.private["head"][name], tensor, rtol=0, atol=1e-9)
+        torch.testing.assert_close(silo.state.private["head"], expected[silo.name]["head"], rtol=0, atol=1e-9)
 
 
 # -- limits, over random updates --------------------------------------------------------------------------------------

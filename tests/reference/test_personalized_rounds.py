@@ -115,9 +115,9 @@ def test_pfedme_without_a_pull_is_fedavg(tiny_federation):
     plain.coordinator.shared = {"global": copy(whole["global"]), "head": copy(whole["head_global"])}
     run_rounds(federation)
     run_rounds(plain)
-    for part, same in (("global", "global"), ("head_global", "head")):
-        for name, tensor in federation.coordinator.shared[part].items():
-            torch.testing.assert_close(tensor, plain.coordinator.shared[same][name], rtol=0, atol=1e-9)
+    found = federation.coordinator.shared
+    found = {"global": found["global"], "head": found["head_global"]}
+    torch.testing.assert_close(found, plain.coordinator.shared, rtol=0, atol=1e-9)
 
 
 # -- FDLoRA -----------------------------------------------------------------------------------------------------------
@@ -212,10 +212,7 @@ def test_fedalt(tiny_federation):
         }
     for name, silo in federation.silos.items():
         found = federation.coordinator.shared_of(name) | silo.state.private
-        expected = wholes[name] | {"global": rest[name]}
-        for part, tensors in expected.items():
-            for key, tensor in tensors.items():
-                torch.testing.assert_close(found[part][key], tensor, rtol=0, atol=1e-9)
+        torch.testing.assert_close(found, wholes[name] | {"global": rest[name]}, rtol=0, atol=1e-9)
 
 
 def test_fedalt_whose_mixer_takes_its_own_lora_alone_is_local_training(tiny_federation, monkeypatch):
@@ -227,6 +224,6 @@ def test_fedalt_whose_mixer_takes_its_own_lora_alone_is_local_training(tiny_fede
     run_rounds(federation)
     run_rounds(plain)
     for name, silo in plain.silos.items():
-        for part, tensors in silo.state.private.items():
-            for key, tensor in tensors.items():
-                torch.testing.assert_close(federation.silos[name].state.private[part][key], tensor, rtol=0, atol=1e-9)
+        found = federation.silos[name].state.private
+        found = {part: found[part] for part in silo.state.private}
+        torch.testing.assert_close(found, silo.state.private, rtol=0, atol=1e-9)
