@@ -12,7 +12,8 @@ from tests.support.tiny import METHODS, ONE_TASK
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_term_is_the_mean_over_the_steps_that_have_it(method, tiny_federation, monkeypatch):
-    federation = tiny_federation(method, *(["partition.silos=1", "data.tasks=[beta]"] if method in ONE_TASK else []))
+    words = ["partition.silos=1", "data.tasks=[beta]"] if method in ONE_TASK else []
+    federation = tiny_federation(method, "train.steps=2", *words)
     seen: dict[str, list[float]] = defaultdict(list)
     count = local_round._SiloRound.count
 

@@ -145,8 +145,8 @@ def test_a_row_that_overflows_spoils_no_other(tuner, tiny_config, backbone_folde
 
 @pytest.mark.parametrize("head", ["lm", "linear"])
 @pytest.mark.parametrize("tuner", [name for name in TUNERS if name != "bitfit"])  # Llama has no biases
-def test_a_causal_model(tuner: str, head: str, tmp_path: Path) -> None:
-    folder, data = folder_of("llama", tmp_path), tmp_path / "rows.jsonl"
+def test_a_causal_model(tuner, head, tmp_path, tmp_path_factory):
+    folder, data = folder_of("llama", tmp_path_factory.getbasetemp()), tmp_path / "rows.jsonl"
     rows = [
         {"text": f"the garden was {GOOD[n % 6]}", "answer": f"{BAD[n % 5]} {'again ' * (n % 4)}"} for n in range(24)
     ]
