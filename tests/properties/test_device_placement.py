@@ -67,9 +67,10 @@ def test_without_placement_every_action_fails(make, method, head, monkeypatch):
 # -- generation --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["llama", "t5"])
-@pytest.mark.parametrize("method", ["fedavg", "feddpa-t"])
-@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize(
+    ("method", "beams", "family"),
+    [("fedavg", 1, "t5"), ("fedavg", 3, "llama"), ("feddpa-t", 1, "llama"), ("feddpa-t", 3, "t5")],
+)
 def test_answers_are_those_of_the_cpu(make, method, beams, family):
     words = [f"head.beams={beams}", "tuner=lora", *(["method.adapters=1"] if method == "fedavg" else [])]
     on_cpu = prediction(make(method, "lm", *words, family=family, on_cuda=False))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 import torch
 
 from silotune.core.tensors import digest, flatten
@@ -48,8 +47,7 @@ def test_same_seed_same_bits_also_for_silos_in_another_order(federate, reference
     assert same(turned.summary) == same(run.summary)
 
 
-@pytest.mark.parametrize("case", ["fedavg-full", "fedmcp"])
-def test_the_generators_of_the_process_are_left_alone(federate, case, tmp_path):
+def test_the_generators_of_the_process_are_left_alone(federate, tmp_path):
     """A user's own draws continue as if there had been no run between them."""
 
     def seed() -> None:
@@ -63,5 +61,5 @@ def test_the_generators_of_the_process_are_left_alone(federate, case, tmp_path):
     seed()
     expected = draws()
     seed()
-    federate.run(case, tmp_path / "run", "rounds=1", "train.steps=1")
+    federate.run("fedavg-full", tmp_path / "run", "rounds=1", "train.steps=1")  # with dropout
     assert draws() == expected
