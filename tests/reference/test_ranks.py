@@ -210,23 +210,18 @@ def product(tensors):
     return (tensors["global/m.lora_B.weight"] @ tensors["global/m.lora_A.weight"]).numpy()
 
 
-def test_flexlora_whose_rank_suffices_has_the_mean_of_the_products():
-    updates = made_updates((2, 3, 2))
-    before = made_updates((7,))[0].tensors
-    aggregate = ProductSVD().aggregate(updates, before)
-    mean = sum(update.rows * product(update.tensors) for update in updates) / sum(update.rows for update in updates)
+@pytest.mark.parametrize(("ranks", "r", "out", "inputs"), [((2, 3, 2), 7, 7, 11), ((9, 2), 9, 4, 6)])
+def test_flexlora_whose_rank_suffices_has_the_mean_of_the_products(ranks, r, out, inputs):
+    """A rank above a module's widths is filled with zeros."""
+    updates = made_updates(ranks, out, inputs)
+    aggregate = ProductSVD().aggregate(updates, made_updates((r,), out, inputs)[0].tensors)
+    assert aggregate["global/m.lora_A.weight"].shape == (r, inputs)
+    assert aggregate["global/m.lora_B.weight"].shape == (out, r)
+    rows = sum(update.rows for update in updates)
+    mean = sum(update.rows * product(update.tensors) for update in updates) / rows
     np.testing.assert_allclose(product(aggregate), mean, atol=1e-9)
     heads = sum(update.rows * update.tensors["head/out.weight"] for update in updates)
-    np.testing.assert_allclose(aggregate["head/out.weight"], heads / sum(u.rows for u in updates), atol=1e-12)
-
-
-def test_a_rank_above_a_modules_widths_is_filled_with_zeros():
-    updates = made_updates((9, 2), out=4, inputs=6)
-    aggregate = ProductSVD().aggregate(updates, updates[0].tensors)
-    assert aggregate["global/m.lora_A.weight"].shape == (9, 6)
-    assert aggregate["global/m.lora_B.weight"].shape == (4, 9)
-    mean = sum(update.rows * product(update.tensors) for update in updates) / sum(update.rows for update in updates)
-    np.testing.assert_allclose(product(aggregate), mean, atol=1e-9)
+    np.testing.assert_allclose(aggregate["head/out.weight"], heads / rows, atol=1e-12)
 
 
 def test_hetlora_of_equal_ranks_and_products_of_one_norm_is_the_plain_mean():
