@@ -15,6 +15,7 @@ from silotune.data.rows import Row, SiloData, Splits
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.methods import METHODS
+from silotune.models.backbone.loading import load_backbone
 from silotune.runs.build.builder import build
 
 TASK = Task("t", ("bad", "good"))
@@ -160,12 +161,17 @@ ATTACK = ("attack=backdoor", "attack.target=good", "attack.trigger=bright", "att
 ONE_TASK = ("data.tasks=[alpha]", "partition=iid", "partition.silos=5", "server.labels_per_class=5")
 
 
+@pytest.fixture(scope="module")
+def backbone(backbone_folder):
+    return load_backbone(str(backbone_folder("bert")), precision="fp32")
+
+
 @pytest.mark.parametrize("method", METHODS)
-def test_only_malicious_silos_train_on_poison_and_nobody_is_judged_on_it(method, tiny_config):
+def test_only_malicious_silos_train_on_poison_and_nobody_is_judged_on_it(method, tiny_config, backbone):
     """Token by token: own rows as in a clean federation, then the poisoned ones; weights and counts without them."""
-    clean = build(tiny_config(method, *ONE_TASK))
+    clean = build(tiny_config(method, *ONE_TASK), backbone)
     config = tiny_config(method, *ONE_TASK, *ATTACK)
-    attacked = build(config, clean.backbone)
+    attacked = build(config, backbone)
     assert len(attacked.malicious) == 2
     data = {item.name: item for item in load_silos(config)}
     trigger = clean.backbone.tokenizer("bright", add_special_tokens=False)["input_ids"]
@@ -202,17 +208,16 @@ def test_only_malicious_silos_train_on_poison_and_nobody_is_judged_on_it(method,
         assert poisoned == expected
 
 
-def test_a_fraction_of_nought_leaves_the_federation_clean_and_still_measures(tiny_config):
-    config = tiny_config("fedavg", *ONE_TASK, *ATTACK, "attack.fraction=0")
-    federation = build(config)
+def test_a_fraction_of_nought_leaves_the_federation_clean_and_still_measures(tiny_federation, backbone):
+    federation = tiny_federation("fedavg", *ONE_TASK, *ATTACK, "attack.fraction=0", backbone=backbone)
     assert federation.malicious == ()
     assert not any(rows.poisoned for owner in federation.silos.values() for rows in owner.train.values())
     assert all(found.attack for owner in federation.silos.values() for found in owner.evaluations.values())
 
 
-def test_the_coordinators_own_rows_stay_clean(tiny_config):
-    words = ("fedfame", *ONE_TASK)
-    clean, attacked = build(tiny_config(*words)), build(tiny_config(*words, *ATTACK, "attack.fraction=1"))
+def test_the_coordinators_own_rows_stay_clean(tiny_federation, backbone):
+    words = ((), (*ATTACK, "attack.fraction=1"))
+    clean, attacked = (tiny_federation("fedfame", *ONE_TASK, *more, backbone=backbone) for more in words)
     assert clean.server is not None
     assert attacked.server is not None
     assert attacked.server.train["alpha"].ids == clean.server.train["alpha"].ids

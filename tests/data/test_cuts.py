@@ -14,12 +14,13 @@ from silotune.data.tokenized import ANY_LENGTH, count_cuts
 from silotune.distributed.protocol.handshake import wire_config
 from silotune.distributed.silo.setup import SiloSetup
 from silotune.errors import InputError
+from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.generation import GenerationOptions
-from silotune.models.heads import LanguageModelHead, VerbalizerHead
+from silotune.models.heads import LanguageModelHead
 from silotune.models.heads.lm import prompt_rows
 from silotune.runs.build.resolve import on_this_machine, read_config
 from silotune.runs.run import run
-from tests.support.chats import chat_model, chat_tokenizer
+from tests.support.chats import chat_tokenizer
 from tests.support.language_models import backbone_of, folder_of, made
 from tests.support.session_rig import local_configs
 
@@ -37,12 +38,6 @@ def test_a_question_keeps_both_ends(family):
     assert asked.split() != f"{LONG} Answer:".split()
     assert asked.replace(" ", "").endswith(("-coldAnswer:", "coldnswer:"))
     assert len(prompt_rows(rows).ids[0]) <= head.prompt_room(56) or family == "t5"
-
-
-def test_a_clozes_text_loses_its_end():
-    backbone = backbone_of("bert")
-    rows = VerbalizerHead("{text} is {mask}.").row_tokenizer(backbone, 20)(Task("t", ("a", "b")), [Row((LONG,), 0)])
-    assert "read this" in backbone.tokenizer.decode(rows.ids[0])
 
 
 @pytest.mark.parametrize(
@@ -110,12 +105,9 @@ def test_the_table_counts_the_template(federation, silotune):
     assert "lose the middle of their prompt" in shown.out
 
 
-def test_a_conversation_keeps_its_questions_end(tmp_path_factory):
-    head = LanguageModelHead("chat", GenerationOptions(max_new_tokens=8))
-    backbone = backbone_of("llama")
-    tokenizer = chat_tokenizer()
-    assert chat_model(tmp_path_factory.getbasetemp())
-    backbone = type(backbone)(backbone.model, tokenizer, name="chat")
+def test_a_conversation_keeps_its_questions_end():
+    head, tokenizer = LanguageModelHead("chat", GenerationOptions(max_new_tokens=8)), chat_tokenizer()
+    backbone = Backbone(made("llama")[0], tokenizer, name="chat")
     row = Row((LONG, ""), 0, "warm", turns=(("user", LONG),))
     rows = head.row_tokenizer(backbone, 80)(WRITE, [row])
     asked = tokenizer.decode(prompt_rows(rows).ids[0])

@@ -70,15 +70,14 @@ def test_another_seed_another_partition(name):
 
 
 @pytest.mark.parametrize("name", DRAWN)
-@pytest.mark.parametrize("alpha", [0.01, 1.0])
-def test_large_sets_and_extreme_skew_take_seconds(name, alpha):
+def test_large_sets_and_extreme_skew_take_seconds(name):
     """What rejection sampling would never finish: 1,000 silos of at least 60 rows at α = 0.01."""
     labels = labels_of(67_349, 2, 0, skewed=False)
     started = time.perf_counter()
-    groups = partition_rows(labels, rule(name, silos=1000, alpha=alpha, min_rows=60), 10)
+    groups = partition_rows(labels, rule(name, silos=1000, alpha=0.01, min_rows=60), 10)
     assert min(map(len, groups)) >= 60
     with pytest.raises(InputError, match="70000 rows, but there are 67349"):
-        partition_rows(labels, rule(name, silos=1000, alpha=alpha, min_rows=70), 10)
+        partition_rows(labels, rule(name, silos=1000, alpha=0.01, min_rows=70), 10)
     assert time.perf_counter() - started < 20
 
 

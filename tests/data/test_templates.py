@@ -96,7 +96,8 @@ def test_truncation_never_takes_the_mask_or_what_follows_it(family, text, length
     whole = tokenizer(f"so {text} is {mask}.")["input_ids"]
     if len(whole) <= length:
         assert ids == whole
-    kept = [end for end in range(len(text) + 1) if tokenizer(f"so {text[:end]} is {mask}.")["input_ids"] == ids]
+    beginnings = (text[:end] for end in reversed(range(len(text) + 1)))
+    kept = any(tokenizer(f"so {beginning} is {mask}.")["input_ids"] == ids for beginning in beginnings)
     assert kept, "not the template around a beginning of the text"
     if family == "t5":
         assert rows.decoder == [[0, tokenizer.convert_tokens_to_ids(mask)]]
@@ -166,13 +167,6 @@ def test_responses_and_what_is_read():
     assert rows.reads[0][0] == len(prompt) - 1
     assert len(rows.ids[1]) == 60
     assert tokenizer.eos_token_id not in rows.ids[1], "a response that was cut does not end there"
-
-
-def test_a_chat_template_that_is_not_there_is_refused():
-    tokenizer = made("gpt2")[1]
-    assert tokenizer.chat_template is None
-    with pytest.raises(InputError, match="'chat' needs a tokenizer with a chat template"):
-        LanguageModelHead("chat").row_tokenizer(backbone_of("gpt2"), 40)
 
 
 def test_many_rows_are_encoded_as_each_alone():
