@@ -116,7 +116,7 @@ def test_the_table_by_hand(compared: Path, backbone_folder) -> None:
     assert min(int(row["bytes_up"]) for row in rows if row["method"] == "fedmcp") > 0
 
 
-@pytest.mark.usefixtures("no_figure_files")
+@pytest.mark.usefixtures("no_figures")
 def test_what_noise_promises_is_said_of_every_cell(silotune: Silotune, place: Path) -> None:
     noise = ("uplink=clip,laplace", "uplink.epsilon=3")
     outcome = silotune(*WORDS, "methods=fedavg", *noise, "--out", "noised")
@@ -128,7 +128,7 @@ def test_what_noise_promises_is_said_of_every_cell(silotune: Silotune, place: Pa
         assert re.search(r"test \d+\.\d\d \(\d+ s\)", said[-1])  # finished
 
 
-@pytest.mark.usefixtures("no_figure_files")
+@pytest.mark.usefixtures("no_figures")
 def test_nothing_finished_is_repeated_and_rows_can_be_added(silotune: Silotune, compared: Path, tmp_path: Path) -> None:
     compared = shutil.copytree(compared, tmp_path / "whole")
     before = {cell: times(compared / cell) for cell in CELLS}
@@ -151,8 +151,6 @@ def test_nothing_finished_is_repeated_and_rows_can_be_added(silotune: Silotune, 
     [
         ((), "--out"),
         (("--out", "taken"), "--out taken"),
-        (("--out", "new", "methods=nothing"), "unknown method 'nothing'"),
-        (("--out", "new", "--variant", "x"), "--variant 'x'"),
         (("--out", "new", "--ablation"), "'local'"),
     ],
 )
@@ -165,18 +163,15 @@ def test_refused_before_anything_is_made(silotune: Silotune, place: Path, words:
     assert tree(place) == before
 
 
-@pytest.mark.usefixtures("no_figure_files")
-def test_a_folder_of_another_configuration_is_left_alone(silotune: Silotune, place: Path) -> None:
-    words = ("compare", "federation.yaml", "methods=local", "--out", "out")
-    assert silotune(*words).code == 0
-    before = tree(place / "out" / "local-1")
-    outcome = silotune(*words, "train.lr=0.5", "--resume")
+def test_a_folder_of_another_configuration_is_left_alone(silotune: Silotune, compared: Path) -> None:
+    before = tree(compared / "local-1")
+    outcome = silotune(*WORDS, "train.lr=0.5", "--out", compared, "--resume")
     assert outcome.code == 2
     assert "train.lr: 0.001 → 0.5" in outcome.err
-    assert tree(place / "out" / "local-1") == before
+    assert tree(compared / "local-1") == before
 
 
-@pytest.mark.usefixtures("no_figure_files")
+@pytest.mark.usefixtures("no_figures")
 def test_what_the_machine_decides_is_the_same_on_resume(silotune: Silotune, place: Path, backbone_folder) -> None:
     """Threads and precision that are not said are written into a run's folder as they were."""
     write_federation(place, backbone_folder("bert"), threads=None, precision="auto")
@@ -188,7 +183,6 @@ def test_what_the_machine_decides_is_the_same_on_resume(silotune: Silotune, plac
     assert tree(place / "out" / "local-1") == before
 
 
-@pytest.mark.usefixtures("no_figure_files")
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_cells_that_diverge_are_named_when_the_others_are_finished(
     silotune: Silotune, place: Path, backbone_folder, workers: int

@@ -183,6 +183,7 @@ def test_a_comparison_runs_at_a_toy_size(
     assert run_toy(preset, some_rows(preset), tmp_path) > 0
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_one_row_runs_at_a_toy_size(toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(toys)
     assert run_toy("table3-fedprompt", ["*-tokens-5"], tmp_path) == 1

@@ -19,7 +19,7 @@ from silotune.lab.report.significance import beaten_by_words
 from silotune.lab.search_space import read_sweep
 
 
-@pytest.mark.usefixtures("no_figure_files")
+@pytest.mark.usefixtures("no_figures")
 def test_a_comparison_is_a_mapping_a_table_and_files(place: Path) -> None:
     done: list[str] = []
     compared = silotune.compare(

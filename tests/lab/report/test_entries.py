@@ -231,6 +231,7 @@ def test_an_unfinished_run_is_named(tmp_path: Path) -> None:
         read_entries([run])
 
 
+@pytest.mark.usefixtures("no_figure_files")
 def test_silos_that_keep_their_scores_to_themselves(tmp_path: Path) -> None:
     """On other machines a silo may not tell its test score; tables have a dash there and nothing breaks."""
     for method, seed in (("local", 1), ("fedmcp", 1)):

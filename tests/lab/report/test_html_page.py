@@ -27,9 +27,9 @@ def sections(page: str) -> dict[str, str]:
     return dict(re.findall(r'<section id="(\w+)"[^>]*>(.*?)</section>', page, flags=re.DOTALL))
 
 
-def sections_of(folder: Path, page: Path) -> dict[str, str]:
-    """The sections of a report on the runs of a folder."""
-    return sections(write_report(Results(read_entries([folder])), page).read_text(encoding="utf-8"))
+def sections_of(page: Path, *runs: Path) -> dict[str, str]:
+    """The sections of a report on these runs."""
+    return sections(write_report(Results(read_entries(runs)), page).read_text(encoding="utf-8"))
 
 
 def test_every_figure_is_there_with_titled_axes(written: Path) -> None:
@@ -72,7 +72,7 @@ def test_what_it_says(written: Path) -> None:
 @pytest.mark.usefixtures("no_figure_files")
 def test_figures_without_data_are_left_out(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", "local", 1, {"a": 50.0}, message=0)
-    page_sections = sections_of(run, tmp_path / "page.html")
+    page_sections = sections_of(tmp_path / "page.html", run)
     assert not {"communication", "sent"} & set(page_sections)
     assert {"tests", "rounds", "losses", "seconds"} <= set(page_sections)
 
@@ -84,12 +84,11 @@ def test_privacy_is_told_where_there_is_noise(tmp_path: Path) -> None:
     summary["privacy"] = {"mechanism": "gaussian", "epsilon_round": 1.25, "epsilon_total": 3.5, "delta": 1e-5}
     summary["privacy"] |= {"participations": 7, "noise": "noise", "budget": None, "uncovered": "those who know <it>"}
     (noised / "summary.json").write_text(json.dumps(summary))
-    page = write_report(Results(read_entries([noised, plain])), tmp_path / "page.html").read_text(encoding="utf-8")
-    cells = re.findall(r"<td[^>]*>(.*?)</td>", sections(page)["privacy"])
+    privacy = sections_of(tmp_path / "page.html", noised, plain)["privacy"]
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", privacy)
     assert cells == ["fedavg", "gaussian", "1.25", "3.5", "1e-05", "7"], "the noised run alone"
-    assert "The guarantee does not hold against those who know &lt;it&gt;." in sections(page)["privacy"]
-    page = write_report(Results(read_entries([plain])), tmp_path / "plain.html").read_text(encoding="utf-8")
-    privacy = sections(page)["privacy"]
+    assert "The guarantee does not hold against those who know &lt;it&gt;." in privacy
+    privacy = sections_of(tmp_path / "plain.html", plain)["privacy"]
     assert "<td" not in privacy
     assert "No differential privacy" in privacy, "said where there is none, too"
 
@@ -181,7 +180,7 @@ def test_a_browser_draws_it_without_complaint(written: Path, tmp_path: Path, wid
     assert not [line for line in ended.stderr.splitlines() if "CONSOLE" in line]
 
 
-@pytest.mark.usefixtures("no_figure_files")
+@pytest.mark.usefixtures("no_figures")
 def test_the_command(silotune: Silotune, runs: Path, tmp_path: Path) -> None:
     outcome = silotune("report", runs / "alone-1", runs / "sharing-2", "--out", tmp_path / "page.html")
     assert (outcome.code, outcome.err) == (0, "")
@@ -191,7 +190,7 @@ def test_the_command(silotune: Silotune, runs: Path, tmp_path: Path) -> None:
         refused.refusal(str(tmp_path))
 
 
-@pytest.mark.usefixtures("no_figure_files")
+@pytest.mark.usefixtures("no_figures")
 def test_a_real_run_joins(silotune: Silotune, place: Path, runs: Path) -> None:
     assert silotune("run", "federation.yaml", "rounds=2", "--out", "run").code == 0
     outcome = silotune("report", "run", runs, "--out", "page.html")

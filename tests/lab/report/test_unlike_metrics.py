@@ -82,8 +82,8 @@ def test_the_files_and_the_page_have_them(entries: list[ReportEntry], tmp_path: 
     assert "bag of words" in page
 
 
-def printed(table: object) -> str:
-    console = Console(width=160, record=True, file=io.StringIO())
+def printed(table: object, width: int = 160) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
     console.print(table)
     return console.export_text()
 
@@ -104,9 +104,7 @@ def test_one_metric_stands_in_the_title_and_names_stay_whole(tmp_path: Path) -> 
     table = result_table([json.loads((run / "summary.json").read_text()) for run in runs])
     assert str(table.title).startswith("test accuracy (%) at")
     assert [column.header for column in table.columns] == ["silo", "local", "fedavg", "moon"]
-    console = Console(width=40, record=True, file=io.StringIO())
-    console.print(table)
-    text = console.export_text()
+    text = printed(table, width=40)
     assert name in text
     assert "trained parameters" in text
 

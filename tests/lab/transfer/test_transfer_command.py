@@ -108,7 +108,6 @@ OTHERS = {
     "silos predict with their own": (("fedavg", "beta", "head.scope=private"), r"3 silos predicts with its own head"),
     "private adapters": (("fedmcp", "beta", "head.scope=private"), "with its own private and head_full"),
     "another rank": (("fedavg", "beta", "tuner.r=4"), "tuner.r is 4, in "),
-    "another scale": (("fedavg", "beta", "tuner.alpha=5"), "tuner.alpha is 5.0, in "),
     "other parts": (("fedavg", "beta", "method.adapters=1"), "its tuned parts are global, those of "),
     "the same task": (("fedavg", "alpha", "rounds=1"), "are both fedavg, lora, lr 0.03 on alpha with seed 1"),
     "another method": (("fedfame", "beta"), "fedavg, lora has runs of one task only (alpha)"),
