@@ -21,7 +21,7 @@ from silotune.runs.run_result import load_run
 from silotune.training.local_trainer import LocalTrainer
 from tests.support.command_line import Silotune
 from tests.support.small_runs import PAIRS, SINGLE
-from tests.support.tiny import ONE_TASK, save_backbone, tiny_overrides
+from tests.support.tiny import save_backbone, tiny_overrides
 
 
 def lines_of(text: str) -> list[dict]:
@@ -29,21 +29,22 @@ def lines_of(text: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_loaded_run_predicts_bit_for_bit_as_it_did(runs, method, tmp_path, monkeypatch):
-    data = shutil.copytree(runs.data, tmp_path / "data")
-    words = tiny_overrides(method, runs.model("bert"), data)
-    words += [] if method in ONE_TASK else ["data.tasks=[alpha,beta]"]
-    ran = library.run("demo", *words, "train.steps=2", out=tmp_path / "run")
-    shutil.rmtree(data)
+def test_a_loaded_run_predicts_bit_for_bit_as_it_did(reference, silos_folder, method, tmp_path, monkeypatch):
+    ran, _ = reference(method)
+    run = shutil.copytree(ran.folder, tmp_path / "run")
+    config = (run / "config.yaml").read_text()
+    assert str(silos_folder) in config
+    (run / "config.yaml").write_text(config.replace(str(silos_folder), str(tmp_path / "nowhere")))
     monkeypatch.setattr(LocalTrainer, "rounds", None)  # nothing may be trained
-    again = library.load_run(tmp_path / "run")
-    assert again.summary == ran.summary == json.loads((tmp_path / "run" / "summary.json").read_text())
+    again = library.load_run(run)
+    assert again.summary == ran.summary == json.loads((run / "summary.json").read_text())
     assert again.silos == ran.silos
     assert ran.silos
     for silo in ran.silos:
-        texts = PAIRS if silo == "beta" else SINGLE
-        assert again.model(silo).predict(texts) == ran.model(silo).predict(texts)
-        assert load_model(tmp_path / "run", silo).predict(texts) == ran.model(silo).predict(texts)
+        model = ran.model(silo)
+        texts = PAIRS if model.texts_per_row == 2 else SINGLE
+        assert again.model(silo).predict(texts) == model.predict(texts)
+        assert load_model(run, silo).predict(texts) == model.predict(texts)
 
 
 @pytest.mark.parametrize(

@@ -33,28 +33,20 @@ def opened_under(folder: Path, silo: str) -> list[str]:
     return [Path(path).relative_to(folder).as_posix() for _, path in inside]
 
 
-@pytest.fixture(scope="module")
-def partitioned(runs, tmp_path_factory):
-    """Run folders of one data set, partitioned into so many silos."""
-    data = write_data(tmp_path_factory.mktemp("data"), ["alpha"], {"train": 100, "validation": 4, "test": 4})
-
-    def made(silos: int, method: str = "fedmcp") -> Path:
-        folder = tmp_path_factory.mktemp("runs") / f"{method}-{silos}"
-        words = [*tiny_overrides(method, runs.model("bert"), data), "data.tasks=[alpha]", "train.steps=1"]
-        words += ["rounds=1", "partition=iid", f"partition.silos={silos}"]
-        library.run("demo", *words, out=folder)
-        return folder
-
-    return made
-
-
-def test_a_federation_of_many_silos_opens_as_many_files_as_one_of_one(partitioned):
-    folder = partitioned(100)
-    many = [name.replace("silo-001", "silo-1") for name in opened_under(folder, "silo-001")]
-    assert many == opened_under(partitioned(1), "silo-1")
-    assert len(list((folder / "models").iterdir())) == 101
+def test_of_many_silos_as_many_files_are_opened_as_of_one_and_shared_parts_are_on_the_disk_once(runs, tmp_path):
+    data = write_data(tmp_path / "data", ["alpha"], {"train": 30, "validation": 4, "test": 4})
+    words = [*tiny_overrides("fedmcp", runs.model("bert"), data), "data.tasks=[alpha]", "rounds=1", "train.steps=1"]
+    for silos in (1, 15):
+        library.run("demo", *words, "partition=iid", f"partition.silos={silos}", out=tmp_path / str(silos))
+    folder = tmp_path / "15"
+    many = [name.replace("silo-01", "silo-1") for name in opened_under(folder, "silo-01")]
+    assert many == opened_under(tmp_path / "1", "silo-1")
+    assert len(list((folder / "models").iterdir())) == 16
     files = ("model.json", "shared.safetensors", "model.safetensors")
     assert many == [f"models/silo-1/{file}" for file in files], "each is opened once, and nothing else of the run"
+    shared = [*folder.glob("models/*/shared.safetensors")]
+    assert len(shared) == 16
+    assert len({file.stat().st_ino for file in shared}) == 1
 
 
 @pytest.mark.parametrize("method", ["fedmcp", "fedavg", "feddpa-t", "fedalt", "hetlora"])
@@ -68,13 +60,6 @@ def test_a_models_folder_copied_away_needs_nothing_of_the_run(runs, method, tmp_
         moved = PersonalModel.open(folder, run.federation.backbone)
         assert moved.explain(texts) == run.model("west").explain(texts)
         assert "a vector of each of its 9 training rows" in moved.about["notice"]
-
-
-def test_shared_parts_are_on_the_disk_once(partitioned):
-    models = partitioned(100) / "models"
-    files = [*models.glob("*/shared.safetensors")]
-    assert len(files) == 101
-    assert len({file.stat().st_ino for file in files}) == 1
 
 
 def test_a_run_without_models_is_imported(silotune: Silotune, runs, tmp_path):

@@ -41,15 +41,7 @@ def newest(out: Path) -> Path:
     return sorted((out / "checkpoints").glob("round-*.json"))[-1]
 
 
-def test_what_is_half_done_is_resumed(half: Path, silotune: Silotune) -> None:
-    """The cases below damage one thing each; without the damage the run can be resumed."""
-    outcome = silotune(*RUN, "rounds=2", "--resume")
-    assert outcome.code == 0, outcome.err
-    assert (half / "summary.json").is_file()
-
-
-@pytest.mark.parametrize("which", ["shared", "silo"])
-@pytest.mark.parametrize("keep", [0, 4, 0.5, -1])
+@pytest.mark.parametrize(("which", "keep"), [("shared", 0), ("shared", 4), ("silo", 0.5), ("silo", -1)])
 def test_a_truncated_checkpoint(refused: Refused, half: Path, which: str, keep: float) -> None:
     manifest = json.loads(newest(half).read_text(encoding="utf-8"))
     path = half / "checkpoints" / (manifest["shared"] if which == "shared" else manifest["silos"]["south"])
@@ -73,8 +65,7 @@ def test_the_tensors_of_another_silo(refused: Refused, half: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", "{}", "null", '{"round": 2}', '{"round": 2, "shared": "x", "silos": {}, "history": {"rows": 1}}'],
+    "text", ["{", "[]", '{"round": 2}', '{"round": 2, "shared": "x", "silos": {}, "history": {"rows": 1}}']
 )
 def test_a_damaged_manifest(refused: Refused, half: Path, text: str) -> None:
     newest(half).write_text(text, encoding="utf-8")
@@ -101,8 +92,10 @@ def test_a_silos_other_file_is_named_alone(refused: Refused, half: Path, place: 
 
 
 def test_another_description_decides_nothing(silotune: Silotune, half: Path) -> None:
+    """The other cases damage or change one thing each; without it the run can be resumed."""
     outcome = silotune(*RUN, "rounds=2", "description=other words", "--resume")
     assert (outcome.code, outcome.err) == (0, "")
+    assert (half / "summary.json").is_file()
 
 
 def test_silos_in_another_order(refused: Refused, half: Path, place: Path) -> None:
@@ -135,7 +128,7 @@ def test_a_file_that_is_no_run(refused: Refused, place: Path) -> None:
     refused(*RUN, "--resume", names=["--resume", "out", "not a run folder"])
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "[]"])
+@pytest.mark.parametrize("text", [None, "{", "[]"])
 def test_damaged_versions(refused: Refused, half: Path, text: str | None) -> None:
     path = half / "versions.json"
     path.unlink() if text is None else path.write_text(text, encoding="utf-8")

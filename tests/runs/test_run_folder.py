@@ -10,24 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from silotune.cli.main import main
 from silotune.core.files import LOCK_FILE
 from silotune.errors import InputError
 from tests.support.method_cases import same, snapshot
-
-
-@pytest.fixture
-def silotune(monkeypatch, capsys):
-    """`silotune("run", …)` → (exit code, lines of standard error); the command line in this process."""
-
-    def call(*words: str) -> tuple[int, list[str]]:
-        monkeypatch.setattr(sys, "argv", ["silotune", *words])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return int(ended.value.code or 0), capsys.readouterr().err.splitlines()
-
-    return call
 
 
 @pytest.fixture
@@ -43,23 +28,20 @@ def interrupt_in(round_: int, position: int):
     return progress
 
 
-@pytest.mark.parametrize("name", ["run.log", ".hidden", "checkpoints/round-0001.json", "summary.json", "config.yaml"])
+@pytest.mark.parametrize("name", ["run.log", ".hidden", "checkpoints/round-0001.json", "config.yaml"])
 def test_a_folder_that_holds_anything_is_refused_and_left_alone(silotune, run_words, name, tmp_path):
     out = tmp_path / "out"
     (out / name).parent.mkdir(parents=True)
     (out / name).write_text("mine")
     before = snapshot(out)
-    code, lines = silotune(*run_words("fedmcp"), "--out", str(out))
-    assert (code, len(lines)) == (2, 1)
-    assert str(out) in lines[0]
-    assert "--resume" in lines[0]
+    silotune(*run_words("fedmcp"), "--out", out).refusal(str(out), "--resume")
     assert snapshot(out) == before
 
 
 def test_an_empty_folder_and_a_new_one_deep_down_are_fine(silotune, run_words, tmp_path):
     (tmp_path / "empty").mkdir()
     for out in (tmp_path / "empty", tmp_path / "a" / "b" / "c"):
-        assert silotune(*run_words("local"), "--out", str(out))[0] == 0
+        assert silotune(*run_words("local"), "--out", out).code == 0
         assert (out / "summary.json").is_file()
 
 
@@ -74,21 +56,21 @@ def test_resume_from_a_damaged_checkpoint_is_refused_and_changes_nothing(silotun
     path = out / "checkpoints" / "silos" / "beta" / "0001.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
     before = snapshot(out)
-    code, lines = silotune(*run_words("fedmcp", "rounds=2", *more), "--out", str(out), "--resume")
-    assert (code, len(lines)) == (2, 1)
-    assert path.name in lines[0]
+    silotune(*run_words("fedmcp", "rounds=2", *more), "--out", out, "--resume").refusal(path.name)
     assert snapshot(out) == before
 
 
-@pytest.mark.parametrize("name", ["reviews.json", "a.safetensors", "shared-0001", "two words", "x.tmp"])
-def test_a_silo_may_be_named_like_a_file_of_a_checkpoint(silotune, run_words, silos_folder, name, tmp_path):
-    data, out = shutil.copytree(silos_folder / "unlike", tmp_path / "data"), tmp_path / "out"
-    (data / "beta").rename(data / name)
-    words = run_words("fedmcp", f"data.path={data}", f'data.tasks=["alpha","{name}"]', "rounds=3")
-    assert silotune(*words, "--out", str(out)) == (0, [])
-    (out / "summary.json").unlink()
-    assert silotune(*words, "--out", str(out), "--resume") == (0, [])
-    assert json.loads((out / "summary.json").read_text())["silos"].keys() == {"alpha", name}
+def test_a_silo_may_be_named_like_a_file_of_a_checkpoint(silotune, run_words, silos_folder, tmp_path):
+    data, out = tmp_path / "data", tmp_path / "out"
+    names = ["reviews.json", "a.safetensors", "shared-0001", "two words", "x.tmp"]
+    for name in names:
+        shutil.copytree(silos_folder / "unlike" / "beta", data / name)
+    words = run_words("fedmcp", f"data.path={data}", f"data.tasks={json.dumps(names)}", "rounds=3")
+    for more in ((), ("--resume",)):
+        outcome = silotune(*words, "--out", out, *more)
+        assert (outcome.code, outcome.err) == (0, "")
+        assert json.loads((out / "summary.json").read_text())["silos"].keys() == {*names}
+        (out / "summary.json").unlink()
 
 
 def test_a_file_that_another_tidies_up_meanwhile_is_no_error(federate, monkeypatch, tmp_path):
@@ -138,25 +120,25 @@ def held():
 
 def test_a_folder_in_which_another_process_works_is_refused_until_that_ends(silotune, run_words, held, tmp_path):
     out = tmp_path / "out"
-    assert silotune(*run_words("local"), "--out", str(out))[0] == 0
+    words = (*run_words("local"), "--out", out)
+    assert silotune(*words).code == 0
     (out / "summary.json").unlink()
     process = held(out)
     before = snapshot(out)
-    code, lines = silotune(*run_words("local"), "--out", str(out), "--resume")
-    assert (code, len(lines)) == (2, 1)
-    assert lines[0].endswith(f"{out}: another process is at work there; wait for it, or end it")
+    line = silotune(*words, "--resume").refusal()
+    assert line.endswith(f"{out}: another process is at work there; wait for it, or end it")
     assert snapshot(out) == before
     process.kill()  # nothing of it has to be tidied up
     process.wait()
-    assert silotune(*run_words("local"), "--out", str(out), "--resume")[0] == 0
+    assert silotune(*words, "--resume").code == 0
     assert not (out / LOCK_FILE).exists()
 
 
 def test_a_folder_claimed_before_anything_was_made_is_made_later(silotune, run_words, held, tmp_path):
     out = tmp_path / "out"
     held(out).kill()
-    assert silotune(*run_words("local"), "--out", str(out))[0] == 2  # it holds something
-    assert silotune(*run_words("local"), "--out", str(out), "--resume")[0] == 0
+    assert silotune(*run_words("local"), "--out", out).code == 2  # it holds something
+    assert silotune(*run_words("local"), "--out", out, "--resume").code == 0
 
 
 def test_a_second_run_of_the_same_process_is_refused_and_the_first_goes_on(federate, tmp_path):
@@ -176,9 +158,7 @@ def test_a_second_run_of_the_same_process_is_refused_and_the_first_goes_on(feder
 
 def test_a_comparison_leaves_a_cell_alone_in_which_another_works(silotune, run_words, held, tmp_path):
     words = [word for word in run_words("fedmcp")[1:] if not word.startswith("method=")]
-    words = ["compare", *words, "methods=local", "seeds=1", "--out", str(tmp_path / "table")]
+    words = ["compare", *words, "methods=local", "seeds=1", "--out", tmp_path / "table"]
     held(tmp_path / "table" / "local-1").kill()
     held(tmp_path / "table" / "local-1")
-    code, lines = silotune(*words, "--resume")
-    assert (code, len(lines)) == (2, 1)
-    assert "local-1: another process is at work there" in lines[0]
+    silotune(*words, "--resume").refusal("local-1: another process is at work there")

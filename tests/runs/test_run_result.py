@@ -11,11 +11,12 @@ import pytest
 from silotune import InputError, read_config, run
 from silotune.runs.callbacks.display import TimeLeft
 from silotune.runs.run_result import Run
+from tests.support.federate import Reference
 
 
-@pytest.fixture(scope="module")
-def finished(tiny_config, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return run(tiny_config("fedmcp", "rounds=2", "train.steps=1"), out=tmp_path_factory.mktemp("run") / "out")
+@pytest.fixture
+def finished(reference: Reference) -> Run:
+    return reference("fedmcp")[0]
 
 
 def test_text_and_table_are_short_and_name_every_silo(finished: Run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from silotune.runs.summary import state_digest
 from silotune.training.local_trainer import LocalTrainer
 from tests.support.method_cases import (
     CASES,
+    LONG,
     ONE_TASK_ROWS,
     ROUNDS,
     TEST_ROWS,
@@ -137,11 +139,15 @@ def share(rows: int, classes: int, chosen: int) -> float:
     return 100 * sum(row % classes == chosen % classes for row in range(rows)) / rows
 
 
-JUDGED_EVERY_ROUND = [name for name, case in CASES.items() if not case.ends]
+def cases(ends: bool) -> list[Any]:
+    """Cases with or without a final phase; those of `LONG` are for `make test-all` here, too."""
+    names = [name for name, case in CASES.items() if case.ends is ends]
+    return [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in names]
 
 
-@pytest.mark.parametrize(("case", "best"), [*((case, 2) for case in JUDGED_EVERY_ROUND), ("fedavg", 1)])
-def test_tests_are_taken_at_the_best_round_and_digests_at_the_last(federate, case, best, tmp_path):
+@pytest.mark.parametrize("case", cases(ends=False))
+def test_tests_are_taken_at_the_best_round_and_digests_at_the_last(federate, case, tmp_path):
+    best = 1 if case == "fedavg" else 2
     with heads_that_always_say({1: -1, 2: -1, 3: -1} | {best: 0}):
         run = federate.run(case, tmp_path / "run", "rounds=3", "train.steps=1")
     assert run.summary["best_round"] == best
@@ -165,7 +171,7 @@ def test_tests_are_taken_at_the_best_round_and_digests_at_the_last(federate, cas
     assert state_digest(run.federation) == run.summary["state_sha256"]
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in JUDGED_EVERY_ROUND])
+@pytest.mark.parametrize("case", cases(ends=True))
 def test_a_model_that_is_finished_at_the_end_is_judged_there_alone(federate, case, tmp_path):
     with heads_that_always_say({1: 0, 2: 0, 3: -1}):
         run = federate.run(case, tmp_path / "run", "rounds=3", "train.steps=1")

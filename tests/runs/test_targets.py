@@ -34,8 +34,6 @@ def label_rows(count: int = 100) -> list[tuple[str, str]]:
 def write_setting(folder: Path, backbone: Path, kind: str, **entry: object) -> Path:
     rows = number_rows() if kind == "regression" else label_rows()
     more: dict[str, object] = {} if kind == "regression" else {"label_separator": ";"}
-    for name, part in (("north", rows[:50]), ("south", rows[50:])):
-        write_csv(folder / f"{name}.csv", ["review", "known"], part)
     silos = [
         {"name": name, "path": f"{name}.csv", "text": "review", "label": "known", "task": "mood", "kind": kind}
         | more
