@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 
 import peft
@@ -13,20 +12,15 @@ from transformers import AutoModel, BitsAndBytesConfig, TorchAoConfig
 
 from silotune.interop.adapters import fold_in
 from silotune.interop.export import export
+from silotune.interop.selection import select
 from silotune.models.backbone.quantization import is_quantized
-from tests.support.small_runs import PAIRS, encoded, own_states, rows_of
+from tests.support.small_runs import PAIRS, carried_along, own_states, rows_of, states_of
 
 CONFIGURATIONS = {"int8": {"load_in_8bit": True}, "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}}
 
 
 def run_of(runs, quantization, tuner="lora"):
     return runs.run("llama", tuner, f"backbone.quantization={quantization}")
-
-
-@torch.no_grad()
-def states_of(model, folder):
-    inputs = encoded(folder, PAIRS)
-    return rows_of(model(**inputs).last_hidden_state, inputs["attention_mask"])
 
 
 def as_in_training(model):
@@ -59,10 +53,7 @@ def test_plain_peft_over_the_same_quantized_base(runs, quantization, tuner, tmp_
 def test_the_copied_loader_quantizes_as_training_did(runs, quantization, tmp_path):
     run = run_of(runs, quantization, "bottleneck")
     export(run.model("beta"), "global", tmp_path / "out")
-    source = importlib.util.spec_from_file_location("exported_loader", tmp_path / "out" / "standalone.py")
-    loader = importlib.util.module_from_spec(source)
-    source.loader.exec_module(loader)
-    model = loader.load(tmp_path / "out")
+    model = carried_along(tmp_path / "out").load(tmp_path / "out")
     as_in_training(model.model)
     assert any(map(is_quantized, model.model.modules()))
     states, mask = model.states(PAIRS)
@@ -77,8 +68,6 @@ def test_merged_is_the_stored_model_with_the_adapter_folded_in(runs, tmp_path):
     expected = AutoModel.from_pretrained(runs.model("llama"), dtype=torch.float32)
     adapter = export(run.model("beta"), "global", tmp_path / "adapter")
     assert adapter["tuner"]["r"] == 3
-    from silotune.interop.selection import select
-
     selection = select(run.model("beta"), "merged")
     fold_in(expected, selection.model.tuner, selection.adapter)
     stored = load_file(tmp_path / "out" / "model.safetensors")

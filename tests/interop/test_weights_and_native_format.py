@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,31 +14,23 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from silotune.config import BackboneConfig
 from silotune.errors import InputError
-from silotune.evaluation.federation_scores import current_model_state
-from silotune.evaluation.predict import logits
 from silotune.interop.adapters import load_plain
 from silotune.interop.export import export
 from silotune.runs.personal_model import PersonalModel
-from tests.support.small_runs import PAIRS, SINGLE, close, encoded, head_logits, own_states, rows_of, tokenised
+from tests.support.small_runs import (
+    PAIRS,
+    SINGLE,
+    carried_along,
+    close,
+    head_logits,
+    own_logits,
+    own_states,
+    same_probabilities,
+    states_of,
+    tokenised,
+)
 
 MIX = {"global": 0.5, "private": 0.5}
-
-
-@torch.no_grad()
-def states_of(model, family, folder):
-    inputs = encoded(folder, PAIRS)
-    body = model.encoder if family == "t5" else model
-    if family == "t5":
-        inputs.pop("token_type_ids", None)
-    return rows_of(body(**inputs).last_hidden_state, inputs["attention_mask"])
-
-
-def carried_along(folder: Path):
-    """The module `standalone.py` of an export folder."""
-    spec = importlib.util.spec_from_file_location("carried_along", folder / "standalone.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(
@@ -60,14 +50,10 @@ def test_transformers_alone_loads_the_silos_model(runs, family, tuner, tmp_path)
     model, report = AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
-    actual = states_of(model.eval(), family, tmp_path / "out")
-    expected = own_states(run, "beta", MIX, PAIRS)
-    close(actual, expected)
-    state = current_model_state(run.federation, run.federation.silos["beta"])
-    close(
-        [head_logits(tmp_path / "out", actual)], [logits(run.federation.context, state, tokenised(run, "beta", PAIRS))]
-    )
-    plain = states_of(AutoModel.from_pretrained(runs.model(family)).eval(), family, tmp_path / "out")
+    actual = states_of(model.eval(), tmp_path / "out")
+    close(actual, own_states(run, "beta", MIX, PAIRS))
+    close([head_logits(tmp_path / "out", actual)], [own_logits(run, "beta", PAIRS)])
+    plain = states_of(AutoModel.from_pretrained(runs.model(family)).eval(), tmp_path / "out")
     assert max((one - other).abs().max() for one, other in zip(actual, plain, strict=True)) > 0.01
     assert not (tmp_path / "out" / "adapter_config.json").exists()
 
@@ -77,7 +63,7 @@ def test_a_delta_is_in_the_weights(runs, family, method, tmp_path):
     run = runs.run(family, "lora", f"method={method}", f"aggregation={method}")
     about = export(run.model("beta"), "merged", tmp_path / "out")
     assert (about["layout"], about["whole"]) == ("weights", True)
-    actual = states_of(AutoModel.from_pretrained(tmp_path / "out").eval(), family, tmp_path / "out")
+    actual = states_of(AutoModel.from_pretrained(tmp_path / "out").eval(), tmp_path / "out")
     close(actual, own_states(run, "beta", {"global": 1, "delta": 1}, PAIRS))
     without = own_states(run, "beta", {"global": 1}, PAIRS)
     assert max((one - other).abs().max() for one, other in zip(actual, without, strict=True)) > 1e-4
@@ -104,16 +90,6 @@ def test_a_merged_model_has_the_type_of_its_base(runs, tmp_path):
     assert {tensor.dtype for tensor in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.bfloat16}
 
 
-def test_the_loader_of_a_causal_classifier(runs, tmp_path):
-    """It reads the last token."""
-    run = runs.run("llama", "lora", "head.pooling=auto")
-    assert run.federation.config.head.pooling == "last"
-    export(run.model("beta"), "mixed", tmp_path / "out")
-    actual = carried_along(tmp_path / "out").load(tmp_path / "out").predict(PAIRS)
-    for one, other in zip(actual, run.model("beta").predict(PAIRS), strict=True):
-        assert one["probabilities"] == pytest.approx(other.probabilities, abs=1e-5)
-
-
 def test_a_backbone_is_not_unpickled(runs, tmp_path):
     """Safetensors files alone are read, also where there are none."""
     folder = shutil.copytree(runs.model("bert"), tmp_path / "pickled")
@@ -130,7 +106,7 @@ def test_one_part_of_full_fine_tuning_is_a_plain_model(runs, tmp_path):
     for part in ("global", "private"):
         about = export(run.model("beta"), part, tmp_path / part)
         assert about["layout"] == "weights"
-        actual = states_of(AutoModel.from_pretrained(tmp_path / part).eval(), "bert", tmp_path / part)
+        actual = states_of(AutoModel.from_pretrained(tmp_path / part).eval(), tmp_path / part)
         close(actual, own_states(run, "beta", {part: 1}, PAIRS))
 
 
@@ -150,12 +126,12 @@ def test_native_layout(runs, family, tuner, tmp_path):
     for part, mix in {"global": {"global": 1}, "private": {"private": 1}, "mixed": MIX}.items():
         export(run.model("beta"), part, tmp_path / part)
         model = AutoModel.from_pretrained(runs.model(family)).eval()
-        plain = states_of(model, family, tmp_path / part)
+        plain = states_of(model, tmp_path / part)
         handles = carried_along(tmp_path / part).attach(model, tmp_path / part)
-        close(states_of(model, family, tmp_path / part), own_states(run, "beta", mix, PAIRS))
+        close(states_of(model, tmp_path / part), own_states(run, "beta", mix, PAIRS))
         for handle in handles:
             handle.remove()
-        close(states_of(model, family, tmp_path / part), plain)
+        close(states_of(model, tmp_path / part), plain)
 
 
 def test_native_layout_is_what_its_description_says(runs, tmp_path):
@@ -222,17 +198,20 @@ def test_the_loader_predicts_as_the_silo_does(runs, tuner, tmp_path):
     actual = carried_along(tmp_path / "out").load(tmp_path / "out").predict(PAIRS)
     expected = run.model("beta").predict(PAIRS)
     assert [one["label"] for one in actual] == [one.label for one in expected]
-    for one, other in zip(actual, expected, strict=True):
-        assert one["probabilities"] == pytest.approx(other.probabilities, abs=1e-5)
+    same_probabilities(actual, expected)
 
 
-@pytest.mark.parametrize("part", ["mixed", "merged"])
-def test_the_loader_of_an_encoder_decoder(runs, part, tmp_path):
-    run = runs.run("t5", "lora", "method=fedmatch")
+@pytest.mark.parametrize(
+    ("family", "part", "pooling"), [("llama", "mixed", "last"), ("t5", "mixed", "mean"), ("t5", "merged", "mean")]
+)
+def test_the_loader_of_a_causal_classifier_and_of_an_encoder_decoder(runs, family, part, pooling, tmp_path):
+    """A causal one reads the last token."""
+    words = ["head.pooling=auto"] if family == "llama" else ["method=fedmatch"]
+    run = runs.run(family, "lora", *words)
+    assert run.federation.config.head.pooling == pooling
     export(run.model("beta"), part, tmp_path / "out")
     actual = carried_along(tmp_path / "out").load(tmp_path / "out").predict(PAIRS)
-    for one, other in zip(actual, run.model("beta").predict(PAIRS), strict=True):
-        assert one["probabilities"] == pytest.approx(other.probabilities, abs=1e-5)
+    same_probabilities(actual, run.model("beta").predict(PAIRS))
 
 
 def test_the_loader_needs_nothing_of_silotune(runs, tmp_path):
@@ -245,8 +224,7 @@ def test_the_loader_needs_nothing_of_silotune(runs, tmp_path):
     assert ended.returncode == 0, ended.stderr
     lines = [json.loads(line) for line in ended.stdout.splitlines()]
     assert [line["text"] for line in lines] == SINGLE
-    for line, expected in zip(lines, run.model("alpha").predict(SINGLE), strict=True):
-        assert line["probabilities"] == pytest.approx(expected.probabilities, abs=1e-5)
+    same_probabilities(lines, run.model("alpha").predict(SINGLE))
 
 
 def test_the_loader_reads_long_lists_in_pieces_and_names_a_missing_base(runs, tmp_path, monkeypatch):
@@ -272,5 +250,4 @@ def test_the_loader_takes_a_base_on_the_command_line(runs, tmp_path, monkeypatch
         loader._main()
     monkeypatch.setattr(sys, "argv", ["standalone.py", "--base", str(runs.model("bert")), SINGLE[0]])
     loader._main()
-    (expected,) = run.model("alpha").predict(SINGLE[:1])
-    assert json.loads(capsys.readouterr().out)["probabilities"] == pytest.approx(expected.probabilities, abs=1e-5)
+    same_probabilities([json.loads(capsys.readouterr().out)], run.model("alpha").predict(SINGLE[:1]))

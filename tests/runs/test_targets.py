@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from sklearn.metrics import f1_score
 from silotune import load_run, run
 from silotune.interop.export import export
 from tests.support.command_line import Refused, Silotune, reviews, write_csv, write_federation
+from tests.support.small_runs import carried_along
 
 
 def number_rows(count: int = 100) -> list[tuple[str, float]]:
@@ -123,12 +123,7 @@ def test_every_way_to_a_prediction_says_the_same(
     answers = load_run("out").model("north").predict(texts)
     lines = [json.loads(silotune("predict", "out", "--silo", "north", "--text", text).out) for text in texts[:1]]
     export(load_run("out", precision="fp32", device="cpu").model("north"), "mixed", tmp_path / "export", None)
-    spec = importlib.util.spec_from_file_location("standalone", tmp_path / "export" / "standalone.py")
-    assert spec is not None
-    assert spec.loader is not None
-    standalone = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(standalone)
-    alone = standalone.load(tmp_path / "export").predict(texts)
+    alone = carried_along(tmp_path / "export").load(tmp_path / "export").predict(texts)
     if kind == "regression":
         assert lines[0]["value"] == pytest.approx(answers[0].value, abs=1e-5)
         assert [of["value"] for of in alone] == pytest.approx([of.value for of in answers], abs=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Sequence
 from functools import cache
@@ -26,10 +27,12 @@ import silotune
 from silotune.data.batching import make_batch
 from silotune.data.rows import Row
 from silotune.evaluation.federation_scores import current_model_state
+from silotune.evaluation.predict import logits
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import ModelClass, load_backbone
 from silotune.models.forward.mixing import make_plan
 from silotune.models.tuners import TUNERS
+from silotune.runs.personal_model import Prediction
 from silotune.runs.run_result import load_run
 from tests.support.tiny import FAMILIES, tiny_overrides, unsettle, write_data
 
@@ -182,6 +185,28 @@ def rows_of(states: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
     return [row[: int(real)] for row, real in zip(states, mask.sum(1), strict=True)]
 
 
+@torch.no_grad()
+def states_of(model, folder: Path, texts=PAIRS) -> list[torch.Tensor]:
+    """Return the states of each text under a model of transformers or peft; of an encoder-decoder, its encoder's."""
+    inputs = encoded(folder, texts)
+    body = model.encoder if model.config.is_encoder_decoder else model
+    return rows_of(body(**inputs).last_hidden_state, inputs["attention_mask"])
+
+
+def own_logits(run: silotune.Run, silo: str, texts) -> torch.Tensor:
+    """Return silotune's logits of each text by the silo's own model."""
+    state = current_model_state(run.federation, run.federation.silos[silo])
+    return logits(run.federation.context, state, tokenised(run, silo, texts))
+
+
+def carried_along(folder: Path):
+    """Import the loader `standalone.py` of an export."""
+    spec = importlib.util.spec_from_file_location("carried_along", folder / "standalone.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def head_logits(folder: Path, states: list[torch.Tensor]) -> torch.Tensor:
     """Compute the exported head's logits from states by hand."""
     about = json.loads((folder / "head.json").read_text())
@@ -197,6 +222,12 @@ def close(values, expected) -> None:
     assert len(values) == len(expected)
     for one, other in zip(values, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+def same_probabilities(answers: Sequence[dict], expected: Sequence[Prediction]) -> None:
+    """Assert that a loader's answers have the probabilities of silotune's predictions, to 1e-5."""
+    for one, other in zip(answers, expected, strict=True):
+        assert one["probabilities"] == pytest.approx(other.probabilities, abs=1e-5)
 
 
 @pytest.fixture(scope="session")
