@@ -64,6 +64,7 @@ def test_a_full_disk_names_the_file_and_the_way_on(
         assert words in outcome.err
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_json_is_all_that_stdout_gets(place: Path, silotune: Silotune) -> None:
     outcome = silotune("run", "federation.yaml", "method=local", "train.steps=1", "--json", "--out", "out")
     assert outcome.code == 0, outcome.err

@@ -1,4 +1,4 @@
-"""FedPrompt's presets: the paper's setting, from a folder and from the hub (played by data sets made here)."""
+"""Data of FedPrompt's presets, from a folder and from the hub (played by data sets made here)."""
 
 from __future__ import annotations
 
@@ -11,36 +11,12 @@ from datasets import Dataset, DatasetDict
 from silotune import InputError, read_config
 from silotune.data.loading import load_silos
 
-TASKS = {
-    "sst2": ("SST-2", ("negative", "positive")),
-    "imdb": ("imdb", ("negative", "positive")),
-    "offenseval": ("offenseval", ("NOT", "OFF")),
-    "enron": ("enron", ("ham", "spam")),
-    "lingspam": ("lingspam", ("ham", "spam")),
-    "qnli": ("QNLI", ("entailment", "not_entailment")),
-    "rte": ("RTE", ("entailment", "not_entailment")),
-}
-PAIRS = ("qnli", "rte")
 HUB = {
-    "imdb": ("stanfordnlp/imdb",),
-    "offenseval": ("cardiffnlp/tweet_eval", "offensive"),
-    "enron": ("SetFit/enron_spam",),
+    "imdb": (("stanfordnlp/imdb",), ("negative", "positive")),
+    "offenseval": (("cardiffnlp/tweet_eval", "offensive"), ("NOT", "OFF")),
+    "enron": (("SetFit/enron_spam",), ("ham", "spam")),
 }
-
-
-def row(name, number):
-    second = {"sentence2": f"other {number}"} if name in PAIRS else {}
-    return {"sentence1": f"text {number}", **second, "label": number % 2}
-
-
-def folder(path, name):
-    task, labels = TASKS[name]
-    (path / task).mkdir(parents=True)
-    (path / task / "meta.json").write_text(json.dumps({"label_names": labels}))
-    for split, count in (("train", 60), ("test", 20)):
-        lines = "\n".join(json.dumps(row(name, number)) for number in range(count))
-        (path / task / f"{split}.jsonl").write_text(lines)
-    return path
+"""Task → what is asked of the hub, and its label names."""
 
 
 @pytest.mark.parametrize("name", HUB)
@@ -54,8 +30,7 @@ def test_the_hubs_rows_have_the_folders_label_names(name, monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     silos = load_silos(read_config(f"fedprompt-{name}"))
-    assert asked == [HUB[name]]
-    assert silos[0].task.labels == TASKS[name][1]
+    assert (asked, silos[0].task.labels) == ([HUB[name][0]], HUB[name][1])
     rows = [found for silo in silos for found in silo.splits.train]
     assert len(rows) == 39  # one has no text
     assert all(int(found.texts[0].split()[1]) % 2 == found.label for found in rows)
@@ -67,8 +42,10 @@ def test_what_is_not_on_the_hub_needs_a_folder():
 
 
 def test_a_stray_nul_in_a_published_text_reads_as_a_blank(tmp_path):
-    path = folder(tmp_path, "enron")
-    with (path / "enron" / "train.jsonl").open("a") as file:
-        file.write("\n" + json.dumps({"sentence1": "be\0fore", "label": 0}))
-    silos = load_silos(read_config("fedprompt-enron", [f"data.path={path}"]))
-    assert "be fore" in {found.texts[0] for silo in silos for found in silo.splits.train}
+    (tmp_path / "enron").mkdir()
+    (tmp_path / "enron" / "meta.json").write_text(json.dumps({"label_names": ["ham", "spam"]}))
+    rows = [{"sentence1": f"be\0fore {number}", "label": number % 2} for number in range(60)]
+    for split in ("train", "test"):
+        (tmp_path / "enron" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    silos = load_silos(read_config("fedprompt-enron", [f"data.path={tmp_path}"]))
+    assert "be fore 0" in {found.texts[0] for silo in silos for found in silo.splits.train}

@@ -279,8 +279,3 @@ class TestRoundTrip:
         found = read_config("config.yaml", ["method=local", "rounds=2"])
         assert (found.method.name, found.rounds) == ("local", 2)
         assert "mu" not in found.method.options
-
-
-def test_python_and_command_line_refuse_alike() -> None:
-    with pytest.raises(InputError, match=r"^train\.lr: must be greater than 0 \(got -1\)$"):
-        read_config("demo", ["train.lr=-1"])

@@ -12,17 +12,7 @@ from silotune.data.generation_tokenizer import GenerationTokenizer
 from silotune.data.rows import Row
 from silotune.data.tasks import Task
 from silotune.errors import InputError
-from tests.support.chats import (
-    CHANGING,
-    CHATML,
-    CLOSED,
-    LLAMA2,
-    MARKED,
-    NO_SYSTEM,
-    PLAIN,
-    THINKING,
-    chat_tokenizer,
-)
+from tests.support.chats import CHANGING, CHATML, CLOSED, LLAMA2, MARKED, NO_SYSTEM, PLAIN, THINKING, chat_tokenizer
 
 TASK = Task("a", (), kind="generation")
 TWO = (("system", "Be kind."), ("user", "the soup?"), ("assistant", "It was warm."), ("user", "and now"))

@@ -10,12 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from silotune.config import SiloConfig
-from silotune.data.generation_rows import (
-    asked_row,
-    find_format,
-    generation_rows,
-    row_format,
-)
+from silotune.data.generation_rows import asked_row, find_format, generation_rows, row_format
 from silotune.data.own_silos import own_sets
 from silotune.data.row_folder import read_rows, write_rows
 from silotune.data.rows import Row, SiloData, Splits
@@ -169,10 +164,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
 
 
 def test_conversations_and_preferences_survive_a_silos_folder(tmp_path):
-    rows = [
-        *conversation_rows(conversations(3)),
-        *preference_rows({"prompt": "p", "chosen": "a", "rejected": "b"}),
-    ]
+    rows = [*conversation_rows(conversations(3)), *preference_rows({"prompt": "p", "chosen": "a", "rejected": "b"})]
     silo = SiloData("a", Task("t", (), "rouge1", "generation"), Splits(rows, [], rows[:1]))
     write_rows(tmp_path / "rows", silo)
     assert read_rows(tmp_path / "rows", "a") == silo

@@ -240,10 +240,7 @@ class TestDataFolder:
 
 @pytest.mark.parametrize(
     ("words", "names"),
-    [
-        (("mixed6",), ["data.path", "mixed6"]),
-        (("fedmcp-glue",), ["nyu-mll/glue/mrpc", "data.path=FOLDER"]),
-    ],
+    [(("mixed6",), ["data.path", "mixed6"]), (("fedmcp-glue",), ["nyu-mll/glue/mrpc", "data.path=FOLDER"])],
 )
 def test_a_preset_without_its_data_is_refused(refused: Refused, words: tuple[str, ...], names: list[str]) -> None:
     refused("run", *words, names=names)

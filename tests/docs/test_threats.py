@@ -9,16 +9,12 @@ ROOT = Path(__file__).parents[2]
 
 TESTS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "eavesdropper": (
-        [
-            "tests/distributed/test_namespaces.py::test_three_silos_with_minilm",
-        ],
+        ["tests/distributed/test_namespaces.py::test_three_silos_with_minilm"],
         [
             "tests/distributed/test_namespaces.py::test_three_silos_with_minilm",
             "tests/distributed/test_security_processes.py::test_only_the_node_api_passes_and_only_for_admitted_keys",
         ],
-        [
-            "tests/distributed/test_namespaces.py::test_three_silos_with_minilm",
-        ],
+        ["tests/distributed/test_namespaces.py::test_three_silos_with_minilm"],
     ),
     "stranger": (
         [
@@ -35,9 +31,7 @@ TESTS: dict[str, tuple[list[str], list[str], list[str]]] = {
         ],
     ),
     "curious coordinator": (
-        [
-            "tests/distributed/test_shares.py::test_a_silo_shares_only_what_it_agreed_to",
-        ],
+        ["tests/distributed/test_shares.py::test_a_silo_shares_only_what_it_agreed_to"],
         [
             "tests/distributed/test_security_messages.py::test_what_a_silo_hands_to_flower",
             "tests/distributed/test_policy.py::test_a_run_beyond_a_cap_is_refused_by_its_key",
@@ -49,9 +43,7 @@ TESTS: dict[str, tuple[list[str], list[str], list[str]]] = {
         ],
     ),
     "malicious coordinator": (
-        [
-            "tests/distributed/test_from_nothing.py::test_three_silos_from_nothing",
-        ],
+        ["tests/distributed/test_from_nothing.py::test_three_silos_from_nothing"],
         [
             "tests/distributed/test_approval.py::test_an_unseen_run_waits_and_learns_nothing",
             "tests/distributed/test_policy.py::test_requests_beyond_a_cap_are_refused_after_any_restart",
@@ -86,24 +78,16 @@ TESTS: dict[str, tuple[list[str], list[str], list[str]]] = {
         ],
     ),
     "other silos together": (
-        [
-            "tests/distributed/test_what_silos_learn.py::test_two_of_three_silos_subtract_their_updates_from_the_mean",
-        ],
-        [
-            "tests/distributed/test_what_silos_learn.py::test_one_silo_alone_has_the_sum_of_the_others",
-        ],
-        [
-            "tests/distributed/test_what_silos_learn.py::test_central_noise_stands_before_what_they_subtract",
-        ],
+        ["tests/distributed/test_what_silos_learn.py::test_two_of_three_silos_subtract_their_updates_from_the_mean"],
+        ["tests/distributed/test_what_silos_learn.py::test_one_silo_alone_has_the_sum_of_the_others"],
+        ["tests/distributed/test_what_silos_learn.py::test_central_noise_stands_before_what_they_subtract"],
     ),
     "other users": (
         [
             "tests/distributed/test_loopback_ports.py::test_other_users_reach_what_listens_on_loopback",
             "tests/distributed/test_seen_from_outside.py::test_metrics_of_a_coordinator",
         ],
-        [
-            "tests/distributed/test_from_nothing.py::test_three_silos_from_nothing",
-        ],
+        ["tests/distributed/test_from_nothing.py::test_three_silos_from_nothing"],
         [
             "tests/distributed/test_loopback_ports.py::test_the_rule_of_the_page_keeps_other_users_out",
             "tests/distributed/test_deployment.py::test_compose_keeps_rows_from_the_network_and_the_superlink_from_everybody",

@@ -45,13 +45,7 @@ _FEDEX = ["method=fedex-lora", "aggregation=fedex-lora"]
         ("prompt", [], "merged", "with tuner prompt has no such export", "global, mixed"),
         ("full", [], "mixed", "with tuner full has no such export", "global, merged"),
         ("lora", _FEDEX, "mixed", "also changes the frozen weights (delta), which no adapter", "merged"),
-        (
-            "lora",
-            _FEDEX,
-            "global",
-            "also changes the frozen weights (delta), which no adapter",
-            "merged",
-        ),
+        ("lora", _FEDEX, "global", "also changes the frozen weights (delta), which no adapter", "merged"),
         ("lora", [], "head", "unknown part 'head'", "global, merged, mixed, private"),
     ],
 )

@@ -63,11 +63,13 @@ def test_run_resume_and_load(words, tmp_path) -> None:
     assert half.summary["shared_sha256"] != finished.summary["shared_sha256"]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_compare(words, tmp_path) -> None:
     compared(words, tmp_path, workers=1)
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("no_figures")
 def test_compare_in_two_processes(words, tmp_path) -> None:
     assert compared(words, tmp_path, workers=1) == compared(words, tmp_path, workers=2)
 

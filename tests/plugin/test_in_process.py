@@ -34,7 +34,6 @@ class Late(Supervised):
     name = "late"
     paper = "none"
     defaults: ClassVar = {"tuner": "lora", "tuner.r": 3, "rounds": 1}
-    tuners = ("lora", "bottleneck")
     scope = Scope.SHARED
     adapter_name = GLOBAL
 
@@ -91,14 +90,6 @@ def test_a_method_registered_late_runs_with_its_defaults(tiny_config, tmp_path) 
     finished = silotune.run(config, out=tmp_path / "run")
     assert finished.summary["method"] == "late"
     assert silotune.load_run(tmp_path / "run").summary == finished.summary
-
-
-def test_a_tuner_that_the_method_is_not_defined_for_is_refused(tiny_config) -> None:
-    register_method(Late)
-    assert tiny(tiny_config, "method=late", "tuner=bottleneck").tuner.name == "bottleneck"
-    with pytest.raises(InputError) as error:
-        tiny(tiny_config, "method=late", "tuner=prompt")
-    assert str(error.value) == "tuner=prompt: method late is not defined for it; allowed: bottleneck, lora"
 
 
 def test_a_shared_part_without_tensors_is_refused(tiny_config, tmp_path) -> None:
@@ -221,10 +212,7 @@ def test_what_is_no_plug_in_is_refused_in_a_line() -> None:
         (lambda: register_aggregation(len), "aggregation <built-in function len>: give its name first, as in register"),
         (lambda: register_codec(Late), f"codec {Late!r}: give its name first, as in register_codec('name')"),
         (lambda: register_codec("len", len), "codec 'len': must be a class with the methods of Codec (got <built-in"),
-        (
-            lambda: register_codec("late", Late),
-            "codec 'late': class Late does not define layout, encode, decode, dr",
-        ),
+        (lambda: register_codec("late", Late), "codec 'late': class Late does not define layout, encode, decode, dr"),
     ):
         with pytest.raises(InputError) as error:
             register()
