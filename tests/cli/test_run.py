@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from silotune.runs import run as running
 from tests.support.command_line import Silotune
 from tests.support.processes import LONGEST
 
@@ -143,12 +144,15 @@ def test_a_subprocess_refuses_in_one_line_too(place: Path) -> None:
     assert ended.stdout == ""
 
 
-def test_worker_processes_give_the_same_and_are_not_for_flower(silotune: Silotune, place: Path) -> None:
-    assert silotune(*RUN, "rounds=2", "threads=1", "--out", "alone").code == 0
-    assert silotune(*RUN, "rounds=2", "threads=1", "--workers", "2", "--out", "spread").code == 0
-    alone, spread = summary(place / "alone"), summary(place / "spread")
-    assert alone["state_sha256"] == spread["state_sha256"]
-    assert (alone["workers"], spread["workers"]) == (1, 2)
+def test_the_number_of_workers_reaches_the_run_and_is_not_for_flower(
+    silotune: Silotune, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That they give the same is shown in tests/properties/test_workers.py."""
+    asked, run = [], running.run
+    monkeypatch.setattr(running, "run", lambda *words, workers, **more: asked.append(workers) or run(*words, **more))
+    assert silotune(*RUN, "--workers", "2", "--out", "spread").code == 0
+    assert [(workers.number, workers.cluster) for workers in asked] == [(2, None)]
+    assert summary(place / "spread")["workers"] == 1
     refused = silotune(*RUN, "--engine", "flower-local", "--workers", "2", "--out", "out")
     assert refused.code == 2
     assert "--workers: of the engines inprocess and ray" in refused.err

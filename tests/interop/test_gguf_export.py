@@ -39,8 +39,7 @@ def field(reader: gguf.GGUFReader, key: str):
     return found.contents()
 
 
-@pytest.mark.parametrize("scaling", ["standard", "rslora"])
-@pytest.mark.parametrize("program", ["llama.cpp", "ollama"])
+@pytest.mark.parametrize(("program", "scaling"), [("llama.cpp", "rslora"), ("ollama", "standard")])
 def test_the_file_holds_the_runs_matrices(runs, tmp_path, program, scaling):
     run = runs.generation("llama", "causal", "lora", f"tuner.sites={SITES}", f"tuner.scaling={scaling}")
     model = run.model("east")

@@ -20,6 +20,7 @@ import pytest
 from transformers import BertModel
 
 from silotune.cli.main import main
+from silotune.lab.report import html_page
 from tests.support.command_line import Silotune, tree, write_federation
 from tests.support.tiny import HIDDEN
 
@@ -49,6 +50,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory, backbone_folder) -> Pat
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(place)
+        patch.setattr(html_page, "save_figure", lambda spec, folder: [])  # which takes seconds
         patch.setattr(sys, "argv", ["silotune", *WORDS, "--out", "whole"])
         with pytest.raises(SystemExit) as ended:
             main()

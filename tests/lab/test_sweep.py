@@ -55,7 +55,7 @@ def flipped(words: list[str], folder: Path, split: str) -> list[str]:
 
 def test_what_it_leaves_and_what_compare_makes_of_it(silotune: Silotune, words: list[str], tmp_path: Path) -> None:
     out = tmp_path / "swept"
-    outcome = silotune("sweep", *words, "seeds=1,2", "--out", out)
+    outcome = silotune("sweep", *words, "train.steps=1", "seeds=1,2", "--out", out)
     assert (outcome.code, outcome.err) == (0, "")
     assert "validation score" in outcome.out
     rows = rows_of(out)

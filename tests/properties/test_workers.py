@@ -68,7 +68,9 @@ def assert_the_same(run, whole) -> None:
 @every_case
 @pytest.mark.usefixtures("one_pool")
 def test_two_processes_give_the_bits_of_one(federate, reference, case, tmp_path):
-    assert_the_same(federate.run(case, tmp_path / "run", workers=2), reference(case)[0])
+    run = federate.run(case, tmp_path / "run", workers=2)
+    assert run.summary["workers"] == 2
+    assert_the_same(run, reference(case)[0])
 
 
 @pytest.mark.long
