@@ -6,13 +6,12 @@ import json
 import subprocess
 import sys
 
-import pytest
 from jsonschema import Draft202012Validator
 
 from silotune.cli.console import complete_key, complete_source, complete_word
 from silotune.config import preset_names, preset_text
 from silotune.core.files import load_yaml
-from tests.support.command_line import Refused, Silotune
+from tests.support.command_line import Silotune
 
 
 def test_a_key_a_section_and_all(silotune: Silotune) -> None:
@@ -26,21 +25,6 @@ def test_a_key_a_section_and_all(silotune: Silotune) -> None:
     assert {key["name"] for key in json.loads(silotune("config", "cache", "--json").out)} == {"cache.name", "cache.mib"}
     everything = silotune("config").out
     assert all(word in everything for word in ("partition", "rounds", "per_method"))
-
-
-@pytest.mark.parametrize(
-    ("word", "meant"),
-    [
-        ("lr=1e-3", "did you mean 'train.lr' or 'server.lr'?"),
-        ("epoch=3", "did you mean 'train.epochs'?"),
-        ("train.alpha=1", "'tuner.alpha'"),
-        ("train.rounds=2", "did you mean 'rounds'?"),
-        ("seeds=1,2", "'compare.seeds'"),
-        ("silos.north.metrc=f1", "did you mean 'silos.north.metric'?"),
-    ],
-)
-def test_keys_of_other_sections_are_suggested(refused: Refused, word: str, meant: str) -> None:
-    refused("run", "federation.yaml", word, "--out", "out", names=[meant])
 
 
 def test_an_unknown_key_of_config(silotune: Silotune) -> None:

@@ -6,19 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from silotune import run
 from silotune.runs.build.builder import pooling_warnings
 from silotune.runs.build.resolve import read_config
-from tests.support.command_line import Silotune, reviews, tree, write_csv
-
-
-def change(place: Path, **changes: object) -> None:
-    path = place / "federation.yaml"
-    keys = yaml.safe_load(path.read_text(encoding="utf-8"))
-    keys["silos"][0] |= changes
-    path.write_text(yaml.safe_dump(keys), encoding="utf-8")
+from tests.support.command_line import Silotune, change_silo, reviews, tree, write_csv
 
 
 def test_rows_labels_lengths_and_what_looks_wrong(silotune: Silotune, place: Path) -> None:
@@ -27,7 +19,7 @@ def test_rows_labels_lengths_and_what_looks_wrong(silotune: Silotune, place: Pat
         for n, (text, label) in enumerate(reviews(40))
     ]
     write_csv(place / "north.csv", ["review", "opinion"], [*rows, *rows])
-    change(place, metric="f1", positive="good")
+    change_silo(place, metric="f1", positive="good")
     outcome = silotune("data", "federation.yaml", "train.max_length=10", "--json")
     assert (outcome.code, outcome.err) == (0, "")
     found = json.loads(outcome.out)
@@ -121,10 +113,8 @@ def test_the_picture_of_label_shares(silotune: Silotune, place: Path) -> None:
 
 def test_rows_with_labels_have_no_trained_tokens_to_show(silotune: Silotune, place: Path) -> None:
     write_csv(place / "north.csv", ["review", "opinion"], [(text, f"n-{label}") for text, label in reviews(40)])
-    change(place, task="triage")
-    keys = yaml.safe_load((place / "federation.yaml").read_text(encoding="utf-8"))
-    keys["silos"][1]["task"] = "triage"
-    (place / "federation.yaml").write_text(yaml.safe_dump(keys), encoding="utf-8")
+    for number in (0, 1):
+        change_silo(place, number, task="triage")
     printed = silotune("data", "federation.yaml", "--show", 1).out
     assert "tokens\n" in printed
     assert "of them trained" not in printed

@@ -13,20 +13,7 @@ from tests.support.command_line import Silotune
 from tests.support.language_models import folder_of
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--model", "gpt2"), "--model: of --task chat"),
-        (("--task", "caht"), "unknown --task 'caht' (did you mean 'chat'?)"),
-        (("--task", "chat", "--model", "nowhere/at-all"), "cannot load 'nowhere/at-all'"),
-    ],
-)
-def test_what_it_refuses(silotune: Silotune, tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    outcome = silotune("demo", *words, "--out", tmp_path / "out")
-    outcome.refusal(said)
-
-
-@pytest.mark.parametrize("method", ["local", "fedavg", "fedmcp", "ditto"])
+@pytest.mark.parametrize("method", ["local", "ditto"])
 def test_its_silos_have_one_task_and_few_rows_each(method: str) -> None:
     config = demo_config("classify", method)
     assert (config.head.scope, config.threads) == ("shared", 1)

@@ -37,20 +37,6 @@ def test_verbose_adds_the_silos_losses(silotune: Silotune, place: Path) -> None:
             assert re.search(rf"^fedmcp: round {number}/2, silo {silo}: .*loss \d", out, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("-q", "-v"), "--quiet: does not go with --verbose"),
-        (("--log-file", "no/such/folder.log"), "--log-file no/such/folder.log: cannot be written"),
-        (("--track", "tensorbord"), "unknown tracker 'tensorbord'"),
-    ],
-)
-def test_bad_options(silotune: Silotune, place: Path, words: tuple[str, ...], message: str) -> None:
-    outcome = silotune(*WORDS, *words)
-    outcome.refusal(message)
-    assert not (place / "out").exists()
-
-
 @pytest.mark.usefixtures("no_figures", "place")
 def test_a_comparison_says_a_line_a_round_of_each_run_and_counts_its_runs(silotune: Silotune) -> None:
     words = ("compare", "federation.yaml", "methods=local,fedavg", "rounds=2", "train.steps=1", "--out", "out")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
 from silotune import InputError, read_config
 from silotune.config.data import AttackConfig
-from tests.support.command_line import Refused, Silotune
+from tests.support.command_line import Refused, Silotune, change_silo
 
 RUN = ("run", "federation.yaml", "--out", "out")
 ATTACK = ("attack=backdoor", "attack.target=good")
@@ -63,6 +62,10 @@ WORDS: dict[str, tuple[list[str], list[str]]] = {
     "sites-plain": (["tuner=lora", "tuner.sites=5"], ["tuner.sites", "query"]),
     "sites-of-bottleneck": (["tuner.sites=query"], ["tuner.sites", "'houlsby'", "'pfeiffer'"]),
     "attention": (["backbone.attention=paged"], ["backbone.attention", "'eager', 'sdpa' or 'flash'", "paged"]),
+    "quantization": (
+        ["backbone.quantization=int3"],
+        ["backbone.quantization: must be 'none', 'auto', 'int8', 'nf4' or 'int8-torchao' (got 'int3')"],
+    ),
     # unknown keys, at every depth
     "key-of-backbone": (["backbone.revison=v2"], ["'backbone.revison'", "did you mean 'backbone.revision'"]),
     "key": (["round=3"], ["'round'", "did you mean 'rounds'", "seed"]),
@@ -83,6 +86,13 @@ WORDS: dict[str, tuple[list[str], list[str]]] = {
     "per-method-plain": (["per_method.fedavg=1"], ["per_method.fedavg", "group of keys"]),
     "per-method-not-a-group": (["per_method=1"], ["per_method", "methods"]),
     "per-method-method": (["per_method.fedavg.method=local"], ["per_method.fedavg", "method"]),
+    # keys of other sections
+    "key-elsewhere": (["lr=1e-3"], ["did you mean 'train.lr' or 'server.lr'?"]),
+    "key-mistyped-elsewhere": (["epoch=3"], ["did you mean 'train.epochs'?"]),
+    "key-of-the-tuner": (["train.alpha=1"], ["'tuner.alpha'"]),
+    "key-without-section": (["train.rounds=2"], ["did you mean 'rounds'?"]),
+    "key-of-a-comparison": (["seeds=1,2"], ["'compare.seeds'"]),
+    "key-of-a-silo": (["silos.north.metrc=f1"], ["did you mean 'silos.north.metric'?"]),
     # words
     "no-equals": (["rounds"], ["'rounds'", "key=value"]),
     "no-key": (["=3"], ["'=3'", "key=value"]),
@@ -177,11 +187,7 @@ SILOS: dict[str, tuple[dict[str, object], list[str]]] = {
 
 @pytest.mark.parametrize(("changes", "names"), SILOS.values(), ids=SILOS)
 def test_a_bad_silo_is_refused(place: Path, changes: dict[str, object], names: list[str]) -> None:
-    path = place / "federation.yaml"
-    keys = yaml.safe_load(path.read_text(encoding="utf-8"))
-    keys["silos"][0] |= changes
-    path.write_text(yaml.safe_dump(keys), encoding="utf-8")
-    line = refusal("federation.yaml")
+    line = refusal(str(change_silo(place, **changes)))
     assert all(name in line for name in names), line
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
-import yaml
 
 from silotune.config import dump
 from silotune.data.loading import load_silos
@@ -19,16 +18,12 @@ from silotune.data.targets import target_rows
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.runs.build.resolve import read_config
-from tests.support.command_line import reviews
+from tests.support.command_line import change_silo, reviews
 
 
 def north(place: Path, *words: str, **changes: object):
     """The first silo of `federation.yaml`, with changes to its entry."""
-    path = place / "federation.yaml"
-    keys = yaml.safe_load(path.read_text(encoding="utf-8"))
-    keys["silos"][0] |= changes
-    path.write_text(yaml.safe_dump(keys), encoding="utf-8")
-    return load_silos(read_config(str(path), list(words)))[0]
+    return load_silos(read_config(str(change_silo(place, **changes)), list(words)))[0]
 
 
 def test_truth_values_are_labels(place: Path) -> None:
@@ -119,10 +114,8 @@ def test_an_entry_is_changed_by_its_name(place: Path, tmp_path: Path) -> None:
 
 
 def test_names_with_dots_are_found(place: Path) -> None:
-    path = place / "federation.yaml"
-    keys = yaml.safe_load(path.read_text(encoding="utf-8"))
-    keys["silos"][0]["name"], keys["silos"][1]["name"] = "v1.0", "v1"
-    path.write_text(yaml.safe_dump(keys), encoding="utf-8")
+    change_silo(place, 0, name="v1.0")
+    path = change_silo(place, 1, name="v1")
     config = read_config(str(path), ["silos.v1.0.metric=mcc", "silos.v1.metric=f1"])
     assert [silo.metric for silo in config.silos] == ["mcc", "f1"]
 

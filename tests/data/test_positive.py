@@ -7,21 +7,17 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
 from silotune.data.loading import load_silos
 from silotune.data.tasks import Task, read_task
 from silotune.errors import InputError
 from silotune.runs.build.resolve import read_config
+from tests.support.command_line import change_silo
 
 
 def tasks(place: Path, **changes: object) -> dict[str, Task]:
     """The tasks of `federation.yaml`, with changes to its first silo."""
-    path = place / "federation.yaml"
-    keys = yaml.safe_load(path.read_text(encoding="utf-8"))
-    keys["silos"][0] |= changes
-    path.write_text(yaml.safe_dump(keys), encoding="utf-8")
-    return {silo.name: silo.task for silo in load_silos(read_config(str(path)))}
+    return {silo.name: silo.task for silo in load_silos(read_config(str(change_silo(place, **changes))))}
 
 
 def test_the_alphabet_decides_nothing(place: Path) -> None:

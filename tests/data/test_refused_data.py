@@ -6,14 +6,13 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 import yaml
 
-from tests.support.command_line import Refused, reviews, write_csv
+from tests.support.command_line import Refused, change_silo, reviews, write_csv
 
 RUN = ("run", "federation.yaml", "--out", "out")
 GOOD = "\n".join(["review,opinion", *(f"{text},{label}" for text, label in reviews())]) + "\n"
@@ -75,13 +74,6 @@ SINGLE |= {
 }
 
 
-def change_silo(place: Path, **changes: Any) -> None:
-    path = place / "federation.yaml"
-    keys = yaml.safe_load(path.read_text(encoding="utf-8"))
-    keys["silos"][0] |= changes
-    path.write_text(yaml.safe_dump(keys), encoding="utf-8")
-
-
 @pytest.mark.parametrize(("file", "content", "names"), SINGLE.values(), ids=SINGLE)
 def test_a_bad_file_is_refused(
     refused: Refused, place: Path, file: str, content: str | bytes, names: list[str]
@@ -117,16 +109,10 @@ def test_labels_that_do_not_fit_are_refused(refused: Refused, place: Path) -> No
 
 
 def test_silos_of_one_task_must_agree(refused: Refused, place: Path) -> None:
-    change_silo(place, task="mood")
-    path = place / "federation.yaml"
-    keys = yaml.safe_load(path.read_text(encoding="utf-8"))
-    keys["silos"][1] |= {"task": "mood", "metric": "f1"}
-    keys["silos"][0] |= {"labels": ["bad", "good"]}
-    keys["silos"][1] |= {"labels": ["good", "bad"]}
-    path.write_text(yaml.safe_dump(keys), encoding="utf-8")
+    change_silo(place, task="mood", labels=["bad", "good"])
+    change_silo(place, 1, task="mood", labels=["good", "bad"], metric="f1")
     refused(*RUN, names=["'mood'", "labels", "('bad', 'good')", "('good', 'bad')"])
-    keys["silos"][1] |= {"labels": ["bad", "good"]}
-    path.write_text(yaml.safe_dump(keys), encoding="utf-8")
+    change_silo(place, 1, labels=["bad", "good"])
     refused(*RUN, names=["'south'", "metric", "'mood'"])
 
 
@@ -179,12 +165,23 @@ class TestDataFolder:
         (place / "federation.yaml").write_text(yaml.safe_dump(keys), encoding="utf-8")
         return path
 
-    def test_a_task_that_is_not_there(self, refused: Refused, data: Path) -> None:
-        refused(*RUN, "data.tasks=alpha,betta", names=["'betta'", "alpha, beta, gamma"])
-
-    def test_no_folder_or_a_file(self, refused: Refused, data: Path) -> None:
-        for path in ("nowhere", "north.csv"):
-            refused(*RUN, f"data.path={path}", names=["data.path", path, "folder"])
+    @pytest.mark.usefixtures("data")
+    @pytest.mark.parametrize(
+        ("words", "names"),
+        [
+            (["data.tasks=alpha,betta"], ["'betta'", "alpha, beta, gamma"]),
+            (["data.path=nowhere"], ["data.path", "nowhere", "folder"]),
+            (["data.path=north.csv"], ["data.path", "north.csv", "folder"]),
+            (["data.task=all"], ["data.task", "'beta'", "other, same", "'alpha'", "bad, good", "data.labels"]),
+            (["data.labels=[down,up]"], ["labels", "data.task"]),
+            (
+                ["data.tasks=alpha,gamma", "data.task=all", "data.labels=[down,up]"],
+                ["data.labels", "2 names", "'gamma'", "yes, maybe, no"],
+            ),
+        ],
+    )
+    def test_tasks_and_labels_that_are_not_there(self, refused: Refused, words: list[str], names: list[str]) -> None:
+        refused(*RUN, *words, names=names)
 
     def test_no_task_in_it(self, refused: Refused, data: Path) -> None:
         shutil.rmtree(data)
@@ -226,16 +223,6 @@ class TestDataFolder:
         path = data / "alpha" / "meta.json"
         path.unlink() if meta is None else path.write_text(meta, encoding="utf-8")
         refused(*RUN, names=["alpha", *names])
-
-    def test_one_task_for_unlike_labels(self, refused: Refused, data: Path) -> None:
-        refused(
-            *RUN, "data.task=all", names=["data.task", "'beta'", "other, same", "'alpha'", "bad, good", "data.labels"]
-        )
-        words = ("data.task=all", "data.labels=[down,up]")
-        refused(*RUN, "data.tasks=alpha,gamma", *words, names=["data.labels", "2 names", "'gamma'", "yes, maybe, no"])
-
-    def test_labels_without_a_task(self, refused: Refused, data: Path) -> None:
-        refused(*RUN, "data.labels=[down,up]", names=["labels", "data.task"])
 
 
 @pytest.mark.parametrize(

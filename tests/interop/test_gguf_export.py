@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from silotune.errors import InputError
 from silotune.interop.export import export
 from silotune.interop.selection import select
 from silotune.interop.served_lora import FAMILIES
@@ -71,24 +70,3 @@ def test_the_file_holds_the_runs_matrices(runs, tmp_path, program, scaling):
 
 def test_the_names_of_families_are_those_of_gguf() -> None:
     assert {family.architecture for family in FAMILIES.values()} <= {*gguf.MODEL_ARCH_NAMES.values()}
-
-
-@pytest.mark.parametrize(
-    ("make", "part", "program", "words"),
-    [
-        (("generation", "llama", "causal", "ia3"), "global", "llama.cpp", "alone, not tuner=ia3"),
-        (("generation", "llama", "causal", "lora"), "merged", "ollama", "not --part merged"),
-        (("generation", "llama", "causal", "lora"), "global", "tgi", "--for 'tgi'"),
-        (("generation", "gpt2", "causal", "lora"), "global", "llama.cpp", "not of gpt2"),
-        (("generation", "t5", "seq2seq", "lora"), "global", "llama.cpp", "head=lm has none"),
-        (("run", "llama", "lora"), "global", "llama.cpp", "head=mlp has none"),
-    ],
-)
-def test_what_llama_cpp_does_not_read_is_refused(runs, tmp_path, make, part, program, words):
-    kind, *names = make
-    run = getattr(runs, kind)(*names)
-    silo = "east" if kind == "generation" else "alpha"
-    with pytest.raises(InputError) as refused:
-        export(run.model(silo), part, tmp_path / "out", None, program)
-    assert words in str(refused.value)
-    assert not (tmp_path / "out").exists()

@@ -108,9 +108,15 @@ def test_one_weight_for_all_texts(runs, tmp_path):
         (("run", "bert", "lora"), "global", {"rank": 4}, "--rank: belongs to --for vllm"),
         (("run", "bert", "lora"), "mixed", {"alpha": 0.4}, "does not weigh texts"),
         (("run", "bert", "prompt"), "global", {"program": "onnx"}, "tuner=prompt cannot be"),
+        (("generation", "llama", "causal", "ia3"), "global", {"program": "llama.cpp"}, "alone, not tuner=ia3"),
+        (("generation", "llama", "causal", "lora"), "merged", {"program": "ollama"}, "not --part merged"),
+        (("generation", "llama", "causal", "lora"), "global", {"program": "tgi"}, "--for 'tgi'"),
+        (("generation", "gpt2", "causal", "lora"), "global", {"program": "llama.cpp"}, "not of gpt2"),
+        (("generation", "t5", "seq2seq", "lora"), "global", {"program": "llama.cpp"}, "head=lm has none"),
+        (("run", "llama", "lora"), "global", {"program": "llama.cpp"}, "head=mlp has none"),
     ],
 )
-def test_what_no_server_reads_is_refused(runs, tmp_path, make: Any, part, options, words):
+def test_what_no_program_reads_is_refused(runs, tmp_path, make: Any, part, options, words):
     kind, *names = make
     run = getattr(runs, kind)(*names)
     with pytest.raises(InputError) as refused:

@@ -101,6 +101,15 @@ def write_federation(folder: Path, backbone: Path, **changes: object) -> Path:
     return path
 
 
+def change_silo(folder: Path, number: int = 0, **changes: object) -> Path:
+    """Change the entry of one silo of a folder's `federation.yaml`, and return its path."""
+    path = folder / "federation.yaml"
+    keys = yaml.safe_load(path.read_text(encoding="utf-8"))
+    keys["silos"][number] |= changes
+    path.write_text(yaml.safe_dump(keys), encoding="utf-8")
+    return path
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone_folder: Callable[[str], Path]) -> Path:
     """A working folder with `federation.yaml`, `north.csv` (review, opinion), `south.csv` (first, second, relation)."""

@@ -112,6 +112,10 @@ OTHERS = {
     "the same task": (("fedavg", "alpha", "rounds=1"), "are both fedavg, lora, lr 0.03 on alpha with seed 1"),
     "another method": (("fedfame", "beta"), "fedavg, lora has runs of one task only (alpha)"),
     "another seed": (("fedavg", "beta", "seed=2"), "every task needs the same seeds"),
+    "several tasks in one run": (
+        ("local", "alpha", "data.tasks=[alpha,beta]", *UNPARTITIONED, "head.scope=private"),
+        "holds 2 tasks (alpha, beta)",
+    ),
 }
 
 
@@ -119,12 +123,6 @@ OTHERS = {
 def test_what_cannot_be_compared(silotune, made, pair, tmp_path, case):
     run, message = OTHERS[case]
     assert message in refused(silotune, tmp_path, pair[0], made(*run))
-
-
-def test_several_tasks_in_one_run(silotune, made, pair, tmp_path):
-    words = ("data.tasks=[alpha,beta]", *UNPARTITIONED, "head.scope=private")
-    run = made("local", "alpha", *words)
-    assert "holds 2 tasks (alpha, beta)" in refused(silotune, tmp_path, pair[0], run)
 
 
 def test_changed_data(silotune, made, data_folder, pair, tmp_path):
