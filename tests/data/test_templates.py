@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -134,15 +135,21 @@ def test_pairs_lose_tokens_from_the_longer_text(one, two, length):
         assert sum(counts) > left + right
 
 
+@cache
+def tokenizing(family, template):
+    """A tokenizer with a chat template, and what makes rows by it."""
+    backbone, tokenizer = copy.copy(backbone_of(family)), copy.deepcopy(made(family)[1])
+    backbone.tokenizer, tokenizer.chat_template = tokenizer, CHAT_TEMPLATE
+    head = LanguageModelHead(template, GenerationOptions(max_new_tokens=8))
+    return tokenizer, head.row_tokenizer(backbone, 80)
+
+
 @pytest.mark.parametrize("family", ["llama", "t5"])
 @pytest.mark.parametrize("template", ["### Instruction:\n{instruction}\n\n### Response:\n", "chat"])
 @PROPERTY
 @given(text=TEXT, more=TEXT)
 def test_prompts_end_where_the_response_begins(family, template, text, more):
-    backbone, tokenizer = copy.copy(backbone_of(family)), copy.deepcopy(made(family)[1])
-    backbone.tokenizer, tokenizer.chat_template = tokenizer, CHAT_TEMPLATE
-    head = LanguageModelHead(template, GenerationOptions(max_new_tokens=8))
-    tokenize = head.row_tokenizer(backbone, 80)
+    tokenizer, tokenize = tokenizing(family, template)
     (prompt,) = prompt_rows(tokenize(WRITE, [Row((text, more), 0, "yes")])).ids
     (same,) = prompt_rows(tokenize(WRITE, [Row((text, more), 0, "a much longer answer than before")])).ids
     assert prompt == same, "the prompt knows its answer"

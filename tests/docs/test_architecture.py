@@ -1,4 +1,4 @@
-"""docs/architecture.md names every room, and its picture has all of them."""
+"""docs/architecture.md names every room, and its picture has all of them; one room alone may import Flower."""
 
 from __future__ import annotations
 
@@ -24,6 +24,14 @@ def test_the_picture_shows_every_room() -> None:
     (rooms,) = (contract["layers"] for contract in CONTRACTS if contract["id"] == "rooms")
     names = {name.strip() for layer in rooms for name in re.split(r"[|:]", layer)}
     assert names - {"__main__", "errors", "version"} <= set(re.findall(r"\w+", picture))
+
+
+def test_every_room_but_one_may_not_import_flower() -> None:
+    by_id = {contract["id"]: contract for contract in CONTRACTS}
+    modules = {name.strip() for layer in by_id["rooms"]["layers"] for name in layer.split("|")}
+    assert modules - {"version", "distributed"} == {
+        module.removeprefix("silotune.") for module in by_id["flower"]["source_modules"]
+    }
 
 
 def test_the_page_can_be_read_at_one_sitting() -> None:

@@ -131,7 +131,6 @@ def test_commands_list_them(installed, silotune) -> None:
         ("aggregation={name: shrunk-mean, trim: 0.2}", "trim belongs to aggregation=trimmed-mean, not to"),
         ("uplink={name: rounded, step: -1}", "uplink.step: must be greater than 0"),
         ("uplink={name: sign, step: 1}", "step belongs to uplink=rounded, not to uplink=sign; leave uplink.step out"),
-        ("uplink={name: int8, step: 1}", "step belongs to uplink=rounded, not to uplink=int8; leave uplink.step out"),
         ("uplink={name: sign, stop: 1}", "unknown key 'uplink.stop'"),
         ("uplink={name: sign, rounding: nearest}", "rounding belongs to uplink=int8 or uplink=int4"),
         ("uplink=sign,int8", f"then one of {', '.join(ALL_CODECS)} (got sign,int8)"),
