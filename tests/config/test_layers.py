@@ -62,13 +62,12 @@ class TestKeys:
         assert nested == dotted == words
         assert (words.method.options["gamma"], words.train.lr, words.train.epochs) == (0.3, 0.01, 2)
 
-    def test_values_on_the_command_line_are_yaml(self) -> None:
-        found = read_config(
-            "demo",
-            ["train.lr=1e-4", "data.tasks=[sentiment, inference]", "data.merge=false", "train.steps=5", "train.steps="],
-        )
+    def test_values_on_the_command_line_are_yaml_lists_may_be_bare_and_the_last_of_two_wins(self) -> None:
+        words = ["train.lr=1e-4", "data.tasks=[sentiment, inference]", "data.merge=false", "train.steps=5"]
+        found = read_config("demo", [*words, "train.steps=", "tuner=lora", "tuner.sites=query,key"])
         assert (found.train.lr, found.data.tasks, found.data.merge) == (1e-4, ["sentiment", "inference"], False)
-        assert found.train.steps is None
+        assert (found.train.steps, found.tuner.options["sites"]) == (None, ["query", "key"])
+        assert read_config("demo", ["data.tasks=sentiment,inference"]).data.tasks == found.data.tasks
 
     @pytest.mark.parametrize(
         ("word", "template"),
@@ -89,14 +88,6 @@ class TestKeys:
         assert parse_word("description=run # 3") == ("description", "run # 3")
         assert parse_word("data.tasks=[a, b]  # both") == ("data.tasks", ["a", "b"])
 
-    def test_lists_of_words_may_be_bare(self) -> None:
-        found = read_config("demo", ["data.tasks=sentiment,inference", "tuner=lora", "tuner.sites=query,key"])
-        assert found.data.tasks == ["sentiment", "inference"]
-        assert found.tuner.options["sites"] == ["query", "key"]
-
-    def test_the_last_of_two_words_wins(self) -> None:
-        assert read_config("demo", ["rounds=3", "rounds=4"]).rounds == 4
-
     def test_an_empty_section_in_a_file_says_nothing(self) -> None:
         assert config(train=None, head=None) == config()
 
@@ -104,18 +95,14 @@ class TestKeys:
 class TestLayers:
     """`rounds` is set in one layer more from test to test; the demo says 6 or so, and has two adapters for FedProx."""
 
-    def test_the_preset_over_the_schema(self) -> None:
-        assert config().head.pooling == "mean"
-        assert Config.model_fields["head"].default.pooling == "auto"
-
-    def test_the_method_over_the_preset(self) -> None:
-        assert config().tuner.name == "bottleneck"
-        full = config("method=fedavg-full")
-        assert (full.tuner.name, full.tuner.options) == ("full", {})
+    def test_the_preset_over_the_schema_and_the_method_over_the_preset(self) -> None:
+        plain, full = config(), config("method=fedavg-full")
+        assert (plain.head.pooling, Config.model_fields["head"].default.pooling) == ("mean", "auto")
+        assert (plain.tuner.name, full.tuner.name, full.tuner.options) == ("bottleneck", "full", {})
 
     def test_per_method_of_the_preset_over_the_method(self) -> None:
         assert config("method=fedprox").method.options["adapters"] == 2
-        assert read_config("demo", ["method=fedavg-full"]).method.options["adapters"] == 1
+        assert config("method=fedavg-full").method.options["adapters"] == 1
 
     def test_each_of_the_two_over_the_layer_below(self, monkeypatch) -> None:
         """A method that would bring one adapter and nine rounds along: the demo gives it two, and says 6 or so."""
@@ -157,22 +144,14 @@ class TestAnotherName:
     """Options belong to the name they were given with."""
 
     def test_options_of_another_method_are_dropped(self) -> None:
-        found = config("method=fedprox", method={"name": "fedmcp", "gamma": 0.3})
-        assert found.method.options == {"adapters": 2, "mu": 0.01}
-
-    def test_also_where_the_name_stands_in_the_preset(self) -> None:
+        """Also of a name in the preset; and the preset's entry for FedProx must survive the file's FedAvg."""
+        for method in ({"name": "fedmcp", "gamma": 0.3}, {"name": "fedavg", "adapters": 1}):
+            assert config("method=fedprox", method=method).method.options == {"adapters": 2, "mu": 0.01}
         assert config("method=fedavg", **{"method.gamma": 0.3}).method.options == {"adapters": 2}
 
-    def test_also_where_the_file_changes_it_and_the_command_line_once_more(self) -> None:
-        """The preset's entry for FedProx must survive the file's FedAvg."""
-        found = config("method=fedprox", method={"name": "fedavg", "adapters": 1})
-        assert found.method.options == {"adapters": 2, "mu": 0.01}
-
-    def test_options_of_another_tuner_are_dropped(self) -> None:
+    def test_options_of_another_tuner_are_dropped_and_stay_where_the_name_is_only_repeated(self) -> None:
         found = config("tuner=lora", tuner={"r": 3})
         assert (found.tuner.options["r"], found.tuner.options["sites"]) == (8, ["query", "value"])
-
-    def test_options_stay_where_the_name_is_only_repeated(self) -> None:
         assert config("tuner=bottleneck", tuner={"r": 3}).tuner.options["r"] == 3
 
     def test_the_head_s_scope_and_pooling_outlive_its_kind(self) -> None:

@@ -102,14 +102,12 @@ class TestReady:
         assert sorted(texts(splits.validation)) == sorted(texts(rows("validation", 20)))
         assert sorted(texts(splits.test)) == sorted(texts(rows("test", 10)))
 
-    def test_each_is_capped(self) -> None:
+    def test_each_is_capped_and_a_cap_of_the_silo_caps_its_training_rows(self) -> None:
         rule = SplitRule(train_rows=15, validation_rows=8, test_rows=4)
         splits = split(published(30, 20, 10), rule, 1, "a")
         assert sizes(splits) == (15, 8, 4)
         for name in ("train", "validation", "test"):
             assert all(text.startswith(name) for text in texts(getattr(splits, name)))
-
-    def test_a_cap_of_the_silo_caps_its_training_rows(self) -> None:
         assert sizes(split(published(30, 20, 10), SplitRule(rows_per_silo=12), 1, "a")) == (12, 20, 10)
 
     def test_a_cap_takes_a_random_choice(self) -> None:

@@ -1,4 +1,4 @@
-"""The federated-LoRA benchmark at toy size: every method runs, and silos send the bytes of their ranks."""
+"""The federated-LoRA benchmark at toy size: every method runs, over silos with their ranks and tasks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from silotune.config import preset_tree
 from silotune.lab.compare import compare
 from silotune.lab.comparison import read_comparison
 from silotune.runs.run import run
-from silotune.runs.storage.readers import events
-from tests.support.tiny import HIDDEN, LAYERS, write_data
+from tests.support.tiny import write_data
 
 GLUE = {"MRPC": "beta", "RTE": "beta", "SST-2": "alpha", "QNLI": "beta", "QQP": "beta"}
 """Task of GLUE → the tiny one that stands for it: pairs or single texts, two labels."""
@@ -32,24 +31,20 @@ def words(folder, backbone_folder):
     return [*TOY, f"data.path={folder}", f"backbone={backbone_folder('bert')}"]
 
 
-def only(preset, row, words, out):
-    """Run one row of a comparison, without tables."""
-    (cell,) = [cell for cell in read_comparison(preset, [*words, "seeds=17"]).cells if cell.entry == row]
-    return run(cell.config, out=out)
+def only(preset, row, words):
+    """The configuration of one row of a comparison."""
+    (cell,) = read_comparison(preset, [*words, "seeds=17"], only=[row]).cells
+    return cell.config
 
 
-def test_bytes_follow_the_ranks_2_to_64(words, tmp_path):
-    made = only("fedlora-bench-ranks", "hetlora-mixed", words, tmp_path / "run")
-    sent = {event["silo"]: event["bytes_up"] for event in events(made.folder) if event["event"] == "silo"}
-    sizes = [sent[f"silo-{number}"] for number in range(1, 6)]
-    assert sizes == sorted(sizes)
-    numbers = 2 * LAYERS * 2 * HIDDEN  # of one rank: query and value, A and B
-    for size, rank in zip(sizes, (2, 4, 8, 16, 64), strict=True):
-        assert size - sizes[0] == pytest.approx(4 * numbers * (rank - 2), abs=100)  # beside the header's digits
+def test_silos_have_the_ranks_2_to_64(words):
+    """That bytes follow them is shown in tests/runs/test_ranks.py."""
+    options = only("fedlora-bench-ranks", "hetlora-mixed", words).tuner.options
+    assert [options["ranks"].get(f"silo-{number}", options["r"]) for number in range(1, 6)] == [2, 4, 8, 16, 64]
 
 
 def test_every_silo_has_its_task_and_its_head(words, tmp_path):
-    made = only("fedlora-bench-tasks", "fedsa-lora", words, tmp_path / "run")
+    made = run(only("fedlora-bench-tasks", "fedsa-lora", words), out=tmp_path / "run")
     assert {name: task for name, silo in made.federation.silos.items() for task in silo.train} == {n: n for n in GLUE}
     assert {part for part, tensors in made.federation.coordinator.shared.items() if tensors} == {"lora_A"}
 

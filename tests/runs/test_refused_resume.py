@@ -79,10 +79,12 @@ def test_a_manifest_that_names_a_file_outside(refused: Refused, half: Path, plac
     refused(*RUN, "rounds=2", "--resume", names=["checkpoint", newest(half).name])
 
 
-def test_another_configuration(refused: Refused, half: Path) -> None:
+def test_another_configuration(refused: Refused, half: Path, backbone_folder: Callable[[str], Path]) -> None:
     refused(*RUN, "rounds=2", "train.lr=0.1", "--resume", names=["--resume", "another configuration", "0.001", "0.1"])
     refused(*RUN, "rounds=1", "--resume", names=["--resume", "has done 2 rounds", "rounds=2 or more"])
     refused(*RUN, "rounds=2", "method=fedavg", "--resume", names=["another configuration", "fedmcp", "fedavg"])
+    words = (*RUN, "rounds=2", f"backbone={backbone_folder('roberta')}", "--resume")
+    refused(*words, names=["--resume", "another configuration", "backbone"])
 
 
 def test_a_silos_other_file_is_named_alone(refused: Refused, half: Path, place: Path) -> None:
@@ -105,11 +107,6 @@ def test_silos_in_another_order(refused: Refused, half: Path, place: Path) -> No
     refused(*RUN, "rounds=2", "--resume", names=["silos.(order)"])
 
 
-def test_another_backbone(refused: Refused, half: Path, backbone_folder: Callable[[str], Path]) -> None:
-    words = (*RUN, "rounds=2", f"backbone={backbone_folder('roberta')}", "--resume")
-    refused(*words, names=["--resume", "another configuration", "backbone"])
-
-
 def test_other_weights_in_the_same_place(refused: Refused, silotune: Silotune, place: Path) -> None:
     save_backbone("bert", place / "backbone", seed=1)
     assert silotune(*RUN, "backbone=backbone").code == 0
@@ -117,14 +114,12 @@ def test_other_weights_in_the_same_place(refused: Refused, silotune: Silotune, p
     refused(*RUN, "backbone=backbone", "--resume", names=["--resume", "another backbone"])
 
 
-def test_a_folder_that_is_no_run(refused: Refused, place: Path) -> None:
+def test_a_file_and_a_folder_that_are_no_run(refused: Refused, place: Path) -> None:
+    (place / "out").write_text("mine", encoding="utf-8")
+    refused(*RUN, "--resume", names=["--resume", "out", "not a run folder"])
+    (place / "out").unlink()
     (place / "out").mkdir()
     (place / "out" / "thesis.txt").write_text("mine", encoding="utf-8")
-    refused(*RUN, "--resume", names=["--resume", "out", "not a run folder"])
-
-
-def test_a_file_that_is_no_run(refused: Refused, place: Path) -> None:
-    (place / "out").write_text("mine", encoding="utf-8")
     refused(*RUN, "--resume", names=["--resume", "out", "not a run folder"])
 
 

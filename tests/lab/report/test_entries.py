@@ -216,16 +216,14 @@ def test_who_never_trained(tmp_path: Path) -> None:
     assert any(text.endswith("never sampled, so never trained: north") for text in caveats)
 
 
-@pytest.mark.parametrize("damage", ["summary.json", "config.yaml"])
-def test_a_damaged_folder_is_named(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_folder_and_an_unfinished_run_are_named(tmp_path: Path) -> None:
     run = write_run(tmp_path / "r", "fedavg", 1, {"a": 1.0})
-    (run / damage).write_text("{ [")
-    with pytest.raises(InputError, match=str(run)):
-        read_entries([run])
-
-
-def test_an_unfinished_run_is_named(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "r", "fedavg", 1, {"a": 1.0})
+    for damage in ("summary.json", "config.yaml"):
+        whole = (run / damage).read_text()
+        (run / damage).write_text("{ [")
+        with pytest.raises(InputError, match=str(run)):
+            read_entries([run])
+        (run / damage).write_text(whole)
     (run / "summary.json").unlink()
     with pytest.raises(InputError, match="not finished"):
         read_entries([run])
