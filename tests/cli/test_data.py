@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from silotune import run
 from silotune.runs.build.builder import pooling_warnings
 from silotune.runs.build.resolve import read_config
 from tests.support.command_line import Silotune, change_silo, reviews, tree, write_csv
@@ -78,12 +75,6 @@ def test_a_run_begins_with_its_warnings(silotune: Silotune, place: Path) -> None
     summary = json.loads((place / "out" / "summary.json").read_text(encoding="utf-8"))
     assert summary["average"] is None
     assert summary["averages"].keys() == {"macro_f1", "accuracy"}
-
-
-def test_python_warns_where_it_shows_progress(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for number, progress in enumerate((True, None)):
-        run("federation.yaml", out=f"out-{number}", progress=progress, train={"steps": 1})
-        assert ("warning: silo 'north': 4 test rows" in capsys.readouterr().err) == bool(progress)
 
 
 def test_the_first_token_of_the_default_backbone_is_warned_of(place: Path) -> None:

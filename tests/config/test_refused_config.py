@@ -110,11 +110,8 @@ WORDS: dict[str, tuple[list[str], list[str]]] = {
     "silos-and-set": (["data.set=demo"], ["'silos'", "'data.set'"]),
     "silos-and-tasks": (["data.tasks=north"], ["'silos'", "'data.tasks'"]),
     "no-data": (["silos=[]"], ["silos", "data.path"]),
-    "task-without-name": (
-        ["silos=[]", "data.set=demo", "data.tasks=beta,,alpha"],
-        ["data.tasks", "'' cannot be a name"],
-    ),
     "odd-task": (["silos=[]", "data.set=demo", "data.tasks=[../x]"], ["data.tasks", "'../x'", "letters"]),
+    "nameless-task": (["silos=[]", "data.set=demo", "data.tasks=beta,,alpha"], ["data.tasks", "'' cannot be a name"]),
     "task-twice": (["silos=[]", "data.set=demo", "data.tasks=sentiment,sentiment"], ["data.tasks", "'sentiment'"]),
 }
 

@@ -31,8 +31,10 @@ def as_in_training(model):
     return model.eval()
 
 
-@pytest.mark.parametrize("tuner", ["lora", "dora", "vera", "ia3", "prompt"])
-@pytest.mark.parametrize("quantization", CONFIGURATIONS)
+@pytest.mark.parametrize(
+    ("quantization", "tuner"),
+    [*(("nf4", tuner) for tuner in ("lora", "dora", "vera", "ia3", "prompt")), ("int8", "lora"), ("int8", "dora")],
+)
 def test_plain_peft_over_the_same_quantized_base(runs, quantization, tuner, tmp_path):
     run = run_of(runs, quantization, tuner)
     about = export(run.model("beta"), "global", tmp_path / "out")

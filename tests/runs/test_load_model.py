@@ -49,7 +49,7 @@ def test_of_many_silos_as_many_files_are_opened_as_of_one_and_shared_parts_are_o
     assert len({file.stat().st_ino for file in shared}) == 1
 
 
-@pytest.mark.parametrize("method", ["fedmcp", "fedavg", "feddpa-t", "fedalt", "hetlora"])
+@pytest.mark.parametrize("method", ["fedmcp", "feddpa-t", "fedalt", "hetlora"])
 def test_a_models_folder_copied_away_needs_nothing_of_the_run(runs, method, tmp_path):
     run = runs.generation("gpt2", "causal", "lora", f"method={{name: {method}}}")
     texts = SINGLE[:2]

@@ -1,4 +1,4 @@
-"""A tuner, ranks, or a split of a tuner's tensors that a method is not defined for: one line each, before training."""
+"""A tuner or ranks that a method is not defined for: one line each, before training."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import pytest
 from silotune.aggregation import RankAggregation
 from silotune.config import registries
 from silotune.errors import InputError
-from silotune.methods import HEAD, METHODS, TensorGroup, joined, private, shared
-from silotune.methods.lora_factors import FedSALoRA
+from silotune.methods import METHODS
 from silotune.models.backbone.loading import load_backbone
 from silotune.models.tuners import TUNERS
-from silotune.models.tuners.lora import LoRA
 from tests.support.tiny import ONE_TASK
 
 OF_SOME_TUNERS = [name for name, method in METHODS.items() if method.tuners is not None]
@@ -55,24 +53,3 @@ def test_ranks_that_the_method_cannot_mix(method, tiny_config, tiny_federation, 
 def test_ranks_of_a_method_that_keeps_a_factor(method, aggregation, tiny_federation, backbone):
     with pytest.raises(InputError, match=f"^aggregation={aggregation}: the shared parts hold no pairs of LoRA's A and"):
         tiny_federation(method, f"aggregation={aggregation}", "tuner.ranks.beta=2", backbone=backbone)
-
-
-class Emptied(FedSALoRA):
-    """A and B stay in the silo; what is shared is a group without tensors."""
-
-    mix = {joined("a", "b", "c"): 1}
-
-    def parts(self):
-        tuner = self.setting.tuner
-        groups = {"a": private(TensorGroup(tuner, "A")), "b": private(TensorGroup(tuner, "B"))}
-        return groups | {"c": shared(TensorGroup(tuner, "C")), HEAD: self.head()}
-
-
-def test_a_split_that_leaves_a_shared_part_empty(monkeypatch, tiny_federation, backbone):
-    monkeypatch.setattr(LoRA, "groups", {**LoRA.groups, "C": ("lora_C.weight",)})
-    monkeypatch.setattr(registries.METHODS, "find", lambda name: Emptied)
-    with pytest.raises(InputError) as refused:
-        tiny_federation("fedsa-lora", backbone=backbone)
-    assert str(refused.value) == (
-        "method fedsa-lora: its shared part 'c' has no tensors to send (tuner lora C); choose another tuner"
-    )

@@ -188,13 +188,3 @@ def test_the_command(silotune: Silotune, runs: Path, tmp_path: Path) -> None:
     for words in (("report", tmp_path), ("report", runs, "--out", tmp_path)):
         refused = silotune(*words)
         refused.refusal(str(tmp_path))
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_a_real_run_joins(silotune: Silotune, place: Path, runs: Path) -> None:
-    assert silotune("run", "federation.yaml", "rounds=2", "--out", "run").code == 0
-    outcome = silotune("report", "run", runs, "--out", "page.html")
-    assert (outcome.code, outcome.err) == (0, "")
-    page_sections = sections((place / "page.html").read_text(encoding="utf-8"))
-    assert "Sent: global (" in page_sections["left"]
-    assert "Kept: private, head_full, head_global" in page_sections["left"]
