@@ -27,11 +27,6 @@ def test_a_key_a_section_and_all(silotune: Silotune) -> None:
     assert all(word in everything for word in ("partition", "rounds", "per_method"))
 
 
-def test_an_unknown_key_of_config(silotune: Silotune) -> None:
-    outcome = silotune("config", "lr")
-    outcome.refusal("did you mean 'train.lr'")
-
-
 def test_the_schema_takes_all_presets_and_finds_slips(silotune: Silotune) -> None:
     schema = json.loads(silotune("config", "--json-schema").out)
     Draft202012Validator.check_schema(schema)

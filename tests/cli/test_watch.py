@@ -80,8 +80,3 @@ def test_a_run_that_has_only_begun(tmp_path: Path) -> None:
     with console.capture() as seen:
         console.print(frame(run, load_resolved(run / "config.yaml")))
     assert "round 0/3" in seen.get()
-
-
-def test_no_run_there(silotune: Silotune, tmp_path: Path) -> None:
-    outcome = silotune("watch", tmp_path / "nothing")
-    outcome.refusal("nothing")

@@ -136,23 +136,6 @@ def test_nothing_finished_is_repeated_and_rows_can_be_added(silotune: Silotune, 
         assert float(row["std"]) == pytest.approx(float(once["std"]) * np.sqrt(1 / 2), abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        ((), "--out"),
-        (("--out", "taken"), "--out taken"),
-        (("--out", "new", "--ablation"), "'local'"),
-    ],
-)
-def test_refused_before_anything_is_made(silotune: Silotune, place: Path, words: tuple[str, ...], named: str) -> None:
-    (place / "taken").mkdir()
-    (place / "taken" / "something").write_text("mine")
-    before = tree(place)
-    outcome = silotune("compare", "federation.yaml", "methods=local", *words)
-    outcome.refusal(named)
-    assert tree(place) == before
-
-
 def test_a_folder_of_another_configuration_is_left_alone(silotune: Silotune, compared: Path) -> None:
     before = tree(compared / "local-1")
     outcome = silotune(*WORDS, "train.lr=0.5", "--out", compared, "--resume")
