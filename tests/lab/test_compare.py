@@ -34,10 +34,6 @@ def table(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def summaries(folder: Path, row: str) -> list[dict[str, object]]:
-    return [json.loads((folder / f"{row}-{seed}" / "summary.json").read_text()) for seed in (1, 2)]
-
-
 def times(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
@@ -93,7 +89,7 @@ def test_the_table_by_hand(compared: Path, backbone_folder) -> None:
     head = HIDDEN * HIDDEN + HIDDEN + HIDDEN * 2 + 2
     bare = BertModel.from_pretrained(backbone_folder("bert"), add_pooling_layer=False).num_parameters() + head
     for row in rows:
-        runs = summaries(compared, row["method"])
+        runs = [json.loads((compared / f"{row['method']}-{seed}" / "summary.json").read_text()) for seed in (1, 2)]
         of = row["silo"]
         scores = [run["average"] if of == "average" else run["silos"][of]["test"] for run in runs]
         assert float(row["mean"]) == pytest.approx(np.mean(scores), abs=1e-5)

@@ -32,18 +32,6 @@ def words(llama, tmp_path_factory):
     return ["demo", "method=fedmcp", "tuner=lora", f"backbone={llama['plain']}", "precision=fp32", *of_rows, *of_steps]
 
 
-class Interruption:
-    """Ends a run before its n-th piece of work, as Ctrl-C does."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def __call__(self, *_: object) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise KeyboardInterrupt
-
-
 def states(run):
     return run.summary["state_sha256"]
 
@@ -58,8 +46,14 @@ def test_interrupted_resumed_and_opened(words, quantization, tmp_path):
     whole = package.run(*own, out=tmp_path / "whole")
     assert yaml.safe_load((tmp_path / "whole" / "config.yaml").read_text())["backbone"]["quantization"] == quantization
     assert whole.summary["quantization"] == quantization
+    work = iter(range(5))
+
+    def interrupt(*_: object) -> None:
+        if next(work, None) is None:
+            raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        package.run(*own, out=tmp_path / "run", progress=Interruption(5))
+        package.run(*own, out=tmp_path / "run", progress=interrupt)
     again = package.run(*own, out=tmp_path / "run", resume=True)
     assert (states(again), again.silos) == (states(whole), whole.silos)
     model = package.load_model(tmp_path / "run", "alpha")

@@ -20,14 +20,6 @@ def run_words(federate):
     return lambda case, *more: ["run", "demo", *federate.words(case, "rounds=1", "train.steps=1", *more)]
 
 
-def interrupt_in(round_: int, position: int):
-    def progress(number: int, what: str, done: int, total: int) -> None:
-        if (number, done) == (round_, position):
-            raise KeyboardInterrupt
-
-    return progress
-
-
 @pytest.mark.parametrize("name", ["run.log", ".hidden", "checkpoints/round-0001.json", "config.yaml"])
 def test_a_folder_that_holds_anything_is_refused_and_left_alone(silotune, run_words, name, tmp_path):
     out = tmp_path / "out"
@@ -49,8 +41,13 @@ def test_an_empty_folder_and_a_new_one_deep_down_are_fine(silotune, run_words, t
 def test_resume_from_a_damaged_checkpoint_is_refused_and_changes_nothing(silotune, federate, run_words, more, tmp_path):
     """Not even the log, by other versions of libraries or by how many silos train together."""
     out = tmp_path / "out"
+
+    def interrupt(number: int, what: str, done: int, total: int) -> None:
+        if (number, done) == (2, 3):
+            raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        federate.run("fedmcp", out, "train.steps=1", *more, progress=interrupt_in(2, 3))
+        federate.run("fedmcp", out, "train.steps=1", *more, progress=interrupt)
     versions = json.loads((out / "versions.json").read_text())
     (out / "versions.json").write_text(json.dumps(versions | {"torch": "1.0"}))
     path = out / "checkpoints" / "silos" / "beta" / "0001.safetensors"
