@@ -27,7 +27,8 @@ def summary(folder: Path) -> dict[str, object]:
     return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
 
 
-def test_what_a_run_prints_and_leaves(silotune: Silotune, place: Path) -> None:
+def test_what_a_run_prints_and_leaves(silotune: Silotune, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is resumed from another folder: relative paths of the file mean the same wherever the command is given."""
     outcome = silotune(*RUN, "rounds=2", "--out", "out")
     assert (outcome.code, outcome.err) == (0, "")
     assert "run folder: out" in outcome.out.splitlines()
@@ -38,6 +39,9 @@ def test_what_a_run_prints_and_leaves(silotune: Silotune, place: Path) -> None:
     assert left == {*files, "checkpoints", "models"}
     kinds = [json.loads(line)["event"] for line in (place / "out" / "events.jsonl").read_text().splitlines()]
     assert kinds == ["silo", "silo", "round"] * 2
+    monkeypatch.chdir(place.parent)
+    outcome = silotune("run", place / "federation.yaml", "rounds=2", "--out", place / "out", "--resume")
+    assert (outcome.code, outcome.err) == (0, "")
 
 
 def test_a_run_without_a_folder_gets_one_that_says_what_it_is(silotune: Silotune, place: Path) -> None:
@@ -57,14 +61,6 @@ def test_the_resolved_configuration_can_itself_be_run(
     texts = [(place / name / "config.yaml").read_text(encoding="utf-8") for name in ("first", "second")]
     assert texts[0] == texts[1]
     assert yaml.safe_load(texts[0])["train"]["lr"] == 0.002
-
-
-def test_a_run_is_resumed_from_another_folder(silotune: Silotune, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative paths of the file mean the same wherever the command is given."""
-    assert silotune(*RUN, "--out", "out").code == 0
-    monkeypatch.chdir(place.parent)
-    outcome = silotune("run", place / "federation.yaml", "--out", place / "out", "--resume")
-    assert (outcome.code, outcome.err) == (0, "")
 
 
 def interrupted(place: Path, rounds: int, wanted: str) -> subprocess.CompletedProcess[str]:

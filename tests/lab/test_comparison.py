@@ -112,7 +112,6 @@ def test_without_methods_and_seeds_it_is_the_presets_own_method_once() -> None:
 @pytest.mark.parametrize(
     ("words", "variants", "ablation", "named"),
     [
-        (["methods=fedmpc"], [], False, "did you mean 'fedmcp'"),
         (["methods=local,,fedavg"], [], False, "methods"),
         (["methods=local,local"], [], False, "'local' appears twice"),
         (["seeds=1,x"], [], False, "seeds"),
@@ -120,7 +119,6 @@ def test_without_methods_and_seeds_it_is_the_presets_own_method_once() -> None:
         (["seeds=1,1"], [], False, "seeds: 1 appears twice"),
         (["seed=3"], [], False, "seeds=3"),
         (["method=local"], [], False, "methods=local"),
-        (["std.ddof=2"], [], False, "std.ddof"),
         (["methods=local,fedmcp", "method.gamma=0.2"], [], False, "method.gamma"),
         ([], ["slow"], False, "--variant 'slow'"),
         ([], ["a b: rounds=1"], False, "--variant"),
