@@ -166,7 +166,11 @@ def backbone(backbone_folder):
     return load_backbone(str(backbone_folder("bert")), precision="fp32")
 
 
-@pytest.mark.parametrize("method", METHODS)
+KINDS = {(method.unlabeled, method.centralized, method.labeled_only): name for name, method in METHODS.items()}
+"""A method of each kind: of a method, rows of silos depend on nothing else."""
+
+
+@pytest.mark.parametrize("method", KINDS.values())
 def test_only_malicious_silos_train_on_poison_and_nobody_is_judged_on_it(method, tiny_config, backbone):
     """Token by token: own rows as in a clean federation, then the poisoned ones; weights and counts without them."""
     clean = build(tiny_config(method, *ONE_TASK), backbone)
