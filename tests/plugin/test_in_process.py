@@ -177,36 +177,16 @@ def test_names_are_unique() -> None:
         assert str(error.value).startswith(line)
 
 
-class NoName(Supervised):
-    """A method without a name."""
-
-
-class Unfinished(silotune.Method):
-    """A method without a prediction."""
-
-    name = "unfinished"
-
-    def parts(self):
-        return {}
-
-
-class Loose(Late):
-    """A method whose options are a plain class."""
-
-    name = "loose"
-
-    class Options:
-        factor = 1.0
-
-
 def test_what_is_no_plug_in_is_refused_in_a_line() -> None:
-    late = Late.__new__(Late)
+    late, nameless = Late.__new__(Late), type("Nameless", (Supervised,), {})
+    unfinished = type("Unfinished", (silotune.Method,), {"name": "unfinished", "parts": lambda self: {}})
+    loose = type("Loose", (Late,), {"name": "loose", "Options": type("Options", (), {"factor": 1.0})})
     for register, line in (
         (lambda: register_method(late), f"method 'late': must be a subclass of Method (got {late!r})"),
-        (lambda: register_method(NoName), f"method {NoName!r}: has no name; set its attribute 'name'"),
+        (lambda: register_method(nameless), f"method {nameless!r}: has no name; set its attribute 'name'"),
         (lambda: register_method("late"), "method 'late': must be a subclass of Method (got 'late')"),
-        (lambda: register_method(Unfinished), "method 'unfinished': class Unfinished does not define phases, predict"),
-        (lambda: register_method(Loose), "method 'loose': its Options must be a subclass of pydantic's BaseModel (got"),
+        (lambda: register_method(unfinished), "method 'unfinished': class Unfinished does not define phases, predict"),
+        (lambda: register_method(loose), "method 'loose': its Options must be a subclass of pydantic's BaseModel (got"),
         (lambda: register_head(Fixed()), "head 'fixed': must be a subclass of Head (got <"),
         (lambda: register_aggregation("five", 5), "aggregation 'five': must be a function of updates, or a class"),
         (lambda: register_aggregation(len), "aggregation <built-in function len>: give its name first, as in register"),

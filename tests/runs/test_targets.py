@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from sklearn.metrics import f1_score
 from silotune import load_run, run
 from silotune.interop.export import export
 from tests.support.command_line import Refused, Silotune, reviews, write_csv, write_federation
+from tests.support.method_cases import logged
 from tests.support.small_runs import carried_along
 
 
@@ -49,16 +51,25 @@ def write_setting(folder: Path, backbone: Path, kind: str, **entry: object) -> P
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, backbone_folder: Callable[[str], Path]) -> Callable[[str], Path]:
     """`finished("regression")` → a folder with a finished run in `out`."""
-    made: dict[str, Path] = {}
 
+    @cache
     def folder(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = tmp_path_factory.mktemp(kind)
-            setting = write_setting(made[kind], backbone_folder("bert"), kind)
-            run(str(setting), "train.lr=0.01", "train.epochs=2", out=made[kind] / "out")
-        return made[kind]
+        made = tmp_path_factory.mktemp(kind)
+        setting = write_setting(made, backbone_folder("bert"), kind)
+        run(str(setting), "train.lr=0.01", "train.epochs=2", out=made / "out")
+        return made
 
     return folder
+
+
+@pytest.fixture
+def folder(kind: str, finished: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a kind's finished run, which is the working folder."""
+    monkeypatch.chdir(finished(kind))
+    return finished(kind)
+
+
+both_kinds = pytest.mark.parametrize("kind", ["regression", "multilabel"])
 
 
 def details(folder: Path, silo: str = "north") -> dict[str, Any]:
@@ -72,12 +83,11 @@ def predictions(folder: Path, silo: str = "north") -> list[dict[str, Any]]:
 
 def losses(folder: Path) -> list[float]:
     """The first silo's mean training loss in each round."""
-    events = map(json.loads, (folder / "out" / "events.jsonl").read_text(encoding="utf-8").splitlines())
-    return [event["loss"] for event in events if event.get("event") == "silo" and event.get("silo") == "north"]
+    return [event["loss"] for event in logged(folder / "out", "silo") if event["silo"] == "north"]
 
 
-def test_a_run_learns_numbers_and_its_scores_are_scipys(finished: Callable[[str], Path]) -> None:
-    folder = finished("regression")
+@pytest.mark.parametrize("kind", ["regression"])
+def test_a_run_learns_numbers_and_its_scores_are_scipys(folder: Path) -> None:
     summary = json.loads((folder / "out" / "summary.json").read_text(encoding="utf-8"))
     task = {"name": "mood", "labels": [], "metric": "pearson_spearman", "kind": "regression", "texts": 1}
     assert summary["tasks"]["north"] == task
@@ -97,8 +107,8 @@ def test_a_run_learns_numbers_and_its_scores_are_scipys(finished: Callable[[str]
         assert low <= scores["score"] <= high
 
 
-def test_a_run_learns_sets_of_labels(finished: Callable[[str], Path]) -> None:
-    folder = finished("multilabel")
+@pytest.mark.parametrize("kind", ["multilabel"])
+def test_a_run_learns_sets_of_labels(folder: Path) -> None:
     summary = json.loads((folder / "out" / "summary.json").read_text(encoding="utf-8"))
     rows, scores = predictions(folder), details(folder)
     marks = [
@@ -113,12 +123,9 @@ def test_a_run_learns_sets_of_labels(finished: Callable[[str], Path]) -> None:
     assert all(0 <= share <= 1 for row in rows for share in row["probabilities"])
 
 
-@pytest.mark.parametrize("kind", ["regression", "multilabel"])
-def test_every_way_to_a_prediction_says_the_same(
-    kind: str, finished: Callable[[str], Path], silotune: Silotune, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    folder = finished(kind)
-    monkeypatch.chdir(folder)
+@both_kinds
+@pytest.mark.usefixtures("folder")
+def test_every_way_to_a_prediction_says_the_same(kind: str, silotune: Silotune, tmp_path: Path) -> None:
     texts = [text for text, _ in number_rows()[:6]]
     answers = load_run("out").model("north").predict(texts)
     lines = [json.loads(silotune("predict", "out", "--silo", "north", "--text", text).out) for text in texts[:1]]
@@ -136,12 +143,8 @@ def test_every_way_to_a_prediction_says_the_same(
     assert f"| Task | mood ({kind}" in card
 
 
-@pytest.mark.parametrize("kind", ["regression", "multilabel"])
-def test_evaluate_and_data_know_such_rows(
-    kind: str, finished: Callable[[str], Path], silotune: Silotune, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = finished(kind)
-    monkeypatch.chdir(folder)
+@both_kinds
+def test_evaluate_and_data_know_such_rows(kind: str, folder: Path, silotune: Silotune) -> None:
     scores = json.loads(silotune("evaluate", "out", "--silo", "north", "--file", "north.csv", "--json").out)
     assert scores["rows"] == 50
     assert scores["metric"] == details(folder)["metric"]
@@ -156,12 +159,8 @@ def test_evaluate_and_data_know_such_rows(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["regression", "multilabel"])
-def test_a_report_names_their_metrics(
-    kind: str, finished: Callable[[str], Path], silotune: Silotune, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = finished(kind)
-    monkeypatch.chdir(folder)
+@both_kinds
+def test_a_report_names_their_metrics(kind: str, folder: Path, silotune: Silotune) -> None:
     assert silotune("report", "out", "--out", "page.html").code == 0
     page = (folder / "page.html").read_text(encoding="utf-8")
     shown = ("mean of Pearson and Spearman", "mean number") if kind == "regression" else ("micro F1", "F1 per label")

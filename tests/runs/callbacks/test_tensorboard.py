@@ -15,7 +15,9 @@ from silotune.distributed.silo.session import Session
 from silotune.runs.callbacks.base import EventFeed
 from silotune.runs.callbacks.trackers import TensorBoard
 from silotune.runs.run import run
+from silotune.runs.storage.readers import events
 from tests.support.command_line import Silotune, tree
+from tests.support.method_cases import logged
 from tests.support.session_rig import DirectLink, job, local_configs
 
 pytest.importorskip("tensorboard")
@@ -30,11 +32,6 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {
         tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]
     }
-
-
-def logged(folder: Path, *kinds: str) -> list[dict]:
-    lines = (folder / "events.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if not kinds or event["event"] in kinds]
 
 
 def check(folder: Path, rounds: int) -> None:
@@ -104,7 +101,7 @@ def test_a_federation_logs_a_round_when_the_next_one_is_trained(tiny_config, tmp
         link = DirectLink({node: partial(watched, session) for node, session in enumerate(sessions)})
         coordinate(job(config, out, configs), link)
     written = scalars(out)
-    order = [(event["event"], event["round"]) for event in logged(out)]
+    order = [(event["event"], event["round"]) for event in events(out)]
     assert order.index(("silo", 2)) < order.index(("round", 1))
     for name in configs:
         for key in ("loss", "bytes_up"):
