@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from silotune import read_config
 from silotune.data.loading import load_silos
@@ -66,13 +65,3 @@ def test_the_keys_in_its_comments_are_keys(example: Path) -> None:
     (example / "federation.yaml").write_text(text, encoding="utf-8")
     support = load_silos(read_config(str(example / "federation.yaml")))[1]
     assert support.task == Task("duplicates", ("different", "duplicate"), "f1", positive="duplicate")
-
-
-def test_it_can_be_moved(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Paths in the file are relative to the file, wherever the command is given."""
-    moved = example.rename(tmp_path / "moved")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    config = read_config("../moved/federation.yaml")
-    assert [silo.path for silo in config.silos] == [str(moved / "reviews.csv"), str(moved / "support.csv")]
-    assert yaml.safe_load((moved / "federation.yaml").read_text(encoding="utf-8"))["silos"][0]["path"] == "reviews.csv"

@@ -246,13 +246,6 @@ class TestRoundTrip:
         assert read_config("config.yaml") == found
         assert found.silos[0].columns == (name, "no")
 
-    def test_it_can_be_read_from_another_place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        found = read_config("demo", ["data.path=rows"])
-        (tmp_path / "other").mkdir()
-        (tmp_path / "other" / "config.yaml").write_text(dump(found), encoding="utf-8")
-        monkeypatch.chdir(tmp_path / "other")
-        assert read_config("config.yaml") == found
-
     def test_it_can_be_overridden_like_any_file(self) -> None:
         Path("config.yaml").write_text(dump(config("method=fedprox")), encoding="utf-8")
         found = read_config("config.yaml", ["method=local", "rounds=2"])
