@@ -165,8 +165,9 @@ def test_an_interrupted_or_larger_sweep_repeats_no_trial(silotune: Silotune, few
 
 def test_the_samplers_proposals_are_the_same_again(words: list[str], tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    base = [word for word in words[2:] if not word.startswith(("train.lr", "method.mu"))]
-    asked = ["method=local", *base, "train.lr=1e-4..1e-1:log", "train.epochs=1..2", "train.optimizer=adam,sgd"]
+    base = [word for word in words[2:] if not word.startswith(("train.lr", "method.mu", "data.tasks"))]
+    searched = ["train.lr=1e-4..1e-1:log", "train.epochs=1..2", "train.optimizer=adam,sgd"]
+    asked = ["method=local", "data.tasks=[alpha]", *base, *searched]
     proposals = []
     for name in ("one", "other"):
         sweep("demo", *asked, trials=4, out=tmp_path / name, progress=False)
