@@ -72,9 +72,18 @@ def test_a_deterministic_workspace_of_the_users_is_kept(monkeypatch, given, duri
     assert os.environ[VARIABLE] == given
 
 
-def test_a_program_that_uses_the_newer_names_of_tf32(monkeypatch):
+@pytest.fixture
+def by_newer_name():
+    """TF32 chosen as `fp32_precision`."""
     products = torch.backends.cuda.matmul
-    monkeypatch.setattr(products, "fp32_precision", "tf32")
+    before = products.fp32_precision
+    products.fp32_precision = "tf32"
+    yield products
+    products.fp32_precision = before
+
+
+def test_a_program_that_uses_the_newer_names_of_tf32(by_newer_name):
+    products = by_newer_name
     with pytest.raises(RuntimeError):  # PyTorch refuses to say it by the older name
         products.allow_tf32  # noqa: B018
     with numerics(deterministic=True, tf32=False):
