@@ -170,10 +170,10 @@ def test_logs_may_be_json(tmp_path, monkeypatch, capfd):
         running.start("supernode", ["printf", '\033[92mINFO\033[0m: one\n\n{"time": "", "text": "two"}\n'])
         running._running["supernode"].wait(30)
         until = time.monotonic() + 30
-        lines = []
-        while len(lines) < 2 and time.monotonic() < until:
-            lines += capfd.readouterr().out.splitlines()
-    assert [json.loads(line)["text"] for line in lines] == ["supernode: INFO: one", "two"]
+        text = ""
+        while text.count("\n") < 2 and time.monotonic() < until:
+            text += capfd.readouterr().out
+    assert [json.loads(line)["text"] for line in text.splitlines()] == ["supernode: INFO: one", "two"]
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
