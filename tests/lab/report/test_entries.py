@@ -205,6 +205,21 @@ def test_what_a_reader_is_warned_of(tmp_path: Path, runs: Path) -> None:
     assert not any("refused" in text for text in list_caveats(Results(read_entries([runs]))))
 
 
+def test_without_validation_rows_the_last_round_was_not_chosen(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "r", "fedavg", 7, {"east": 50.0, "west": 1.0})
+    summary = json.loads((run / "summary.json").read_text())
+    for unvalidated, wanted in (
+        (["west"], "west: the best round is chosen without them"),
+        (["east"], "last round counts"),
+    ):
+        for silo in unvalidated:
+            summary["silos"][silo]["validation"] = None
+        (run / "summary.json").write_text(json.dumps(summary | {"best_round": summary["rounds"]}))
+        caveats = list_caveats(Results(read_entries([run])))
+        assert any(text.endswith(wanted) for text in caveats)
+        assert any("more rounds may help" in text for text in caveats) is (unvalidated == ["west"])
+
+
 def test_who_never_trained(tmp_path: Path) -> None:
     """Silos that were never sampled may train at the end all the same (FedLoRA, FedDPA-F)."""
     scores, others = {"east": 50.0, "west": 1.0, "north": 2.0}, ("west", "north")

@@ -167,9 +167,7 @@ def list_caveats(results: Results) -> list[str]:
     caveats += _small_test_sets(results.runs) + beaten_by_words(results)
     if len({tuple(sorted({run.seed for run in entry.runs})) for entry in entries}) > 1:
         caveats.append("Rows have different seeds: tests pair only those that two rows share.")
-    late = [
-        entry.label for entry in entries if all(r.summary["best_round"] == r.summary["rounds"] > 1 for r in entry.runs)
-    ]
+    late = [entry.label for entry in entries if all(_chose_its_last_round(run) for run in entry.runs)]
     if late:
         caveats.append(f"Best at the last round with every seed, so more rounds may help: {', '.join(late)}")
     if (most := tables.MOST_SILOS) < len(results.silos):
@@ -221,9 +219,17 @@ def _warnings_of_run(run: FinishedRun) -> list[str]:
     if never and run.summary["method"] not in trained:  # the one training silo of a centralized method has its name
         remarks.append(f"never sampled, so never trained: {', '.join(never)}")
     unvalidated = sorted(silo for silo, result in silos.items() if result.get("validation") is None)
-    if unvalidated:
-        remarks.append(f"no validation rows in {', '.join(unvalidated)}; the best round does not see them")
+    if len(unvalidated) == len(silos):
+        remarks.append("no validation rows, so the last round counts")
+    elif unvalidated:
+        remarks.append(f"no validation rows in {', '.join(unvalidated)}: the best round is chosen without them")
     return remarks
+
+
+def _chose_its_last_round(run: FinishedRun) -> bool:
+    """Return whether the last of several rounds had the best validation score."""
+    validated = any(silo.get("validation") is not None for silo in run.summary["silos"].values())
+    return validated and run.summary["best_round"] == run.summary["rounds"] > 1
 
 
 def _differences(runs: Sequence[FinishedRun]) -> list[str]:
