@@ -11,10 +11,14 @@ import pytest
 
 from silotune.lab.comparison import read_comparison
 from silotune.lab.shared_training import trained_by_others
+from silotune.methods import METHODS
+from silotune.runs.run import run
 from tests.support.command_line import Silotune, write_federation
 
 WORDS = ("federation.yaml", "rounds=2", "tuner=lora", "data.validation_rows=0", "threads=1")
 PLAN = ("compare", *WORDS, "methods=feddpa-f,feddpa-t", "seeds=1", "--variant", "fixed: method.weighting=fixed")
+OTHERWISE = {"weighting": "fixed", "weight_of": "global", "scale": 0.3, "similarity": "l2", "representation": "mean"}
+OTHERWISE |= {"samples": 2, "embed": "local", "clip": False, "alpha": 0.2}
 TWINS = {"feddpa-f-fixed-1": "feddpa-f-1", "feddpa-t-fixed-1": "feddpa-t-1"}
 
 
@@ -70,3 +74,32 @@ def test_where_rounds_are_scored_each_is_trained(words: tuple[str, ...]) -> None
     others = read_comparison("feddpa-dataset1", given[:-1], ["alpha: method.alpha=0.3", "two: method.samples=2"])
     found = {folder: cell.folder for folder, cell in trained_by_others(others.cells).items()}
     assert found == {"feddpa-t-two-1": "feddpa-t-1", "feddpa-t-two-2": "feddpa-t-2"}
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].at_prediction])
+def test_training_does_not_read_what_a_method_names_for_prediction(method: str, tiny_config, tmp_path: Path) -> None:
+    def state(name: str, *words: str) -> str:
+        config = tiny_config(method, "tuner=lora", "rounds=1", "train.steps=2", "evaluation.bootstrap=0", *words)
+        return run(config, out=tmp_path / name, progress=False).summary["state_sha256"]
+
+    expected = state("plain")
+    for option in sorted(METHODS[method].at_prediction):
+        assert state(option, f"method.{option}={json.dumps(OTHERWISE[option])}") == expected, option
+    assert state("trained", "train.lr=0.01") != expected
+
+
+def test_beams_share_a_training_and_the_longest_answer_does_not() -> None:
+    """Prompts are cut so that the longest answer has room, in training too."""
+    given = ("data.validation_rows=0", "methods=fedit", "seeds=1")
+    plan = read_comparison("feddpa-dataset1", given, ["one: head.beams=1", "short: head.max_new_tokens=5"])
+    assert {*trained_by_others(plan.cells)} == {"fedit-one-1"}
+
+
+def test_without_the_others_checkpoints_a_cell_trains_itself(place: Path, silotune: Silotune) -> None:
+    words = (*PLAN, "--only", "feddpa-t*", "--out", "all")
+    assert silotune(*words).code == 0
+    before = result(place / "all" / "feddpa-t-fixed-1")
+    shutil.rmtree(place / "all" / "feddpa-t-fixed-1")
+    shutil.rmtree(place / "all" / "feddpa-t-1" / "checkpoints")
+    assert silotune(*words, "--resume").code == 0
+    assert result(place / "all" / "feddpa-t-fixed-1") == before

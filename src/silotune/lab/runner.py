@@ -177,11 +177,10 @@ def run_cells(
     spread = replace(spread, number=min(spread.number, len(unfinished) or 1))
     later = trained_by_others(cells) if kind is RUN else {}
     diverged = {}
-    for waits in (False, True):
-        now = [cell for cell in unfinished if (cell.folder in later) is waits]
-        for cell in now if waits else ():
-            if later[cell.folder].folder not in diverged:
-                take_rounds(out / later[cell.folder].folder, out / cell.folder, cell.config)
+    for waited in (False, True):
+        now = [cell for cell in unfinished if (cell.folder in later) is waited]
+        for cell in now if waited else ():
+            take_rounds(out / later[cell.folder].folder, out / cell.folder, cell.config)
         outcomes = (
             _run_here(now, out, kind, callbacks, announce)
             if spread.here or not now

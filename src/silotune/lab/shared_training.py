@@ -15,9 +15,6 @@ from silotune.lab.comparison import Cell
 from silotune.models.tuners.start_adapter import FILE
 from silotune.runs.build.resolve import make_method, with_options
 
-_WRITING = ("beams", "max_new_tokens")
-"""Keys of the head that only the writing of answers reads."""
-
 
 def trained_by_others(cells: Sequence[Cell]) -> dict[str, Cell]:
     """Find the cells that an earlier one trains for: their folders, each with that cell.
@@ -37,14 +34,14 @@ def trained_by_others(cells: Sequence[Cell]) -> dict[str, Cell]:
 
 
 def take_rounds(trained: Path, folder: Path, config: Config) -> None:
-    """Begin a run of this configuration at the end of another one's rounds; nothing happens where the folder exists.
+    """Begin a run of this configuration at the end of another one's rounds, to the bits that it would have trained.
 
-    A run that resumes there has the bits that it would have trained itself.
+    Nothing happens where the run has begun, or where the other one's checkpoints are not here.
     """
-    if folder.exists():
+    if folder.exists() or not (trained / "checkpoints").is_dir():
         return
     before = load_resolved(trained / "config.yaml")
-    head = before.head.model_copy(update={key: getattr(config.head, key) for key in _WRITING})
+    head = before.head.model_copy(update={"beams": config.head.beams})
     method = with_options(config, make_method(config)).method
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -57,8 +54,11 @@ def take_rounds(trained: Path, folder: Path, config: Config) -> None:
 
 
 def _training(config: Config) -> str:
-    """Return the configuration as text, without the keys that only predictions read."""
+    """Return the configuration as text, without the keys that only predictions read.
+
+    `head.max_new_tokens` is none of them: prompts leave room for the longest answer, in training too.
+    """
     method = make_method(config)
     options = method.options.model_dump(mode="json", exclude=set(method.at_prediction))
-    head = config.head.model_copy(update=dict.fromkeys(_WRITING, 1))
+    head = config.head.model_copy(update={"beams": 1})
     return dump(config.model_copy(update={"method": Choice(name=method.name, **options), "head": head}))

@@ -210,9 +210,6 @@ def test_bitfit_is_a_change_of_biases():
         torch.testing.assert_close(actual, run(backbone, inputs), rtol=0, atol=1e-12)
 
 
-# -- checkpointing with dropout ---------------------------------------------------------------------------------------
-
-
 # -- the networks that prompts and prefixes come from -----------------------------------------------------------------
 
 

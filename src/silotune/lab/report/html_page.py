@@ -220,9 +220,9 @@ def _warnings_of_run(run: FinishedRun) -> list[str]:
         remarks.append(f"never sampled, so never trained: {', '.join(never)}")
     unvalidated = sorted(silo for silo, result in silos.items() if result.get("validation") is None)
     if len(unvalidated) == len(silos):
-        remarks.append("no validation rows, so the last round counts")
+        remarks.append("no validation scores, so the last round counts")
     elif unvalidated:
-        remarks.append(f"no validation rows in {', '.join(unvalidated)}: the best round is chosen without them")
+        remarks.append(f"no validation scores of {', '.join(unvalidated)}: the best round is chosen without them")
     return remarks
 
 
