@@ -14,6 +14,7 @@ from silotune.core.tensors import copy as copied
 from silotune.data.batching import make_batch
 from silotune.distributed.protocol.handshake import check_federated
 from silotune.errors import InputError
+from silotune.evaluation import instance_vectors
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.instance_vectors import weigh
 from silotune.evaluation.personalization import score_test_time as judged_on_all_tasks
@@ -282,6 +283,14 @@ def test_every_silo_is_judged_on_every_task(finished):
     (event,) = logged(finished.folder, "evaluation")
     assert event["test_time"] == {name: entry["test_time"] for name, entry in silos.items()}
     assert event["personalization"] == {name: entry["personalization"] for name, entry in silos.items()}
+
+
+def test_a_tasks_rows_are_embedded_once_for_all_silos(finished, monkeypatch):
+    programs, program = [], instance_vectors.ViewProgram
+    monkeypatch.setattr(instance_vectors, "ViewProgram", lambda *given: programs.append(given) or program(*given))
+    judged_on_all_tasks(finished.federation)
+    assert len(programs) == len(SILOS)
+    assert finished.federation.context.vectors is None
 
 
 def test_an_opened_run_answers_as_it_did(finished):

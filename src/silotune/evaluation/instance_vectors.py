@@ -7,6 +7,8 @@ model in a finished run's folder has them, so that it can be opened without the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -40,6 +42,9 @@ def embed(context: PredictionContext, state: State, rows: TokenizedRows) -> Tens
     """Embed each row's text, without the answer, under the method's view: shape (rows, hidden), float32, on the CPU."""
     weighting = context.prediction.weighting
     assert weighting is not None, f"method {context.method_name} does not weigh texts"
+    key = (id(rows), _made_with(weighting, state)) if context.vectors is not None else None
+    if context.vectors is not None and key in context.vectors:
+        return context.vectors[key]
     texts = prompt_rows(rows) if rows.task.kind == "generation" else replace(rows, reads=None, targets=None)
     mix = context.entries(weighting.view, context.place(state))
     reading = weighting.representation
@@ -48,7 +53,22 @@ def embed(context: PredictionContext, state: State, rows: TokenizedRows) -> Tens
     pad = context.backbone.pad_id
     for batch in evaluation_batches(texts, pad, context.backbone.call_cost, context.rows_scored):
         vectors[batch.rows] = program(batch)[""][reading].float().cpu()
+    if context.vectors is not None and key is not None:
+        context.vectors[key] = vectors
     return vectors
+
+
+@contextmanager
+def keeping_vectors(context: PredictionContext) -> Iterator[None]:
+    """Embed the same rows once for all models that embed by equal parts; the rows must live as long as the block.
+
+    With FedDPA's defaults these are all silos' models, because the global part embeds.
+    """
+    context.vectors = {}
+    try:
+        yield
+    finally:
+        context.vectors = None
 
 
 def weigh(
@@ -90,7 +110,7 @@ def with_instances(context: TrainingContext, silo: Silo, state: State) -> State:
 
 
 def _instances(context: TrainingContext, weighting: InstanceWeighting, silo: Silo, state: State) -> Tensors:
-    made_with = digest(flatten({name: state[name] for name in parts_in(weighting.view)}))
+    made_with = _made_with(weighting, state)
     if silo.instances is not None and silo.instances[0] in (made_with, READ):
         return silo.instances[1]
     rows = [silo.train[task] for task in sorted(silo.train)]
@@ -98,6 +118,10 @@ def _instances(context: TrainingContext, weighting: InstanceWeighting, silo: Sil
     instances = {VECTORS: torch.cat([embed(context, state, task_rows) for task_rows in rows]), SEED: seed}
     silo.instances = (made_with, instances)
     return instances
+
+
+def _made_with(weighting: InstanceWeighting, state: State) -> str:
+    return digest(flatten({name: state[name] for name in parts_in(weighting.view)}))
 
 
 READ = "read"

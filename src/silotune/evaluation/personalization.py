@@ -18,7 +18,7 @@ from typing import Any
 from silotune.core.numeric import mean_ignoring_none
 from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.federation_scores import all_share_one_model, current_model_state
-from silotune.evaluation.instance_vectors import personalized_state, weigh
+from silotune.evaluation.instance_vectors import keeping_vectors, personalized_state, weigh
 from silotune.evaluation.predict import Measured, measure, score
 from silotune.training.federation import Federation
 from silotune.training.silo import Silo, SiloState
@@ -109,12 +109,13 @@ def _measure_on_sets(federation: Federation, sets: Mapping[str, TokenizedRows]) 
     """Return training silo → set of rows → the scores of the silo's model."""
     measured: dict[str, dict[str, Measured]] = {}
     same_model = all_share_one_model(federation.context)
-    for silo in federation.silos.values():
-        if same_model and measured:
-            measured[silo.name] = next(iter(measured.values()))
-            continue
-        state = current_model_state(federation, silo)
-        measured[silo.name] = {name: measure(federation.context, state, rows) for name, rows in sets.items()}
+    with keeping_vectors(federation.context):
+        for silo in federation.silos.values():
+            if same_model and measured:
+                measured[silo.name] = next(iter(measured.values()))
+                continue
+            state = current_model_state(federation, silo)
+            measured[silo.name] = {name: measure(federation.context, state, rows) for name, rows in sets.items()}
     return measured
 
 

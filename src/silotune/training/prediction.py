@@ -63,6 +63,8 @@ class PredictionContext:
         self.cache = cache
         self.guard: Callable[[], None] | None = None
         """Called before every forward of the backbone; what it raises ends the work."""
+        self.vectors: dict[tuple[int, str], Tensor] | None = None
+        """Vectors of rows, kept while many models are scored on the same rows (`instance_vectors.keeping_vectors`)."""
 
     @property
     def tuners(self) -> list[Tuner]:

@@ -10,9 +10,11 @@ import torch
 from transformers import masking_utils
 
 from silotune.models.backbone.backbone import Backbone
+from silotune.models.forward import generation
 from silotune.models.forward.decoding import start_decoding
 from silotune.models.forward.generation import GenerationOptions, generate_ids
 from silotune.models.forward.mixing import MixEntry, make_plan
+from silotune.models.forward.search import Steps
 from tests.support.language_models import CAUSAL, backbone_of, generated, ingredients, made
 
 TEXTS = ["the garden was", "say it: the soup felt cold again and", "a", "perhaps the winter", "surely", "no song at"]
@@ -88,6 +90,27 @@ def test_batched_with_a_cache_is_row_by_row_without(family, mix):
         assert answers[row] == expected
         compared.add(tuple(expected))
     assert len(compared) > 1, "all rows write the same: the test would not see rows being confused"
+
+
+@pytest.mark.parametrize("mix", ["none", "two loras by row", "prompt by row", "prefix by row", "two fulls by row"])
+@pytest.mark.parametrize("family", CAUSAL)
+def test_waiting_rows_take_the_places_of_those_that_are_done(family, mix, monkeypatch):
+    backbone, length = backbone_of(family), 7
+    mixed = MIXES[mix](backbone)
+    whole = [
+        by_full_forwards(family, prompt, of_row(mixed, row), length)[0] for row, prompt in enumerate(prompts(family))
+    ]
+    chosen = {ids[1 + row] for row, ids in enumerate(whole[:4]) if len(ids) > 1 + row}
+    ends = {END[family], *chosen} - {ids[0] for ids in whole if ids}
+    monkeypatch.setattr(generation, "end_tokens", lambda _: frozenset(ends))
+    joined, join = [], Steps.join
+    monkeypatch.setattr(Steps, "join", lambda steps, other: joined.append(join(steps, other)) or joined[-1])
+    answers = generate_ids(backbone, prompts(family), mixed, GenerationOptions(1, length), rows_at_once=2)
+    for ids, expected in zip(answers, whole, strict=True):
+        assert ids == expected[: next((at for at, token in enumerate(expected) if token in ends), length)]
+    assert len({len(ids) for ids in answers}) > 1
+    if family == "llama" and mix != "two fulls by row":
+        assert any(joined)
 
 
 STACKS = [("llama", {}), ("gpt2", {}), ("t5", {}), ("t5", {"stack": "decoder"})]

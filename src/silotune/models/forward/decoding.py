@@ -110,6 +110,7 @@ class KeptKeys(DynamicCache):
 
     def __init__(self, config: Any, dtype: torch.dtype | None) -> None:
         super().__init__(config=config)
+        self.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in self.layers]
         self._dtype = dtype
 
     @override
@@ -131,7 +132,42 @@ class KeptKeys(DynamicCache):
     @property
     def sees_everything(self) -> bool:
         """Whether every layer looks at all tokens before, rather than at a window of them."""
-        return all(type(layer) is DynamicLayer for layer in self.layers)
+        return all(type(layer) is GrowingLayer for layer in self.layers)
+
+
+class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    """Keeps a layer's keys and values with room for more tokens, so that they are not copied at each one.
+
+    `keys` and `values`, shape (rows, heads, tokens, size), are views of tensors with up to `ROOM` more tokens. Whoever
+    puts others in their place, such as a selection of rows, has the next token copy these once.
+    """
+
+    ROOM = 64
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._grown: dict[str, tuple[Tensor, Tensor]] = {}
+
+    @override
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.keys, self.values = self._append("keys", key_states), self._append("values", value_states)
+        return self.keys, self.values
+
+    def _append(self, name: str, new: Tensor) -> Tensor:
+        kept: Tensor = getattr(self, name)
+        before = kept.shape[-2] if kept.numel() else 0
+        after = before + new.shape[-2]
+        seen, room = self._grown.get(name, (None, new))
+        if seen is not kept or room.shape[-2] < after:
+            room = new.new_empty(*new.shape[:-2], after + self.ROOM, new.shape[-1])
+            if before:
+                room[..., :before, :] = kept
+        room[..., before:after, :] = new
+        grown = room[..., :after, :]
+        self._grown[name] = grown, room
+        return grown
 
 
 class CausalDecoding(Decoding):

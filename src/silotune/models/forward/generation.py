@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,9 @@ from silotune.data.chat_template import turn_end_ids
 from silotune.data.tokenized import TokenizedRows
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.mixing import MixEntry, fold_entries, group_by_weight, make_plan, select_rows
+
+if TYPE_CHECKING:
+    from silotune.models.forward.decoding import Decoding
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def generate_ids(
         prompts: token ids per row; in an encoder–decoder those of its encoder.
         mix: a weight may have shape (rows,).
         options: beams and length.
-        rows_at_once: rows in one batch; prompts of similar length go together. In float32 it does not change the
+        rows_at_once: rows that grow at a time; prompts of similar length go together. In float32 it does not change the
             answers; in bf16 and fp16 products of other shapes round differently, and near ties go to another token.
         follow: called after each token with the answer so far, if there is one row and the search is greedy.
 
@@ -86,14 +89,18 @@ def generate_ids(
         longest = max(len(prompts[row]) for row in rows) + options.max_new_tokens
         # it is not known how an unlisted family counts the positions of padded rows
         unpadded = backbone.known_architecture is None or needs_no_padding(backbone, group_mix, longest)
+
+        def begin(indices: Sequence[int], rows: Sequence[int] = rows, mix: Sequence[MixEntry] = group_mix) -> Decoding:
+            return start_decoding(backbone, [prompts[rows[index]] for index in indices], select_rows(mix, indices))
+
         lengths = [len(prompts[row]) if unpadded else 0 for row in rows]
-        for indices in _batches(order, lengths, rows_at_once):
-            batch_prompts = [prompts[rows[index]] for index in indices]
-            decoding = start_decoding(backbone, batch_prompts, select_rows(group_mix, indices))
+        together = len(rows) if options.beams == 1 and not unpadded else rows_at_once
+        for indices in _batches(order, lengths, together):
             if options.beams == 1:
-                found = greedy(decoding, ends, options.max_new_tokens, follow if len(prompts) == 1 else None)
+                one = follow if len(prompts) == 1 else None
+                found = greedy(begin, indices, rows_at_once, ends, options.max_new_tokens, one)
             else:
-                found = beam_search(decoding, ends, options.beams, options.max_new_tokens)
+                found = beam_search(begin(indices), ends, options.beams, options.max_new_tokens)
             for index, ids in zip(indices, found, strict=True):
                 answers[rows[index]] = ids
     return answers
@@ -125,9 +132,9 @@ def needs_no_padding(backbone: Backbone, mix: Sequence[MixEntry], longest: int) 
     return virtual > 0 and window is not None and virtual + longest > window
 
 
-def _batches(order: Sequence[int], lengths: Sequence[int], rows_at_once: int) -> Iterator[list[int]]:
-    """Cut rows in an order into batches of equal lengths."""
+def _batches(order: Sequence[int], lengths: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Cut rows in an order into batches of equal lengths, with `most` rows at most."""
     for _, group in groupby(order, lambda index: lengths[index]):
         rows = list(group)
-        for begin in range(0, len(rows), rows_at_once):
-            yield rows[begin : begin + rows_at_once]
+        for begin in range(0, len(rows), most):
+            yield rows[begin : begin + most]
