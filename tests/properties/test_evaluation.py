@@ -12,6 +12,7 @@ import torch
 from silotune.evaluation import predict
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.instance_vectors import weigh, with_instances
+from silotune.evaluation.joint import joint_logits
 from tests.support.method_cases import CASES, every_case
 
 
@@ -54,6 +55,25 @@ def test_rows_keep_their_own_mix_in_any_batch(reference, case, monkeypatch):
             with monkeypatch.context() as patch:
                 patch.setattr(predict, "weigh", lambda *_, flipped=flipped: flipped)
                 assert (predict.logits(training, state, rows) - alone).abs().max() > 1e-3
+
+
+@every_case
+def test_silos_scored_in_one_forward_have_their_own_scores(reference, case):
+    """With parts moved far apart, so that rows of another silo's model would have other logits."""
+    federation = reference(case)[0].federation
+    training, draws = federation.context, torch.Generator().manual_seed(6)
+    models = []
+    for silo in federation.silos.values():
+        moved = moved_away(federation.coordinator.shared_of(silo.name) | training.state_of(silo).private, draws)
+        state = with_instances(training, replace(silo, instances=None), current_model_state(federation, silo) | moved)
+        models += [(state, evaluation.test) for evaluation in silo.evaluations.values()]
+    together = [*joint_logits(training, models)]
+    assert len(together) == len(models)
+    if all(tuner.mixes_rows(training.backbone) for tuner in training.tuners) and not training.virtual_tokens:
+        assert not any(logits is None for logits in together)
+    for logits, (state, rows) in zip(together, models, strict=True):
+        if logits is not None:
+            torch.testing.assert_close(logits, predict.logits(training, state, rows), rtol=1e-5, atol=2e-5)
 
 
 @every_case

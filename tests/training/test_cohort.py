@@ -21,7 +21,7 @@ from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.run import run
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.training import at_once
-from silotune.training.at_once import COHORT_ON_A_CPU, COHORT_ON_A_GPU
+from silotune.training.at_once import COHORT_ON_A_GPU, ROWS_ON_A_CPU
 from tests.support.method_cases import assert_as_if_never_interrupted, logged
 from tests.support.numeric_rig import doubled, parts_in_double
 from tests.support.tiny import METHODS, ONE_TASK, UNPARTITIONED, tiny_overrides, write_data
@@ -374,11 +374,11 @@ def test_auto_says_why_silos_train_one_by_one(words, tmp_path):
         assert event["size"] == outcome.summary["cohort"] == 1
         assert "tuner=prompt" in event["reason"]
     alone = run(read_config("demo", words("fedavg", "tuner=prompt", "rounds=1")), out=tmp_path / "alone")
-    assert alone.federation.config.cohort == 1
+    assert not logged(tmp_path / "alone", "cohort")
     assert alone.summary["state_sha256"] == outcome.summary["state_sha256"]
 
 
-@pytest.mark.parametrize(("device", "most"), [("cpu", COHORT_ON_A_CPU), ("cuda", COHORT_ON_A_GPU)])
+@pytest.mark.parametrize(("device", "most"), [("cpu", ROWS_ON_A_CPU // 8), ("cuda", COHORT_ON_A_GPU)])
 def test_auto_is_what_pays_where_memory_has_room(device, most, words, monkeypatch):
     federation = build(read_config("demo", words("fedmcp")))
     monkeypatch.setattr(federation.backbone, "device", torch.device(device))
@@ -402,22 +402,22 @@ def test_auto_takes_what_tokens_at_once_has_room_for(words):
         (3 * of_a_silo + 1, 3),
         (2 * of_a_silo, 2),
         (of_a_silo - 1, 1),
-        (10_000 * of_a_silo, COHORT_ON_A_CPU),
+        (10_000 * of_a_silo, ROWS_ON_A_CPU // 8),
     ):
         context.tokens_at_once = bound
         found = at_once.choose_cohort("auto", context, silos)
         assert found.size == size
         reason = f"train.tokens_at_once={bound} has room for {bound // of_a_silo}"
-        assert found.reason == ("" if size == COHORT_ON_A_CPU else reason)
+        assert found.reason == ("" if size == ROWS_ON_A_CPU // 8 else reason)
     assert at_once.choose_cohort(5, context, silos) == at_once.Cohort(5)
 
 
 def test_auto_counts_both_answers_of_a_pair_and_the_tokens_of_decoders(words):
     """FedMCP trains three views; `TokenizedRows` says what a row of 32 tokens holds beside its text."""
-    federation = build(read_config("demo", words("fedmcp", "train.tokens_at_once=2000")))
+    federation = build(read_config("demo", words("fedmcp", "train.tokens_at_once=2000", "train.batch_size=4")))
     context, silo = federation.context, next(iter(federation.silos.values()))
     ((task, rows),) = silo.train.items()
-    context.tokens_at_once = 4 * 3 * 8 * 32
+    context.tokens_at_once = 4 * 3 * 4 * 32
     for more, size in (
         ({}, 4),
         ({"pairs": True}, 2),
@@ -428,8 +428,21 @@ def test_auto_counts_both_answers_of_a_pair_and_the_tokens_of_decoders(words):
         assert at_once.choose_cohort("auto", context, [silo]).size == size, more
 
 
+def test_many_silos_share_forwards_by_default(words, tmp_path, monkeypatch):
+    """And their scores are those of silos that are scored one by one."""
+    config, numbers = read_config("demo", words("ditto", "rounds=1")), {}
+    for many in (3, 4):  # there are three silos
+        monkeypatch.setattr(at_once, "MANY_SILOS", many)
+        numbers[many] = run(config, out=tmp_path / f"{many}")
+    assert numbers[3].summary["cohort"] > 1 == numbers[4].summary["cohort"]
+    assert [event["size"] for event in logged(tmp_path / "3", "cohort")] == [numbers[3].summary["cohort"]]
+    assert not logged(tmp_path / "4", "cohort")
+    for name, silo in numbers[3].silos.items():
+        assert silo["test"] == pytest.approx(numbers[4].silos[name]["test"])
+
+
 def test_not_between_machines(words):
     with pytest.raises(InputError, match=r"^cohort=2: every silo trains on its own machine"):
         check_federated(read_config("demo", words("fedavg", "cohort=2")))
-    for allowed in ("1", "auto"):
+    for allowed in ("", "1", "auto"):
         check_federated(read_config("demo", words("fedavg", f"cohort={allowed}")))

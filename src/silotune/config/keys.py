@@ -286,7 +286,7 @@ class RunKeys(TypedDict, total=False):
     precision: str | PrecisionKeys
     cache: str | CacheKeys
     state: StateKeys
-    cohort: int | Literal["auto"]
+    cohort: int | Literal["auto"] | None
     train: TrainKeys
     sampling: SamplingKeys
     aggregation: str | AggregationKeys

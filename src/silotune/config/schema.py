@@ -153,7 +153,11 @@ class Config(Section):
     precision: PrecisionConfig = PrecisionConfig()
     cache: CacheConfig = CacheConfig()
     state: StateConfig = StateConfig()
-    cohort: CohortSize = Field(1, description="silos trained in one forward pass; `auto`: by device and memory.")
+    cohort: CohortSize | None = Field(
+        None,
+        description="silos trained and scored in one forward pass; `auto`: by device and memory. By default 1, and "
+        "`auto` from 64 silos on.",
+    )
     train: TrainConfig = TrainConfig()
     sampling: SamplingConfig = SamplingConfig()
     aggregation: AggregationConfig = AggregationConfig()

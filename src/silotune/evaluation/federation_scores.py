@@ -15,8 +15,10 @@ from torch import Tensor
 from silotune.core.numeric import mean_ignoring_none
 from silotune.core.tensors import State
 from silotune.data.scores import accuracy
-from silotune.data.tasks import LOSS
+from silotune.data.tasks import LOSS, LOSS_METRICS
+from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.instance_vectors import personalized_state
+from silotune.evaluation.joint import joint_logits
 from silotune.evaluation.predict import Measured, logits, measure
 from silotune.methods.parts import Scope, names_with
 from silotune.methods.step import heads_of
@@ -44,35 +46,61 @@ def measure_silos(federation: Federation, split: Literal["validation", "test"]) 
     """Return reported silo → its model's score, predictions and, beside another metric, accuracy.
 
     Validation rows are judged by the loss if the configuration says so. For test rows with answers the loss is measured
-    as well.
+    as well. Where silos train in cohorts, they are scored in joint forwards, too.
     """
     test = split == "test"
     metric = LOSS if not test and federation.config.validates_by_loss else None
+    context, models, jobs = federation.context, *_models(federation)
 
-    def measured(model: Model, evaluation: EvaluationRows) -> Measured:
-        rows = getattr(evaluation, split)
-        return measure(federation.context, model() if len(rows) else {}, rows, metric, test)
+    def rows_of(key: _Key) -> TokenizedRows:
+        rows: TokenizedRows = getattr(models[key][1], split)
+        return rows
 
-    return evaluate_silos(federation, measured)
+    def by_logits(rows: TokenizedRows) -> bool:
+        return len(rows) > 0 and rows.task.labeled and (metric or rows.task.metric) not in LOSS_METRICS
+
+    known: dict[_Key, Tensor | None] = {}
+    if federation.cohort.size > 1:
+        labeled = [key for key in models if by_logits(rows_of(key))]
+        found = joint_logits(context, ((models[key][0](), rows_of(key)) for key in labeled))
+        known = dict(zip(labeled, found, strict=True))
+
+    def measured(key: _Key) -> Measured:
+        (model, _), rows, logits_of_rows = models[key], rows_of(key), known.get(key)
+        state = model() if len(rows) and logits_of_rows is None else {}
+        return measure(context, state, rows, metric, test, logits_of_rows)
+
+    scores = {key: measured(key) for key in models}
+    return {name: scores[key] for name, key in jobs.items()}
 
 
 def evaluate_silos(federation: Federation, evaluate: Callable[[Model, EvaluationRows], Result]) -> dict[str, Result]:
     """Call `evaluate` with the current model and the evaluation rows of every reported silo; returns silo → result.
 
-    If one data set is partitioned, all silos are evaluated on the same central rows. If they also have the same model,
-    because only shared parts predict, it is evaluated once. Without rows `evaluate` should not ask for the model: the
-    parts of a silo that was never sampled would be drawn.
+    Without rows `evaluate` should not ask for the model: the parts of a silo that was never sampled would be drawn.
+    """
+    models, jobs = _models(federation)
+    computed = {key: evaluate(model, evaluation) for key, (model, evaluation) in models.items()}
+    return {name: computed[key] for name, key in jobs.items()}
+
+
+_Key = tuple[str, int]
+
+
+def _models(federation: Federation) -> tuple[dict[_Key, tuple[Model, EvaluationRows]], dict[str, _Key]]:
+    """Return the models to score, each with its rows, and reported silo → its model's key.
+
+    If one data set is partitioned, all silos are scored on the same central rows. If they also have the same model,
+    because only shared parts predict, it is scored once.
     """
     same_model = all_share_one_model(federation.context)
-    computed: dict[tuple[str, int], Result] = {}
-    results = {}
+    models: dict[_Key, tuple[Model, EvaluationRows]] = {}
+    jobs = {}
     for silo in federation.silos.values():
         for name, evaluation in silo.evaluations.items():
-            key = ("" if same_model else silo.name, id(evaluation))
-            if key not in computed:
-                computed[key] = evaluate(partial(current_model_state, federation, silo), evaluation)
-            results[name] = computed[key]
-    return results
+            jobs[name] = ("" if same_model else silo.name, id(evaluation))
+            models.setdefault(jobs[name], (partial(current_model_state, federation, silo), evaluation))
+    return models, jobs
 
 
 def all_share_one_model(context: TrainingContext) -> bool:

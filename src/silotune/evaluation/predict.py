@@ -106,9 +106,17 @@ class Measured:
 
 
 def measure(
-    context: PredictionContext, state: State, rows: TokenizedRows, metric: str | None = None, with_loss: bool = False
+    context: PredictionContext,
+    state: State,
+    rows: TokenizedRows,
+    metric: str | None = None,
+    with_loss: bool = False,
+    known: Tensor | None = None,
 ) -> Measured:
-    """Score a model on rows, by the task's metric or the given one; `with_loss` adds the loss of written answers."""
+    """Score a model on rows, by the task's metric or the given one.
+
+    `with_loss` adds the loss of written answers; `known` are the rows' logits, if they are computed already.
+    """
     task = rows.task
     metric = metric or task.metric
     if not len(rows):
@@ -117,7 +125,7 @@ def measure(
         loss = mean_loss(context, state, rows)
         return Measured(LOSS_SCORES[metric](loss), loss=loss)
     if task.labeled:
-        outputs = logits(context, state, rows)
+        outputs = logits(context, state, rows) if known is None else known
         return Measured(judge(task, metric, outputs, rows.labels), logits=outputs)
     if rows.pairs:
         raise InputError(f"metric of task {task.name!r}: preference pairs are judged by loss, not by {metric}")

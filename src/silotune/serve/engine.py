@@ -16,6 +16,7 @@ import torch
 from silotune.data.generation_rows import read_turns
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
+from silotune.evaluation.joint import inputs_of
 from silotune.models.forward.views import View
 from silotune.models.heads.lm import LanguageModelHead, prompt_rows
 from silotune.runs.personal_model import Explanation, Text, predictions
@@ -159,7 +160,7 @@ class Engine:
         each = served.key is None and served.weighs_texts  # every text is read under a mix of its own
         parts = [[text] for text in work.texts] if each else [work.texts]
         texts = [Texts(served, _encoded(served, part)) for part in parts]
-        scored.setdefault((key, texts[0].inputs), []).append((job, texts))
+        scored.setdefault((key, inputs_of(texts[0].rows)), []).append((job, texts))
 
     def _score(self, several: Sequence[tuple[Job, list[Texts]]]) -> None:
         (_, first), *_ = several

@@ -6,7 +6,7 @@ generation, and the silos in a cohort.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -115,8 +115,14 @@ def _bytes_of_a_row(config: Config, backbone: Backbone) -> int:
     return length * (16 * backbone.hidden_size + 3 * heads * length) * backbone.word_embeddings.element_size()
 
 
+MANY_SILOS = 64
+"""From this number of silos on, `cohort=auto` is the default."""
+
 COHORT_ON_A_CPU, COHORT_ON_A_GPU = 8, 32
 """The largest cohort of `cohort=auto`; the second number is chosen, not measured."""
+
+ROWS_ON_A_CPU = 256
+"""Silos with small batches train in larger cohorts, of this many rows."""
 
 
 @dataclass(frozen=True)
@@ -130,11 +136,14 @@ class Cohort:
 ALONE = Cohort()
 
 
-def choose_cohort(configured: int | str, context: TrainingContext, silos: Iterable[Silo]) -> Cohort:
+def choose_cohort(configured: int | str | None, context: TrainingContext, silos: Collection[Silo]) -> Cohort:
     """Choose how many silos of a run train together.
 
     A configured number is taken, or refused if silos cannot share a forward; `auto` is as many as memory has room for.
+    None is 1, and `auto` where there are many silos.
     """
+    if configured is None and len(silos) < MANY_SILOS:
+        return ALONE
     obstacle = _obstacle(context)
     if isinstance(configured, int):
         if configured > 1 and obstacle:
@@ -143,10 +152,11 @@ def choose_cohort(configured: int | str, context: TrainingContext, silos: Iterab
     return Cohort(1, obstacle) if obstacle else _fitting(context, silos)
 
 
-def _fitting(context: TrainingContext, silos: Iterable[Silo]) -> Cohort:
+def _fitting(context: TrainingContext, silos: Collection[Silo]) -> Cohort:
     """Return the largest cohort whose activations of full-length rows fit into half of the memory that is left."""
     backbone, settings = context.backbone, context.train
-    of_a_view = settings.batch_size * max(
+    batch = max(1, min(settings.batch_size, max((silo.rows for silo in silos), default=settings.batch_size)))
+    of_a_view = batch * max(
         (_of_a_row(context, rows) for silo in silos for rows in silo.train.values()), default=settings.max_length
     )  # tokens of a silo's batch
     replicas = max(context.replicas(phase) for phase in context.phases)
@@ -157,7 +167,7 @@ def _fitting(context: TrainingContext, silos: Iterable[Silo]) -> Cohort:
         views = max(phase.views_with_gradient for phase in context.phases)
         if (of_bound := bound // (of_a_view * max(1, views))) <= room:
             room, reason = of_bound, f"train.tokens_at_once={bound}"
-    most = COHORT_ON_A_CPU if backbone.device.type == "cpu" else COHORT_ON_A_GPU
+    most = max(COHORT_ON_A_CPU, ROWS_ON_A_CPU // batch) if backbone.device.type == "cpu" else COHORT_ON_A_GPU
     if room < most:
         return Cohort(max(1, room), f"{reason} has room for {room}")
     return Cohort(most)

@@ -207,7 +207,7 @@ def check_federated(config: Config) -> None:
         raise InputError("rounds=0: trains nothing, and needs no silos; use --engine inprocess")
     if config.attack.name != "none":
         raise InputError("attack: simulated with --engine inprocess only; here silos are what they are")
-    if config.cohort not in (1, "auto"):
+    if config.cohort not in (None, 1, "auto"):
         raise InputError(f"cohort={config.cohort}: every silo trains on its own machine; allowed: cohort=1 or auto")
     if config.state.memory_mib is not None:
         raise InputError("state.memory_mib: of silos that one process simulates; use --engine inprocess")

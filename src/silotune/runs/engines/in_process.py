@@ -14,6 +14,7 @@ from silotune.evaluation.personalization import score_test_time
 from silotune.runs.engines.base import Broadcast, Engine, Progress, Scores
 from silotune.runs.storage.checkpoints import Checkpoint, StateMemory, load_silo
 from silotune.runs.storage.run_folder import RunFolder
+from silotune.training.at_once import ALONE
 from silotune.training.broadcasts import VariantKey
 from silotune.training.client import SiloReply
 from silotune.training.coordinator import Received
@@ -42,10 +43,10 @@ class InProcessEngine(Engine):
 
     @override
     def _restore(self) -> None:
-        """Then write an event with the cohort's size."""
+        """Then write an event with the cohort's size, if it was chosen."""
         super()._restore()
-        cohort = self.federation.cohort
-        if self.federation.config.cohort == "auto":
+        cohort, configured = self.federation.cohort, self.federation.config.cohort
+        if configured == "auto" or (configured is None and cohort != ALONE):
             self.folder.forget_event("cohort", 0)  # of the run that is resumed, perhaps on another device
             reason = {"reason": cohort.reason} if cohort.reason else {}
             self.folder.event("cohort", round=0, size=cohort.size, **reason)
