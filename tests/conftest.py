@@ -43,9 +43,10 @@ TinyFederation = Callable[..., Federation]
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage from here on, and leave what was imported out of it."""
+    """Collect garbage from here on, seldom, and leave what was imported out of it."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
     gc.enable()
 
 
