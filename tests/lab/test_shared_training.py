@@ -41,7 +41,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone_folder) -> P
     return tmp_path
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.long)])
 def test_they_have_the_results_of_runs_of_their_own(place: Path, silotune: Silotune, workers: str) -> None:
     assert silotune(*PLAN, "--workers", workers, "--out", "all").code == 0
     for twin, first in TWINS.items():
