@@ -180,7 +180,7 @@ def _written(path: Path | None) -> Iterator[Callable[[list[dict[str, Any]]], Non
 
 
 def _text_rows(path: Path, kind: str, stack: ExitStack) -> Callable[[list[dict[str, Any]]], None]:
-    """Return what writes rows as JSON lines, or as a table with JSON in the cells that are no texts or numbers."""
+    """Return a function that writes rows as JSON lines, or as CSV or TSV with lists and other nested values as JSON."""
     file = stack.enter_context(path.open("w", encoding="utf-8", newline=""))
     table = csv.writer(file, delimiter="\t" if kind == ".tsv" else ",")
 
@@ -196,7 +196,7 @@ def _text_rows(path: Path, kind: str, stack: ExitStack) -> Callable[[list[dict[s
 
 
 def _parquet(path: Path, stack: ExitStack) -> Callable[[list[dict[str, Any]]], None]:
-    """Return what writes rows as a Parquet file, a row group a portion; the first decides the columns' types."""
+    """Return a function that writes rows to a Parquet file: one row group per call, with the first call's types."""
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 

@@ -26,9 +26,9 @@ _kept: dict[str, dict[str, Rows]] = {}
 
 
 def silo_entries(silos: object) -> object:
-    """Return the key `silos` as a file may have it: tables of Python become paths that name them.
+    """Return the key `silos` as a configuration file may have it: a path takes the place of each table given in Python.
 
-    They are given as silo → table, or → split → table; or a list of groups of keys, of which `rows` holds a `Table`.
+    `silos` maps each silo to its table (or to split → table), or lists groups of keys, each with a table in `rows`.
     """
     if isinstance(silos, Mapping):
         return [{"name": str(name), "path": keep(value, f"silos.{name}")} for name, value in silos.items()]

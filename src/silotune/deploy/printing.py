@@ -147,7 +147,7 @@ def print_audit(folder: Path, as_json: bool) -> None:
 def _totals(entries: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Sum up an audit log per run: messages by kind, numbers, bytes, rounds, and the ε of all noised messages.
 
-    The same message sent again (the same digest) counts as a message; its noise, numbers and ε are no new ones.
+    A message that is sent again (with the same digest) is counted again with its bytes, but not its numbers and ε.
     """
     runs: dict[str, dict[str, Any]] = {}
     seen: set[tuple[str, str]] = set()

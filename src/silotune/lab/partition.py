@@ -135,7 +135,7 @@ class PartitionResult:
 
 
 def checked_picture(path: Path) -> Path:
-    """Return the path of a PNG file to write."""
+    """Return a path for a picture after checking that it is a .png file in a folder that exists."""
     if path.suffix.lower() != ".png" or not path.parent.is_dir():
         raise InputError(f"--out {path}: must be a .png file in a folder that exists")
     return path

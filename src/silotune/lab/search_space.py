@@ -32,7 +32,7 @@ method."""
 
 
 class Dimension(NamedTuple):
-    """A key that is searched, as a distribution of optuna; for one method, or (None) for all that have the key."""
+    """A key to search, its values as an optuna distribution, and the method it is for (None: all that have the key)."""
 
     key: str
     values: BaseDistribution

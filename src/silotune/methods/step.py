@@ -197,11 +197,11 @@ Loss = Callable[[Step], Tensor]
 
 
 def mean_over_rows(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Mark a loss that is a mean over rows or tokens, so that it may be computed piece by piece.
+    """Mark a loss that is a mean over rows or tokens, so that the rows of a batch may be trained apart.
 
-    That holds if it adds nothing but cross-entropies of heads, other means over rows where heads take means over rows
-    too, and terms that depend on no row; and if it draws no random numbers. With `train.tokens_at_once` the pieces are
-    then trained one after the other, in one pass. An override has to be marked again.
+    Such a loss adds up only cross-entropies of heads, terms that depend on no row, and other means over rows (if the
+    heads' losses are means over rows, too), and draws no random numbers. With `train.tokens_at_once` it takes one pass
+    instead of two; noise on rows (`privacy.unit`) needs it. A method that overrides a marked loss has to mark its own.
     """
     loss.mean_over_rows = True  # type: ignore[attr-defined]
     return loss

@@ -17,7 +17,7 @@ Wanted = Literal["labels", "vectors", "weights"]
 
 
 class Refusal(Exception):
-    """A request that is not answered."""
+    """Raised or delivered when the server turns a request down: the error's message, HTTP status and code."""
 
     def __init__(self, message: str, status: int = 400, code: str = "invalid_value") -> None:
         super().__init__(message)

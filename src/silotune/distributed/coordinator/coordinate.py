@@ -80,7 +80,7 @@ Load = Callable[[BackboneRequirements], Backbone]
 
 @dataclass
 class RunStart:
-    """A run whose silos, by their `names` in order, are not there yet; `request` has the fields of every request."""
+    """A run as prepared before its silos join; `names` are theirs, sorted; `request` has the fields of all requests."""
 
     job: Job
     config: Config

@@ -60,7 +60,7 @@ def score_range(metrics: Collection[str]) -> tuple[float, float]:
 
 
 def validate_scores(entry: object, ranges: Mapping[str, tuple[float, float]] = {}) -> bool:
-    """Return whether an entry holds only row counts, and scores that are None or in their range (else 0 to 100)."""
+    """Return whether an entry has only row counts, and scores that are None or in `ranges` (0 to 100 if not there)."""
     if not isinstance(entry, dict) or not entry.keys() <= {*_SCORES, "rows"}:
         return False
     rows = entry.get("rows")

@@ -65,7 +65,7 @@ def without_withdrawn(records: Records, data: SiloData) -> tuple[SiloData, dict[
 
 
 def note_use(records: Records, run: str, marks: Marks, before: str) -> None:
-    """Record the rows that a run will use, and those that trained run `before`, whose model it starts from, if any."""
+    """Record a run's rows and, if it starts from the model of another (`before`), the rows that trained that one."""
     with records.transaction() as connection:
         connection.executemany("INSERT OR IGNORE INTO used VALUES (?, ?, ?)", [(run, *mark) for mark in marks.items()])
         connection.execute(
@@ -75,7 +75,7 @@ def note_use(records: Records, run: str, marks: Marks, before: str) -> None:
 
 
 def scored_again(records: Records, marks: Marks, before: str) -> int:
-    """Return how many validation and test rows trained the run `before`; arguments as for `note_use`."""
+    """Return how many validation and test rows trained the earlier run (`before`); arguments as for `note_use`."""
     trained = _trained(records, before)
     return sum(mark in trained and split != "train" for mark, split in marks.items())
 

@@ -65,7 +65,7 @@ class _DistinctView:
         mixes: per silo, the parts that act.
         trained: whether gradients flow into parts or weights.
         shares: whether its tuners can share a forward with other mixes of the same rows.
-        dropout: its dropout of the backbone; None: as tuners choose.
+        dropout: its dropout of the backbone; None: the tuners decide.
         plan: its plan, where one holds for every batch; None: every call makes its own.
         read_as: the name under which constant views are read; None: it is always computed.
         kept_as: the names under which its readings are kept for later calls.
@@ -83,18 +83,18 @@ class _DistinctView:
 class ViewProgram:
     """Computes the views of a phase or prediction, for the batch of one silo or the batches of a cohort.
 
-    It holds as long as the tensors of its mixes are the same objects; an optimizer may change their values.
+    It can be used as long as its mixes keep the same tensor objects; an optimizer may change their values in place.
 
     Args:
         backbone: runs the forwards.
         mixes: per silo, view's name → mix; all silos have the same names.
         poolings: name → pooling, for every view.
-        readings: what heads read of a task's rows.
-        dropout: the backbone's dropout in views with gradient: its `own` rates, or one rate; None: as tuners choose.
-        constant: views that `ConstantViews` may keep.
-        same: anchor's view → the view that it equals; it is taken from that one, without gradient, and not computed.
+        readings: for a task, how each head reads the last layer's states (see `Readings`).
+        dropout: the backbone's dropout in views with gradient: its `own` rates, or one rate; None: the tuners decide.
+        constant: names of views that do not change, which `ConstantViews` may cache.
+        same: view of an anchor → the view that it equals (`Phase.same_at_start`) and is copied from, without gradient.
         activation_cache: keeps activations below the first part from batch to batch; None: they are computed each time.
-        guard: called before every run; what it raises ends the work.
+        guard: called before every `run`; it stops the work by raising.
     """
 
     def __init__(

@@ -147,7 +147,7 @@ class VerbalizerHead(Head):
         return cloze
 
     def after(self, shown: Sequence[Row], task: Task, causal: bool) -> VerbalizerHead:
-        """Return the head with answered rows before its template, each on a line."""
+        """Return a copy of the head whose template begins with the rows `shown` and their answers, one on each line."""
         cloze = self.template(task, len(shown[0].texts), causal)
         labels = [task.labels[row.label] for row in shown]
         words = [self._words.get(label, (label,))[0] for label in labels]

@@ -62,7 +62,7 @@ def add_to_experts(
 
 
 def _at_tokens(mix: Sequence[WeightedTensors], module: str, x: Tensor) -> list[WeightedTensors]:
-    """Return the mix with the weights that tokens have at a module, whose input x is."""
+    """Compute the weights that a mix has per token (`part.tokens`) from x, the module's input; other weights stay."""
     return [part if part.tokens is None else replace(part, weight=part.tokens.at(module, x)) for part in mix]
 
 
