@@ -31,6 +31,9 @@ Result = TypeVar("Result")
 
 Model = Callable[[], State]
 
+_Key = tuple[str, int]
+"""The silo whose model it is ("" if all silos have one model), and the identity of the rows that score it."""
+
 
 def current_model_state(federation: Federation, silo: Silo) -> State:
     """Return all parts of a silo's model, with the coordinator's current shared parts; see `personalized_state`."""
@@ -50,7 +53,7 @@ def measure_silos(federation: Federation, split: Literal["validation", "test"]) 
     """
     test = split == "test"
     metric = LOSS if not test and federation.config.validates_by_loss else None
-    context, models, jobs = federation.context, *_models(federation)
+    context, models, key_of = federation.context, *_models(federation)
 
     def rows_of(key: _Key) -> TokenizedRows:
         rows: TokenizedRows = getattr(models[key][1], split)
@@ -71,7 +74,7 @@ def measure_silos(federation: Federation, split: Literal["validation", "test"]) 
         return measure(context, state, rows, metric, test, logits_of_rows)
 
     scores = {key: measured(key) for key in models}
-    return {name: scores[key] for name, key in jobs.items()}
+    return {name: scores[key] for name, key in key_of.items()}
 
 
 def evaluate_silos(federation: Federation, evaluate: Callable[[Model, EvaluationRows], Result]) -> dict[str, Result]:
@@ -79,12 +82,9 @@ def evaluate_silos(federation: Federation, evaluate: Callable[[Model, Evaluation
 
     Without rows `evaluate` should not ask for the model: the parts of a silo that was never sampled would be drawn.
     """
-    models, jobs = _models(federation)
+    models, key_of = _models(federation)
     computed = {key: evaluate(model, evaluation) for key, (model, evaluation) in models.items()}
-    return {name: computed[key] for name, key in jobs.items()}
-
-
-_Key = tuple[str, int]
+    return {name: computed[key] for name, key in key_of.items()}
 
 
 def _models(federation: Federation) -> tuple[dict[_Key, tuple[Model, EvaluationRows]], dict[str, _Key]]:
@@ -95,12 +95,12 @@ def _models(federation: Federation) -> tuple[dict[_Key, tuple[Model, EvaluationR
     """
     same_model = all_share_one_model(federation.context)
     models: dict[_Key, tuple[Model, EvaluationRows]] = {}
-    jobs = {}
+    key_of = {}
     for silo in federation.silos.values():
         for name, evaluation in silo.evaluations.items():
-            jobs[name] = ("" if same_model else silo.name, id(evaluation))
-            models.setdefault(jobs[name], (partial(current_model_state, federation, silo), evaluation))
-    return models, jobs
+            key_of[name] = ("" if same_model else silo.name, id(evaluation))
+            models.setdefault(key_of[name], (partial(current_model_state, federation, silo), evaluation))
+    return models, key_of
 
 
 def all_share_one_model(context: TrainingContext) -> bool:

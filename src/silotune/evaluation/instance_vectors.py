@@ -37,14 +37,20 @@ class Weights:
     sampled: Tensor
 
 
-@torch.no_grad()
 def embed(context: PredictionContext, state: State, rows: TokenizedRows) -> Tensor:
     """Embed each row's text, without the answer, under the method's view: shape (rows, hidden), float32, on the CPU."""
-    weighting = context.prediction.weighting
+    weighting, kept = context.prediction.weighting, context.vectors
     assert weighting is not None, f"method {context.method_name} does not weigh texts"
-    key = (id(rows), _made_with(weighting, state)) if context.vectors is not None else None
-    if context.vectors is not None and key in context.vectors:
-        return context.vectors[key]
+    if kept is None:
+        return _embed(context, weighting, state, rows)
+    key = id(rows), _made_with(weighting, state)
+    if key not in kept:
+        kept[key] = _embed(context, weighting, state, rows)
+    return kept[key]
+
+
+@torch.no_grad()
+def _embed(context: PredictionContext, weighting: InstanceWeighting, state: State, rows: TokenizedRows) -> Tensor:
     texts = prompt_rows(rows) if rows.task.kind == "generation" else replace(rows, reads=None, targets=None)
     mix = context.entries(weighting.view, context.place(state))
     reading = weighting.representation
@@ -53,8 +59,6 @@ def embed(context: PredictionContext, state: State, rows: TokenizedRows) -> Tens
     pad = context.backbone.pad_id
     for batch in evaluation_batches(texts, pad, context.backbone.call_cost, context.rows_scored):
         vectors[batch.rows] = program(batch)[""][reading].float().cpu()
-    if context.vectors is not None and key is not None:
-        context.vectors[key] = vectors
     return vectors
 
 

@@ -72,6 +72,11 @@ class Decoding(ABC):
             self._plan = self._mixes.plan(self._backbone)
         self.rows = len(rows)
 
+    @property
+    def joins(self) -> bool:
+        """Whether rows of another decoding can join; known once this one has begun."""
+        return False
+
     def join(self, other: Decoding) -> Tensor | None:
         """Continue with the rows of another decoding, too; it has begun, and its mixes can share forwards with these.
 
@@ -110,7 +115,6 @@ class KeptKeys(DynamicCache):
 
     def __init__(self, config: Any, dtype: torch.dtype | None) -> None:
         super().__init__(config=config)
-        self.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in self.layers]
         self._dtype = dtype
 
     @override
@@ -132,42 +136,7 @@ class KeptKeys(DynamicCache):
     @property
     def sees_everything(self) -> bool:
         """Whether every layer looks at all tokens before, rather than at a window of them."""
-        return all(type(layer) is GrowingLayer for layer in self.layers)
-
-
-class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """Keeps a layer's keys and values with room for more tokens, so that they are not copied at each one.
-
-    `keys` and `values`, shape (rows, heads, tokens, size), are views of tensors with up to `ROOM` more tokens. Whoever
-    puts others in their place, such as a selection of rows, has the next token copy these once.
-    """
-
-    ROOM = 64
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._grown: dict[str, tuple[Tensor, Tensor]] = {}
-
-    @override
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        self.keys, self.values = self._append("keys", key_states), self._append("values", value_states)
-        return self.keys, self.values
-
-    def _append(self, name: str, new: Tensor) -> Tensor:
-        kept: Tensor = getattr(self, name)
-        before = kept.shape[-2] if kept.numel() else 0
-        after = before + new.shape[-2]
-        seen, room = self._grown.get(name, (None, new))
-        if seen is not kept or room.shape[-2] < after:
-            room = new.new_empty(*new.shape[:-2], after + self.ROOM, new.shape[-1])
-            if before:
-                room[..., :before, :] = kept
-        room[..., before:after, :] = new
-        grown = room[..., :after, :]
-        self._grown[name] = grown, room
-        return grown
+        return all(type(layer) is DynamicLayer for layer in self.layers)
 
 
 class CausalDecoding(Decoding):
@@ -216,10 +185,14 @@ class CausalDecoding(Decoding):
         self._cache.batch_select_indices(index)
         self._mask = self._mask[index]
 
+    @property
+    @override
+    def joins(self) -> bool:
+        return self._counts_positions and self._cache.sees_everything
+
     @override
     def join(self, other: Decoding) -> Tensor | None:
-        known = self._counts_positions and self._cache.sees_everything
-        if not known or not isinstance(other, CausalDecoding):
+        if not self.joins or not isinstance(other, CausalDecoding):
             return None
         own, new = self._mixes, other._mixes
         self._mixes, order = RowMixes.merged([*own.mixes, *new.mixes], [*own.sizes, *new.sizes])

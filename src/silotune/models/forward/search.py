@@ -113,31 +113,23 @@ def greedy(
         Token ids per row without the end token.
     """
     answers = [_Greedy(ends, max_new_tokens) for _ in rows]
-    steps: Steps[_Greedy] | None = None
-    begun, places = 0, max(1, rows_at_once // 2)
-    while begun < len(rows) or (steps is not None and steps.rows):
-        growing = 0 if steps is None else len(steps.rows)
-        if begun < len(rows) and rows_at_once - growing >= places:
-            new = slice(begun, begun + rows_at_once - growing)
-            more = Steps(begin(rows[new]), answers[new])
-            begun = min(new.stop, len(rows))
-            more.step()
-            if steps is None or not steps.rows:
-                steps = more
-            elif more.rows and not steps.join(more):
-                _finish(steps)
-                steps, places = more, rows_at_once
-        else:
-            assert steps is not None
-            steps.step()
-        if follow is not None:
-            follow(answers[0].ids)
-    return [answer.ids for answer in answers]
-
-
-def _finish(steps: Steps[Any]) -> None:
+    steps, begun = Steps(begin(rows[:rows_at_once]), answers[:rows_at_once]), rows_at_once
     while steps.rows:
         steps.step()
+        if follow is not None:
+            follow(answers[0].ids)
+        free = rows_at_once - len(steps.rows)
+        ready = not steps.rows or (steps.decoding.joins and 2 * free >= rows_at_once)
+        if begun < len(rows) and ready:
+            new = slice(begun, begun + free)
+            more, begun = Steps(begin(rows[new]), answers[new]), new.stop
+            if not steps.rows:
+                steps = more
+                continue
+            more.step()
+            if more.rows:
+                steps.join(more)
+    return [answer.ids for answer in answers]
 
 
 def beam_search(decoding: Decoding, ends: Set[int], beams: int, max_new_tokens: int) -> list[list[int]]:
