@@ -152,19 +152,18 @@ class _Model(GenerationMixin):
     main_input_name = "input_ids"
 
     def __init__(self, decoding: Decoding, beams: int) -> None:
-        self.config, self.generation_config = PretrainedConfig(), _Options()
+        self._first: Tensor | None = decoding.first()
+        self.config, self.generation_config = PretrainedConfig(vocab_size=self._first.shape[-1]), _Options()
         self.device = decoding.device
         self._decoding, self._beams = decoding, beams
-        self._began = False
 
     def __call__(self, input_ids: Tensor, **_: Any) -> Any:
         """Score the token after `input_ids`, shape (rows · beams,)."""
-        if self._began:
+        if self._first is None:
             scores = self._decoding.next(input_ids)
         else:
-            self._began = True
             repeated = torch.arange(self._decoding.rows, device=self.device).repeat_interleave(self._beams)
-            scores = self._decoding.first()[repeated]
+            scores, self._first = self._first[repeated], None
             self._decoding.select(repeated)
         return CausalLMOutputWithPast(logits=cast(Any, scores.unsqueeze(1)), past_key_values=cast(Any, self._decoding))
 
