@@ -153,7 +153,8 @@ class _Model(GenerationMixin):
 
     def __init__(self, decoding: Decoding, beams: int) -> None:
         self._first: Tensor | None = decoding.first()
-        self.config, self.generation_config = PretrainedConfig(vocab_size=self._first.shape[-1]), _Options()
+        self.config, self.generation_config = PretrainedConfig(), _Options()
+        cast(Any, self.config).vocab_size = self._first.shape[-1]  # transformers 5.17 asks for it
         self.device = decoding.device
         self._decoding, self._beams = decoding, beams
 
