@@ -24,7 +24,7 @@ from silotune.runs.build.resolve import make_method
 from silotune.training.phase_batches import check_rows, token_limit
 from silotune.training.silo import SiloState
 from silotune.training.step_gradients import StepGradients
-from tests.support.device_rig import config_of
+from tests.support.device_rig import config_of, skip_refused
 from tests.support.numeric_rig import parts_in_double
 from tests.support.preferences import write_kinds
 
@@ -120,7 +120,7 @@ def make(data, tmp_path_factory, monkeypatch):
         except InputError as refusal:
             if refused:
                 raise
-            pytest.skip(f"refused: {refusal}")
+            skip_refused(method, head, refusal)
         made.backbone.model.double()
         return made
 

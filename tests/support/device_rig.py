@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -186,6 +187,11 @@ def made_or_skipped(make: Make, method: str, head: str, *words: str) -> Federati
     try:
         return make(method, head, *words)
     except InputError as refusal:
-        if head == METHODS[method].defaults.get("head", "mlp"):
-            raise
-        pytest.skip(f"refused: {refusal}")
+        skip_refused(method, head, refusal)
+
+
+def skip_refused(method: str, head: str, refusal: InputError) -> NoReturn:
+    """Skip a head that a run of the method refuses; the method's own head must be possible."""
+    if head == METHODS[method].defaults.get("head", "mlp"):
+        raise refusal
+    pytest.skip(f"refused: {refusal}")

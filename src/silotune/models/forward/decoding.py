@@ -77,13 +77,16 @@ class Decoding(ABC):
         """Whether rows of another decoding can join; known once this one has begun."""
         return False
 
-    def join(self, other: Decoding) -> Tensor | None:
-        """Continue with the rows of another decoding, too; it has begun, and its mixes can share forwards with these.
+    def join(self, other: Decoding) -> Tensor:
+        """Continue with the rows of another decoding, too, if this one `joins`.
+
+        Args:
+            other: over the same backbone; it has begun, and its mixes can share forwards with these.
 
         Returns:
-            The new order of both decodings' rows, shape (rows,); None if their caches cannot be joined.
+            The new order of both decodings' rows, shape (rows,).
         """
-        return None
+        raise NotImplementedError
 
     def _scores(self, states: Callable[[], Tensor]) -> Tensor:
         lm_head = self._backbone.lm_head
@@ -191,9 +194,8 @@ class CausalDecoding(Decoding):
         return self._counts_positions and self._cache.sees_everything
 
     @override
-    def join(self, other: Decoding) -> Tensor | None:
-        if not self.joins or not isinstance(other, CausalDecoding):
-            return None
+    def join(self, other: Decoding) -> Tensor:
+        other = cast(CausalDecoding, other)
         own, new = self._mixes, other._mixes
         self._mixes, order = RowMixes.merged([*own.mixes, *new.mixes], [*own.sizes, *new.sizes])
         mask = _stack_right([self._mask, other._mask], 1)[order]

@@ -64,9 +64,9 @@ class Steps(Generic[AnyRow]):
 
     def join(self, other: Steps[AnyRow]) -> bool:
         """Take other answers into these steps, both of which have begun; returns whether that can be."""
-        order = self.decoding.join(other.decoding)
-        if order is None:
+        if not self.decoding.joins:
             return False
+        order = self.decoding.join(other.decoding)
         both, tokens = self.rows + other.rows, [each for each in (self._tokens, other._tokens) if each is not None]
         self.rows = [both[row] for row in order.tolist()]
         self._tokens = torch.cat(tokens)[order.to(self.decoding.device)]
