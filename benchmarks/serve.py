@@ -225,7 +225,7 @@ def _peft(served: dict[str, Served], kind: str, asked: Asked, tokens: int) -> di
     task = "CAUSAL_LM" if kind == "text" else "FEATURE_EXTRACTION"
     model: Any = None
     for silo, one in served.items():
-        (tensors,) = (own for own in one.state.values() if any("lora_A" in name for name in own))
+        (tensors,) = (own for own in one.model.state.values() if any("lora_A" in name for name in own))
         adapter = MergedAdapter(tensors, tuner.options_of(tensors))
         fields = tuner.peft_config(backbone, adapter, task) or {}
         config = LoraConfig(**{key: value for key, value in fields.items() if key not in ("peft_type", "bias")})
@@ -254,7 +254,7 @@ def _peft(served: dict[str, Served], kind: str, asked: Asked, tokens: int) -> di
             mask = inputs["attention_mask"].unsqueeze(-1)
             pooled = (states * mask).sum(1) / mask.sum(1)
             for row, (silo, _) in enumerate(rows):
-                head: Tensors = served[silo].head
+                head: Tensors = served[silo].model.state["head"]
                 torch.nn.functional.linear(pooled[row], head["made.out.weight"], head["made.out.bias"])
 
     def by_request() -> None:

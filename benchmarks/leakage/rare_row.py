@@ -14,8 +14,8 @@ from torch import Tensor
 from benchmarks.leakage.one_silo import OneSilo, demo, private
 from silotune.core.tensors import State
 from silotune.data.batching import evaluation_batches
+from silotune.evaluation.predict import Predictor
 from silotune.training.federation import Federation
-from silotune.training.prediction import Predictor
 
 ROWS = 60
 

@@ -12,9 +12,9 @@ from silotune.data import batching
 from silotune.data.batching import CALL_COST, call_cost_for, epoch_batches, make_batch
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
+from silotune.evaluation.predict import Predictor
 from silotune.methods.parts import Scope
 from silotune.runs.build.builder import build
-from silotune.training.prediction import Predictor
 from tests.support.numeric_rig import cut_batch, doubled, make_step, random_parts, trained
 from tests.support.tiny import FAMILIES, METHODS, ONE_TASK
 

@@ -12,9 +12,9 @@ from silotune.data.batching import Batch, make_batch
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
+from silotune.evaluation.predict import Predictor
 from silotune.models.heads import HEADS, PLAIN, LanguageModelHead, LossRecipe
 from silotune.training.phase_batches import phase_batches
-from silotune.training.prediction import Predictor
 from tests.models.heads.test_lm_loss import ROWS, TASK, encoded
 from tests.support.language_models import backbone_of, made
 from tests.support.views import view_of_batch

@@ -10,11 +10,11 @@ from transformers import AutoModel
 
 from silotune.core.tensors import digest, flatten
 from silotune.errors import InputError
+from silotune.evaluation.predict import Predictor
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.training.at_once import choose_cohort
 from silotune.training.phase_batches import phase_batches
-from silotune.training.prediction import Predictor
 from tests.support.tiny import FAMILIES as TOKENIZERS
 from tests.support.tuner_families import batch, make_backbone, make_model
 

@@ -7,11 +7,11 @@ import pytest
 from silotune.config.parse import dump
 from silotune.errors import InputError
 from silotune.evaluation import predict
+from silotune.evaluation.predict import Predictor
 from silotune.models.heads import LanguageModelHead
 from silotune.runs.build.resolve import read_config
 from silotune.training import at_once
 from silotune.training.at_once import rows_scored, rows_written
-from silotune.training.prediction import Predictor
 from tests.support.language_models import backbone_of
 
 

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from silotune.core.tensors import State, Tensors
+from silotune.core.tensors import State
 from silotune.data.batching import make_batch
 from silotune.data.cohort_batches import cut_jointly
 from silotune.data.tokenized import HEAD_INPUTS, HOST_INPUTS, TokenizedRows
-from silotune.evaluation.instance_vectors import weigh
-from silotune.methods.step import head_tensors
-from silotune.models.backbone.backbone import Backbone
+from silotune.evaluation.predict import Predictor
 from silotune.models.backbone.padding import Padding
-from silotune.models.forward.mixing import fold_entries, select_rows
-from silotune.models.forward.row_mixes import Mixed, RowMixes, sharing_key
+from silotune.models.forward.mixing import select_rows
+from silotune.models.forward.row_mixes import RowMixes
 from silotune.models.forward.views import POOLINGS, View
-from silotune.models.heads import Head
 from silotune.training.prediction import PredictionContext
 
-
-@dataclass(frozen=True)
-class ModelRows:
-    """Some rows of one model: the mix that acts on them, and the head that reads them."""
-
-    rows: TokenizedRows
-    mix: Mixed
-    head: Head
+ModelRows = tuple[Predictor, TokenizedRows]
+"""A model and some rows that it reads."""
 
 
 def inputs_of(rows: TokenizedRows) -> tuple[bool, ...]:
@@ -39,14 +29,19 @@ def inputs_of(rows: TokenizedRows) -> tuple[bool, ...]:
 
 
 @torch.no_grad()
-def read(backbone: Backbone, several: Sequence[ModelRows]) -> list[View]:
-    """Return each model's view of its rows, in their order; the mixes have one `sharing_key`, or there is one model."""
-    readings = [each.head.reading(backbone, each.rows.task) for each in several]
+def read(several: Sequence[ModelRows]) -> list[View]:
+    """Return each model's view of its rows, in their order.
+
+    The models have one `Predictor.key`; or there is one model, with one row if its key is None and it weighs texts.
+    """
+    backbone = several[0][0].context.backbone
+    mixes = [predictor.mix(predictor.weigh(rows)) for predictor, rows in several]
+    readings = [predictor.head.reading(backbone, rows.task) for predictor, rows in several]
     found: list[list[tuple[Tensor, dict[str, Tensor]]]] = [[] for _ in several]
-    batches = [make_batch(each.rows, range(len(each.rows)), backbone.pad_id, None) for each in several]
+    batches = [make_batch(rows, range(len(rows)), backbone.pad_id, None) for _, rows in several]
     for micro in cut_jointly(batches, backbone.pad_id, backbone.call_cost):
         order = [batches[piece.owner].rows[piece.rows] for piece in micro.pieces]
-        own = [select_rows(several[piece.owner].mix, rows) for piece, rows in zip(micro.pieces, order, strict=True)]
+        own = [select_rows(mixes[piece.owner], rows) for piece, rows in zip(micro.pieces, order, strict=True)]
         joint, there = RowMixes.merged(own, micro.sizes)
         plan = joint.plan(backbone)
         inputs = {
@@ -62,7 +57,7 @@ def read(backbone: Backbone, several: Sequence[ModelRows]) -> list[View]:
             values = {name: pool(of_piece, inputs) for name, pool in POOLINGS.items()}
             reading = readings[piece.owner]
             if reading is not None:
-                values[several[piece.owner].head.name] = reading(of_piece, inputs, plan)
+                values[several[piece.owner][0].head.name] = reading(of_piece, inputs, plan)
             found[piece.owner].append((rows, values))
     return [_in_order(each) for each in found]
 
@@ -77,41 +72,21 @@ def joint_logits(context: PredictionContext, models: Iterable[tuple[State, Token
 
     None stands for rows that share it with no other model's; `predict.logits` scores them.
     """
-    group: list[_Prepared] = []
+    group: list[ModelRows] = []
     for state, rows in models:
-        prepared = _prepare(context, state, rows)
-        if sum(len(each.read.rows) for each in [*group, prepared]) > context.rows_scored:
-            yield from _logits_of(context, group)
+        if sum(len(other) for _, other in group) + len(rows) > context.rows_scored:
+            yield from _logits_of(group)
             group = []
-        group.append(prepared)
-    yield from _logits_of(context, group)
+        group.append((Predictor(context, state), rows))
+    yield from _logits_of(group)
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    read: ModelRows
-    head: Tensors
-    key: Hashable
-
-
-@torch.no_grad()
-def _prepare(context: PredictionContext, state: State, rows: TokenizedRows) -> _Prepared:
-    placed, weights = context.place(state), weigh(context, state, rows)
-    mix = fold_entries(context.backbone, context.prediction_mix(placed, None if weights is None else weights.alpha))
-    read = ModelRows(rows, [part for part in mix if part.present], context.answering)
-    key = sharing_key(context.backbone, read.mix)
-    return _Prepared(
-        read, head_tensors(context.prediction.head, placed), None if key is None else (key, inputs_of(rows))
-    )
-
-
-@torch.no_grad()
-def _logits_of(context: PredictionContext, group: Sequence[_Prepared]) -> Iterator[Tensor | None]:
+def _logits_of(group: Sequence[ModelRows]) -> Iterator[Tensor | None]:
     """Yield the logits of a group's models, in their order; successive ones with one key share forwards."""
-    for key, same in groupby(group, key=lambda each: each.key):
+    for (key, _), same in groupby(group, key=lambda each: (each[0].key, inputs_of(each[1]))):
         several = list(same)
         if key is None or len(several) == 1:
             yield from [None] * len(several)
             continue
-        for each, view in zip(several, read(context.backbone, [each.read for each in several]), strict=True):
-            yield context.answering.logits(each.head, view, each.read.rows.task).float().cpu()
+        for (predictor, rows), view in zip(several, read(several), strict=True):
+            yield predictor.logits_of(view, rows.task).float().cpu()

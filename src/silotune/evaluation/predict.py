@@ -1,10 +1,14 @@
-"""A model's predictions on rows: `logits`, or written `answers`; `measure` and `score` judge them by metric or loss."""
+"""A model's predictions: a `Predictor` reads batches; `logits` and `answers` are of rows, `measure` and `score` judge.
+
+Every command that predicts, from scores in training to `serve`, reads a model through its `Predictor`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -12,18 +16,126 @@ from torch import Tensor
 from silotune.core.tensors import State
 from silotune.data.batching import Batch, evaluation_batches
 from silotune.data.scores import LOSS_SCORES, TEXT_SCORES, exact_match, judge
-from silotune.data.tasks import LOSS_METRICS
+from silotune.data.tasks import LOSS_METRICS, Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.evaluation.instance_vectors import weigh
+from silotune.methods.step import REFERENCE, head_tensors
 from silotune.models.forward.generation import generate
+from silotune.models.forward.mixing import MixEntry, fold_entries
+from silotune.models.forward.row_mixes import sharing_key
+from silotune.models.forward.view_program import ViewProgram
+from silotune.models.forward.views import View
+from silotune.models.heads import PLAIN
+from silotune.models.heads.base import head_readings
 from silotune.models.heads.lm import LanguageModelHead, prompt_rows
-from silotune.training.prediction import PredictionContext, Predictor
+from silotune.training.prediction import PredictionContext
+
+
+class Predictor:
+    """One model on its backbone: the mix that answers, the head that reads it, and what they say about batches.
+
+    Args:
+        context: backbone, parts and head.
+        state: the tensors of all parts, and the vectors of the silo's rows where texts are weighed by them.
+        alpha: the weight of each row of which batches are asked, shape (rows,), if the method weighs texts.
+    """
+
+    def __init__(self, context: PredictionContext, state: State, alpha: Tensor | None = None) -> None:
+        self.context, self.alpha = context, alpha
+        self._unplaced, self._placed = state, context.place(state)
+        self.head, self._tensors = context.answering, head_tensors(context.prediction.head, self._placed)
+
+    @classmethod
+    def of(cls, context: PredictionContext, state: State, rows: TokenizedRows) -> Self:
+        """Return the predictor of batches of these rows."""
+        predictor = cls(context, state)
+        predictor.alpha = predictor.weigh(rows)
+        return predictor
+
+    @torch.no_grad()
+    def weigh(self, rows: TokenizedRows) -> Tensor | None:
+        """Return the weight of each row, shape (rows,), if the method weighs texts."""
+        weights = weigh(self.context, self._unplaced, rows)
+        return None if weights is None else weights.alpha
+
+    def mix(self, alpha: Tensor | None = None) -> list[MixEntry]:
+        """Return the parts that act on rows, with `alpha`, shape (rows,), if the method weighs texts.
+
+        Where rows cannot share a forward, the weight of a single row is one number, which every tuner takes.
+        """
+        if alpha is None:
+            return self._fixed_mix
+        mix = self._mix(alpha)
+        if len(alpha) > 1 or self.key is not None:
+            return mix
+        return [replace(part, weight=float(part.weight)) if part.by_row else part for part in mix]
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Rows of models with equal keys can share a forward; None: with no other model's rows."""
+        half = None if self.context.prediction.weighting is None else torch.full((1,), 0.5)
+        return sharing_key(self.context.backbone, self._mix(half))
+
+    @cached_property
+    def _fixed_mix(self) -> list[MixEntry]:
+        return self._mix(None)
+
+    @torch.no_grad()
+    def _mix(self, alpha: Tensor | None) -> list[MixEntry]:
+        return fold_entries(self.context.backbone, self.context.prediction_mix(self._placed, alpha))
+
+    @torch.no_grad()
+    def logits(self, batch: Batch) -> Tensor:
+        """Return the logits of a batch of one task, shape (rows, outputs), in the batch's order."""
+        return self.logits_of(self._views(batch)["prediction"], batch.task)
+
+    @torch.no_grad()
+    def logits_of(self, view: View, task: Task) -> Tensor:
+        """Return the logits of rows, shape (rows, outputs), from the view of them under the model's mix."""
+        return self.head.logits(self._tensors, view, task)
+
+    @torch.no_grad()
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the head's loss of a batch, shape ()."""
+        views = self._views(batch)
+        if self.head.reads_reference:
+            return self.head.referenced_loss(self._tensors, views["prediction"], views[REFERENCE], batch)
+        return self.head.training_loss(self._tensors, views["prediction"], batch, PLAIN)
+
+    @torch.no_grad()
+    def likelihoods(self, batch: Batch) -> Tensor:
+        """Return the mean log-likelihood of each row's targets under a language model, shape (rows,)."""
+        sums, counts = self._views(batch)["prediction"][self.head.name].unbind(1)
+        return -sums / counts
+
+    def _views(self, batch: Batch) -> dict[str, View]:
+        program = self._program if self.alpha is None else self._compile(self.alpha[batch.rows])
+        return program(batch)
+
+    @cached_property
+    def _program(self) -> ViewProgram:
+        return self._compile(None)
+
+    @torch.no_grad()
+    def _compile(self, alpha: Tensor | None) -> ViewProgram:
+        """Compile the prediction's mix, and where the head wants it the backbone alone."""
+        context = self.context
+        mixes = {"prediction": self.mix(alpha)}
+        if self.head.reads_reference:
+            mixes[REFERENCE] = []
+        return ViewProgram(
+            context.backbone,
+            [mixes],
+            readings=partial(head_readings, [self.head], context.backbone, 0.0),
+            activation_cache=context.cache,
+            guard=context.guard,
+        )
 
 
 def logits(context: PredictionContext, state: State, rows: TokenizedRows) -> Tensor:
     """Return the logits of all rows, shape (rows, outputs), in the rows' order."""
-    predictor, result = _predictor(context, state, rows), torch.zeros(len(rows), rows.task.outputs)
+    predictor, result = Predictor.of(context, state, rows), torch.zeros(len(rows), rows.task.outputs)
     for batch in _batches(context, rows):
         result[batch.rows] = predictor.logits(batch).float().cpu()
     return result
@@ -36,8 +148,8 @@ def answers(
     """Return the personalized model's answer to each row's prompt; `follow` is passed on to `generate`."""
     head = context.head
     assert isinstance(head, LanguageModelHead), "a generation task has a language-model head"
-    weights = weigh(context, state, rows)
-    mix = context.prediction_mix(context.place(state), None if weights is None else weights.alpha)
+    predictor = Predictor.of(context, state, rows)
+    mix = predictor.mix(predictor.alpha)
     return generate(context.backbone, prompt_rows(rows), mix, head.generation, context.rows_written, follow)
 
 
@@ -59,8 +171,8 @@ def picked_answers(context: PredictionContext, state: State, rows: TokenizedRows
         ids = [[*prompt, *answer] for prompt, answer in zip(asked, answers, strict=True)]
         reads = [list(range(len(prompt) - 1, len(whole) - 1)) for prompt, whole in zip(asked, ids, strict=True)]
         candidates = TokenizedRows(rows.task, ids, None, labels, reads=reads, targets=answers)
-    weights = weigh(context, state, rows)
-    predictor = Predictor(context, state, None if weights is None else weights.alpha[torch.tensor(owners)])
+    predictor = Predictor.of(context, state, rows)
+    predictor.alpha = None if predictor.alpha is None else predictor.alpha[torch.tensor(owners)]
     likely = torch.zeros(len(owners))
     for batch in _batches(context, candidates):
         likely[batch.rows] = predictor.likelihoods(batch).float().cpu()
@@ -70,7 +182,7 @@ def picked_answers(context: PredictionContext, state: State, rows: TokenizedRows
 
 def mean_loss(context: PredictionContext, state: State, rows: TokenizedRows) -> float:
     """Return the head's mean loss: over rows, or over the tokens of all responses."""
-    predictor = _predictor(context, state, rows)
+    predictor = Predictor.of(context, state, rows)
     losses, units = [], []
     for batch in _batches(context, rows):
         losses.append(predictor.loss(batch))
@@ -78,11 +190,6 @@ def mean_loss(context: PredictionContext, state: State, rows: TokenizedRows) -> 
         units.append(len(batch) if own is None else own)
     means = torch.stack(losses).cpu().double()  # mps has no float64
     return float((means * torch.tensor(units, dtype=means.dtype)).sum() / sum(units))
-
-
-def _predictor(context: PredictionContext, state: State, rows: TokenizedRows) -> Predictor:
-    weights = weigh(context, state, rows)
-    return Predictor(context, state, None if weights is None else weights.alpha)
 
 
 def _batches(context: PredictionContext, rows: TokenizedRows) -> Iterator[Batch]:

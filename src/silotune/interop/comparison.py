@@ -13,7 +13,7 @@ from torch import Tensor
 
 from silotune.data.batching import make_batch
 from silotune.data.tokenized import HEAD_INPUTS
-from silotune.evaluation.predict import logits
+from silotune.evaluation.predict import Predictor, logits
 from silotune.interop.onnx_model import onnx_logits
 from silotune.interop.selection import ExportSelection
 from silotune.interop.standalone import CLASSIFIERS, KINDS, opened
@@ -83,7 +83,7 @@ def _own(selection: ExportSelection, texts: list[Any]) -> list[Tensor]:
     if context.head.name in CLASSIFIERS:
         return list(logits(context, model.state, rows))
     backbone = context.backbone
-    plan = make_plan(backbone, context.prediction_mix(context.place(model.state)))
+    plan = make_plan(backbone, Predictor(context, model.state).mix())
     assert backbone.lm_head is not None, "a head without tensors reads the vocabulary"
     return [
         backbone.lm_head(backbone.encode(inputs, plan), None, plan.weights)[0] for inputs in _inputs(selection, texts)

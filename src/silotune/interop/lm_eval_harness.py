@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from silotune.data.batching import evaluation_batches
 from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, READ_TARGETS, Inputs, TokenizedRows
 from silotune.errors import InputError
-from silotune.evaluation.instance_vectors import weigh
+from silotune.evaluation.predict import Predictor
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.forward.generation import GenerationOptions, generate_ids
 from silotune.models.forward.view_program import ViewProgram
@@ -36,7 +36,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         super().__init__()
         if model.task.kind != "generation":
             raise InputError("--lm-eval: this model classifies texts; allowed: models with head=lm or dpo")
-        self._context, self._state, self._task = model.context, model.state, model.task
+        self._context, self._task = model.context, model.task
+        self._predictor = Predictor(model.context, model.state)
         self._backbone = self._context.backbone
         head = self._context.head
         assert isinstance(head, LanguageModelHead), "heads of written answers are"
@@ -94,14 +95,12 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
         labels = torch.zeros(len(ids), dtype=torch.int64)
         rows = TokenizedRows(self._task, ids, None, labels, reads=reads, targets=targets, prompts=prompts)
         scores = torch.zeros(len(rows), 2)
-        weights = weigh(self._context, self._state, rows)
-        placed = self._context.place(self._state)
+        weights = self._predictor.weigh(rows)
         with torch.no_grad():
             for batch in evaluation_batches(
                 rows, self._backbone.pad_id, self._backbone.call_cost, self._context.rows_scored
             ):
-                alpha = None if weights is None else weights.alpha[batch.rows]
-                mix = self._context.prediction_mix(placed, alpha)
+                mix = self._predictor.mix(None if weights is None else weights[batch.rows])
                 program = ViewProgram(self._backbone, [{"": mix}], {}, lambda task: {"scores": self._read})
                 scores[batch.rows] = program(batch)[""]["scores"].float().cpu()
         return [(float(value), bool(greedy)) for value, greedy in scores.tolist()]
@@ -150,10 +149,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
                 )
             prompt = self.tok_encode(text)[-(self.max_length - new) :]
             labels = torch.zeros(1, dtype=torch.int64)
-            weights = weigh(self._context, self._state, TokenizedRows(self._task, [prompt], None, labels))
-            mix = self._context.prediction_mix(
-                self._context.place(self._state), None if weights is None else weights.alpha
-            )
+            weights = self._predictor.weigh(TokenizedRows(self._task, [prompt], None, labels))
+            mix = self._predictor.mix(weights)
             (ids,) = generate_ids(self._backbone, [prompt], mix, GenerationOptions(1, new))
             answer = str(self.tokenizer.decode(ids, skip_special_tokens=True))
             for end in options["until"]:

@@ -19,14 +19,13 @@ from silotune.core.tensors import State
 from silotune.data.batching import make_batch
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import require_known
-from silotune.evaluation.instance_vectors import weigh
-from silotune.evaluation.predict import answers
+from silotune.evaluation.predict import Predictor, answers
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.runs.model_file import model_folder
 from silotune.runs.personal_model import PersonalModel
 from silotune.training.federation import Federation
-from silotune.training.prediction import PredictionContext, Predictor
+from silotune.training.prediction import PredictionContext
 from silotune.training.silo import Silo
 
 CONFIDENCE = 0.95
@@ -37,8 +36,7 @@ ALARMS = 0.1
 
 def row_losses(context: PredictionContext, state: State, rows: TokenizedRows, count: int | None = None) -> list[float]:
     """Return the loss of each row on its own, or of the first `count` rows, under a model."""
-    weights = weigh(context, state, rows)
-    predictor = Predictor(context, state, None if weights is None else weights.alpha)
+    predictor = Predictor.of(context, state, rows)
     batches = (
         make_batch(rows, rows.sequences([row]), context.backbone.pad_id) for row in range(count or rows.examples)
     )

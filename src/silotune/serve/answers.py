@@ -1,4 +1,4 @@
-"""What the engine computes for several models at once: it reads their texts together, and writes answers in steps."""
+"""Answers that the engine writes: rows of several models share steps, and new rows join between steps."""
 
 from __future__ import annotations
 
@@ -12,53 +12,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from silotune.data.tokenized import TokenizedRows
-from silotune.evaluation import joint
-from silotune.evaluation.instance_vectors import weigh
 from silotune.models.forward.decoding import start_decoding
 from silotune.models.forward.generation import end_tokens
 from silotune.models.forward.row_mixes import Mixed, RowMixes
 from silotune.models.forward.search import Steps
-from silotune.models.forward.views import View
 from silotune.models.heads.lm import LanguageModelHead, prompt_rows
 from silotune.serve.jobs import Job, Piece, Reason, TokenScore, Write
 from silotune.serve.models import Served
 
 _UNFINISHED = "\ufffd"
 """What a tokenizer makes of a character whose bytes are not all there yet."""
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Some rows of one model."""
-
-    served: Served
-    rows: TokenizedRows
-
-
-@torch.no_grad()
-def weights(texts: Texts) -> Tensor | None:
-    """Return α of each text, shape (texts,), of a model that weighs texts."""
-    served = texts.served
-    found = weigh(served.model.context, served.model.state, texts.rows) if served.weighs_texts else None
-    return None if found is None else found.alpha
-
-
-def read(several: Sequence[Texts]) -> list[View]:
-    """Return each model's view of its texts, in their order.
-
-    Args:
-        several: texts of models with one `Served.key`; or of one model, and if it weighs texts without a key, one text.
-    """
-    return joint.read(
-        several[0].served.backbone,
-        [
-            joint.ModelRows(each.rows, each.served.mix(weights(each)), each.served.model.context.answering)
-            for each in several
-        ],
-    )
-
-
-# -- answers that are written: rows of several models share steps, and new rows join between steps ---------------------
 
 
 @dataclass(eq=False)
@@ -128,7 +91,7 @@ class Answer:
 def answers_of(job: Job, served: Served, work: Write, rows: TokenizedRows) -> list[Answer]:
     """Return a job's answers to a prompt, the one row, before their first token."""
     (prompt,) = prompt_rows(rows).ids
-    mix = served.mix(weights(Texts(served, rows)))
+    mix = served.predictor.mix(served.predictor.weigh(rows))
     head = served.model.context.head
     assert isinstance(head, LanguageModelHead), "a generation task has a language-model head"
     limit = work.max_tokens or head.generation.max_new_tokens

@@ -16,15 +16,18 @@ import torch
 from silotune.data.generation_rows import read_turns
 from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
-from silotune.evaluation.joint import inputs_of
+from silotune.evaluation.joint import inputs_of, read
 from silotune.models.forward.views import View
 from silotune.models.heads.lm import LanguageModelHead, prompt_rows
 from silotune.runs.personal_model import Explanation, Text, predictions
-from silotune.serve.answers import Answer, Group, Texts, answers_of, read
+from silotune.serve.answers import Answer, Group, answers_of
 from silotune.serve.jobs import Event, FairQueue, Job, Refusal, Score, Scored, Write
 from silotune.serve.models import Models, Served
 
 Item = TypeVar("Item")
+
+_Texts = tuple[Served, list[TokenizedRows]]
+"""A job's texts and their model: all of them, or each alone where every text is read under a mix of its own."""
 
 _UNCUT = 10**6
 """Tokens at which no text is cut, so that one that is too long is refused rather than answered in part."""
@@ -115,7 +118,7 @@ class Engine:
 
     def _begin(self, jobs: Sequence[Job]) -> None:
         """Answer jobs whose texts are scored, and begin to write the answers of others."""
-        scored: dict[Hashable, list[tuple[Job, list[Texts]]]] = {}
+        scored: dict[Hashable, list[tuple[Job, _Texts]]] = {}
         written: dict[Hashable, list[tuple[Job, list[Answer]]]] = {}
         for job in jobs:
             self._guarded([job], partial(self._sort, job, scored, written))
@@ -139,7 +142,7 @@ class Engine:
     def _sort(
         self,
         job: Job,
-        scored: dict[Hashable, list[tuple[Job, list[Texts]]]],
+        scored: dict[Hashable, list[tuple[Job, _Texts]]],
         written: dict[Hashable, list[tuple[Job, list[Answer]]]],
     ) -> None:
         """Open a job's model and tokenize its texts, to be answered with those that share its forwards."""
@@ -157,17 +160,16 @@ class Engine:
             return
         if served.writes:
             raise Refusal(f"the model {job.model!r} writes answers; ask /v1/chat/completions", code="wrong_endpoint")
-        each = served.key is None and served.weighs_texts  # every text is read under a mix of its own
-        parts = [[text] for text in work.texts] if each else [work.texts]
-        texts = [Texts(served, _encoded(served, part)) for part in parts]
-        scored.setdefault((key, inputs_of(texts[0].rows)), []).append((job, texts))
+        parts = [[text] for text in work.texts] if served.key is None and served.weighs_texts else [work.texts]
+        rows = [_encoded(served, part) for part in parts]
+        scored.setdefault((key, inputs_of(rows[0])), []).append((job, (served, rows)))
 
-    def _score(self, several: Sequence[tuple[Job, list[Texts]]]) -> None:
-        (_, first), *_ = several
-        if len(first) > 1:  # texts with mixes of their own: the only job
-            views = [[view for texts in first for view in read([texts])]]
+    def _score(self, several: Sequence[tuple[Job, _Texts]]) -> None:
+        (_, (served, parts)), *_ = several
+        if len(parts) > 1:  # texts with mixes of their own: the only job
+            views = [[view for rows in parts for view in read([(served.predictor, rows)])]]
         else:
-            views = [[view] for view in read([texts[0] for _, texts in several])]
+            views = [[view] for view in read([(served.predictor, rows) for _, (served, (rows,)) in several])]
         self.counts["forwards"] += 1
         for (job, texts), own in zip(several, views, strict=True):
             self._deliver(job, _scored(job, texts, own))
@@ -204,16 +206,15 @@ def _encoded(served: Served, texts: Sequence[Text]) -> TokenizedRows:
     return rows
 
 
-def _scored(job: Job, texts: Sequence[Texts], views: Sequence[View]) -> Scored:
+def _scored(job: Job, texts: _Texts, views: Sequence[View]) -> Scored:
     """Return what a job asked for of its texts' views."""
-    served, work = texts[0].served, job.work
-    head, task = served.model.context.answering, served.model.task
-    tokens = sum(len(ids) for each in texts for ids in each.rows.ids)
+    (served, parts), work = texts, job.work
+    predictor, task = served.predictor, served.model.task
+    tokens = sum(len(ids) for rows in parts for ids in rows.ids)
     if isinstance(work, Score) and work.wanted == "vectors":
-        vectors = [vector for view in views for vector in view[head.pooling].tolist()]
+        vectors = [vector for view in views for vector in view[predictor.head.pooling].tolist()]
         return Scored(served.digest, tokens, vectors=vectors)
-    with torch.no_grad():
-        logits = torch.cat([head.logits(served.head, view, task) for view in views])
+    logits = torch.cat([predictor.logits_of(view, task) for view in views])
     return Scored(served.digest, tokens, predictions(task, logits.float().cpu()), task.labels)
 
 

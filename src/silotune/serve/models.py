@@ -7,24 +7,21 @@ import os
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor
 
 from silotune.core.files import damage_named, read_bytes
 from silotune.core.serialization import read_tensors
-from silotune.core.tensors import State, Tensors
+from silotune.core.tensors import Tensors
 from silotune.errors import InputError, unknown_name_error
-from silotune.methods.step import head_tensors
+from silotune.evaluation.predict import Predictor
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.generation import needs_no_padding
-from silotune.models.forward.mixing import MixEntry, fold_entries
-from silotune.models.forward.row_mixes import sharing_key
 from silotune.runs.model_file import MODEL_FILE, OWN_FILE, SHARED_FILE, model_folders, read_model_file
 from silotune.runs.personal_model import PersonalModel
 
@@ -50,8 +47,6 @@ class Served:
     Args:
         signature: of its files when they were read.
         held: what it has in common with other models, which lasts as long as one of them.
-        key: rows of models with equal keys share forwards; None: it shares with no other.
-        window: the most tokens of a text, or of a prompt with its answer.
     """
 
     name: str
@@ -59,11 +54,10 @@ class Served:
     digest: str
     signature: Signature
     held: list[_File]
-    key: Hashable = None
-    window: int = 0
-    state: State = field(default_factory=dict)
-    head: Tensors = field(default_factory=dict)
-    _mix: list[MixEntry] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Place the parts on the backbone's device, for all requests."""
+        self.predictor = Predictor(self.model.context, self.model.state)
 
     @property
     def backbone(self) -> Backbone:
@@ -75,34 +69,26 @@ class Served:
         """Whether every text has a mix of its own."""
         return self.model.context.prediction.weighting is not None
 
-    def prepare(self) -> None:
-        """Place the parts, and compute what acts of them once for all requests."""
-        context = self.model.context
-        self.state = context.place(self.model.state)
-        self.head = head_tensors(context.prediction.head, self.state)
-        self._mix = self.mix(torch.full((1,), 0.5) if self.weighs_texts else None)
-        self.window = context.max_length
-        config = self.backbone.base.config
-        if self.writes and not config.is_encoder_decoder:
-            learned = int(getattr(config, "max_position_embeddings", None) or 0)
-            self.window = max(self.window, min(learned, _WINDOW)) - context.virtual_tokens
-        shared = sharing_key(self.backbone, self._mix)
-        alone = shared is None or (self.writes and needs_no_padding(self.backbone, self._mix, self.window))
-        self.key = None if alone else (id(self.backbone), shared)
-
     @property
     def writes(self) -> bool:
         """Whether it writes answers rather than to compute labels or numbers."""
         return self.model.task.kind == "generation"
 
-    def mix(self, alpha: Tensor | None = None) -> list[MixEntry]:
-        """Return the mix that acts; alpha, shape (rows,), of a model that weighs texts."""
-        if alpha is None and self._mix:
-            return self._mix
-        mix = fold_entries(self.backbone, self.model.context.prediction_mix(self.state, alpha))
-        if self.key is None and alpha is not None and len(alpha) == 1:  # as one number, which every tuner takes
-            mix = [replace(part, weight=float(part.weight)) if part.by_row else part for part in mix]
-        return [part for part in mix if part.present]
+    @cached_property
+    def window(self) -> int:
+        """The most tokens of a text, or of a prompt with its answer."""
+        context, config = self.model.context, self.backbone.base.config
+        if not self.writes or config.is_encoder_decoder:
+            return context.max_length
+        learned = int(getattr(config, "max_position_embeddings", None) or 0)
+        return max(context.max_length, min(learned, _WINDOW)) - context.virtual_tokens
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Rows of models with equal keys share forwards; None: it shares with no other."""
+        shared = self.predictor.key
+        alone = shared is None or (self.writes and needs_no_padding(self.backbone, self.predictor.mix(), self.window))
+        return None if alone else (id(self.backbone), shared)
 
 
 class Models:
@@ -201,7 +187,6 @@ class Models:
             served = self._read_once(name, folder, before)
             if _signature(folder) == before:
                 break
-        served.prepare()
         return served
 
     def _read_once(self, name: str, folder: Path, signature: Signature) -> Served:

@@ -1,25 +1,19 @@
-"""Predict with one silo's model, without anything that training needs."""
+"""What models of one kind predict with, without anything that training needs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
-import torch
 from torch import Tensor
 
 from silotune.core.tensors import State, Tensors
-from silotune.data.batching import Batch
 from silotune.methods.base import PredictionMix
 from silotune.methods.parts import Part
-from silotune.methods.step import REFERENCE, head_tensors, heads_of
+from silotune.methods.step import heads_of
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.activation_cache import ActivationCache
 from silotune.models.forward.mixing import Mix, MixEntry, members, parse_name, resolve_weights
-from silotune.models.forward.view_program import ViewProgram
-from silotune.models.forward.views import View
-from silotune.models.heads import PLAIN, Head
-from silotune.models.heads.base import head_readings
+from silotune.models.heads import Head
 from silotune.models.tuners import Tuner, tuner_of
 from silotune.models.tuners.base import TokenWeight
 
@@ -116,53 +110,3 @@ class PredictionContext:
         module = self.parts[heads_of(self.prediction.head)[0]].module
         assert isinstance(module, Head), "a method's declarations are checked"
         return module
-
-
-class Predictor:
-    """One model's predictions, batch by batch.
-
-    `alpha` is the weight of each text, shape (texts,), if the method weighs texts.
-    """
-
-    def __init__(self, context: PredictionContext, state: State, alpha: Tensor | None = None) -> None:
-        self._context, self._state, self._alpha = context, context.place(state), alpha
-        self._head, self._tensors = context.answering, head_tensors(context.prediction.head, self._state)
-        self._program = self._compile(None) if alpha is None else None
-
-    @torch.no_grad()
-    def logits(self, batch: Batch) -> Tensor:
-        """Return the logits of a batch of one task, shape (rows, outputs), in the batch's order."""
-        return self._head.logits(self._tensors, self._views(batch)["prediction"], batch.task)
-
-    @torch.no_grad()
-    def loss(self, batch: Batch) -> Tensor:
-        """Return the head's loss of a batch, shape ()."""
-        views = self._views(batch)
-        if self._head.reads_reference:
-            return self._head.referenced_loss(self._tensors, views["prediction"], views[REFERENCE], batch)
-        return self._head.training_loss(self._tensors, views["prediction"], batch, PLAIN)
-
-    @torch.no_grad()
-    def likelihoods(self, batch: Batch) -> Tensor:
-        """Return the mean log-likelihood of each row's targets under a language model, shape (rows,)."""
-        sums, counts = self._views(batch)["prediction"][self._head.name].unbind(1)
-        return -sums / counts
-
-    def _views(self, batch: Batch) -> dict[str, View]:
-        program = self._program or self._compile(None if self._alpha is None else self._alpha[batch.rows])
-        return program(batch)
-
-    @torch.no_grad()
-    def _compile(self, alpha: Tensor | None) -> ViewProgram:
-        """Compile the prediction's mix, and where the head wants it the backbone alone."""
-        context = self._context
-        mixes = {"prediction": context.prediction_mix(self._state, alpha)}
-        if self._head.reads_reference:
-            mixes[REFERENCE] = []
-        return ViewProgram(
-            context.backbone,
-            [mixes],
-            readings=partial(head_readings, [self._head], context.backbone, 0.0),
-            activation_cache=context.cache,
-            guard=context.guard,
-        )
