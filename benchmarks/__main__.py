@@ -39,6 +39,7 @@ NAMES = (
         "row-noise",
         "masks",
         "paper-tables",
+        "verdicts",
     ),
 )
 

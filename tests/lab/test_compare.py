@@ -51,7 +51,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory, backbone_folder) -> Pat
         with pytest.raises(SystemExit) as ended:
             main()
     assert (ended.value.code or 0, err.getvalue()) == (0, "")
-    for word in ("local", "fedmcp", "north", "south", "average", "Wilcoxon", "table.csv", "report.html"):
+    for word in ("local", "fedmcp", "north", "south", "average", "Bonferroni", "table.csv", "report.html"):
         assert word in out.getvalue()
     return place / "whole"
 
@@ -65,7 +65,7 @@ def compared(comparison: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_it_leaves(compared: Path, silotune: Silotune) -> None:
     files = {path.name for path in compared.iterdir()}
-    tables = {"table.csv", "table.md", "table.tex", "baselines.csv"}
+    tables = {"table.csv", "table.md", "table.tex", "baselines.csv", "verdicts.csv", "verdicts.tex"}
     assert files == {*CELLS, *tables, "comparison.json", "report.html", "figures"}
     for cell in CELLS:
         assert (compared / cell / "summary.json").is_file()

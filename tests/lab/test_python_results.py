@@ -56,7 +56,7 @@ def test_a_comparison_is_a_mapping_a_table_and_files(place: Path) -> None:
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["north", "south", "mean over silos"]
     assert [len(axes.lines) for axes in figure.axes] == [2, 2, 2]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["local", "fedavg"]
-    assert [pair.pairs for pair in compared.tests] == [2]
+    assert [(each.reference, each.seeds) for each in compared.verdicts] == [("local", 1)]
     page = silotune.report(compared, "page.html", title="Both")
     assert page.path.read_text(encoding="utf-8").count("Both") > 0
     assert repr(page).splitlines()[1:] == repr(compared).splitlines()[1:]

@@ -269,6 +269,12 @@ class CompareKeys(TypedDict, total=False):
     grid: Mapping[str, Mapping[str, Mapping[str, Any]]]
     best: str | Sequence[str]
     std: StdKeys
+    against: str
+    margin: float
+    claim: str
+    primary: str
+    metric: str
+    looks: str | Sequence[int]
 
 
 class RunKeys(TypedDict, total=False):

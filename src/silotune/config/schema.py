@@ -116,6 +116,20 @@ class CompareConfig(Section):
         [], description="folders of `silotune sweep`, for each method's best values."
     )
     std: StdConfig = Field(StdConfig(), description="the standard deviation over seeds.")
+    against: str = Field(
+        "", description="the entry that the others are judged against; by default `local`, or the first."
+    )
+    margin: float = Field(1.0, gt=0, description="a smaller difference, in points, does not matter.")
+    claim: str = Field("", description="what the experiment is to show; printed above its verdicts.")
+    primary: str = Field(
+        "", description="the one entry whose verdict is not corrected for the others; named before the first table."
+    )
+    metric: str = Field("", description="judge by this metric of the test rows; by default by each silo's own.")
+    looks: list[Annotated[int, Field(ge=1)]] = Field(
+        [],
+        description="numbers of seeds after which the results are looked at; seeds added after another look make a "
+        "verdict exploratory.",
+    )
 
 
 class Config(Section):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -20,8 +20,11 @@ from silotune.lab.report.entries import ReportEntry, read_entries, read_run
 from silotune.lab.report.figures import rounds_figure
 from silotune.lab.report.frame import Results
 from silotune.lab.report.html_page import write_report
-from silotune.lab.report.significance import PairedTest, best_by_validation, paired_tests
+from silotune.lab.report.judging import verdicts
+from silotune.lab.report.judging_plan import JudgingPlan
+from silotune.lab.report.significance import best_by_validation
 from silotune.lab.report.table_files import comparison_frame, scores_as_html, scores_as_text, write_tables
+from silotune.lab.report.verdicts import Verdict
 from silotune.runs.callbacks.display import default_display
 from silotune.runs.run_result import Run, load_run
 
@@ -86,7 +89,8 @@ def compare(
     if not resume:
         require_unused(folder, "--out", OR_RESUME)
     words = [*overrides, *words_of(methods, seeds)]
-    comparison = read_comparison(source, words, variants, ablation, only, **keys)
+    planned = read_comparison(source, words, variants, ablation, only, **keys)
+    comparison = replace(planned, judging=planned.judging.settled(JudgingPlan.read(folder)))
     failure = None
     if elsewhere is not None:
         begun = partial(comparison.write, folder)
@@ -105,15 +109,16 @@ def compare(
             done=done,
             announce=announce,
         )
-    results = Results(entries_of(comparison, folder, summaries), comparison.ddof)
+    results = Results(entries_of(comparison, folder, summaries), comparison.ddof, comparison.judging)
     files = [*write_tables(results, folder), write_report(results, folder / "report.html")]
+    comparison.judging.look(folder, len(comparison.seeds))
     if failure is not None:
         raise SilotuneError(f"{failure}; {files[0]} has the finished ones") from failure
     return ComparisonResult(folder, comparison, results, summaries, files)
 
 
 class ComparisonResult(dict[str, dict[str, Any]]):
-    """A finished comparison: a mapping from each run's name to its summary, with its table, tests and files.
+    """A finished comparison: a mapping from each run's name to its summary, with its table, verdicts and files.
 
     Attributes:
         folder: the folder of the runs and files.
@@ -148,9 +153,9 @@ class ComparisonResult(dict[str, dict[str, Any]]):
         return load_run(self.folder / name)
 
     @property
-    def tests(self) -> list[PairedTest]:
-        """The paired tests of the best entry against the others."""
-        return paired_tests(self.results)
+    def verdicts(self) -> list[Verdict]:
+        """What the rule says of each entry against the reference."""
+        return verdicts(self.results)
 
     @property
     def report(self) -> Path:
@@ -172,7 +177,7 @@ class ComparisonResult(dict[str, dict[str, Any]]):
         return draw_figure(spec)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the table's rows, the tests, all runs' summaries and the paths of the files, as JSON values."""
+        """Return the table's rows, the verdicts, all runs' summaries and the paths of the files, as JSON values."""
         rows = comparison_frame(self.results).to_dict("records")
         table = [
             {str(key): value if key in _TEXTS else float(value) if value else None for key, value in row.items()}
@@ -181,7 +186,7 @@ class ComparisonResult(dict[str, dict[str, Any]]):
         return {
             "folder": str(self.folder),
             "table": table,
-            "tests": [asdict(test) for test in self.tests],
+            "verdicts": [asdict(verdict) for verdict in self.verdicts],
             "runs": {name: dict(summary) for name, summary in self.items()},
             "files": [str(path) for path in self.files],
         }
@@ -223,6 +228,8 @@ def report(
     *,
     ddof: int = 1,
     title: str = "",
+    against: str = "",
+    margin: float | None = None,
 ) -> Report:
     """Write one self-contained HTML page about finished runs; figures also as PNG and SVG beside it.
 
@@ -231,13 +238,17 @@ def report(
         out: the HTML file.
         ddof: the standard deviation over n seeds has the divisor n − ddof.
         title: the page's title.
+        against: the entry that the others are judged against; by default as the one comparison has it, else `local`.
+        margin: a smaller difference, in points, does not matter; by default as the one comparison has it, else 1.
     """
     path = Path(out)
     if path.is_dir():
         raise InputError(f"--out {path}: is a folder; give the HTML file's path")
     several = [runs] if isinstance(runs, (str, Path, Run, ComparisonResult)) else [*runs]
     folders = [run.folder if isinstance(run, (Run, ComparisonResult)) else Path(run) for run in several]
-    results = Results(read_entries(folders), ddof)
+    plan = (JudgingPlan.read(folders[0]) if len(folders) == 1 else None) or JudgingPlan()
+    plan = replace(plan, against=against or plan.against, margin=plan.margin if margin is None else margin)
+    results = Results(read_entries(folders), ddof, plan)
     return Report(write_report(results, path, title), results)
 
 

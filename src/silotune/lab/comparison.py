@@ -14,10 +14,12 @@ from typing import Any, Unpack, cast
 from silotune.config import Config, load_config
 from silotune.config.keys import Keys
 from silotune.config.paths import read_tree
+from silotune.config.schema import CompareConfig
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.core.files import write_text
 from silotune.errors import InputError, unknown_name_error
 from silotune.lab.report.entries import COMPARISON_FILE
+from silotune.lab.report.judging_plan import JudgingPlan
 from silotune.methods import METHODS
 from silotune.runs.build.resolve import keys_of, read_config
 
@@ -42,7 +44,7 @@ ABLATIONS: Mapping[str, Variants] = {
 BEST_FILE = "best.yaml"
 """The best values of a sweep, by method."""
 
-_COMPARISON_WORDS = ("methods", "seeds", "best", "std.ddof")
+_COMPARISON_WORDS = ("methods", "seeds", "best", "std.ddof", "against", "margin")
 """Words that stand for keys of the section `compare`."""
 
 
@@ -69,11 +71,12 @@ class Comparison:
     seeds: tuple[int, ...]
     ddof: int
     cells: tuple[Cell, ...]
+    judging: JudgingPlan
 
     def write(self, out: Path) -> None:
-        """Write entries, seeds and ddof beside the run folders, for `silotune report`."""
+        """Write entries, seeds, ddof and how entries are judged beside the run folders, for `silotune report`."""
         plan = {"source": self.source, "rows": self.entries, "seeds": self.seeds, "ddof": self.ddof}
-        write_text(out / COMPARISON_FILE, json.dumps(plan, indent=1) + "\n")
+        write_text(out / COMPARISON_FILE, json.dumps(plan | {"judging": self.judging.fields()}, indent=1) + "\n")
 
 
 def read_comparison(
@@ -112,7 +115,15 @@ def read_comparison(
     if duplicate := next((entry for (entry, _), number in folders.items() if number > 1), None):
         raise InputError(f"variants: two entries would be called {duplicate!r}; choose another name for the variant")
     name = source if isinstance(source, str) else "Config"
-    return Comparison(name, entries, seeds, section.std.ddof, tuple(cells))
+    return Comparison(name, entries, seeds, section.std.ddof, tuple(cells), _judging(section, entries))
+
+
+def _judging(section: CompareConfig, entries: Sequence[str]) -> JudgingPlan:
+    for key, label in (("against", section.against), ("primary", section.primary)):
+        if label and label not in entries:
+            raise InputError(f"compare.{key}: {unknown_name_error('entry', label, entries)}")
+    looks = tuple(sorted(section.looks))
+    return JudgingPlan(section.against, section.margin, section.claim, section.primary, section.metric, looks)
 
 
 def words_of(methods: Sequence[str], seeds: Sequence[int]) -> list[str]:

@@ -16,7 +16,7 @@ from silotune.errors import InputError
 from silotune.lab.report.entries import read_entries
 from silotune.lab.report.frame import Results
 from silotune.lab.report.html_page import list_caveats, write_report
-from silotune.lab.report.significance import holm, paired_tests
+from silotune.lab.report.judging import verdicts
 from silotune.lab.report.table_files import as_latex, as_markdown, comparison_frame, write_tables
 from silotune.lab.report.tables import score_table
 from tests.support.report_runs import curve, write_run
@@ -101,41 +101,13 @@ def test_latex_special_characters_are_escaped(tmp_path: Path) -> None:
     assert r"a\_b" in as_latex(score_table(Results(read_entries([run]))))
 
 
-def exact_wilcoxon(differences: list[float]) -> float:
-    """Two-sided, by all signs of the ranks; for differences without ties and zeros."""
-    sizes = np.abs(differences)
-    ranks = sizes.argsort().argsort() + 1
-    signs = np.array(np.meshgrid(*[[0, 1]] * len(ranks))).reshape(len(ranks), -1).T
-    sums = signs @ ranks
-    seen = ranks[np.array(differences) > 0].sum()
-    tail = min((sums <= seen).mean(), (sums >= seen).mean())
-    return min(1.0, 2 * tail)
-
-
-def test_the_paired_test_by_enumeration(tmp_path: Path) -> None:
-    one = {seed: {"a": 80 + 1.1 * seed, "b": 70 + 0.3 * seed, "c": 60 - 0.7 * seed} for seed in (1, 2, 3)}
-    other = {seed: {"a": 78.0, "b": 70.55 - 0.1 * seed, "c": 58.9 + 0.02 * seed} for seed in (1, 2, 3, 4)}
-    for seed, tests in one.items():
-        write_run(tmp_path / f"one-{seed}", "fedmcp", seed, tests)
-    for seed, tests in other.items():
-        write_run(tmp_path / f"other-{seed}", "fedavg", seed, tests)
-    (pair,) = paired_tests(Results(read_entries([tmp_path])))
-    differences = [one[seed][silo] - other[seed][silo] for seed in one for silo in "abc"]  # seed 4 has no partner
-    assert (pair.best, pair.other, pair.pairs) == ("fedmcp", "fedavg", 9)
-    assert pair.difference == pytest.approx(np.mean(differences))
-    assert 0.01 < pair.p < 0.9
-    assert pair.p == pytest.approx(exact_wilcoxon(differences))
-
-
 def test_silos_judged_on_the_same_rows_are_no_repetitions(tmp_path: Path) -> None:
-    """Four silos and three seeds of one partitioned data set: three pairs, one column, one curve."""
+    """Four silos and three seeds of one partitioned data set: one column, one curve."""
     for seed in (1, 2, 3):
         for method, score in {"fedavg": 60.0 + seed, "fedprox": 50.0 + 2 * seed}.items():
             tests = dict.fromkeys(("a", "b", "c", "d"), score)
             write_run(tmp_path / f"{method}-{seed}", method, seed, tests, central=True)
     entries = read_entries([tmp_path])
-    (pair,) = paired_tests(Results(entries))
-    assert (pair.difference, pair.pairs, pair.p) == (8, 3, pytest.approx(0.25))  # 2 · 2⁻³
     grid = score_table(Results(entries))
     assert (grid.header, [values[0].text for _, values in grid.rows]) == (["average"], ["62.00 ± 1.00", "54.00 ± 2.00"])
     assert len(comparison_frame(Results(entries))) == 2 * 5  # a row for every silo all the same
@@ -149,28 +121,12 @@ def test_personal_models_on_the_same_rows_keep_their_columns(tmp_path: Path) -> 
 
 
 def test_scores_on_other_data_are_no_pairs(tmp_path: Path) -> None:
-    """A comparison over tasks: only runs on the same test rows are tested against one another."""
+    """A comparison over tasks: only runs on the same test rows are judged against one another."""
     data = {"sst": {"tasks": ["SST-2"]}, "sst-less": {"tasks": ["SST-2"], "train_rows": 9}, "rte": {"tasks": ["RTE"]}}
     for number, (name, of) in enumerate(data.items()):
         write_run(tmp_path / name, "fedavg", 1, {"a": 50.0 - number}, central=True, more={"data": of})
-    (pair,) = paired_tests(Results(read_entries([tmp_path])))
-    assert (pair.difference, pair.pairs) == (1, 1)
-    assert "train_rows=9" in pair.other
-
-
-def test_equal_scores_are_no_difference(runs: Path, tmp_path: Path) -> None:
-    same = [write_run(tmp_path / name, name, 1, {"a": 50.0, "b": 60.0}) for name in ("fedavg", "fedap")]
-    (pair,) = paired_tests(Results(read_entries(same)))
-    assert (pair.difference, pair.pairs, pair.differing, pair.p) == (0, 2, 0, 1)
-    half = [write_run(tmp_path / "half", "moon", 1, {"a": 50.0, "b": 61.0}), same[0]]
-    (pair,) = paired_tests(Results(read_entries(half)))
-    assert (pair.pairs, pair.differing) == (2, 1)
-
-
-def test_holm_by_hand() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.2]) == pytest.approx([0.04, 0.09, 0.09, 0.2])
-    assert holm([0.6, 0.7]) == [1.0, 1.0]
-    assert holm([]) == []
+    (verdict,) = verdicts(Results(read_entries([tmp_path])))
+    assert "train_rows=9" in verdict.entry
 
 
 def test_curves_by_hand(runs: Path) -> None:
@@ -259,7 +215,6 @@ def test_silos_that_keep_their_scores_to_themselves(tmp_path: Path) -> None:
     assert shown["fedmcp"]["average"] == "–"
     assert shown["local"]["average"] == "80.00"
     assert shown["local"].get("south", "–") == "–"
-    assert [pair.pairs for pair in paired_tests(Results(entries))] == [1]  # north alone
     page = write_report(Results(entries), tmp_path / "report.html").read_text(encoding="utf-8")
     assert "80.00" in page
     console = Console(width=100, record=True, file=io.StringIO())

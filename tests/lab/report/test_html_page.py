@@ -66,7 +66,7 @@ def test_what_it_says(written: Path) -> None:
     assert "prefers-color-scheme: dark" in page
     assert "var(--ink)" in page
     assert "name: fedmcp" in page  # the configuration
-    assert "Wilcoxon" in page
+    assert "Bonferroni" in page
 
 
 @pytest.mark.usefixtures("no_figure_files")

@@ -14,7 +14,8 @@ from silotune.cli.result_table import result_table
 from silotune.lab.report.entries import ReportEntry, read_entries
 from silotune.lab.report.frame import Results
 from silotune.lab.report.html_page import list_caveats, render_page
-from silotune.lab.report.significance import beaten_by_words, paired_tests
+from silotune.lab.report.judging import verdicts
+from silotune.lab.report.significance import beaten_by_words
 from silotune.lab.report.table_files import comparison_frame, write_tables
 from silotune.lab.report.tables import score_table
 from silotune.runs.scores import average_text
@@ -60,9 +61,9 @@ def test_each_metric_has_its_average(entries: list[ReportEntry]) -> None:
     assert average_text(entries[0].first.summary) == "accuracy 65.00, F1 90.00"
 
 
-def test_tests_are_of_one_metric(entries: list[ReportEntry]) -> None:
-    tests = {(pair.best, pair.other): (pair.difference, pair.pairs) for pair in paired_tests(Results(entries))}
-    assert tests == {("moon by accuracy", "fedavg"): (3.75, 4), ("fedavg by F1", "moon"): (10.0, 2)}
+def test_verdicts_are_of_one_metric(entries: list[ReportEntry]) -> None:
+    judged = [(each.entry, each.reference, each.column) for each in verdicts(Results(entries))]
+    assert judged == [("moon", "fedavg", "average accuracy"), ("moon", "fedavg", "average f1")]
 
 
 def test_the_files_and_the_page_have_them(entries: list[ReportEntry], tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from silotune.cli.workers import (
     workers_of,
 )
 from silotune.errors import InputError, unknown_name_error
+from silotune.lab.commands.verdicts import AgainstOption, MarginOption, show_verdicts
 
 if TYPE_CHECKING:
     from silotune.lab.compare import ComparisonResult
@@ -68,6 +69,8 @@ def compare(
         list[str] | None, typer.Option(help="In place of the file's variants: 'name: key=value …'; repeatable.")
     ] = None,
     only: Annotated[list[str] | None, typer.Option(help="Entries of these names ('fedavg-rte-*'); repeatable.")] = None,
+    against: AgainstOption = "",
+    margin: MarginOption = None,
     list_items: Annotated[
         bool, typer.Option("--list", help="The papers' tables and figures, and what makes them.")
     ] = False,
@@ -89,10 +92,12 @@ def compare(
     if source is None:
         raise InputError("compare: name a preset or a YAML file (silotune compare --list has the papers' tables)")
     where = workers_of(engine, workers, address)
+    judging = [f"against={against}"] * bool(against) + ([] if margin is None else [f"margin={margin}"])
+    words = [*(words or []), *judging]
     if dry_run:
         from silotune.lab.comparison import read_comparison
 
-        _preview(read_comparison(source, words or [], variant or [], ablation, only or []).cells)
+        _preview(read_comparison(source, words, variant or [], ablation, only or []).cells)
         return
     from silotune.cli.progress import CellCount, show_progress
     from silotune.lab.compare import compare as run_all
@@ -109,7 +114,7 @@ def compare(
 
         finished = run_all(
             source,
-            *(words or []),
+            *words,
             out=out,
             resume=resume,
             workers=where,
@@ -165,7 +170,7 @@ def _list_items(paper: str | None) -> None:
 
 
 def _show(finished: ComparisonResult) -> None:
-    from silotune.lab.report.significance import NOTE, beaten_by_words
+    from silotune.lab.report.significance import beaten_by_words
     from silotune.lab.report.table_files import as_terminal
     from silotune.lab.report.tables import cost_table, score_table
 
@@ -173,11 +178,7 @@ def _show(finished: ComparisonResult) -> None:
     console.print(as_terminal(cost_table(finished.results), console.width))
     for sentence in beaten_by_words(finished.results):
         say(sentence)
-    for pair in (pairs := finished.tests):
-        pairs_text = f"{pair.pairs} pairs, {pair.differing} differ"
-        say(f"{pair.best} − {pair.other}: {pair.difference:+.2f} points, p = {pair.p:.3g} ({pairs_text})")
-    if pairs:
-        say(NOTE)
+    show_verdicts(finished.results)
     say(f"wrote {', '.join(map(str, finished.files))}")
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from silotune.cli.console import JsonOption, console, new_table, say
 from silotune.errors import InputError, require_known, require_unused
+from silotune.lab.commands.verdicts import AgainstOption, MarginOption, show_verdicts
 
 if TYPE_CHECKING:
     from silotune.lab.transfer import Matrix
@@ -23,6 +24,8 @@ def report(
     out: Annotated[Path, typer.Option(help="The HTML file.")] = Path("report.html"),
     ddof: Annotated[int, typer.Option(min=0, max=1, help="Divisor n − ddof of the standard deviation over seeds.")] = 1,
     title: Annotated[str, typer.Option(help="Title of the page.")] = "",
+    against: AgainstOption = "",
+    margin: MarginOption = None,
 ) -> None:
     """Write one self-contained HTML page about finished runs; figures also as PNG and SVG beside it."""
     from silotune.lab.compare import report as write
@@ -30,10 +33,11 @@ def report(
     from silotune.lab.report.table_files import as_terminal
     from silotune.lab.report.tables import score_table
 
-    written = write(runs, out, ddof=ddof, title=title)
+    written = write(runs, out, ddof=ddof, title=title, against=against, margin=margin)
     console.print(as_terminal(score_table(written.results), console.width))
     for sentence in beaten_by_words(written.results):
         say(sentence)
+    show_verdicts(written.results)
     say(f"wrote {written.path}")
 
 

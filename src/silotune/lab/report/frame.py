@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from silotune.data.tasks import lower_is_better, metric_range
 from silotune.lab.report.entries import FinishedRun, ReportEntry, silo_names
+from silotune.lab.report.judging_plan import JudgingPlan
 from silotune.runs.callbacks.base import logged_values
 from silotune.runs.scores import AVERAGE, TITLES, baseline_of, metric_of_column, metrics_of, ranks, score_of
 
@@ -47,9 +48,10 @@ def over_seeds(values: Sequence[float], ddof: int) -> Score | None:
 class Results:
     """The results of a report's entries."""
 
-    def __init__(self, entries: Sequence[ReportEntry], ddof: int = 1) -> None:
+    def __init__(self, entries: Sequence[ReportEntry], ddof: int = 1, plan: JudgingPlan | None = None) -> None:
         self.entries = tuple(entries)
         self.ddof = ddof
+        self.plan = plan or JudgingPlan()
         self.runs = [run for entry in entries for run in entry.runs]
         self.silos = silo_names(entries)
         self.central = all(run.shares_test_rows for run in self.runs)
@@ -65,7 +67,7 @@ class Results:
         groups: dict[str, list[ReportEntry]] = {}
         for entry in self.entries:
             groups.setdefault(entry.first.evaluated_on, []).append(entry)
-        return [Results(group, self.ddof) for group in groups.values()] if len(groups) > 1 else [self]
+        return [Results(group, self.ddof, self.plan) for group in groups.values()] if len(groups) > 1 else [self]
 
     @property
     def distinct_silos(self) -> list[str]:

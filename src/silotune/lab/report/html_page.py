@@ -14,7 +14,8 @@ from silotune.lab.report.drawing import FigureSpec, line_style, panel_svg, save_
 from silotune.lab.report.entries import FinishedRun, ReportEntry
 from silotune.lab.report.figures import report_figures
 from silotune.lab.report.frame import MIB, Results
-from silotune.lab.report.significance import NOTE, beaten_by_words, headline, paired_tests
+from silotune.lab.report.judging import NOTE, verdict_table
+from silotune.lab.report.significance import beaten_by_words, headline
 from silotune.methods.parts import Scope, names_with
 from silotune.runs.build.resolve import make_method, read_config
 from silotune.runs.scores import silo_metric
@@ -82,7 +83,7 @@ def _content(results: Results, specs: Sequence[FigureSpec], title: str) -> dict[
         "warnings": list_caveats(results),
         "scores": scores,
         "score_notes": [tables.INTERVAL_NOTE, *tables.baseline_notes(results, scores)],
-        "tests": _tests(results),
+        "tests": verdict_table(results),
         "test_note": NOTE,
         "silos": results.silos,
         "silo_rows": tables.rows_table(results),
@@ -135,13 +136,6 @@ def _values(runs: Sequence[FinishedRun], read: Callable[[FinishedRun], object]) 
     """Read a fact from every run, and list its distinct values."""
     values = sorted({read(run) for run in runs}, key=lambda value: (str(type(value)), value))
     return ", ".join(map(str, values))
-
-
-def _tests(results: Results) -> tables.ResultTable | None:
-    rows = [(f"{pair.best} − {pair.other}", pair.numbers) for pair in paired_tests(results)]
-    header = ["difference (points)", "pairs", "differ", "p (Holm)"]
-    title = f"the best average{' of each data set' if len(results.parts) > 1 else ''} against the others"
-    return tables.plain_table(title, header, rows, "methods") if rows else None
 
 
 def list_caveats(results: Results) -> list[str]:

@@ -1,111 +1,22 @@
-"""Which entry of a report is best, and how sure that is: by validation, by paired tests, against a bag of words."""
+"""Say in a sentence which entry of a report is best: by validation, and beside a bag of words."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 from silotune.data.tasks import lower_is_better, metric_title
 from silotune.errors import InputError
 from silotune.evaluation.baselines import BAG_OF_WORDS
 from silotune.lab.report.entries import ReportEntry
 from silotune.lab.report.frame import Results
-from silotune.runs.scores import AVERAGE, TITLES, metric_of_column
-
-NOTE = (
-    "Two-sided Wilcoxon signed-rank test on the differences of test scores (zeros dropped), paired by seed and silo, "
-    "or by seed alone where all silos are judged on the same rows; rows on other data are tested apart, against the "
-    "best average there. p-values adjusted after Holm, all tests together. Pairs of one silo share its test rows, so "
-    "they are not fully independent; with fewer than 6 that differ no p-value can fall below 0.05."
-)
-
-
-_CENTRAL = ":all"  # no silo can have this name
+from silotune.runs.scores import AVERAGE, TITLES
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 _MOST_NAMED = 6
 """Silos and averages that a sentence names."""
-
-
-@dataclass(frozen=True)
-class PairedTest:
-    """Test of the entry with the best average (of a metric, where silos have unlike ones) against another one.
-
-    The mean difference is in percentage points; of all pairs, the differing ones alone count; p is adjusted after Holm.
-    """
-
-    best: str
-    other: str
-    difference: float
-    pairs: int
-    differing: int
-    p: float
-
-    @property
-    def numbers(self) -> list[str]:
-        """Difference, pairs, differing pairs and p-value for display."""
-        return [f"{self.difference:+.2f}", str(self.pairs), str(self.differing), f"{self.p:.3g}"]
-
-
-def paired_tests(results: Results) -> list[PairedTest]:
-    """Test, on every data set, the entry with the best average against each other entry that shares pairs with it."""
-    tests = [pair for part in results.parts for column in part.averages for pair in _of_column(part, column)]
-    adjusted = holm([pair.p for pair in tests])
-    return [replace(pair, p=p) for pair, p in zip(tests, adjusted, strict=True)]
-
-
-def _of_column(results: Results, column: str) -> list[PairedTest]:
-    """Test the entry with the best average of a column against the others, over the silos of that column's metric."""
-    scored = [(entry, score.mean) for entry in results.entries if (score := results.score(entry.label, column))]
-    if not scored:
-        return []
-    choose = min if results.lower(column) else max
-    best, _ = choose(scored, key=lambda pair: pair[1])
-    metric, tests = metric_of_column(column), []
-    from scipy.stats import wilcoxon
-
-    label = f"{best.label} by {metric_title(metric)}" if metric else best.label
-    of_best = _by_pair(best, metric)
-    for other in results.entries:
-        of_other = _by_pair(other, metric) if other is not best else {}
-        if shared := sorted(of_best.keys() & of_other.keys()):
-            differences = [of_best[key] - of_other[key] for key in shared]
-            rounded = [round(value, 9) for value in differences]  # so that ties and zeros are recognized
-            mean, differing = statistics.fmean(differences), sum(value != 0 for value in rounded)
-            p = float(wilcoxon(rounded).pvalue) if differing else 1.0
-            tests.append(PairedTest(label, other.label, mean, len(rounded), differing, p))
-    return tests
-
-
-def _by_pair(entry: ReportEntry, metric: str) -> dict[tuple[int, str], float]:
-    """Map (seed, silo) to test score, of the silos with this metric if one is given.
-
-    Silos tested on the same rows are no repetitions: they count as one.
-    """
-    scores: dict[tuple[int, str], float] = {}
-    for run in entry.runs:
-        if not run.shares_test_rows:
-            for name, silo in run.summary["silos"].items():
-                if silo.get("test") is not None and metric in ("", silo.get("metric")):
-                    scores[run.seed, name] = float(silo["test"])
-        elif run.summary["average"] is not None:
-            scores[run.seed, _CENTRAL] = float(run.summary["average"])
-    return scores
-
-
-def holm(values: Sequence[float]) -> list[float]:
-    """Adjust p-values by Holm's step-down method (1979).
-
-    The k-th smallest of m p-values is multiplied by m − k + 1; the results are made monotone and at most 1.
-    """
-    adjusted, largest = list(values), 0.0
-    for rank, position in enumerate(sorted(range(len(values)), key=lambda index: values[index])):
-        largest = max(largest, min(1.0, (len(values) - rank) * values[position]))
-        adjusted[position] = largest
-    return adjusted
 
 
 def headline(results: Results) -> str:

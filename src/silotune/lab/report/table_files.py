@@ -18,7 +18,8 @@ from silotune.core.notebook import html_table
 from silotune.lab.report import tables
 from silotune.lab.report.entries import silo_names
 from silotune.lab.report.frame import Results, Score
-from silotune.lab.report.significance import NOTE, beaten_by_words, paired_tests
+from silotune.lab.report.judging import NOTE, verdict_table
+from silotune.lab.report.significance import beaten_by_words
 from silotune.lab.report.tables import ResultTable, TableCell
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ _LATEX = {
     "\\": r"\textbackslash{}",
     "±": r"$\pm$",
     "–": "--",
+    "−": "$-$",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     **{letter: rf"\{letter}" for letter in "&%$#_{}"},
@@ -35,13 +37,15 @@ _LATEX = {
 
 
 def write_tables(results: Results, out: Path) -> list[Path]:
-    """Write `table.csv`, `table.md`, `table.tex` and, where runs have some, `baselines.csv` into a folder."""
+    """Write `table.csv`, `table.md` and `table.tex` into a folder, and where there are some, verdicts and baselines."""
     scores, costs = tables.score_table(results), tables.cost_table(results)
     texts = {
         "table.csv": _csv(comparison_frame(results)),
         "table.md": _markdown_page(results, scores, costs),
         "table.tex": as_latex(_joined(scores, costs)),
     }
+    if judged := verdict_table(results):
+        texts |= {"verdicts.csv": _csv(_verdict_frame(judged)), "verdicts.tex": as_latex(judged)}
     if not (baselines := _baselines_frame(results)).empty:
         texts["baselines.csv"] = _csv(baselines)
     for name, text in texts.items():
@@ -94,6 +98,13 @@ def _baselines_frame(results: Results) -> pandas.DataFrame:
     return pandas.DataFrame(rows)
 
 
+def _verdict_frame(judged: ResultTable) -> pandas.DataFrame:
+    import pandas
+
+    _, header, rows = judged.texts()
+    return pandas.DataFrame(rows, columns=header)
+
+
 def _csv(frame: pandas.DataFrame) -> str:
     return str(frame.to_csv(index=False, lineterminator="\n"))
 
@@ -113,10 +124,8 @@ def _markdown_page(results: Results, scores: ResultTable, costs: ResultTable) ->
     notes = [f"{note}\n" for note in tables.baseline_notes(results, scores)]
     parts = [f"{scores.title}\n", as_markdown(scores), *notes]
     parts += [f"{costs.title}\n", as_markdown(costs), f"{tables.COST_NOTE}\n"]
-    if tests := paired_tests(results):
-        head = ["| best | against | difference (points) | pairs | differ | p (Holm) |", "|---|---|---:|---:|---:|---:|"]
-        lines = [f"| {' | '.join([test.best, test.other, *test.numbers])} |" for test in tests]
-        parts += ["\n".join([*head, *lines]) + "\n", f"{NOTE}\n"]
+    if judged := verdict_table(results):
+        parts += [f"{judged.title}\n", as_markdown(judged), f"{NOTE}\n"]
     return "\n".join(parts)
 
 
@@ -149,7 +158,7 @@ def _compact(value: TableCell) -> str:
 
 def _rich_table(result: ResultTable, columns: Sequence[int]) -> Table:
     table = Table()
-    table.add_column("method")
+    table.add_column(result.first)
     for number in columns:
         table.add_column(result.header[number], justify="right")
     styles = {1: "bold", 2: "underline"}
@@ -173,7 +182,7 @@ def as_text(table: ResultTable) -> str:
 def as_markdown(table: ResultTable) -> str:
     """Render as Markdown; the second is underlined by HTML, because Markdown has no underline."""
     marks = {1: "**{}**", 2: "<u>{}</u>"}
-    lines = ["| method | " + " | ".join(table.header) + " |", "|---|" + "---:|" * len(table.header)]
+    lines = [f"| {table.first} | " + " | ".join(table.header) + " |", "|---|" + "---:|" * len(table.header)]
     for label, values in table.rows:
         cells = [marks.get(value.rank, "{}").format(value.text) for value in values]
         lines.append("| " + " | ".join([label, *cells]).replace("\n", " ") + " |")
@@ -183,7 +192,7 @@ def as_markdown(table: ResultTable) -> str:
 def as_latex(table: ResultTable) -> str:
     """Render as a LaTeX tabular (package booktabs)."""
     marks = {1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"}
-    head = " & ".join(_latex(name) for name in ["method", *table.header])
+    head = " & ".join(_latex(name) for name in [table.first, *table.header])
     lines = [rf"\begin{{tabular}}{{l{'r' * len(table.header)}}}", r"\toprule", rf"{head} \\", r"\midrule"]
     for label, values in table.rows:
         cells = [marks.get(value.rank, "{}").format(_latex(value.text)) for value in values]

@@ -1,0 +1,194 @@
+"""Pair the test rows of two entries of a comparison, row by row, and find how their difference varies with the rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from silotune.core.randomness import derive
+from silotune.data.scores import (
+    Counts,
+    exact_matches,
+    label_set_scores,
+    number_scores,
+    roc_areas,
+    rouge_scores,
+    scores_of,
+)
+from silotune.data.tasks import LOSS_METRICS, METRICS_OF, Task, lower_is_better, read_task
+from silotune.errors import InputError
+from silotune.lab.report.entries import FinishedRun, ReportEntry
+from silotune.lab.report.verdicts import Differences
+from silotune.runs.storage.scored_rows import PREDICTIONS_FILE
+
+RESAMPLES = 1000
+
+_MOST_NUMBERS = 4_000_000
+"""Numbers of one piece of resamples, which bounds the memory."""
+
+_ONE = ""
+"""Stands for the silo where one model has one set of test rows."""
+
+Score = Callable[[Counts], Counts]
+"""Scores resamples: how often each row counts, shape (resamples, rows) → shape (resamples,), in the metric's units."""
+
+
+@dataclass(frozen=True)
+class SiloRows:
+    """A silo's test rows in one run.
+
+    Args:
+        identity: digest of their labels or answers and prompts, in order.
+        rows: their number.
+        score: scores resamples of them.
+    """
+
+    identity: str
+    rows: int
+    score: Score
+
+
+class JudgedRun:
+    """The test rows of a run as `predictions.parquet` has them."""
+
+    def __init__(self, run: FinishedRun) -> None:
+        self.run = run
+
+    @cached_property
+    def _columns(self) -> dict[str, dict[str, list[Any]]]:
+        import pandas
+
+        path = self.run.folder / PREDICTIONS_FILE
+        frame = pandas.read_parquet(path) if path.is_file() else None
+        if frame is None or not len(frame):
+            raise InputError(f"no rows kept ({PREDICTIONS_FILE} of {self.run.folder.name})")
+        groups = frame.assign(silo=frame["silo"].fillna(_ONE)).groupby("silo", sort=True)
+        return {str(silo): {str(key): list(rows[key]) for key in rows} for silo, rows in groups}
+
+    def silos(self, metric: str = "", by: str = "") -> dict[str, SiloRows]:
+        """Return silo → its rows, of the silos with this metric if one is given; judged by another one if it is."""
+        tasks, results = self.run.summary.get("tasks") or {}, self.run.summary["silos"]
+        judged = {}
+        for silo, columns in self._columns.items():
+            name = silo or next(iter(tasks))
+            task = read_task({key: value for key, value in tasks[name].items() if key != "texts"})
+            own = str((results.get(name) or {}).get("metric", task.metric))
+            if metric in ("", own):
+                words = hashlib.sha256(json.dumps([columns["label"], columns["prompt"]]).encode()).hexdigest()
+                judged[silo] = SiloRows(words, len(columns["label"]), _score(task, by or own, columns))
+        return judged
+
+
+def _score(task: Task, metric: str, columns: Mapping[str, Sequence[Any]]) -> Score:
+    """Return what scores resamples of rows by a metric; a larger score is better, whatever the metric."""
+    if metric in LOSS_METRICS or metric not in METRICS_OF[task.kind]:
+        raise InputError(f"no {metric} of single rows is kept")
+    label, predicted = columns["label"], columns["predicted"]
+    sign = -1 if lower_is_better(metric) else 1
+    if task.kind == "generation":
+        kinds = {"rouge1": "rouge1", "rougeL": "rougeL"}
+        each = rouge_scores(kinds[metric], predicted, label) if metric in kinds else exact_matches(predicted, label)
+        values = np.array(each)
+        return lambda drawn: 100 * (drawn @ values) / drawn.sum(1)
+    if task.kind == "regression":
+        said, wanted = (np.array([float(value) for value in column]) for column in (predicted, label))
+        return lambda drawn: sign * number_scores(said, wanted, drawn)[metric]
+    if task.kind == "multilabel":
+        probabilities = np.array([*map(np.asarray, columns["probabilities"])])
+        true = np.array([[name in json.loads(names) for name in task.labels] for names in label], dtype=float)
+        return lambda drawn: label_set_scores(probabilities - 0.5, true, drawn)[metric]
+    true, chosen = (np.array([task.labels.index(name) for name in names]) for names in (label, predicted))
+    if metric == "auroc":
+        probabilities = np.array([*map(np.asarray, columns["probabilities"])])
+        classes = [1] if len(task.labels) == 2 else sorted({*true.tolist()})
+        return lambda drawn: 100 * np.mean([roc_areas(drawn, true == of, probabilities[:, of]) for of in classes], 0)
+    marks, marked = np.eye(len(task.labels))[true], np.eye(len(task.labels))[chosen]
+    return lambda drawn: scores_of(
+        drawn @ (marks * marked), drawn @ marks, drawn @ marked, positive=task.positive_index
+    )[metric]
+
+
+def paired_differences(entry: ReportEntry, reference: ReportEntry, metric: str = "", by: str = "") -> Differences:
+    """Return the differences of two entries over the seeds that both have, and their variance over shared rows.
+
+    A row is drawn in all seeds, silos and both entries together. The part of the rows' variance that differs by seed is
+    taken out: the variance of seeds has it already.
+
+    Args:
+        entry: one side; it needs a seed in common with the other.
+        reference: the other side.
+        metric: only silos with this metric; empty: all.
+        by: judge by this metric; empty: by each silo's own.
+
+    Raises:
+        InputError: the rows of a run were not kept, or two runs of a seed were tested on different rows.
+    """
+    pairs = _pairs(entry, reference, metric, by)
+    rows = {silo: {run[silo].identity for pair in pairs for run in pair} for silo in pairs[0][0]}
+    once = {each.identity: np.ones((1, each.rows)) for pair in pairs for each in pair[0].values()}
+    by_seed = tuple(float(_difference(pair, once)[0]) for pair in pairs)
+    if any(len(identities) > 1 for identities in rows.values()):
+        return Differences(by_seed)
+    resampled = np.concatenate([np.stack([_difference(pair, drawn) for pair in pairs]) for drawn in _draws(once)], 1)
+    resampled = resampled[:, ~np.isnan(resampled).any(0)]  # an AUROC has no value without rows of a class
+    mean = resampled.mean(0)
+    variance = float(mean.var())
+    if len(pairs) > 1:
+        variance -= float((resampled - mean).var(1).sum()) / (len(pairs) * (len(pairs) - 1))
+    return Differences(by_seed, max(variance, 0.0), sum(counts.shape[1] for counts in once.values()))
+
+
+Pair = tuple[dict[str, SiloRows], dict[str, SiloRows]]
+
+
+def _pairs(entry: ReportEntry, reference: ReportEntry, metric: str, by: str) -> list[Pair]:
+    others = {run.seed: run for run in reference.runs}
+    pairs = []
+    for run in entry.runs:
+        if run.seed in others:
+            one, other = (JudgedRun(each).silos(metric, by) for each in (run, others[run.seed]))
+            if _ONE in one or _ONE in other:
+                one, other = _spread(one, other), _spread(other, one)
+            if {silo: rows.identity for silo, rows in one.items()} != {s: rows.identity for s, rows in other.items()}:
+                raise InputError(f"seed {run.seed}: the two were tested on different rows")
+            pairs.append((one, other))
+    if not pairs or not pairs[0][0]:
+        raise InputError("no seed in common")
+    return pairs
+
+
+def _spread(rows: dict[str, SiloRows], other: Mapping[str, SiloRows]) -> dict[str, SiloRows]:
+    """Return the rows of one model for each silo of the other entry, which has a model for each."""
+    return dict.fromkeys(other, rows[_ONE]) if _ONE in rows and _ONE not in other else rows
+
+
+def _difference(pair: Pair, drawn: Mapping[str, Counts]) -> Counts:
+    one, other = pair
+    each = [
+        one[silo].score(drawn[rows.identity]) - other[silo].score(drawn[rows.identity]) for silo, rows in one.items()
+    ]
+    mean: Counts = np.mean(each, axis=0)
+    return mean
+
+
+def _draws(once: Mapping[str, Counts]) -> list[dict[str, Counts]]:
+    """Return pieces of resamples: for each set of rows how often each row counts; equal rows are drawn once."""
+    generators = {identity: np.random.default_rng(derive(0, "verdict", identity)) for identity in once}
+    most = max(counts.shape[1] for counts in once.values())
+    piece = max(1, min(RESAMPLES, _MOST_NUMBERS // most))
+    sizes = [min(piece, RESAMPLES - start) for start in range(0, RESAMPLES, piece)]
+    return [
+        {
+            identity: generators[identity].multinomial(
+                counts.shape[1], np.full(counts.shape[1], 1 / counts.shape[1]), size
+            )
+            for identity, counts in once.items()
+        }
+        for size in sizes
+    ]
