@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import yaml
 from safetensors.torch import load_file
 
 import silotune as package
 from silotune.config import preset_names
 from tests.support.command_line import Silotune
+from tests.support.method_cases import every_method
 from tests.support.tiny import METHODS
 
 PROMISED_METHODS = {"local", "centralised", "fedavg", "fedavg-full", "fedprox", "fedmcp"}
@@ -55,7 +55,7 @@ def test_presets(silotune: Silotune) -> None:
     assert all(entry["description"] and entry["method"] in METHODS for entry in entries.values())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@every_method
 def test_parts_of_every_method(silotune: Silotune, method: str, backbone_folder: Callable[[str], Path]) -> None:
     values = parsed(silotune, "parts", method, f"backbone={backbone_folder('bert')}")
     assert values["method"] == method

@@ -10,6 +10,7 @@ from silotune.errors import InputError
 from silotune.methods import METHODS
 from silotune.runs.run import run
 from silotune.runs.storage.readers import events
+from tests.support.method_cases import KINDS_OF_METHODS
 
 DEFENCES = {
     "median": ("aggregation=median", "aggregation.clip=1"),
@@ -25,10 +26,9 @@ _ALL = [
     for defence in DEFENCES
     if method not in (*FIXED_AGGREGATION, "fedproto")  # it refuses them, see below
 ]
-PAIRS = [
-    pytest.param(*pair, marks=() if place % 5 == 0 else pytest.mark.long, id="-".join(pair))
-    for place, pair in enumerate(_ALL)
-]
+_SHORT = [pair for place, pair in enumerate(pair for pair in _ALL if pair[0] in KINDS_OF_METHODS) if place % 5 == 0]
+"""One defense or two for each kind of method."""
+PAIRS = [pytest.param(*pair, marks=() if pair in _SHORT else pytest.mark.long, id="-".join(pair)) for pair in _ALL]
 
 
 @pytest.mark.parametrize("method", FIXED_AGGREGATION)

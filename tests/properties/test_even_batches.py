@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from silotune.config.registries import METHODS
 from silotune.core.tensors import flatten
 from silotune.data.batching import epoch_batches
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.training.phase_batches import phase_batches
+from tests.support.method_cases import every_method
 
 SIZE = 7
 
@@ -43,7 +43,7 @@ def test_rows_that_fill_their_batches_are_cut_as_ever():
     assert {batch.weight for batch in even} == {1.0}
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@every_method
 def test_every_method_takes_as_many_steps(method, tiny_federation):
     words = (f"train.batch_size={SIZE}", "train.epochs=2")
     federation = tiny_federation(method, *words)

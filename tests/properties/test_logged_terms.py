@@ -7,10 +7,11 @@ from collections import defaultdict
 import pytest
 
 from silotune.training import local_round
-from tests.support.tiny import METHODS, ONE_TASK
+from tests.support.method_cases import every_method
+from tests.support.tiny import ONE_TASK
 
 
-@pytest.mark.parametrize("method", METHODS)
+@every_method
 def test_a_term_is_the_mean_over_the_steps_that_have_it(method, tiny_federation, monkeypatch):
     words = ["partition.silos=1", "data.tasks=[beta]"] if method in ONE_TASK else []
     federation = tiny_federation(method, "train.steps=2", *words)

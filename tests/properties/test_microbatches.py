@@ -15,8 +15,9 @@ from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.predict import Predictor
 from silotune.methods.parts import Scope
 from silotune.runs.build.builder import build
+from tests.support.method_cases import every_method
 from tests.support.numeric_rig import cut_batch, doubled, make_step, random_parts, trained
-from tests.support.tiny import FAMILIES, METHODS, ONE_TASK
+from tests.support.tiny import FAMILIES, ONE_TASK
 
 ROWS = 14
 
@@ -59,7 +60,7 @@ def compare(federation):
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@every_method
 def test_micro_batches_change_no_gradient(method, tiny_federation):
     one_silo_with_many_lengths = ["partition.silos=1", "data.tasks=[beta]", "server.labels_per_class=10"]
     words = one_silo_with_many_lengths if method in ONE_TASK else []

@@ -13,7 +13,17 @@ from safetensors.torch import load_file, save
 
 from silotune.core.tensors import digest, flatten
 from silotune.runs.build.builder import build
-from tests.support.method_cases import CASES, ONE_TASK_ROWS, TRAIN_ROWS, Wire, logged, read_message, tapped
+from tests.support.method_cases import (
+    CASES,
+    KINDS,
+    ONE_TASK_ROWS,
+    TRAIN_ROWS,
+    Wire,
+    logged,
+    of_kinds,
+    read_message,
+    tapped,
+)
 
 VICTIM = "beta"
 AVERAGED = [name for name, case in CASES.items() if case.adopts_the_mean]
@@ -42,7 +52,7 @@ def of_wrong_round(tensors, fields) -> None:
 
 HARMS = {"NaN": with_nan, "shape": with_wrong_shape, "round": of_wrong_round}
 ONE_HARM_EACH = [
-    (case, harm)
+    pytest.param(case, harm, marks=() if case in KINDS else pytest.mark.long)
     for number, case in enumerate(AVERAGED)
     for position, harm in enumerate(HARMS)
     if case == "fedmcp" or number % len(HARMS) == position
@@ -167,7 +177,7 @@ def assert_weighted(found: dict[str, torch.Tensor], wire: Wire, case: str, by_ro
         assert_equal(found, means[not by_rows])
 
 
-@pytest.mark.parametrize("case", AVERAGED)
+@pytest.mark.parametrize("case", of_kinds(AVERAGED, KINDS))
 def test_updates_weighted_uniformly(reference, case):
     """Round 2 begins from what round 1 was aggregated to."""
     run, wire = reference(case)
@@ -176,7 +186,7 @@ def test_updates_weighted_uniformly(reference, case):
         assert_weighted(read_message(wire.down[-1])[0], wire, case, by_rows=False)
 
 
-@pytest.mark.parametrize("case", AVERAGED)
+@pytest.mark.parametrize("case", of_kinds(AVERAGED, KINDS))
 def test_updates_weighted_by_training_rows(federate, reference, case):
     """The messages of a run that weights uniformly, aggregated by rows; `test_one_refused_update` runs by rows."""
     _, wire = reference(case)

@@ -14,10 +14,10 @@ import pytest
 import silotune as library
 from silotune.cli import predict
 from silotune.communication.privacy import accountant as accounting
-from silotune.methods import METHODS
 from silotune.runs.personal_model import load_model
 from silotune.training.local_trainer import LocalTrainer
 from tests.support.command_line import Silotune
+from tests.support.method_cases import every_method
 from tests.support.small_runs import PAIRS, SINGLE
 from tests.support.tiny import tiny_overrides
 
@@ -26,7 +26,7 @@ def lines_of(text: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@every_method
 def test_a_loaded_run_predicts_bit_for_bit_as_it_did(reference, silos_folder, method, tmp_path, monkeypatch):
     ran, _ = reference(method)
     run = shutil.copytree(ran.folder, tmp_path / "run")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 from safetensors.torch import load
 from torch import Tensor
 
@@ -50,10 +51,14 @@ class Case:
     one_task: bool = False
 
     @property
+    def plain(self) -> Method:
+        """The method over LoRA and a classifier of two layers, to read what it declares."""
+        return METHODS[self.method](Setting(TUNERS["lora"](), HEADS["mlp"]()))
+
+    @property
     def ends(self) -> bool:
         """Whether the method has a final phase, before which silos' models are not finished."""
-        phases = METHODS[self.method](Setting(TUNERS["lora"](), HEADS["mlp"]())).phases()
-        return any(phase.when == "end" for phase in phases)
+        return any(phase.when == "end" for phase in self.plain.phases())
 
     @property
     def adopts_the_mean(self) -> bool:
@@ -62,8 +67,7 @@ class Case:
         brought = METHODS[self.method].defaults
         means = brought.get("aggregation", "samples") in ("samples", "uniform") and "server.optimizer" not in brought
         chosen = any(word.startswith(("aggregation=", "server.optimizer")) for word in self.overrides)
-        own = METHODS[self.method](Setting(TUNERS["lora"](), HEADS["mlp"]())).aggregations_of_parts
-        return means and not trains and not chosen and not own
+        return means and not trains and not chosen and not self.plain.aggregations_of_parts
 
 
 _SEMI_SUPERVISED = (*UNPARTITIONED, "server.labels_per_class=4", "head=linear")
@@ -111,12 +115,25 @@ CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
     "hetlora, pruned ranks": Case("hetlora", (*_RANKS, "method.prune=0.5", "method.penalty=0.1", "train.lr=0.05")),
 }
 
-LONG = (*(f"{name}, ranks" for name in RANKED if name != "flexlora"), "hetlora, pruned ranks", "fedmcp, shared heads")
-"""Cases that `make test-all` alone runs."""
-
-every_case = pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in CASES]
+KINDS = (
+    *("fedmcp", "scaffold", "ffa-lora", "apfl", "pfedme", "flora, ranks", "fdlora", "feddpa-t, dropout"),
+    *("fedproto", "fedfame", "server-only"),
 )
+"""The cases of `make test`, which together declare all that a method can (`tests/methods/test_kinds.py`): private parts
+with anchors and a loss that couples rows; an aggregation of a part's own; fixed parts; learned weights, and constants
+of trained parts; several steps on a batch; ranks, and parts that are redrawn; a final phase, and rounds of several
+kinds; weights of each text; parts that are gathered; a phase of the server, and a memory; rows of one party. The other
+cases run in `make test-all`."""
+
+
+def of_kinds(names: Iterable[str], short: Collection[str]) -> list[ParameterSet]:
+    """Return names as parameters of a suite; `make test-all` alone runs those that are not in `short`."""
+    return [pytest.param(name, marks=() if name in short else pytest.mark.long, id=name) for name in names]
+
+
+KINDS_OF_METHODS = tuple(CASES[kind].method for kind in KINDS)
+every_case = pytest.mark.parametrize("case", of_kinds(CASES, KINDS))
+every_method = pytest.mark.parametrize("method", of_kinds(METHODS, KINDS_OF_METHODS))
 
 
 def write_silos(folder: Path) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from functools import cache
 
+import pytest
 import torch
 from transformers import (
     AutoModel,
@@ -102,11 +103,26 @@ UNSUPPORTED = {
     *((kind, family) for kind in ("prefix", "prefix-direct") for family in _NO_PREFIX),
     *(("bitfit", family) for family in _NO_BIASES),
 }
-_FORMS = ("bert", "gpt2", "llama", "t5")
-_AS_LORA = {(kind, family) for kind in ("pissa", "dora", "vera", "loha") for family in FAMILIES if family not in _FORMS}
-"""Not repeated: they act where LoRA does, and these families differ in biases, fused layers and stacks."""
+FORMS = ("bert", "gpt2", "llama", "t5", "deberta-v2")
+"""Families that differ in biases, fused layers, stacks and weights of rows (`models/test_spanning_families.py`)."""
+_AS_LORA = {
+    (kind, family)
+    for kind in ("pissa", "dora", "vera", "loha")
+    for family in FAMILIES
+    if family not in FORMS or family == "deberta-v2"
+}
+"""Not repeated: they act where LoRA does."""
 
 PAIRS = [(kind, family) for kind in KINDS for family in FAMILIES if (kind, family) not in UNSUPPORTED | _AS_LORA]
+
+
+def as_parameters(pairs):
+    """Return pairs as parameters of a suite; those of LoRA and of `FORMS` run in `make test`."""
+    return [
+        pytest.param(kind, family, marks=() if kind == "lora" or family in FORMS else pytest.mark.long)
+        for kind, family in pairs
+    ]
+
 
 LENGTHS = (7, 3, 6, 4)
 DECODER_LENGTH = 3

@@ -22,7 +22,7 @@ from silotune.runs.run import run
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.training import at_once
 from silotune.training.at_once import COHORT_ON_A_GPU, ROWS_ON_A_CPU
-from tests.support.method_cases import assert_as_if_never_interrupted, logged
+from tests.support.method_cases import KINDS_OF_METHODS, assert_as_if_never_interrupted, logged, of_kinds
 from tests.support.numeric_rig import doubled, parts_in_double
 from tests.support.tiny import METHODS, ONE_TASK, UNPARTITIONED, tiny_overrides, write_data
 
@@ -131,7 +131,7 @@ def compare_rounds(make, numbers=(1, 2)):
     return expected, shared, silos, serial, cohort
 
 
-@pytest.mark.parametrize("method", CAN)
+@pytest.mark.parametrize("method", of_kinds(CAN, KINDS_OF_METHODS))
 def test_a_round_is_the_serial_one(method, federation_of):
     quick = ("method.eta=0.05",) if method == "pfedme" else ()  # w follows slowly otherwise
     expected, shared, silos, serial, cohort = compare_rounds(lambda *more: federation_of(method, *quick, *more))

@@ -11,8 +11,9 @@ from silotune.methods import Step
 from silotune.methods.parts import Scope
 from silotune.methods.step import PREVIOUS
 from silotune.models.forward.mixing import MixEntry
+from tests.support.method_cases import every_method
 from tests.support.numeric_rig import cut_batch, doubled, random_parts, trained
-from tests.support.tiny import METHODS, ONE_TASK
+from tests.support.tiny import ONE_TASK
 from tests.support.views import view_of_batch, views_of_batch
 
 
@@ -43,7 +44,7 @@ def result(training, phase, batch, state, received, memory, together):
     return float(loss.detach()), {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@every_method
 def test_together_is_one_by_one(method, tiny_federation):
     federation, batch, state, received, memory = prepare(tiny_federation, method)
     for phase in (phase for phase in federation.context.phases if phase.trains):  # others copy

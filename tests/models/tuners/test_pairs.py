@@ -11,6 +11,7 @@ from silotune.models.forward.mixing import MixEntry
 from tests.support.tuner_families import (
     PAIRS,
     UNSUPPORTED,
+    as_parameters,
     batch,
     first_part,
     make_tuner,
@@ -23,7 +24,7 @@ from tests.support.tuner_families import (
 )
 from tests.support.views import encoded_views
 
-pairs = pytest.mark.parametrize(("kind", "family"), PAIRS)
+pairs = pytest.mark.parametrize(("kind", "family"), as_parameters(PAIRS))
 
 
 @pairs
@@ -54,7 +55,9 @@ def test_the_part_matters_and_learns_and_is_the_same_when_loaded(kind, family, t
     assert torch.equal(run(backbone, inputs, (tuner, [(loaded, 1.0)])), states)
 
 
-@pytest.mark.parametrize(("kind", "family"), [pair for pair in PAIRS if "prefix" not in pair[0] and pair[0][0] != "p"])
+@pytest.mark.parametrize(
+    ("kind", "family"), as_parameters(pair for pair in PAIRS if "prefix" not in pair[0] and pair[0][0] != "p")
+)
 def test_an_untrained_part_changes_nothing(kind, family):
     backbone, tuner, inputs = shared_backbone(family), make_tuner(kind), batch(family)
     states = run(backbone, inputs, (tuner, [(first_part(tuner, backbone), 1.0)]))

@@ -17,6 +17,7 @@ from silotune.models.tuners import TUNERS
 from silotune.training.at_once import choose_cohort
 from tests.support.tuner_families import (
     PAIRS,
+    as_parameters,
     batch,
     make_backbone,
     make_tuner,
@@ -105,7 +106,7 @@ def compare(backbone, tuner, family, lengths, weights=None, streams=False):
         torch.testing.assert_close(gradient, there, rtol=1e-10, atol=1e-10 * largest)
 
 
-@pytest.mark.parametrize(("kind", "family"), TOGETHER)
+@pytest.mark.parametrize(("kind", "family"), as_parameters(TOGETHER))
 def test_a_segment_is_as_its_rows_alone(kind, family):
     backbone, tuner = shared_backbone(family, double=True), make_tuner(kind)
     compare(backbone, tuner, family, RAGGED)

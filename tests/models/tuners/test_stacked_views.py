@@ -9,6 +9,7 @@ from silotune.models.backbone.hooks import ReplicateMode
 from silotune.models.forward.mixing import MixEntry
 from tests.support.tuner_families import (
     FAMILIES,
+    FORMS,
     KINDS,
     LENGTHS,
     PAIRS,
@@ -28,11 +29,12 @@ BATCHES = (("right", LENGTHS), ("left", (7, 3, 6)), ("right", (5,)))
 
 
 def cases():
-    """All pairs with all batches; the short suite has one batch for a pair, and all for each kind and each family."""
+    """All pairs with all batches; the short suite has one batch for a pair of the representative families."""
     for kind, family in PAIRS:
         chosen = ([*KINDS].index(kind) + [*FAMILIES].index(family)) % len(BATCHES)
         for number, (side, lengths) in enumerate(BATCHES):
-            marks = [] if number == chosen else [pytest.mark.long]
+            short = number == chosen and (kind == "lora" or family in FORMS)
+            marks = [] if short else [pytest.mark.long]
             yield pytest.param(kind, family, side, lengths, marks=marks, id=f"{kind} {family} {side} {len(lengths)}")
 
 
