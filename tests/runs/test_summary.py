@@ -21,13 +21,14 @@ from silotune.runs.summary import state_digest
 from silotune.training.local_trainer import LocalTrainer
 from tests.support.method_cases import (
     CASES,
-    LONG,
+    KINDS,
     ONE_TASK_ROWS,
     ROUNDS,
     TEST_ROWS,
     TRAIN_ROWS,
     every_case,
     logged,
+    of_kinds,
     read_message,
 )
 
@@ -140,9 +141,8 @@ def share(rows: int, classes: int, chosen: int) -> float:
 
 
 def cases(ends: bool) -> list[Any]:
-    """Cases with or without a final phase; those of `LONG` are for `make test-all` here, too."""
-    names = [name for name, case in CASES.items() if case.ends is ends]
-    return [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in names]
+    """Cases with or without a final phase."""
+    return of_kinds([name for name, case in CASES.items() if case.ends is ends], KINDS)
 
 
 @pytest.mark.parametrize("case", cases(ends=False))

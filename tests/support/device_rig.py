@@ -43,9 +43,9 @@ SERVER = ("server.labels_per_class=2", "partition=iid", "partition.silos=2")
 
 
 @pytest.fixture(scope="session")
-def device(tmp_path_factory: pytest.TempPathFactory) -> None:
+def device() -> None:
     """The fake device is known to PyTorch."""
-    load_guard(build_guard(tmp_path_factory.mktemp("guard")))
+    load_guard(build_guard())
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,11 @@ everything runs there, the backward pass too; waits are not counted.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -191,18 +193,28 @@ def counted_syncs() -> Iterator[Counter[str]]:
     counts.update(_syncs - before)
 
 
-def build_guard(folder: Path) -> Path:
-    """Compile the device guard, without which PyTorch knows no CUDA device. Skips the test without a compiler."""
+def build_guard() -> Path:
+    """Compile the device guard, without which PyTorch knows no CUDA device, once for its code and PyTorch's version.
+
+    Skips the test without a compiler.
+    """
+    code = Path(__file__).with_name("guard.cpp")
     if REAL:
-        return folder
+        return code
+    version = hashlib.sha256(f"{torch.__version__} {sys.version}".encode() + code.read_bytes()).hexdigest()[:16]
+    library = code.parents[2] / "build" / f"guard-{version}.so"
+    if library.exists():
+        return library
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("the fake CUDA device needs g++")
-    root, library = Path(torch.__file__).parent, folder / "libguard.so"
-    words = ["-shared", "-fPIC", "-O1", "-std=c++20", f"-I{root}/include", str(Path(__file__).with_name("guard.cpp"))]
-    done = subprocess.run([compiler, *words, f"-L{root}/lib", "-lc10", "-o", str(library)], capture_output=True)
+    library.parent.mkdir(exist_ok=True)
+    root, made = Path(torch.__file__).parent, library.with_suffix(f".{os.getpid()}")
+    words = ["-shared", "-fPIC", "-O1", "-std=c++20", f"-I{root}/include", str(code)]
+    done = subprocess.run([compiler, *words, f"-L{root}/lib", "-lc10", "-o", str(made)], capture_output=True)
     if done.returncode:
         pytest.skip("g++ cannot compile against PyTorch's headers")
+    made.replace(library)  # two workers may compile at once
     return library
 
 
