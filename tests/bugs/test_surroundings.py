@@ -119,6 +119,7 @@ def test_one_process_needs_no_sockets():
     assert Workers(1).here
 
 
+@pytest.mark.long
 def test_processes_fit_into_the_longest_folder(tmp_path, monkeypatch):
     folder = tempfile.mkdtemp(prefix="x" * (72 - len(tempfile.gettempdir()) - 9))
     done = subprocess.run(
@@ -136,6 +137,7 @@ def test_processes_fit_into_the_longest_folder(tmp_path, monkeypatch):
     assert (done.stdout, len(folder)) == ("2\n", 72), done.stderr
 
 
+@pytest.mark.long
 def test_processes_for_a_script_on_standard_input_are_refused():
     script = "from silotune.core.workers import Workers\nWorkers(1)\nWorkers(2)\n"
     done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, check=False)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 from jsonschema import Draft202012Validator
 
 from silotune.cli.console import complete_key, complete_source, complete_word
@@ -58,6 +59,7 @@ def test_what_a_shell_completes(place) -> None:
     assert "cache.mib" in complete_key("cach")
 
 
+@pytest.mark.long
 def test_the_help_begins_with_run(silotune: Silotune) -> None:
     command = [sys.executable, "-m", "silotune", "-h"]  # commands are in the order in which a process imports them
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout

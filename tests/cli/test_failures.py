@@ -61,7 +61,7 @@ main()
     ("module", "dropped"),
     [
         ("silotune.cli.app", False),
-        ("click", True),
+        pytest.param("click", True, marks=pytest.mark.long),
         *(pytest.param(name, False, marks=pytest.mark.long) for name in ("click", "typer", "rich.console", "pydantic")),
         *(pytest.param(name, False, marks=pytest.mark.long) for name in ("torch", "torch._C", "silotune.methods")),
     ],

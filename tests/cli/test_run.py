@@ -18,7 +18,7 @@ from tests.support.command_line import Silotune
 from tests.support.processes import LONGEST
 
 RUN = ("run", "federation.yaml")
-LONG_RUN = 8
+LONG_RUN = 5
 """Rounds; the signal comes after two of them."""
 MAIN = [sys.executable, "-c", "from silotune.cli.main import main; main()"]
 
@@ -132,6 +132,7 @@ def test_ctrl_c_at_any_moment_ends_with_130(place: Path, silotune: Silotune) -> 
         assert (process.returncode, len(err.splitlines())) == (130, 1), err
 
 
+@pytest.mark.long
 def test_a_subprocess_refuses_in_one_line_too(place: Path) -> None:
     """Everything else here runs in this process; the installed command behaves the same, warnings included."""
     ended = subprocess.run([*MAIN, *RUN, "rounds=-1"], cwd=place, capture_output=True, text=True, timeout=120)

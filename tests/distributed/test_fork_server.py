@@ -44,6 +44,7 @@ def test_flowers_commands_are_the_functions_that_are_called(target):
     inspect.signature(getattr(importlib.import_module(name), function)).bind()
 
 
+@pytest.mark.long
 @linux
 def test_the_changes_are_made_where_they_are_wanted_and_nowhere_else():
     script = """
@@ -83,6 +84,7 @@ def test_a_forked_command_has_its_own_log_and_exit_code_and_an_unknown_one_is_na
     assert processes(tmp_path) == []
 
 
+@pytest.mark.long
 @linux
 def test_why_a_forked_command_ended_is_in_its_log():
     script = """
