@@ -1,14 +1,15 @@
-"""Noise on rows, over all methods: with one run's noised gradients put into another, no byte that leaves differs.
+"""Noise on rows, over all methods: with one run's noised sums put into another, no byte that leaves differs.
 
 The second run has another row in one place: other text, other label. So all that a silo sends depends on its rows
-through noised gradients alone, over rounds, private parts, memory and the choice of a round.
+through noised sums alone, over rounds, private parts, memory and the choice of a round. Terms of a loss without rows
+are each run's own.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,22 @@ import torch
 from torch import Tensor
 
 from silotune.communication.privacy.noise import NoiseStream
-from silotune.core.tensors import State
+from silotune.core.tensors import State, flatten
+from silotune.data.batching import make_batch
+from silotune.data.loading import draw_labeled_rows, load_silos
+from silotune.data.row_folder import write_rows
 from silotune.errors import InputError
-from silotune.methods import METHODS
+from silotune.methods import METHODS, Phase, Step, mean_over_rows
+from silotune.methods.ditto import Ditto
+from silotune.methods.step import AT_WORK, LocalTraining, local_training
+from silotune.runs.build import row_privacy as build
 from silotune.runs.build.resolve import read_config
 from silotune.runs.build.row_privacy import noised_phases
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.run import run
 from silotune.training import private_steps
 from silotune.training.client import SiloClient, SiloReply
-from silotune.training.private_steps import PrivateGradient, PrivateSteps
+from silotune.training.private_steps import PrivateSteps
 from silotune.training.row_privacy import RowPrivacy
 from silotune.training.silo import Silo
 from tests.support.proof import double_backbone, in_double
@@ -35,15 +42,14 @@ from tests.support.tiny import tiny_overrides
 
 REFUSED = {
     "fedavg-full": "tuner",
-    "moon": "couples",
     "fedmcp": "couples",
     "fedproto": "statistics of rows",
-    "fedfame": "labeled rows",
-    "server-only": "labeled rows",
+    "fedfame": "labeled rows from the silos",
+    "server-only": "labeled rows from the silos",
 }
 """Methods that noise on rows refuses, with words of the reason; the others have a run."""
 
-WORDS = {"fedmcp": ("method.mu=0",), "fdlora": ("method.sync=1",)}
+WORDS = {"fedmcp": ("method.mu=0",), "fdlora": ("method.sync=1",), "fedfame": ("server.labels_per_class=5",)}
 NOISE = ("privacy.unit=row", "privacy.epsilon=4", "rounds=2", "train.steps=2", "train.batch_size=30")
 MISSED = ("rounds=4", "train.steps=1", "sampling.count=2")
 """Four rounds, of which every silo misses some."""
@@ -88,7 +94,8 @@ class Watched:
     """A run's messages, and what every noised step was made of."""
 
     sent: list[tuple[str, bytes]] = field(default_factory=list)
-    noised: list[PrivateGradient] = field(default_factory=list)
+    noised: list[Tensor] = field(default_factory=list)
+    """The noised sum of each step and tensor."""
     mechanisms: list[tuple[str, str, float, float]] = field(default_factory=list)
     """Silo, phase, rate of drawn units, and deviation of the noise."""
     clipped: list[Tensor] = field(default_factory=list)
@@ -104,11 +111,11 @@ def watch(
         words: of the configuration.
         backbone: its folder.
         out: the run's folder.
-        instead: a run whose noised gradients are put in.
+        instead: a run whose noised sums are put in.
         spoil: what happens to a unit of each silo: `empty` takes its rows away, `nan` makes its gradient not finite.
     """
     found = Watched()
-    rounds, step, sums = SiloClient.rounds, PrivateSteps.step, private_steps.clipped_sums
+    rounds, noise, sums = SiloClient.rounds, PrivateSteps._noise, private_steps.clipped_sums
     units, gradients = private_steps.units_of, PrivateSteps._row_gradients
 
     def emptied(silo: Silo) -> list[Any]:
@@ -126,11 +133,11 @@ def watch(
         found.sent.extend((reply.silo, reply.message) for reply in replies)
         return replies
 
-    def noised(self: PrivateSteps, *args: Any) -> PrivateGradient:
-        own = step(self, *args)
-        deviation = self._privacy.deviation(self._silo.name)
+    def noised(self: PrivateSteps, number: int, name: str, total: Tensor, deviation: float) -> Tensor:
         found.mechanisms.append((self._silo.name, self.phase.name, self._rate, deviation))
+        own = total + noise(self, number, name, total, deviation)
         found.noised.append(own if instead is None else instead.noised[len(found.noised)])
+        total.zero_()
         return found.noised[-1]
 
     def clipped(gradients: list[Tensor], bound: float) -> list[Tensor]:
@@ -143,7 +150,7 @@ def watch(
 
     with in_double(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(SiloClient, "rounds", sent)
-        patch.setattr(PrivateSteps, "step", noised)
+        patch.setattr(PrivateSteps, "_noise", noised)
         patch.setattr(private_steps, "clipped_sums", clipped)
         patch.setattr(private_steps, "units_of", emptied)
         patch.setattr(PrivateSteps, "_row_gradients", spoiled)
@@ -155,9 +162,14 @@ def watch(
 
 
 def contrasted(method: str, backbone: Path, data: Path, changed: Path, out: Path) -> int:
-    """Compare a run with one over other data that has its noised gradients; see `compare`."""
-    first = watch(words(method, backbone, data), backbone, out / "one")
-    return compare(first, watch(words(method, backbone, changed), backbone, out / "two", first))
+    """Compare a run with one over other data that has its noised sums; see `compare`."""
+    more = []
+    if method == "fedfame":  # the coordinator's own rows, which are no silo's
+        config = read_config("demo", tiny_overrides(method, backbone, data))
+        write_rows(out / "own", draw_labeled_rows(load_silos(config), config.server, 1))
+        more = [f"federation.labelled={out / 'own'}"]
+    first = watch([*words(method, backbone, data), *more], backbone, out / "one")
+    return compare(first, watch([*words(method, backbone, changed), *more], backbone, out / "two", first))
 
 
 @pytest.mark.parametrize(
@@ -209,13 +221,48 @@ def test_what_it_cannot_cover_is_refused(method, backbone_folder, data_folder, t
         run(read_config("demo", given), out=tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    "method", [name if name in ("moon", "fedfame") else pytest.param(name, marks=pytest.mark.long) for name in METHODS]
+)
+def test_a_loss_that_is_marked_is_the_mean_of_its_rows(method, tiny_federation):
+    """At parts, received parts and parts of the last round that differ."""
+    federation = tiny_federation(method, *WORDS.get(method, ()), "precision=fp32")
+    context, silo = federation.context, next(iter(federation.silos.values()))
+    draw = torch.Generator().manual_seed(0)
+
+    def moved(state: State) -> State:
+        return {
+            part: {name: each + 0.1 * torch.randn(each.shape, generator=draw) for name, each in tensors.items()}
+            for part, tensors in state.items()
+        }
+
+    shared = federation.coordinator.shared
+    state, received, last = (moved(context.model_state(silo, shared)) for _ in range(3))
+    memory = flatten({"previous": flatten({name: last[name] for name in context.method.remembers})})
+    phases = [phase for phase in (*context.phases, *context.server_phases) if phase.trains and phase.by_row]
+    rates = {phase.name: 0.1 for phase in phases}
+    assert phases
+
+    def loss(phase: Phase, chosen: list[int]) -> Tensor:
+        owner = federation.server if phase in context.server_phases else silo
+        rows = next(iter(owner.train.values()))
+        batch = make_batch(rows, rows.sequences(chosen), context.backbone.pad_id)
+        mixes = {name: context.resolve(mix, state, received, memory) for name, mix in phase.views.items()}
+        views = context.program([mixes])(batch)
+        return phase.loss(Step(batch, views, state, received, memory, context.parts))
+
+    for phase in phases:
+        with torch.no_grad(), local_training(LocalTraining(0.1, dict.fromkeys(rates, 1), rates)):
+            alone = torch.stack([loss(phase, [row]) for row in range(6)])
+            assert alone.std() > 0
+            torch.testing.assert_close(loss(phase, [*range(6)]), alone.mean())
+
+
 # -- leaks that the test above has to find -----------------------------------------------------------------------------
 
 
 def test_a_phase_without_noise(monkeypatch, backbone_folder, data_folder, changed_data, tmp_path):
     """FedRep's head, which is private, trains without noise, and the shared body follows it."""
-    from silotune.runs.build import row_privacy as build
-
     real = build.noised_phases
     monkeypatch.setattr(build, "noised_phases", lambda *args: real(*args) - {"head"})
     with pytest.raises(AssertionError):
@@ -232,6 +279,18 @@ def test_a_clip_norm_over_a_part_without_noise(monkeypatch, backbone_folder, dat
         return [gradient / size for gradient in found], *rest
 
     monkeypatch.setattr(PrivateSteps, "_row_gradients", scaled)
+    monkeypatch.setattr(RowPrivacy, "seen_by", lambda self, phase, *everything: everything)
+    with pytest.raises(AssertionError):
+        contrasted("ditto", backbone_folder("bert"), data_folder, changed_data, tmp_path)
+
+
+def test_a_term_without_rows_that_reads_a_part_without_noise(
+    monkeypatch, backbone_folder, data_folder, changed_data, tmp_path
+):
+    """Ditto's private part of the last round pulls at the shared one."""
+    ditto_that_reads(monkeypatch, READS["memory"])
+    monkeypatch.setattr(build, "leaving_parts", lambda *args: frozenset({"global", "head_global"}))
+    monkeypatch.setattr(RowPrivacy, "seen_by", lambda self, phase, *everything: everything)
     with pytest.raises(AssertionError):
         contrasted("ditto", backbone_folder("bert"), data_folder, changed_data, tmp_path)
 
@@ -244,6 +303,98 @@ def test_a_part_that_another_one_follows_after_a_batch(tiny_federation: Callable
     follows = {"global": lambda state: {**state["private"], **state["global"]}}
     context.phases = [replace(p, then=follows) if p.name == "global" else p for p in context.phases]
     assert noised_phases(context, silo) == {"global", "local"}
+
+
+def size(tensors: Mapping[str, Tensor]) -> Tensor:
+    return sum((tensor.square().sum() for tensor in tensors.values()), torch.zeros(()))
+
+
+READS: dict[str, Callable[[Step], Tensor]] = {
+    "index": lambda step: size(step.state["private"]),
+    "get": lambda step: size(step.state.get("private", {})),
+    "items": lambda step: sum(size(tensors) for part, tensors in step.state.items() if part == "private"),
+    "values": lambda step: sum(map(size, step.state.values())),
+    "copy": lambda step: size(step.state.copy()["private"]),
+    "**": lambda step: size({**step.state}["private"]),
+    "|": lambda step: size((step.state | {})["private"]),
+    "| from the right": lambda step: size(({} | step.state)["private"]),
+    "memory": lambda step: size({key: step.memory[key] for key in step.memory if key.startswith("previous/private/")}),
+    "memory's items": lambda step: size({key: each for key, each in step.memory.items() if "/private/" in key}),
+    "previous": lambda step: size(step.previous("private")),
+}
+"""Ways in which a loss of Ditto's global phase may read the private part, which trains without noise."""
+
+
+def ditto_that_reads(monkeypatch: pytest.MonkeyPatch, read: Callable[[Step], Tensor]) -> None:
+    """Add a read without rows to Ditto's global loss, and the private part to its memory."""
+
+    @mean_over_rows
+    def loss(self: Ditto, step: Step) -> Tensor:
+        return step.cross_entropy("global", "head_global") + step.without_rows(
+            0.1 * read(step) * size(step.state["global"])
+        )
+
+    monkeypatch.setattr(Ditto, "global_loss", loss)
+    monkeypatch.setattr(Ditto, "remembers", ("private",))
+
+
+@pytest.mark.parametrize("way", READS)
+def test_a_read_of_a_part_without_noise(way, monkeypatch, tiny_federation):
+    ditto_that_reads(monkeypatch, READS[way])
+    federation = tiny_federation("ditto")
+    assert noised_phases(federation.context, next(iter(federation.silos.values()))) == {"global", "personal"}
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.long) for way in ("items", "memory")])
+def test_what_such_a_method_sends(way, monkeypatch, backbone_folder, data_folder, changed_data, tmp_path):
+    ditto_that_reads(monkeypatch, READS[way])
+    assert contrasted("ditto", backbone_folder("bert"), data_folder, changed_data, tmp_path)
+
+
+def test_what_a_phase_is_given_that_changes_what_leaves(monkeypatch, backbone_folder, data_folder, tmp_path):
+    """Even a read that the trial does not meet finds nothing without noise."""
+    given: set[str] = set()
+
+    def read(step: Step) -> Tensor:
+        if type(step.state) is dict:  # the run, not the trial
+            given.update(step.state, step.memory, AT_WORK.get().steps)
+        return torch.zeros(())
+
+    ditto_that_reads(monkeypatch, read)
+    watch(words("ditto", backbone_folder("bert"), data_folder), backbone_folder("bert"), tmp_path / "run")
+    assert given == {"global", "head_global"}
+
+
+def on_the_object(self: Ditto, loss: Tensor) -> None:
+    self.seen = loss.detach()  # type: ignore[attr-defined]
+
+
+def on_the_class(self: Ditto, loss: Tensor) -> None:
+    type(self).seen = loss.detach()  # type: ignore[attr-defined]
+
+
+def in_a_list(self: Ditto, loss: Tensor) -> None:
+    self.options.__dict__.setdefault("seen", []).append(loss.item())
+
+
+@pytest.mark.parametrize("keep", [on_the_object, on_the_class, in_a_list])
+def test_a_method_that_keeps_something_of_rows(keep, monkeypatch, backbone_folder, data_folder, tmp_path):
+    """Found in the trial; and in a run, if it begins later."""
+    trial = [True]
+
+    @mean_over_rows
+    def loss(self: Ditto, step: Step) -> Tensor:
+        value = step.cross_entropy("own", "head_private")
+        if step.apart is None or trial[0]:
+            keep(self, value)
+        return value
+
+    monkeypatch.setattr(Ditto, "personal_loss", loss)
+    monkeypatch.setattr(Ditto, "seen", None, raising=False)
+    given = words("ditto", backbone_folder("bert"), data_folder)
+    for trial[0] in (True, False):
+        with pytest.raises(InputError, match=r"^privacy.unit: method ditto keeps .* phase 'personal' runs"):
+            run(read_config("demo", given), out=tmp_path / f"run{trial[0]}")
 
 
 @pytest.mark.parametrize(("words_of_noise", "best"), [((), 2), (("privacy.unit=null", "privacy.epsilon=null"), 1)])

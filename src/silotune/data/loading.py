@@ -13,6 +13,7 @@ from silotune.core.randomness import sampler
 from silotune.data.hub import HUB, HubSet, read_hub_set
 from silotune.data.own_silos import own_sets, read_folder, task_folders
 from silotune.data.partition import partition_by_value, partition_rows, silo_names
+from silotune.data.row_folder import read_rows
 from silotune.data.rows import LabeledSet, Row, SiloData, Splits, check_silo
 from silotune.data.tasks import KINDS, Task, make_task, numbered_positive
 from silotune.errors import InputError, require_known
@@ -285,6 +286,18 @@ NO_LABEL = -1
 def without_labels(rows: Sequence[Row]) -> list[Row]:
     """Return the rows without label and answer."""
     return [replace(row, label=NO_LABEL, answer="") for row in rows]
+
+
+def own_labeled_rows(config: Config) -> SiloData | None:
+    """Read the coordinator's own labeled rows (`federation.labelled`); None if they are to be drawn from the silos'."""
+    if config.federation.labelled is not None:
+        return read_rows(Path(config.federation.labelled), "coordinator")
+    if config.privacy.unit is not None:
+        raise InputError(
+            f"privacy.unit: method={config.method.name} would draw the coordinator's labeled rows from the silos, "
+            "without noise; allowed: federation.labelled=FOLDER, rows of its own"
+        )
+    return None
 
 
 def draw_labeled_rows(data: Sequence[SiloData], server: ServerConfig, seed: int) -> SiloData:

@@ -7,7 +7,17 @@ from typing import Literal, cast
 from pydantic import Field
 from torch import Tensor
 
-from silotune.methods import HEAD, Mix, Phase, Step, SupervisedOptions, model_contrast, previous, received
+from silotune.methods import (
+    HEAD,
+    Mix,
+    Phase,
+    Step,
+    SupervisedOptions,
+    mean_over_rows,
+    model_contrast,
+    previous,
+    received,
+)
 from silotune.methods.fedavg import FedAvg
 
 
@@ -44,6 +54,7 @@ class MOON(FedAvg):
         trains = (*self.adapters, HEAD)
         return [Phase("train", trains=trains, views={"full": self.mix, **anchors}, loss=self.loss)]
 
+    @mean_over_rows
     def loss(self, step: Step) -> Tensor:
         """Cross-entropy plus the contrastive loss."""
         options = cast(MOONOptions, self.options)

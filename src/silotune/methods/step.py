@@ -59,7 +59,7 @@ def head_tensors(head: WhichHead, state: State, received: State | None = None) -
 def previous_tensors(memory: Tensors, part: str) -> Tensors:
     """Return the tensors of a remembered part; empty before the silo's first participation."""
     prefix = f"{PREVIOUS}/{part}/"
-    return {key.removeprefix(prefix): tensor for key, tensor in memory.items() if key.startswith(prefix)}
+    return {key.removeprefix(prefix): memory[key] for key in memory if key.startswith(prefix)}
 
 
 def proximal(tensors: Tensors, anchor: Tensors) -> Tensor:

@@ -33,6 +33,7 @@ from silotune.training.context import TrainingContext
 from silotune.training.phase_batches import joining, phase_batches
 from silotune.training.phase_optimizer import PhaseOptimizer, Schedule
 from silotune.training.private_steps import PrivateSteps
+from silotune.training.row_privacy import RowPrivacy, each_alone
 from silotune.training.silo import Silo
 from silotune.training.step_gradients import SiloStep, StepGradients
 
@@ -58,6 +59,7 @@ class _SiloRound:
     training: LocalTraining
     stream: NoiseStream | None
     """The numbers of the round's draws under noise on rows; None without."""
+    privacy: RowPrivacy | None
     sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Sum of each loss term."""
     counts: Counter[str] = field(default_factory=Counter)
@@ -87,12 +89,18 @@ class _SiloRound:
             return False
         return True
 
+    def seen_by(self, phase: Phase) -> tuple[State, Tensors, LocalTraining]:
+        """Return parts, memory and local training as a phase's functions may read them; see `RowPrivacy.seen_by`."""
+        everything = self.state, self.memory, self.training
+        return everything if self.privacy is None else self.privacy.seen_by(phase, *everything)
+
     def begin(self, phase: Phase) -> Tensors:
         """Set the phase's parts to their starting tensors, as leaves of the graph; return those leaves by name."""
-        with local_training(self.training):
-            for target, source in phase.start.items():
-                made = self.state[source] if isinstance(source, str) else source(self.state, self.received)
-                self.state[target] = part_tools.copy(made)
+        for target, source in phase.start.items():
+            state, _, training = self.seen_by(phase)
+            with local_training(training):
+                made = state[source] if isinstance(source, str) else source(state, self.received)
+            self.state[target] = part_tools.copy(made)
         changed = {*phase.changes}
         self.starts_as_received = not changed & self.changed and not phase.start
         self.changed |= changed
@@ -116,8 +124,9 @@ class _SiloRound:
     @torch.no_grad()
     def follow(self, phase: Phase) -> None:
         """Set the parts of `Phase.then`, all from the state before; trained tensors stay the optimizer's."""
-        with local_training(self.training):
-            changed = {name: new(self.state) for name, new in phase.then.items()}
+        state, _, training = self.seen_by(phase)
+        with local_training(training):
+            changed = {name: new(state) for name, new in phase.then.items()}
         for part, tensors in changed.items():
             if part in phase.trains:
                 for name, tensor in tensors.items():
@@ -206,8 +215,8 @@ def train(
         state = {name: placed[name] for name in context.parts}
         training = _local_training(context, settings, silo, number, phases)
         stream = None if privacy is None else privacy.stream(silo, number, shared, kept)
-        runs.append(_SiloRound(silo, state, received, context.backbone.place(kept.memory), training, stream))
-    for phase in phases:
+        runs.append(_SiloRound(silo, state, received, context.backbone.place(kept.memory), training, stream, privacy))
+    for phase in phases if privacy is None else each_alone(context.method, phases):
         members = [run for run in runs if run.enters(phase, number)]
         leaves = [run.begin(phase) for run in members]
         for run in members if phase.gathers else ():
@@ -225,7 +234,7 @@ def train(
             if privacy is not None and privacy.covers(phase):
                 for index, run in enumerate(members):
                     assert run.stream is not None, "drawn from where rows have noise"
-                    steps = PrivateSteps(context, run.silo, phase, run.stream, run.training)
+                    steps = PrivateSteps(context, run.silo, phase, run.stream, run.seen_by(phase)[-1])
                     _train_privately(steps, run, optimizer, index)
             else:
                 _train_phase(_PhaseWork(context, members, phase, number), optimizer)
@@ -319,7 +328,8 @@ def _train_privately(steps: PrivateSteps, run: _SiloRound, optimizer: PhaseOptim
     """Train a silo in a phase under DP-SGD, in which a loss that is not finite does not end the run."""
     phase = steps.phase
     for taken in range(steps.count):
-        found = steps.step(taken, run.state, run.received, run.memory)
+        state, memory, _ = run.seen_by(phase)
+        found = steps.step(taken, state, run.received, memory)
         optimizer.zero_grad()
         for name, gradient in found.gradient.items():
             part, tensor = name.split("/", 1)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+import io
+import pickle
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from typing_extensions import override
+
 from silotune.communication.privacy.noise import NoiseStream
-from silotune.core.tensors import State, digest, flatten
+from silotune.core.tensors import State, Tensors, digest, flatten
+from silotune.errors import InputError
+from silotune.methods.base import Method
 from silotune.methods.phase import Phase
+from silotune.methods.step import PREVIOUS, LocalTraining
 from silotune.training.silo import Silo, SiloState
 
 Place = tuple[str, int]
@@ -49,6 +56,7 @@ class RowPrivacy:
         secret: the silo's own secret; None: draws follow from `seed`, which is a simulation.
         seed: the run's seed.
         run: a digest of the configuration, on which every draw depends.
+        leaving: the parts on which what leaves a silo may depend; see `leaving_parts`.
     """
 
     clip: float
@@ -58,10 +66,33 @@ class RowPrivacy:
     secret: bytes | None
     seed: int
     run: str
+    leaving: frozenset[str] = frozenset()
 
     def covers(self, phase: Phase) -> bool:
         """Return whether a phase's gradients get noise; final phases get none, because nothing leaves after them."""
         return phase.when == "round" and phase.name in self.phases
+
+    def seen_by(
+        self, phase: Phase, state: State, memory: Tensors, training: LocalTraining
+    ) -> tuple[State, Tensors, LocalTraining]:
+        """Return the silo's parts, memory and local training as far as a phase's functions may read them.
+
+        What leaves the silo may depend on a phase that changes a leaving part. It sees leaving parts alone, and of the
+        phases' steps only numbers that follow from the number of units: nothing in which rows have no noise.
+        """
+        if phase.when == "end" or not self.leaving & {*phase.changes}:
+            return state, memory, training
+        counted = training.steps.keys() & {*self.phases, phase.name}
+        remembered = tuple(f"{PREVIOUS}/{name}/" for name in self.leaving)
+        return (
+            {name: tensors for name, tensors in state.items() if name in self.leaving},
+            {key: tensor for key, tensor in memory.items() if key.startswith(remembered)},
+            LocalTraining(
+                training.lr,
+                {name: training.steps[name] for name in counted},
+                {name: training.rate_sums[name] for name in counted},
+            ),
+        )
 
     def deviation(self, silo: str) -> float:
         """Return the standard deviation of a silo's noise on the sum of its units' clipped gradients."""
@@ -87,6 +118,38 @@ class RowPrivacy:
         """Return the stream of random numbers that a silo draws from in a round; arguments as of `draws`."""
         key = self.secret if self.secret is not None else f"row privacy {self.seed}".encode()
         return NoiseStream(hmac.digest(key, self.draws(silo, number, received, state).encode(), "sha256"))
+
+
+def each_alone(method: Method, phases: Iterable[Phase]) -> Iterator[Phase]:
+    """Yield phases to run, and refuse a method whose object or classes hold something else after one than before.
+
+    What they hold could carry rows past their noise, from one phase or row to another.
+    """
+    before = _held_by(method)
+    for phase in phases:
+        yield phase
+        if _held_by(method) != before:
+            raise InputError(
+                f"privacy.unit: method {method.name} keeps something in its object or class while phase {phase.name!r} "
+                "runs; allowed: functions of their arguments and of the method's options"
+            )
+
+
+class _Values(pickle.Pickler):
+    """Writes what objects hold; functions, properties and classes are told apart by identity."""
+
+    @override
+    def persistent_id(self, value: object) -> int | None:
+        return id(value) if isinstance(value, type) or hasattr(type(value), "__get__") else None
+
+
+def _held_by(method: Method) -> bytes:
+    """Return all that a method's object and its classes hold, with its tuner, head and options."""
+    owners = (method, *type(method).__mro__[: type(method).__mro__.index(Method) + 1])
+    values = [{name: held for name, held in vars(owner).items() if name != "_abc_impl"} for owner in owners]
+    written = io.BytesIO()
+    _Values(written).dump(values)
+    return written.getvalue()
 
 
 def units_of(silo: Silo) -> list[list[Place]]:

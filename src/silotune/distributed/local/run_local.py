@@ -19,7 +19,7 @@ from silotune.communication.privacy.accountant import Privacy
 from silotune.config import Config, dump
 from silotune.core.files import dump_yaml, folder_lock, write_text
 from silotune.core.surroundings import require_posix, require_short_tmpdir
-from silotune.data.loading import draw_labeled_rows, load_silos
+from silotune.data.loading import draw_labeled_rows, load_silos, own_labeled_rows
 from silotune.data.row_folder import write_rows
 from silotune.data.rows import SiloData
 from silotune.data.scores import constant_score
@@ -132,7 +132,8 @@ def _prepare(config: Config, out: Path, method: Method, data: list[SiloData]) ->
     labeled = None
     if method.server_phases():
         labeled = folder / "labeled"
-        write_rows(labeled, draw_labeled_rows(data, config.server, config.data_seed))
+        own = own_labeled_rows(config)
+        write_rows(labeled, own or draw_labeled_rows(data, config.server, config.data_seed))
     write_text(folder / "config.yaml", dump(config))
     write_text(folder / "silos.yaml", wire_config(config, names))
     for silo in data:

@@ -7,7 +7,7 @@ from functools import partial
 
 from silotune.communication.masks.fixed_point import require_masks
 from silotune.config import Config
-from silotune.data.loading import draw_labeled_rows, load_absent, load_silos
+from silotune.data.loading import draw_labeled_rows, load_absent, load_silos, own_labeled_rows
 from silotune.data.row_checks import MOST_WARNINGS, as_one, token_warnings, warnings_of
 from silotune.data.rows import SiloData
 from silotune.data.tokenized import ANY_LENGTH, MOST_LOOKED_AT, count_cuts, cut_text
@@ -58,6 +58,8 @@ def build(
     tasks = {silo.name: silo.task for silo in rows}
     absent_tasks = {silo.name: silo.task for silo in absent}
     check_ranks(method, [*tasks, *absent_tasks])
+    if labeled is None and method.needs_labeled_rows:
+        labeled = own_labeled_rows(config)
     check_tasks(config, method, tasks, absent_tasks, None if labeled is None else labeled.task)
     context = build_model(config, method, [*tasks.values(), *absent_tasks.values()], backbone, load)
     train = config.train.model_copy(update={"tokens_at_once": context.tokens_at_once})

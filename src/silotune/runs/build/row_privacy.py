@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from typing_extensions import override
@@ -12,82 +12,104 @@ from typing_extensions import override
 from silotune.communication.privacy.accountant import DELTA, Privacy
 from silotune.communication.privacy.row_accountant import RowAccount, noise_multiplier
 from silotune.config import Config, dump
-from silotune.core.tensors import Tensors
+from silotune.core.tensors import State, Tensors, flatten
 from silotune.data.batching import make_batch
 from silotune.errors import InputError
 from silotune.methods.parts import Scope
 from silotune.methods.phase import Phase
-from silotune.methods.step import LocalTraining, Step, local_training
+from silotune.methods.step import PREVIOUS, LocalTraining, Step, local_training
 from silotune.models.forward.mixing import parts_in
 from silotune.training.context import TrainingContext
-from silotune.training.row_privacy import RowPlan, RowPrivacy
+from silotune.training.row_privacy import RowPlan, RowPrivacy, each_alone
 from silotune.training.silo import Silo
 
 V = TypeVar("V")
 
 
-class _Noting(dict[str, Tensors]):
-    """A state that notes the names of the parts that are read."""
+class _Noting(Mapping[str, V]):
+    """A state or a memory that notes the parts that are read, in whatever way; `part_of` returns a key's part."""
 
-    def __init__(self, state: Mapping[str, Tensors]) -> None:
-        super().__init__(state)
-        self.read: set[str] = set()
-
-    @override
-    def __getitem__(self, name: str) -> Tensors:
-        self.read.add(name)
-        return super().__getitem__(name)
+    def __init__(self, content: Mapping[str, V], read: set[str], part_of: Callable[[str], str] = str) -> None:
+        self._content, self._read, self._part_of = content, read, part_of
 
     @override
-    def get(self, name: str, default: V = None) -> Tensors | V:  # type: ignore[assignment]
-        self.read.add(name)
-        return super().get(name, default)
+    def __getitem__(self, key: str) -> V:
+        self._read.add(self._part_of(key))
+        return self._content[key]
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._content)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def copy(self) -> dict[str, V]:
+        """Return all as a dictionary."""
+        return dict(self)
+
+    def __or__(self, other: Mapping[str, V]) -> dict[str, V]:
+        return {**self, **other}
+
+    def __ror__(self, other: Mapping[str, V]) -> dict[str, V]:
+        return {**other, **self}
 
 
-def noised_phases(context: TrainingContext, silo: Silo) -> frozenset[str]:
-    """Return the names of the phases whose gradients need noise, so that all that leaves the silo is covered.
+def leaving_parts(context: TrainingContext, silo: Silo) -> frozenset[str]:
+    """Return the parts on which what leaves the silo may depend.
 
-    What leaves the silo depends on the shared parts. It also depends on every part that a phase reads while it changes
-    a part of this list, so the list is extended until it stops growing: dependencies carry over rounds. A phase needs
-    noise if it takes steps on rows and changes a part of the list. To find what a phase reads, it runs once on one row
-    of any silo.
+    They are all but private parts, and every part that a phase reads while it changes one of them: the list is extended
+    until it stops growing, because dependencies carry over rounds. To find what a phase reads, it runs once on one row
+    of any silo. In training such a phase is given these parts alone (`RowPrivacy.seen_by`), so that a read which this
+    trial did not meet fails instead of leaking.
     """
     phases = [phase for phase in context.phases if phase.when == "round"]
-    reads = {phase.name: set(_reads(context, silo, phase)) for phase in phases}
-    leaving = {name for name, part in context.parts.items() if part.scope is Scope.SHARED}
+    alone = each_alone(context.method, phases)
+    reads = {phase.name: {*phase.trains, *_reads(context, silo, phase)} for phase in alone}
+    leaving = {name for name, part in context.parts.items() if part.scope is not Scope.PRIVATE}
     while more := {name for phase in phases if leaving & {*phase.changes} for name in reads[phase.name]} - leaving:
         leaving |= more
+    return frozenset(leaving)
+
+
+def noised_phases(context: TrainingContext, silo: Silo, leaving: frozenset[str] | None = None) -> frozenset[str]:
+    """Return the names of the phases whose gradients need noise: they take steps on rows and change a leaving part."""
+    leaving = leaving or leaving_parts(context, silo)
+    phases = [phase for phase in context.phases if phase.when == "round" and leaving & {*phase.changes}]
     for phase in phases:
-        if phase.gathers and leaving & {*phase.changes}:
+        if phase.gathers:
             raise InputError(
                 f"privacy.unit: method {context.method.name} sends statistics of rows that are no gradients "
                 f"({', '.join(phase.gathers)}); allowed: a method that sends trained parts alone"
             )
-    return frozenset(phase.name for phase in phases if phase.trains and leaving & {*phase.changes})
+    return frozenset(phase.name for phase in phases if phase.trains)
 
 
-def _reads(context: TrainingContext, silo: Silo, phase: Phase) -> Iterator[str]:
-    """Yield the parts that a phase reads: in its views, where its parts start, in its loss, and after its steps."""
-    yield from (name for mix in phase.views.values() for name in parts_in(mix))
+def _reads(context: TrainingContext, silo: Silo, phase: Phase) -> set[str]:
+    """Return the parts that a phase reads: in its views, where its parts start, in its loss, and after its steps."""
+    read = {name for mix in phase.views.values() for name in parts_in(mix)}
     shared = context.initial.shared([silo])
-    state = _Noting(context.place(context.model_state(silo, shared)))
-    received = context.place(shared)
+    received, everything = context.place(shared), context.place(context.model_state(silo, shared))
+    state = cast(State, _Noting(everything, read))
+    kept = flatten({PREVIOUS: flatten({name: everything[name] for name in context.method.remembers})})
+    memory = cast(Tensors, _Noting(kept, read, lambda key: key.split("/")[1]))
     rates = {each.name: context.train.lr for each in context.phases}
     rows = next(iter(silo.train.values()))
     batch = make_batch(rows, rows.sequences([0]), context.backbone.pad_id)
     with torch.no_grad(), local_training(LocalTraining(context.train.lr, dict.fromkeys(rates, 1), rates)):
         for source in phase.start.values():
             if isinstance(source, str):
-                yield source
+                read.add(source)
             else:
                 source(state, received)
         for new in phase.then.values():
             new(state)
         if phase.trains:
-            mixes = {name: context.resolve(mix, state, received, {}) for name, mix in phase.views.items()}
+            mixes = {name: context.resolve(mix, state, received, memory) for name, mix in phase.views.items()}
             views = context.program([mixes], training=True)(batch)
-            phase.loss(Step(batch, views, state, received, {}, context.parts, recipe=context.recipe, apart=[]))
-    yield from state.read
+            phase.loss(Step(batch, views, state, received, memory, context.parts, recipe=context.recipe, apart=[]))
+    return read
 
 
 _SIMULATED = "whoever knows the run's seed, from which a simulation draws the noise"
@@ -109,7 +131,7 @@ def make_row_privacy(
     assert privacy.epsilon is not None, "the section refuses less"
     assert privacy.unit is not None, "callers look"
     delta = privacy.delta or DELTA
-    phases = _checked_phases(context, next(iter(silos.values())))
+    phases, leaving = _checked_phases(context, next(iter(silos.values())))
     settled = RowPrivacy(
         privacy.clip,
         privacy.rows_per_unit,
@@ -118,6 +140,7 @@ def make_row_privacy(
         secret,
         config.seed,
         hashlib.sha256(f"{dump(config)}{context.backbone.fingerprint}".encode()).hexdigest(),
+        leaving,
     )
     context.row_privacy = settled
     plans, numbers = {}, range(1, config.rounds + 1)
@@ -147,17 +170,16 @@ def make_row_privacy(
     return settled.planned(plans), guarantee
 
 
-def _checked_phases(context: TrainingContext, silo: Silo) -> frozenset[str]:
+def _checked_phases(context: TrainingContext, silo: Silo) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the phases that are noised, and the parts on which what leaves the silo may depend."""
     method = context.method
-    if method.server_phases() or method.labeled_only:
-        raise InputError(
-            f"privacy.unit: the coordinator's labeled rows of method {method.name} come from silos without noise; "
-            "allowed: a method without them"
-        )
-    phases = noised_phases(context, silo)
+    if method.labeled_only:
+        raise InputError(f"privacy.unit: no silo trains in method {method.name}; allowed: a method of silos' rows")
+    leaving = leaving_parts(context, silo)
+    phases = noised_phases(context, silo, leaving)
     if any(phase.name in phases and not phase.by_row for phase in context.phases):
         raise InputError(
             f"privacy.unit: the loss of method {method.name} couples the rows of a batch; allowed: losses that are "
             "means over rows (FedMCP: method.mu=0 or method.similarity=cosine)"
         )
-    return phases
+    return phases, leaving
