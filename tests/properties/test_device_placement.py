@@ -25,6 +25,7 @@ from tests.support.fake_cuda import (
     is_tensor_on_device,
     without_float64,
 )
+from tests.support.method_cases import KINDS_OF_METHODS
 
 
 def cases(quick: Collection[str]) -> pytest.MarkDecorator:
@@ -41,7 +42,7 @@ def cases(quick: Collection[str]) -> pytest.MarkDecorator:
 # -- every case --------------------------------------------------------------------------------------------------------
 
 
-@cases(METHODS)
+@cases((*KINDS_OF_METHODS, "fedprompt"))  # which brings a verbalizer
 def test_every_action_runs_on_the_device_and_leaves_its_results_on_the_cpu(make, method, head):
     federation = made_or_skipped(make, method, head)
     assert is_on_device(federation.backbone)

@@ -5,6 +5,7 @@ The reference takes the same micro-batches in one graph, so that dropout draws t
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from contextlib import contextmanager
 
@@ -25,6 +26,7 @@ from silotune.training.phase_batches import check_rows, token_limit
 from silotune.training.silo import SiloState
 from silotune.training.step_gradients import StepGradients
 from tests.support.device_rig import config_of, skip_refused
+from tests.support.method_cases import KINDS_OF_METHODS
 from tests.support.numeric_rig import parts_in_double
 from tests.support.preferences import write_kinds
 
@@ -269,10 +271,10 @@ def words_of(method):
     return () if "tuner" in METHODS[method].defaults and METHODS[method].defaults["tuner"] != "lora" else DROPOUT
 
 
+SHORT = [(name, METHODS[name].defaults.get("head", "mlp")) for name in (*KINDS_OF_METHODS, "fedprompt")]
+"""Each kind of method, and one with a verbalizer, under the head that it brings."""
 CASES = [
-    pytest.param(method, head, marks=[] if head == METHODS[method].defaults.get("head", "mlp") else [pytest.mark.long])
-    for method in METHODS
-    for head in HEADS
+    pytest.param(*pair, marks=[] if pair in SHORT else [pytest.mark.long]) for pair in itertools.product(METHODS, HEADS)
 ]
 
 

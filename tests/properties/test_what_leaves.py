@@ -13,7 +13,16 @@ from silotune.core.tensors import flatten
 from silotune.methods.parts import Scope
 from silotune.training.context import TrainingContext
 from silotune.training.local_round import LocalResult
-from tests.support.method_cases import CASES, ONE_TASK_ROWS, TRAIN_ROWS, every_case, read_message, tapped
+from tests.support.method_cases import (
+    CASES,
+    KINDS,
+    ONE_TASK_ROWS,
+    TRAIN_ROWS,
+    every_case,
+    of_kinds,
+    read_message,
+    tapped,
+)
 
 SENT = {
     "local": set(),
@@ -56,7 +65,7 @@ def shared_names(training: TrainingContext) -> set[str]:
     return {name for name, part in training.parts.items() if part.scope is Scope.SHARED}
 
 
-@pytest.mark.parametrize("case", SENT)
+@pytest.mark.parametrize("case", of_kinds(SENT, KINDS))
 def test_the_sent_parts_are_those_of_the_paper(reference, case):
     run, wire = reference(case)
     found = {name.split("/")[0] for _, _, message in wire.up for name in read_message(message)[0]}

@@ -32,6 +32,7 @@ from silotune.methods import METHODS, Part, Scope
 from silotune.models.backbone.loading import load_backbone
 from silotune.models.tuners.vera import VeRA
 from silotune.training.initial_parts import InitialParts
+from tests.support.method_cases import KINDS_OF_METHODS
 from tests.support.old_runs import FIXTURES, TINY, put_in_place
 
 PROOF = FIXTURES / "proof"
@@ -81,7 +82,11 @@ def accepted(method: str) -> list[str]:
 CASES = {f"{method} {tuner}": (method, tuner) for method in METHODS for tuner in accepted(method)}
 """Name → method and tuner."""
 
-SHORT = [name for name, (method, tuner) in CASES.items() if tuner == default_tuner(method) or method in REPRESENTATIVE]
+SHORT = [
+    name
+    for name, (method, tuner) in CASES.items()
+    if method in REPRESENTATIVE or (method in KINDS_OF_METHODS and tuner == default_tuner(method))
+]
 
 
 @contextmanager
