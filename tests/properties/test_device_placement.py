@@ -123,8 +123,13 @@ def test_loss_scaling_waits_once_a_phase(make, monkeypatch):
 @pytest.mark.parametrize("bounded", [pytest.param(False, marks=pytest.mark.long, id="whole"), True])
 @pytest.mark.parametrize(
     ("method", "attention"),
-    [(method, "eager") for method in METHODS]
-    + [pytest.param(method, "sdpa", marks=pytest.mark.long) for method in METHODS],
+    [
+        pytest.param(
+            method, attention, marks=() if attention == "eager" and method in KINDS_OF_METHODS else pytest.mark.long
+        )
+        for attention in ("eager", "sdpa")
+        for method in METHODS
+    ],
 )
 def test_training_waits_once_a_step_however_many_micro_batches(make, method, attention, bounded):
     """Whatever has no padding, some, several views, two passes: only the losses are fetched, and states at the end."""
