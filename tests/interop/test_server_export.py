@@ -129,8 +129,8 @@ def test_what_no_program_reads_is_refused(runs, tmp_path, make: Any, part, optio
     ("family", "tuner", "words"),
     [
         ("bert", "lora", ("method={name: fedmcp}",)),
-        ("roberta", "dora", ("head=linear", "head.pooling=mean")),
-        ("llama", "lora", ()),
+        pytest.param("roberta", "dora", ("head=linear", "head.pooling=mean"), marks=pytest.mark.long),
+        pytest.param("llama", "lora", (), marks=pytest.mark.long),
     ],
 )
 def test_an_onnx_graph_has_the_runs_scores(runs, tmp_path, family, tuner, words):
