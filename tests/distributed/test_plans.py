@@ -208,7 +208,7 @@ NOISE_ON_ROWS = ("privacy.unit=row", "privacy.epsilon=4", "rounds=2", "train.ste
 
 def test_noise_is_shown_as_the_ledger_sets_it_aside(attack):
     policy = {"preset": "private", "train_rows": 0, "train_steps": 0}
-    words = ("fedavg", "tuner.r=1", *NOISE_ON_ROWS)
+    words = ("fedavg", "tuner.r=1", *NOISE_ON_ROWS, "privacy.more_noise=true")
     coordinator = attack(words, caps=False, approval="ask", policy=policy, privacy={"epsilon": 5.0}, seeded_noise=False)
     assert planned(coordinator, *SEEDS).kind == "waiting"
     store, decisions = coordinator.session.store, Approvals(coordinator.session.store.folder)

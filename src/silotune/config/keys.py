@@ -201,6 +201,7 @@ class PrivacyKeys(TypedDict, total=False):
     unit: str | None
     epsilon: float | None
     delta: float | None
+    more_noise: bool
     clip: float
     rows_per_unit: int
     secret: str | PurePath | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -12,6 +13,9 @@ from silotune.config.section import ExtensibleSection, Section, has_effect
 from silotune.config.validators import ConfigPath, distinct, listed
 
 NOISES = ("laplace", "gaussian")
+
+NOTICEABLE = 1.05
+"""A factor on the noise of a run; a budget's two filters ask up to 4.5 % more of a run that may use all of it."""
 
 CODEC_NAMES = registries.CODECS.names
 
@@ -129,7 +133,17 @@ class PrivacyConfig(Section):
         description="ε of the whole run. With `unit` the noise is chosen for it; else the run stops before exceeding "
         "it.",
     )
-    delta: float | None = Field(None, gt=0, lt=1, description="δ of the whole run; 1e-5 if unset.")
+    delta: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="δ of the whole run; 1e-5 if unset.",
+    )
+    more_noise: bool = Field(
+        False,
+        description="with `unit`, let a silo whose budget is nearly spent add more noise than the run asks for; "
+        "without, it refuses the run.",
+    )
     clip: float = Field(
         1.0, ge=1e-6, le=1e6, description="with `unit`, the largest L2 norm of a unit's gradient in a step."
     )
@@ -150,6 +164,11 @@ class PrivacyConfig(Section):
                 "epsilon: noise on rows (privacy.unit) needs what the run may cost; e.g. privacy.epsilon=8"
             )
         return self
+
+    @property
+    def most_noise(self) -> float:
+        """The largest factor on a run's noise that it accepts of a silo's budget."""
+        return inf if self.more_noise else NOTICEABLE
 
     @property
     def unit_column(self) -> str | None:

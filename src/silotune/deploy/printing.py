@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from silotune.cli.console import console, say
+from silotune.communication.privacy.accountant import DELTA
 from silotune.errors import SilotuneError
 
 if TYPE_CHECKING:
     from silotune.deploy.doctor import Finding
+    from silotune.distributed.silo.row_ledger import RowLedger
 
 
 def print_status(state: Mapping[str, Any]) -> None:
@@ -116,22 +118,29 @@ def print_findings(findings: Sequence[Finding], as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def print_audit(folder: Path, as_json: bool) -> None:
-    """Check the audit log in a folder and print sums and problems."""
+def print_audit(folder: Path, as_json: bool, ledger: RowLedger | None = None) -> None:
+    """Check the audit log in a folder and print sums and problems; a silo's ledger has the ε of its noise on rows."""
     from silotune.core.records import check_audit
     from silotune.distributed.protocol.frames import printable
 
     entries, problems = check_audit(folder)
     runs = _totals(entries)
+    privacy = None if ledger is None else _of_ledger(ledger, runs)
     last = max((entry["number"] for entry in entries), default=0)
     if as_json:
-        print(json.dumps({"lines": len(entries), "last": last, "problems": problems, "runs": runs}, indent=1))
+        found = {"lines": len(entries), "last": last, "problems": problems, "runs": runs, "privacy": privacy}
+        print(json.dumps(found, indent=1))
     else:
         for run, total in runs.items():
             kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(total["kinds"].items()))
             say(f"run {run}: {total['messages']} messages ({kinds}), {total['bytes']:,} bytes")
             say(f"  {total['numbers']:,} numbers, up to round {total['rounds']}, ε {total['epsilon']:g}")
             say(f"  {total['first']} to {total['last']}")
+        if privacy is not None:
+            say(
+                f"noise on rows: ε {privacy['spent']:.4g} of {privacy['epsilon']:g} at δ = {privacy['delta']:g} for "
+                f"each {privacy['unit']} is spent or set aside"
+            )
         for entry in entries:
             if "sha256" not in entry:
                 words = [str(entry[name]) for name in ("kind", "run", "silo", "user", "reason") if entry.get(name)]
@@ -142,6 +151,18 @@ def print_audit(folder: Path, as_json: bool) -> None:
         raise SilotuneError(f"{folder}: the audit log was changed in {len(problems)} places (first: {problems[0]})")
     if not as_json:
         say(f"{len(entries)} lines, none changed, removed or inserted")
+
+
+def _of_ledger(ledger: RowLedger, runs: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """Add the ε of noise on rows to the sums of runs, and return the state of its budget; None without one."""
+    budget, delta = ledger.budget, DELTA if ledger.budget is None else ledger.budget.delta
+    for run in ledger.charged_runs():
+        if run in runs:
+            runs[run]["epsilon"] += ledger.epsilon_of(run, delta)
+    if budget is None:
+        return None
+    spent = ledger.spent(budget.unit)
+    return {"unit": budget.unit, "spent": spent, "epsilon": budget.epsilon, "delta": budget.delta}
 
 
 def _totals(entries: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

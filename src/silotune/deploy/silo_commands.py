@@ -171,8 +171,12 @@ def reject(run: RunName, config: SiloFile = None) -> None:
 def audit(config: SiloFile = None, as_json: JsonOption = False) -> None:
     """Check the audit log of all messages that left this silo, and sum it up per run; exit code 1 if it was changed."""
     from silotune.deploy.printing import print_audit
+    from silotune.distributed.silo.silo_config import read_silo_settings
+    from silotune.distributed.silo.store import SiloStore
 
-    print_audit(_folder(config), as_json)
+    settings = read_silo_settings(usual_file(config))
+    folder = Path(settings.folder)
+    print_audit(folder, as_json, SiloStore(folder, budget=settings.privacy).ledger)
 
 
 @silo.command()

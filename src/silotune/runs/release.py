@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -224,8 +224,17 @@ def measure_release(run: Path, silo: str) -> Release:
     return measure(federation, federation.silos[silo], model.context, model.state)
 
 
-def measure(federation: Federation, silo: Silo, context: PredictionContext, state: State) -> Release:
-    """Measure a silo's model on its training and test rows, and on its canaries if there are any."""
+def measure(
+    federation: Federation,
+    silo: Silo,
+    context: PredictionContext,
+    state: State,
+    charged: Callable[[float], float] | None = None,
+) -> Release:
+    """Measure a silo's model on its training and test rows, and on its canaries if there are any.
+
+    `charged` returns the ε at a δ of what the silo answered in the run, by its ledger; None: as the run was planned.
+    """
     (rows,), (evaluation,) = silo.train.values(), silo.evaluations.values()
     delta, own = federation.config.privacy.delta or DELTA, rows.examples
     found = None
@@ -242,7 +251,7 @@ def measure(federation: Federation, silo: Silo, context: PredictionContext, stat
     return Release(
         silo.name,
         federation.config.privacy.unit,
-        upper_epsilon(federation, delta),
+        upper_epsilon(federation, delta, charged),
         delta,
         found,
         membership(*(row_losses(context, state, part, count) for part, count in sets)),
@@ -250,7 +259,7 @@ def measure(federation: Federation, silo: Silo, context: PredictionContext, stat
     )
 
 
-def upper_epsilon(federation: Federation, delta: float) -> float:
+def upper_epsilon(federation: Federation, delta: float, charged: Callable[[float], float] | None = None) -> float:
     """Return the ε of a silo's model by the account of its noise; infinite if a phase on rows has none.
 
     Every phase counts, because the model's folder holds all parts, also those that the prediction does not mix.
@@ -260,5 +269,7 @@ def upper_epsilon(federation: Federation, delta: float) -> float:
         return math.inf
     if any((phase.trains or phase.gathers) and not noise.covers(phase) for phase in context.phases):
         return math.inf
+    if charged is not None:
+        return charged(delta)
     plans = noise.plans.values()  # of all silos, whose units the shared parts tell of
     return max(row_epsilon(each.multiplier, delta, each.rate, each.steps[-1]) for each in plans)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing_extensions import override
 
 from silotune.communication.privacy.noise import NoiseStream
+from silotune.communication.privacy.row_accountant import Events
 from silotune.core.tensors import State, Tensors, digest, flatten
 from silotune.errors import InputError
 from silotune.methods.base import Method
@@ -39,9 +40,22 @@ class RowPlan:
     steps: tuple[int, ...]
     multiplier: float
 
-    def in_round(self, number: int) -> int:
+    @property
+    def events(self) -> Events:
+        """All noised steps of the run."""
+        return ((self.multiplier, self.rate, self.steps[-1]),)
+
+    def in_round(self, number: int) -> Events:
         """Return the noised steps of one round."""
-        return self.steps[number] - self.steps[number - 1]
+        return ((self.multiplier, self.rate, self.steps[number] - self.steps[number - 1]),)
+
+    def over(self, wanted: RowPlan) -> float:
+        """Return how many times the noise of another plan for the same steps this one has."""
+        return self.multiplier / wanted.multiplier if wanted.multiplier else 1.0
+
+    def with_noise(self, events: Events) -> RowPlan:
+        """Return the same plan with the noise of these steps, which have the form of `events`."""
+        return replace(self, multiplier=events[0][0])
 
 
 @dataclass(frozen=True)

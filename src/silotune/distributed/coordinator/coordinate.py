@@ -14,7 +14,9 @@ from typing import Any
 
 from silotune.communication.masks.fixed_point import require_masks
 from silotune.communication.privacy.accountant import DELTA
+from silotune.communication.privacy.row_accountant import UNCOVERED, RowAccount
 from silotune.config import Config, dump
+from silotune.config.uplink import NOTICEABLE
 from silotune.core.clock import current_user, log_line
 from silotune.core.determinism import set_numerics
 from silotune.core.files import folder_lock, write_text
@@ -132,9 +134,13 @@ def run_job(job: Job, link: Link, record: Records, status: RunStatus, load: Load
         lines = [] if federation.privacy is None else federation.privacy.lines()
         if (own := start.config.privacy).unit is not None:
             lines.append(
-                f"privacy: every silo adds noise on its rows for ε = {own.epsilon:g} at δ = {own.delta or DELTA:g} "
-                f"for each {own.unit}, or more noise if its own budget asks for it; not for users of a silo's own model"
+                f"privacy: every silo adds noise on its rows for ε = {own.epsilon:g} at δ ≤ {own.delta or DELTA:g} for "
+                f"each {own.unit}; not for {UNCOVERED}"
             )
+        for name, times in sorted(admission.noise.items()):
+            if times > NOTICEABLE:
+                folder.event("more-noise", silo=name, times=times)
+                lines.append(f"privacy: silo {name!r} adds {times:.3g} times the noise, for what its budget has left")
         if lines:
             status.promise(lines)
             for line in lines:
@@ -142,7 +148,7 @@ def run_job(job: Job, link: Link, record: Records, status: RunStatus, load: Load
         kind = MaskedEngine if federation.coordinator.sums else FlowerEngine
         engine = kind(federation, folder, dispatcher, start.request, admission, job.local, status.report)
         engine.run()
-        _finish(engine, out, job.local)
+        _finish(engine, out, job.local, _noise_on_rows(start))
 
 
 @dataclass
@@ -255,7 +261,20 @@ def _labeled(job: Job, config: Config, wanted: bool) -> SiloData | None:
     return read_rows(Path(folder), "coordinator")
 
 
-def _finish(engine: FlowerEngine, out: Path, local: bool) -> None:
+def _noise_on_rows(start: RunStart) -> dict[str, Any]:
+    """Return the entry `privacy` of `summary.json`, as far as a coordinator knows it: what the run asked silos for.
+
+    `silos` has how many times the noise for that each silo adds; their own files decide on their budgets.
+    """
+    own = start.config.privacy
+    if own.unit is None:
+        return {}
+    wanted = {"epsilon_round": None, "epsilon_total": own.epsilon, "delta": own.delta or DELTA}
+    known = {"participations": start.config.rounds, "uncovered": UNCOVERED, "silos": start.admission.noise}
+    return {"privacy": {"mechanism": RowAccount.mechanism, "unit": own.unit, **wanted, **known}}
+
+
+def _finish(engine: FlowerEngine, out: Path, local: bool, noise: dict[str, Any]) -> None:
     federation, folder = engine.federation, engine.folder
     final: dict[str, Any] = {"shared_sha256": digest(flatten(federation.coordinator.shared)), "state_sha256": None}
     folders: dict[str, Path] = {}
@@ -270,7 +289,7 @@ def _finish(engine: FlowerEngine, out: Path, local: bool) -> None:
         run = Path(next(iter(last.silos.values()))).parent.name
         folders = {name: folder.checkpoints.path / "silos" / name / run for name in federation.silos}
     best = engine.load_best()
-    summary = summarize(engine) | {"engine": engine.label, "best_round": best} | final
+    summary = summarize(engine) | {"engine": engine.label, "best_round": best} | final | noise
     if folders:
         gather_models(out, folders, summary)
     elif not names_with(federation.method.parts(), Scope.PRIVATE):

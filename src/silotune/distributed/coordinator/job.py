@@ -92,6 +92,8 @@ class AdmissionPolicy:
         self._shapes: Shapes | None = None
         self.pinned = NO_LIST
         """What all silos said of their list of peers, in a run that sums under masks."""
+        self.noise: dict[str, float] = {}
+        """Silo → how many times the noise that a run with noise on rows asks for it gets there."""
 
     def __call__(self, frame: Frame) -> None:
         """Check a silo's hello and register the silo."""
@@ -106,7 +108,10 @@ class AdmissionPolicy:
             self.pinned = hello.masks
         self.registry = self.registry.with_silo(hello)
         self._identities[hello.silo] = hello.identity
-        self._record.append({"kind": "joined", "run": self.registry.run, "silo": hello.silo})
+        noise = {}
+        if hello.noise is not None:
+            self.noise[hello.silo] = noise["noise"] = hello.noise
+        self._record.append({"kind": "joined", "run": self.registry.run, "silo": hello.silo, **noise})
 
     def expect(self, shapes: Shapes) -> None:
         """Also compare the shapes of shared parts: of admitted silos now, of the others when they answer."""

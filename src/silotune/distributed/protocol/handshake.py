@@ -96,6 +96,7 @@ class Hello:
     Args:
         rank: the rank of its adapters, where its operator bounds it below the run's; else None.
         masks: of a run that sums under masks; else `NO_LIST`.
+        noise: how many times the noise that a run with noise on rows asks for it gets here; else None.
     """
 
     silo: StrictStr
@@ -104,6 +105,7 @@ class Hello:
     texts: Annotated[StrictInt, Field(ge=1, le=2)]
     rank: Annotated[StrictInt, Field(ge=1)] | None = None
     masks: PinnedList = NO_LIST
+    noise: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
 
     @classmethod
     def read(cls, frame: Frame) -> Hello:

@@ -12,6 +12,7 @@ import math
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from silotune.communication.masks.fixed_point import SUMMAND
@@ -194,7 +195,9 @@ class LocalWork:
             scores = {"rounds": federation.config.rounds, "best_round": number, "silos": {silo.name: entry}}
             write_models(folder, federation, scores)
             if silo.canaries is not None:
-                measure(federation, silo, federation.context, current_model_state(federation, silo)).write(folder)
+                charged = partial(self._store.ledger.epsilon_of, run)
+                current = current_model_state(federation, silo)
+                measure(federation, silo, federation.context, current, charged).write(folder)
         return filter_scores(entry, self.settings.share)
 
     def _silo(self, prepared: Prepared, kind: str, run: str, base: str) -> Silo:

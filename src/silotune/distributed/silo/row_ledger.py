@@ -1,18 +1,27 @@
 """Keeps a silo's ledger of noise on rows: the share of each unit's budget that all runs have spent.
 
-A run reserves what its rounds will cost when the silo first takes part. Each answer with other content than before is
-charged in the transaction that records it, so that nothing leaves unpaid and a crash charges nothing twice. The budget
-is checked by a Rényi filter (`communication/privacy/row_accountant.py`), because a coordinator chooses a run's noise
-after it has seen the answers of others.
+A run reserves what its rounds will cost with its first answer, or when the silo's operator approves it. Each answer
+with other content than before is charged in the transaction that records it, so that nothing leaves unpaid and a crash
+charges nothing twice. Two filters check the budget (`RowFilters`), because a coordinator chooses a run's noise after it
+has seen the answers of others.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from dataclasses import dataclass
 
-from silotune.communication.privacy.row_accountant import RenyiFilter
+from silotune.communication.privacy.row_accountant import (
+    Costs,
+    Events,
+    RenyiFilter,
+    RowFilters,
+    RunFilter,
+    plan_epsilon,
+    scaled,
+)
 from silotune.core.records import Records
 from silotune.distributed.silo.silo_config import RowBudget
 from silotune.errors import InputError
@@ -24,7 +33,15 @@ CREATE TABLE IF NOT EXISTS row_runs (run TEXT, config TEXT, unit TEXT, multiplie
     open INTEGER, PRIMARY KEY (run, config));
 CREATE TABLE IF NOT EXISTS row_charges (asked TEXT PRIMARY KEY, run TEXT, config TEXT, unit TEXT, multiplier REAL,
     rate REAL, steps INTEGER, message TEXT);
+CREATE TABLE IF NOT EXISTS row_budgets (unit TEXT PRIMARY KEY, epsilon REAL, delta REAL);
+CREATE TABLE IF NOT EXISTS row_shares (run TEXT, config TEXT, events TEXT, share REAL, PRIMARY KEY (run, config));
 """
+"""`row_orders` and `row_budgets` have what is fixed beforehand, `row_runs` and `row_shares` a run's planned steps and
+its ε in the second filter; a ledger from before it has no `row_budgets` and no `row_shares`. Of several kinds of steps
+`row_runs` has the first, and an answer a row of `row_charges` for each, the later ones under `asked` and a number."""
+
+_PLANS = """SELECT run, config, COALESCE(events, json_array(json_array(multiplier, rate, steps))), share, open
+    FROM row_runs LEFT JOIN row_shares USING (run, config)"""
 
 
 @dataclass(frozen=True)
@@ -46,10 +63,9 @@ class Charge:
     message: str = ""
 
     @property
-    def values(self) -> tuple[object, ...]:
-        """A row of the table `row_charges`."""
-        plan, steps = self.plan, self.plan.in_round(self.number)
-        return self.asked, self.run, self.config, plan.unit, plan.multiplier, plan.rate, steps, self.message
+    def events(self) -> Events:
+        """The answer's noised steps."""
+        return self.plan.in_round(self.number)
 
 
 class RowLedger:
@@ -63,25 +79,46 @@ class RowLedger:
         self._records = records
         self.budget = budget
 
-    def plan(self, run: str, config: str, wanted: RowPlan, reserve: bool = False) -> RowPlan:
+    def plan(self, run: str, config: str, wanted: RowPlan, reserve: bool = False, most: float = math.inf) -> RowPlan:
         """Return a run's noise: the least that keeps to its own target, `wanted`, and to what is left of the budget.
 
-        `reserve` sets the run's cost aside, which fixes the noise for its other rounds. Refused if no noise is enough.
+        `reserve` sets the run's cost aside, which fixes the noise for its other rounds. Refused if `most` times the
+        wanted noise is not enough.
         """
-        query = "SELECT multiplier FROM row_runs WHERE run = ? AND config = ?"
-        for (multiplier,) in self._records.rows(query, run, config):
-            return replace(wanted, multiplier=multiplier)
-        plan, steps = wanted, wanted.steps[-1]
-        if (filter := self._filter(wanted.unit)) is not None and steps:
-            least = filter.least_multiplier(self._costs(filter, wanted.unit), wanted.rate, steps)
-            if least is None:
+        for _, _, events, *_ in self._records.rows(f"{_PLANS} WHERE run = ? AND config = ?", run, config):
+            return wanted.with_noise(json.loads(events))
+        plan, steps = wanted, sum(count for *_, count in wanted.events)
+        if (filters := self._filters(wanted.unit)) is not None and steps:
+            scale = filters.least_scale(self._costs(filters, wanted.unit), wanted.events)
+            if scale is None:
                 raise InputError(f"the rest of the budget for each {wanted.unit} is too small for {steps} steps")
-            plan = replace(wanted, multiplier=max(wanted.multiplier, least))
+            if scale > most:
+                raise InputError(
+                    f"the rest of the budget for each {wanted.unit} takes {scale:.3g} times the noise that the run "
+                    "asks for; allowed: a run with privacy.more_noise=true, or one that costs less"
+                )
+            plan = wanted.with_noise(scaled(wanted.events, scale))
         if reserve:
-            with self._records.transaction() as connection:
-                values = run, config, plan.unit, plan.multiplier, plan.rate, steps
-                connection.execute("INSERT INTO row_runs VALUES (?, ?, ?, ?, ?, ?, 1)", values)
+            self._reserve(run, config, plan)
         return plan
+
+    def _reserve(self, run: str, config: str, plan: RowPlan) -> None:
+        """Set a run's planned steps aside, if they are not yet; the budget's first run fixes the filters."""
+        if self._records.rows("SELECT 1 FROM row_runs WHERE run = ? AND config = ?", run, config):
+            return
+        with self._records.transaction() as connection:
+            share = None
+            if (filters := self._filters(plan.unit)) is not None:
+                share, whole = self._share(filters, plan), filters.runs
+                orders = plan.unit, json.dumps(filters.steps.orders)
+                connection.execute("INSERT OR REPLACE INTO row_orders VALUES (?, ?)", orders)
+                if whole is not None:
+                    fixed = plan.unit, whole.epsilon, whole.delta
+                    connection.execute("INSERT OR IGNORE INTO row_budgets VALUES (?, ?, ?)", fixed)
+            values = run, config, plan.unit, *plan.events[0]
+            connection.execute("INSERT INTO row_runs VALUES (?, ?, ?, ?, ?, ?, 1)", values)
+            planned = run, config, json.dumps(plan.events), share
+            connection.execute("INSERT INTO row_shares VALUES (?, ?, ?, ?)", planned)
 
     def require(self, charge: Charge) -> None:
         """Refuse an answer that the budget cannot pay, or that differs from an earlier answer with the same draws."""
@@ -89,17 +126,21 @@ class RowLedger:
             if charge.message and message != charge.message:
                 raise InputError("the same draws gave another update than before; the difference would have no noise")
             return
-        filter = self._filter(charge.plan.unit)
-        if filter is None:
+        filters = self._filters(charge.plan.unit)
+        if filters is None:
             return
-        if not filter.allows(self._costs(filter, charge.plan.unit, charge)):
+        if not filters.allows(self._costs(filters, charge.plan.unit, charge)):
             raise InputError(f"the budget for each {charge.plan.unit} is spent")
 
     def charge(self, charge: Charge) -> None:
         """Record a charge in the transaction that stores its answer; the last round's also ends the reservation."""
         with self._records.transaction() as connection:
             self.require(charge)
-            connection.execute("INSERT OR IGNORE INTO row_charges VALUES (?, ?, ?, ?, ?, ?, ?, ?)", charge.values)
+            self._reserve(charge.run, charge.config, charge.plan)
+            for place, event in enumerate(charge.events):
+                asked = f"{charge.asked}+{place}" if place else charge.asked
+                values = asked, charge.run, charge.config, charge.plan.unit, *event, charge.message
+                connection.execute("INSERT OR IGNORE INTO row_charges VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
             if charge.number == len(charge.plan.steps) - 1:
                 self.close(charge.run)
 
@@ -108,34 +149,77 @@ class RowLedger:
         with self._records.transaction() as connection:
             connection.execute("UPDATE row_runs SET open = ? WHERE run = ?", (int(again), run))
 
-    def spent(self, unit: str) -> float | None:
-        """Return the ε that answers and open reservations have cost each unit; None without a budget for it."""
-        filter = self._filter(unit)
-        return None if filter is None else filter.spent(self._costs(filter, unit))
+    def spent(self, unit: str, more: Charge | None = None) -> float | None:
+        """Return the ε that answers, with `more`, and open reservations cost each unit; None without its budget."""
+        filters = self._filters(unit)
+        return None if filters is None else filters.spent(self._costs(filters, unit, more))
 
-    def _filter(self, unit: str) -> RenyiFilter | None:
-        """Return the filter of a unit's budget; its orders are fixed by the first use."""
+    def epsilon_of(self, run: str, delta: float) -> float:
+        """Return the ε at δ of the steps that a run planned, or was charged for where it asked for more than planned.
+
+        Steps beyond a plan count as if they had been planned; that all steps keep to the budget is the filters' work.
+        """
+        plans = self._records.rows(f"{_PLANS} WHERE run = ?", run)
+        steps: defaultdict[str, Counter[tuple[float, float]]] = defaultdict(Counter)
+        charges = "SELECT config, multiplier, rate, steps FROM row_charges WHERE run = ?"
+        for config, *kind, count in self._records.rows(charges, run):
+            steps[config][tuple(kind)] += count
+        planned = {config: _by_kind(json.loads(events)) for _, config, events, *_ in plans if config in steps}
+        total = sum((own | planned.get(config, Counter()) for config, own in steps.items()), Counter())
+        return plan_epsilon(tuple((*kind, count) for kind, count in sorted(total.items())), delta)
+
+    def charged_runs(self) -> list[str]:
+        """Return the runs that were charged for noised steps."""
+        return [run for (run,) in self._records.rows("SELECT DISTINCT run FROM row_charges")]
+
+    def _filters(self, unit: str) -> RowFilters | None:
+        """Return the filters of a unit's budget, as they were fixed before its first answer."""
         budget = self.budget
         if budget is None or budget.unit != unit:
             return None
-        filter = RenyiFilter.of(budget.epsilon, budget.delta)
-        with self._records.transaction() as connection:
-            orders = json.dumps(filter.orders)
-            connection.execute("INSERT OR IGNORE INTO row_orders VALUES (?, ?)", (unit, orders))
-            ((known,),) = connection.execute("SELECT orders FROM row_orders WHERE unit = ?", (unit,)).fetchall()
-        return replace(filter, orders=tuple(json.loads(known)))
+        query = """SELECT orders, epsilon, delta FROM row_orders LEFT JOIN row_budgets USING (unit)
+            WHERE unit = ? AND (epsilon > 0 OR unit IN (SELECT unit FROM row_charges))"""
+        for orders, epsilon, delta in self._records.rows(query, unit):
+            orders = tuple(json.loads(orders))
+            if epsilon is None:
+                return RowFilters(RenyiFilter(budget.epsilon, budget.delta, orders), None, 0.0)
+            runs = RunFilter(epsilon, delta) if delta <= budget.delta / 2 else None
+            steps = RenyiFilter(budget.epsilon, budget.delta / 2, orders)
+            return RowFilters(steps, runs, min(epsilon, budget.epsilon))
+        return RowFilters.of(budget.epsilon, budget.delta)
 
-    def _costs(self, filter: RenyiFilter, unit: str, more: Charge | None = None) -> list[float]:
-        """Return two costs at each order: of all answers, and of the unused reservations of open runs."""
+    def _share(self, filters: RowFilters, plan: RowPlan) -> float:
+        """Return what a new run costs in the second filter; infinite if it does not fit."""
+        left = filters.left(self._costs(filters, plan.unit))
+        return math.inf if filters.runs is None or left <= 0 else filters.runs.cost(plan.events, left)
+
+    def _costs(self, filters: RowFilters, unit: str, more: Charge | None = None) -> Costs:
+        """Return what all answers, with `more`, and the unused reservations of open runs cost."""
+        charged: defaultdict[tuple[str, str], Counter[tuple[float, float]]] = defaultdict(Counter)
         charges = "SELECT run, config, multiplier, rate, steps FROM row_charges WHERE unit = ?"
-        charged = self._records.rows(charges, unit)
+        for run, config, *kind, steps in self._records.rows(charges, unit):
+            charged[run, config][tuple(kind)] += steps
+        plans = self._records.rows(f"{_PLANS} WHERE unit = ?", unit)
+        planned = {(run, config): rest for run, config, *rest in plans}
         if more is not None:
-            plan = more.plan
-            charged.append((more.run, more.config, plan.multiplier, plan.rate, plan.in_round(more.number)))
-        used = [tuple(values) for _, _, *values in charged]
-        reserved = "SELECT run, config, multiplier, rate, steps FROM row_runs WHERE unit = ? AND open = 1"
-        for run, config, multiplier, rate, steps in self._records.rows(reserved, unit):
-            taken = sum(row[-1] for row in charged if row[:2] == (run, config))
-            used.append((multiplier, rate, max(0, steps - taken)))
-        each = [filter.costs(*values) for values in used]
-        return [math.fsum(costs) for costs in zip(*each, strict=True)] if each else [0.0] * len(filter.orders)
+            if (more.run, more.config) not in planned:
+                new = json.dumps(more.plan.events), self._share(filters, more.plan), True
+                planned[more.run, more.config] = [*new]
+            for *kind, steps in more.events:
+                charged[more.run, more.config][tuple(kind)] += steps
+        used, runs = Counter[tuple[float, float]](), 0.0
+        for key in charged.keys() | planned.keys():
+            events, share, is_open = planned.get(key, ("[]", None, False))
+            plan, own = _by_kind(json.loads(events)), charged.get(key)
+            used.update(plan | (own or plan) if is_open else own or {})
+            if own is not None or is_open:
+                runs += math.inf if share is None or (own and not own <= plan) else share
+        return Costs(filters.steps.costs(tuple((*kind, steps) for kind, steps in used.items())), runs)
+
+
+def _by_kind(events: Events) -> Counter[tuple[float, float]]:
+    """Return how many steps there are of each noise and rate."""
+    kinds = Counter[tuple[float, float]]()
+    for noise, rate, steps in events:
+        kinds[noise, rate] += steps
+    return kinds

@@ -191,7 +191,7 @@ def plan_configuration(runs: Sequence[PlannedRun]) -> dict[str, Any]:
     return {PLAN: [[run.run, approved_part(run.config)] for run in runs]}
 
 
-class _Undone(Exception):
+class Undone(Exception):
     """Ends a transaction of which nothing is kept."""
 
 
@@ -204,16 +204,17 @@ def noise_in_all(
     """
     ledger, plans, lines = store.ledger, dict[str, RowPlan](), list[str]()
     noised = [(run, *run.noise) for run in runs if run.noise is not None]
-    with suppress(_Undone), store.records.transaction():
+    with suppress(Undone), store.records.transaction():
         before = [ledger.spent(plan.unit) for _, _, plan in noised[:1]]
         for run, recipe, wanted in noised:
             try:
-                plans[run.run] = ledger.plan(run.run, recipe, wanted, reserve=True)
+                most = run.config.privacy.most_noise
+                plans[run.run] = ledger.plan(run.run, recipe, wanted, reserve=True, most=most)
             except InputError as error:
                 lines.append(f"cannot take place here: {run.name}: {error}")
                 break
         after = [ledger.spent(plan.unit) for _, _, plan in noised[:1]]
-        raise _Undone
+        raise Undone
     if noised and settings.privacy is not None:
         budget = settings.privacy
         lines.append(

@@ -10,7 +10,8 @@ import hashlib
 import hmac
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,7 @@ from silotune.distributed.silo.mask_work import answer_masks, pinned_list
 from silotune.distributed.silo.policy import WorkRefused
 from silotune.distributed.silo.run_description import (
     PlannedRun,
+    Undone,
     describe,
     describe_plan,
     describe_unfit,
@@ -139,7 +141,7 @@ class Session:
             self._compared = text, identity
         changed = self._changed_rows(str(run), prepared)
         if request.kind == "hello":
-            answer = Answer(self._hello(prepared))
+            answer = Answer(self._hello(prepared, self._noise_here(str(run), prepared.recipe, prepared.row_plan)))
         elif request.kind in ("round", "final"):
             answer = self._work.train(prepared, request, changed)
         elif request.kind == "score":
@@ -177,20 +179,25 @@ class Session:
             raise error.reason from error
         self._require_approval(run, prepared.config, lambda: self._described(run, prepared))
         if prepared.row_plan is not None:
-            self._reserve(run, prepared.recipe, prepared.row_plan)
+            self._admit(run, prepared.config, prepared.recipe, prepared.row_plan)
         return prepared
 
-    def _reserve(self, run: str, recipe: str, plan: RowPlan) -> None:
-        """Set the ε of a run aside."""
+    def _admit(self, run: str, config: Config, recipe: str, plan: RowPlan, reserve: bool = False) -> None:
+        """Refuse a run that the budget does not allow; set the ε of an approved one aside, or if `reserve` says so.
+
+        Where nobody approves runs, one sets its ε aside with its first answer: a greeting locks nothing up.
+        """
+        reserve |= self._asks_operator
         try:
-            self.store.ledger.plan(run, recipe, plan, reserve=True)
+            self.store.ledger.plan(run, recipe, plan, reserve, config.privacy.most_noise)
         except InputError as error:  # rows do not decide it, but how many there are
             raise HandshakeRefused(f"silo {self.settings.name!r}: {error}") from error
 
     def _described(self, run: str, prepared: Prepared) -> list[str]:
         plan, ledger = prepared.row_plan, self.store.ledger
         try:
-            noise = None if plan is None else ledger.plan(run, prepared.recipe, plan)
+            most = prepared.config.privacy.most_noise
+            noise = None if plan is None else ledger.plan(run, prepared.recipe, plan, most=most)
         except InputError as error:
             return describe_unfit(prepared.config, str(error))
         return [*describe(prepared.config, prepared.federation, self.settings, noise), *prepared.remarks]
@@ -219,13 +226,17 @@ class Session:
             configuration = plan_configuration(runs)
             described = partial(describe_plan, runs, self.settings, self.store)
             self._approvals.require(self.settings.name, str(plan), configuration, described)
-        with self.store.records.transaction():  # the ε of all is set aside, or of none
-            for run in runs:
+        hellos = [dict(run.hello or {}) for run in runs]
+        with suppress(Undone), self.store.records.transaction():  # the ε of all is set aside, or of none
+            for run, hello in zip(runs, hellos, strict=True):
                 if run.unfit is not None:
                     raise type(run.unfit)(f"{run.name}: {run.unfit}")
                 if run.noise is not None:
-                    self._reserve(run.run, *run.noise)
-        return Frame("planned", {"silo": self.settings.name, "hellos": [run.hello for run in runs]})
+                    self._admit(run.run, run.config, *run.noise, reserve=True)
+                    hello |= self._noise_here(run.run, *run.noise)
+            if not self._asks_operator:
+                raise Undone
+        return Frame("planned", {"silo": self.settings.name, "hellos": hellos})
 
     def _planned_run(self, name: str, run: str, text: str, identity: object) -> PlannedRun:
         """Check one run of a plan."""
@@ -260,7 +271,7 @@ class Session:
 
     # -- what leaves ---------------------------------------------------------------------------------------------------
 
-    def _hello(self, prepared: Prepared) -> Frame:
+    def _hello(self, prepared: Prepared, noise: Mapping[str, float] | None = None) -> Frame:
         fields: dict[str, Any] = {
             "silo": self.settings.name,
             "identity": prepared.identity.fields(),
@@ -271,7 +282,13 @@ class Session:
             fields["rank"] = prepared.bounded_rank
         if prepared.config.aggregation.secure:
             fields["masks"] = pinned_list(self.settings)
-        return Frame("hello", fields)
+        return Frame("hello", {**fields, **(noise or {})})
+
+    def _noise_here(self, run: str, recipe: str, wanted: RowPlan | None) -> dict[str, float]:
+        """Return a field of the hello: how many times the noise that an admitted run asks for it gets here."""
+        if wanted is None:
+            return {}
+        return {"noise": round(self.store.ledger.plan(run, recipe, wanted).over(wanted), 3)}
 
     def _disclosed(self, frame: Frame) -> Frame:
         """Remove what the operator's settings do not allow to leave; a stored answer may be older than the settings."""
@@ -292,7 +309,8 @@ class Session:
         uses = spent.uses + (answer.price is not None)
         epsilon = spent.epsilon + (privacy.account.total(uses) if privacy is not None and uses else 0.0)
         if prepared.row_plan is not None and self.settings.privacy is not None:  # of the unit, not of the silo
-            budget, epsilon = self.settings.privacy.epsilon, self.store.ledger.spent(prepared.row_plan.unit) or 0.0
+            budget = self.settings.privacy.epsilon
+            epsilon = self.store.ledger.spent(prepared.row_plan.unit, answer.charge) or 0.0
         key = derived_from_secret(folder, "status")  # without it nobody can try rows against the fingerprint
         free, noised = free_bytes(folder), prepared.noise is not None
         fingerprint = hmac.new(key, prepared.rows.encode(), hashlib.sha256).hexdigest()[:32]

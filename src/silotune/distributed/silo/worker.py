@@ -71,7 +71,7 @@ class WorkerMetrics:
         from silotune.distributed.silo.store import SiloStore  # it imports torch, which pings do without
 
         self._settings = settings
-        self._store = SiloStore(Path(settings.folder))
+        self._store = SiloStore(Path(settings.folder), budget=settings.privacy)
         self._lock = threading.Lock()
         self._requests: Counter[tuple[str, str]] = Counter()
         self._seconds = 0.0
@@ -93,9 +93,14 @@ class WorkerMetrics:
         yield measure("worker_disk_free_bytes", "Free space for its states.", free)
         run, numbers = self._store.last_run()
         yield measure("worker_run_numbers", "Numbers that left in the last run.", numbers if run else None)
-        description = "Epsilon of all noised replies, plainly added up: what composition counts is less."
-        yield measure("worker_epsilon_sum", description, self._store.spent("").epsilon)
-        yield measure("worker_epsilon_budget", "Epsilon of all runs together.", self._settings.budget)
+        budget, spent, rows = self._settings.budget, self._store.spent("").epsilon, self._settings.privacy
+        if rows is not None:
+            budget, spent = rows.epsilon, self._store.ledger.spent(rows.unit) or 0.0
+        description = (
+            "Epsilon of noise on rows, by the ledger; without its budget that of noised replies, plainly added."
+        )
+        yield measure("worker_epsilon_sum", description, spent)
+        yield measure("worker_epsilon_budget", "Epsilon of all runs together.", budget)
         yield from link_measures(Path(self._settings.folder))  # where `federation join` runs worker and node
 
 

@@ -273,7 +273,8 @@ def privacy_table(results: Results) -> ResultTable | None:
     for entry in results.entries:
         for run in entry.runs:
             if found := run.summary.get("privacy"):
-                epsilons = [f"{found[key]:.4g}" for key in ("epsilon_round", "epsilon_total")]
+                spent = [found[key] for key in ("epsilon_round", "epsilon_total")]
+                epsilons = ["–" if epsilon is None else f"{epsilon:.4g}" for epsilon in spent]
                 texts = [run.folder.name, str(found["mechanism"]), *epsilons]
                 rows.append((entry.label, [*texts, f"{found['delta']:g}", str(found["participations"])]))
     header = ["folder", "mechanism", "ε a round", "ε in total", "δ", "participations"]

@@ -10,7 +10,7 @@ import torch
 from typing_extensions import override
 
 from silotune.communication.privacy.accountant import DELTA, Privacy
-from silotune.communication.privacy.row_accountant import RowAccount, noise_multiplier
+from silotune.communication.privacy.row_accountant import UNCOVERED, RowAccount, noise_multiplier
 from silotune.config import Config, dump
 from silotune.core.tensors import State, Tensors, flatten
 from silotune.data.batching import make_batch
@@ -165,7 +165,7 @@ def make_row_privacy(
         config.rounds,
         config.rounds,
         None,
-        ("users of a silo's own model", *([] if secret else [_SIMULATED])),
+        (UNCOVERED, *([] if secret else [_SIMULATED])),
     )
     return settled.planned(plans), guarantee
 
