@@ -216,6 +216,7 @@ def test_the_loader_of_a_causal_classifier_and_of_an_encoder_decoder(runs, famil
     same_probabilities(actual, run.model("beta").predict(PAIRS))
 
 
+@pytest.mark.long
 def test_the_loader_needs_nothing_of_silotune(runs, tmp_path):
     run = runs.run("bert", "bottleneck")
     export(run.model("alpha"), "global", tmp_path / "out")

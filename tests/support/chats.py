@@ -7,11 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.support.language_models import byte_tokenizer
-from tests.support.tiny import unsettle
+from tests.support.tiny import drawn, save
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -60,13 +59,8 @@ def chat_model(folder: Path) -> Path:
         hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=64,
         max_position_embeddings=160, vocab_size=len(tokenizer), pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        model = AutoModelForCausalLM.from_config(config).eval()
-        unsettle(model, "llama")
-    model.save_pretrained(folder / "chat-llama")
-    tokenizer.save_pretrained(folder / "chat-llama")
-    return folder / "chat-llama"
+    model = drawn(lambda: AutoModelForCausalLM.from_config(config).eval(), "llama")
+    return save(model, tokenizer, folder / "chat-llama")
 
 
 def conversations(count: int = 20) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from functools import cache
 
-import torch
 from transformers import (
     AutoModelForCausalLM,
     BambaConfig,
@@ -37,7 +36,7 @@ from transformers import (
 
 from silotune.models.backbone.backbone import Backbone
 from tests.support.language_models import byte_tokenizer
-from tests.support.tiny import unsettle
+from tests.support.tiny import drawn
 
 _IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _SHAPE = {
@@ -115,12 +114,8 @@ def tokenizer():
 def language_model(family: str):
     """The family's tiny model with its head; shared, so tests must not change it."""
     make = CONFIGS.get(family, unsupported_opt)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(13)
-        config = make(vocab_size=len(tokenizer()), **_IDS)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-        unsettle(model, family)
-    return model
+    config = make(vocab_size=len(tokenizer()), **_IDS)
+    return drawn(lambda: AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval(), family, seed=13)
 
 
 @cache

@@ -22,7 +22,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.mixing import MixEntry
 from silotune.models.tuners import TUNERS
 from tests.support.tiny import FAMILIES as ENCODERS
-from tests.support.tiny import unsettle, words
+from tests.support.tiny import drawn, save, words
 
 MASKED = ["bert", "roberta", "distilbert", "mpnet", "electra"]
 CAUSAL = ["llama", "gpt2"]
@@ -107,20 +107,13 @@ def made(family: str):
         size = len(tokenizer)
         config = ElectraConfig(vocab_size=size, embedding_size=24, **_SHAPE) if family == "electra" else None
         config = config or shape.model(size).config
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        model = kind.from_config(config, attn_implementation="eager").eval()
-        unsettle(model, family)
-    return model, tokenizer
+    return drawn(lambda: kind.from_config(config, attn_implementation="eager").eval(), family), tokenizer
 
 
 @cache
 def folder_of(family: str, parent: Path) -> Path:
     """Save the model and its tokenizer below `parent` and return their folder."""
-    model, tokenizer = made(family)
-    model.save_pretrained(parent / family)
-    tokenizer.save_pretrained(parent / family)
-    return parent / family
+    return save(*made(family), parent / family)
 
 
 @cache

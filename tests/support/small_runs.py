@@ -34,7 +34,7 @@ from silotune.models.forward.mixing import make_plan
 from silotune.models.tuners import TUNERS
 from silotune.runs.personal_model import Prediction
 from silotune.runs.run_result import load_run
-from tests.support.tiny import FAMILIES, tiny_overrides, unsettle, write_data
+from tests.support.tiny import FAMILIES, drawn, save, tiny_overrides, write_data
 
 LAYERS = 3  # odd: peft can give every layer of a T5 decoder its own prefix
 SINGLE = ["the garden was kind", "the soup seemed awful at last", "a river"]
@@ -76,13 +76,8 @@ def save_model(family: str, kind: str, folder: Path) -> Path:
     tokenizer = FAMILIES[family if family in FAMILIES else "roberta"].tokenizer()
     if family not in FAMILIES:
         tokenizer.eos_token = "</s>"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        model = _KINDS.get(kind, AutoModel).from_config(_config(family, len(tokenizer)))
-        unsettle(model, family)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    model = drawn(lambda: _KINDS.get(kind, AutoModel).from_config(_config(family, len(tokenizer))), family)
+    return save(model, tokenizer, folder)
 
 
 class Runs:

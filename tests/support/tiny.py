@@ -179,10 +179,27 @@ def save_backbone(family: str, folder: Path, seed: int = 7) -> Path:
     """Save a tiny backbone and its tokenizer to a folder that `load_backbone` reads."""
     chosen = FAMILIES[family]
     tokenizer = chosen.tokenizer()
-    with torch.random.fork_rng(devices=[]):
+    return save(drawn(lambda: chosen.model(len(tokenizer)), family, seed), tokenizer, folder)
+
+
+def drawn(make: Callable[[], Any], family: str, seed: int = 5) -> Any:
+    """Make a model from a seed, whoever drew before, without initial values that would hide mistakes.
+
+    Those are biases of 0, norms of 1 and T5's weights.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        model = chosen.model(len(tokenizer))
-        unsettle(model, family)
+        model = make()
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+            elif family == "t5" and "shared" not in name and "relative" not in name:
+                parameter.copy_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
+    """Save a model with its tokenizer and return the folder."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -263,13 +280,3 @@ def tiny_overrides(method: str, backbone: Path, data: Path) -> list[str]:
         *classifier,
         *(one_task if method in ONE_TASK else []),
     ]
-
-
-def unsettle(model: PreTrainedModel, family: str) -> None:
-    """Change initial values that would hide mistakes: biases of 0, norms of 1, T5's weights."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
-                parameter.add_(0.1 * torch.randn_like(parameter))
-            elif family == "t5" and "shared" not in name and "relative" not in name:
-                parameter.copy_(0.2 * torch.randn_like(parameter))

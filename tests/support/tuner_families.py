@@ -33,7 +33,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.tuners import TUNERS, WeightedTensors
 from tests.support.tiny import FAMILIES as TOKENIZERS
-from tests.support.tiny import unsettle
+from tests.support.tiny import drawn
 
 VOCABULARY, HIDDEN, INNER, LAYERS, HEADS, POSITIONS = 150, 24, 40, 2, 4, 64
 
@@ -163,11 +163,7 @@ def _to_double(model) -> None:
 
 @cache
 def _model(family: str) -> torch.nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(11)
-        model = AutoModel.from_config(CONFIGS[family](), attn_implementation="eager")
-        unsettle(model, family)
-    return model.eval()
+    return drawn(lambda: AutoModel.from_config(CONFIGS[family](), attn_implementation="eager"), family, 11).eval()
 
 
 def make_model(family: str) -> torch.nn.Module:

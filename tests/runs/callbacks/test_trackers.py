@@ -87,6 +87,7 @@ def whole_file(path: Path, kind: Any) -> list[Any]:
     raise AssertionError(f"{path}: no last record within 10 s")
 
 
+@pytest.mark.long
 def test_wandb_offline(config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
