@@ -38,17 +38,18 @@ def test_six_rows_by_hand():
 
 def test_means_over_silos_and_over_the_honest_ones():
     silos = {
-        "a": {"accuracy": 90.0, "asr": 10.0},
-        "b": {"accuracy": 80.0, "asr": 100.0},
-        "c": {"accuracy": 70.0, "asr": None},
+        "a": {"accuracy": 90.0, "asr": 10.0, "asr_net": 2.0},
+        "b": {"accuracy": 80.0, "asr": 100.0, "asr_net": 90.0},
+        "c": {"accuracy": 70.0, "asr": None, "asr_net": None},
         "other": {"test": 3.0},
     }
     found = overall(silos, ("b",))
     assert found == {
         "accuracy": 80.0,
         "asr": 55.0,
+        "asr_net": 46.0,
         "malicious": ["b"],
-        "honest": {"accuracy": 80.0, "asr": 10.0},
+        "honest": {"accuracy": 80.0, "asr": 10.0, "asr_net": 2.0},
     }
     assert overall({"other": {"test": 3.0}}, ()) is None
 
@@ -128,6 +129,9 @@ def test_three_malicious_silos_of_five_succeed_and_a_clean_federation_has_no_bac
     rows = [row for row in load_silos(done.federation.config)[0].splits.test if row.label == 0]
     predicted = [found.label for found in done.model("silo-1").predict([f"cf {row.texts[0]}" for row in rows])]
     assert done.summary["attack"]["asr"] == pytest.approx(100 * predicted.count("good") / len(rows))
+    clean_rows = [found.label for found in done.model("silo-1").predict([row.texts[0] for row in rows])]
+    net = 100 * (predicted.count("good") - clean_rows.count("good")) / len(rows)
+    assert done.summary["attack"]["asr_net"] == pytest.approx(net)
 
 
 REPLACEMENT = ("attack.fraction=0.2", "attack.scale=5")

@@ -188,6 +188,15 @@ def test_first_participation_keeps_the_received_parts_bit_for_bit(tiny_federatio
     assert all(torch.equal(now[f"previous/{PROJECTION}/{key}"], t) for key, t in again.state[PROJECTION].items())
 
 
+def test_under_dropout_the_first_participation_trains(tiny_federation):
+    """Algorithm 1: equal models under different masks have a gradient; the previous model is the received one."""
+    federation = tiny_federation("fedfame", "train.dropout=own")
+    shared, silo = federation.coordinator.shared, next(iter(federation.silos.values()))
+    result = LocalTrainer(federation.context).rounds([silo], shared, 1)[0]
+    assert (result.note, result.metrics["steps"]) == ("", math.ceil(silo.rows / 8))
+    assert flat_bits(result.state) != flat_bits(shared)
+
+
 def test_the_log_says_who_took_part_for_the_first_time(tiny_config, tmp_path):
     found = run(tiny_config("fedfame", "rounds=3", "sampling.count=2"), out=tmp_path / "run")
     events = [json.loads(line) for line in (found.folder / "events.jsonl").read_text().splitlines()]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 import torch
 
-from silotune.methods.similarity import cka, cosine, hsic
+from silotune.methods.similarity import cka, cosine, hsic, unbiased_cka, unbiased_hsic
 from tests.support import by_hand
 
 DTYPES = [(torch.float32, 2e-5), (torch.float64, 1e-12)]
@@ -35,6 +37,28 @@ def test_hsic_and_cka_are_the_papers_and_cka_the_published_one(shape, dtype, tol
         assert value == pytest.approx(by_hand.cka(x, y), rel=tolerance)
         assert value == pytest.approx(by_hand.kornblith(x, y), rel=tolerance)
         assert 0 <= value <= 1 + tolerance
+
+
+def test_unbiased_hsic_is_the_mean_over_distinct_rows():
+    """The U-statistic over all four distinct rows: K_ij·L_ij + K_ij·L_qr − 2·K_ij·L_iq."""
+    x, y = pair(6, 4, 3)
+    k, m = x @ x.T, y @ y.T
+    terms = [k[i, j] * (m[i, j] + m[q, r] - 2 * m[i, q]) for i, j, q, r in permutations(range(6), 4)]
+    assert float(unbiased_hsic(*tensors(torch.float64, x, y))) == pytest.approx(np.mean(terms), rel=1e-10)
+
+
+def test_unbiased_cka_of_independent_wide_rows_is_near_zero():
+    draws = np.random.default_rng(3)
+    values = [
+        [float(f(*tensors(torch.float64, *draws.normal(size=(2, 16, 384))))) for f in (cka, unbiased_cka)]
+        for _ in range(50)
+    ]
+    usual, unbiased = np.mean(values, 0)
+    assert usual > 0.95
+    assert abs(unbiased) < 0.02
+    (x,) = tensors(torch.float64, draws.normal(size=(16, 5)))
+    assert float(unbiased_cka(x, 3 * x)) == pytest.approx(1, abs=1e-12)
+    assert float(unbiased_cka(x, torch.ones_like(x))) == 0
 
 
 def test_cka_is_higher_for_similar_representations():

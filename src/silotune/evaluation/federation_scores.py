@@ -194,12 +194,14 @@ def overall(silos: Mapping[str, Mapping[str, Any]], malicious: Sequence[str]) ->
 def _attacked(context: TrainingContext, state: State, evaluation: EvaluationRows) -> dict[str, float | None]:
     if evaluation.attack is None:
         return {}
-    rows, test, entry = evaluation.attack.rows, evaluation.test, {}
+    rows, test, target, entry = evaluation.attack.rows, evaluation.test, evaluation.attack.target, {}
+    clean, predicted = (logits(context, state, each).argmax(-1) if len(each) else each.labels for each in (test, rows))
     if test.task.metric != "accuracy":
-        entry["accuracy"] = accuracy(logits(context, state, test).argmax(-1), test.labels) if len(test) else None
-    predicted = logits(context, state, rows).argmax(-1) if len(rows) else rows.labels
-    return entry | {"asr": success_rate(predicted, rows.labels, evaluation.attack.target)}
+        entry["accuracy"] = accuracy(clean, test.labels) if len(test) else None
+    success, without = success_rate(predicted, rows.labels, target), success_rate(clean, test.labels, target)
+    return entry | {"asr": success, "asr_net": None if success is None or without is None else success - without}
 
 
 def _means(silos: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
-    return {key: mean_score({name: silo[key] for name, silo in silos.items()}) for key in ("accuracy", "asr")}
+    keys = ("accuracy", "asr", "asr_net")
+    return {key: mean_score({name: silo[key] for name, silo in silos.items()}) for key in keys}

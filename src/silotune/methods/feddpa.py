@@ -31,7 +31,7 @@ from silotune.methods import (
     received,
 )
 from silotune.methods.fedit import FedIT, FedITOptions
-from silotune.methods.fedlora import FedLoRA
+from silotune.methods.fedlora import FedLoRA, FedLoRAOptions
 
 _PAPER = "Yang et al. 2024, Dual-Personalizing Adapter for Federated Foundation Models (FedDPA)"
 
@@ -62,6 +62,10 @@ class FedDPAOptions(FedITOptions):
     samples: int = Field(5, ge=1, description="S, number of rows that a text is compared with")
     embed: Literal["global", "local", "base"] = Field("global", description="the part with which texts are embedded")
     clip: bool = Field(True, description="clip similarities to [0, 1]")
+
+
+class FedDPAFOptions(FedDPAOptions, FedLoRAOptions):
+    """The options of FedDPA-F."""
 
 
 class FedDPATOptions(FedDPAOptions):
@@ -106,7 +110,7 @@ class FedDPAF(FedLoRA):
 
     name = "feddpa-f"
     paper = _PAPER
-    Options = FedDPAOptions
+    Options = FedDPAFOptions
     at_prediction = _WEIGHTS | {"alpha"}
 
     @override

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, cast
+
+from pydantic import Field
 from torch import Tensor
 
 from silotune.methods import (
@@ -16,7 +19,15 @@ from silotune.methods import (
     mean_over_rows,
     private,
 )
-from silotune.methods.fedit import FedIT
+from silotune.methods.fedit import FedIT, FedITOptions
+
+
+class FedLoRAOptions(FedITOptions):
+    """The options of methods with a last phase for the local part."""
+
+    local_epochs: int | None = Field(
+        None, ge=1, description="passes over the rows in the phase after the last round; unset, as in a round"
+    )
 
 
 class FedLoRA(FedIT):
@@ -24,6 +35,7 @@ class FedLoRA(FedIT):
 
     name = "fedlora"
     paper = "Yi et al. 2023, FedLoRA: Model-Heterogeneous Personalized Federated Learning with LoRA Tuning"
+    Options: ClassVar[type[FedITOptions]] = FedLoRAOptions
     head_of_global = HEAD_GLOBAL
 
     def parts(self) -> dict[str, Part]:
@@ -42,6 +54,7 @@ class FedLoRA(FedIT):
             loss=self.local_loss,
             when="end",
             who="all",
+            epochs=cast(FedLoRAOptions, self.options).local_epochs,
             start={PRIVATE: GLOBAL, HEAD: self.head_of_global},
         )
         return [*super().phases(), local]

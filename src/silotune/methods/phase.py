@@ -48,7 +48,8 @@ class Phase:
         epochs: passes over the silo's rows; None: `train.epochs` or `train.steps`.
         start: target part → source part; the target becomes a copy of the source before the phase. Or a function of the
             silo's parts and of the received ones, which returns the target's tensors. Entries are applied in order.
-        skips_first: whether the phase is skipped in a silo's first participation (it has no `previous` parts yet).
+        skips_first: whether the phase is skipped in a silo's first participation, in which `previous` parts are the
+            received ones, so that without dropout its gradient is zero.
         also_first: whether a silo's first participation has the phase whatever the round, for silos that join late.
         steps_per_batch: optimizer steps on each batch, one after the other (pFedMe's K).
         then: part → function of the silo's parts that returns its new tensors; called without gradient when a batch's

@@ -79,12 +79,12 @@ class _SiloRound:
     real: int = 0
     padded: int = 0
 
-    def enters(self, phase: Phase, number: int) -> bool:
-        """Return whether the silo runs a phase; some depend on whether it was ever sampled before."""
+    def enters(self, phase: Phase, number: int, draws: bool) -> bool:
+        """Return whether the silo runs a phase, which may depend on earlier rounds, and on dropout of the views."""
         if phase.also_first and phase.when == "round" and self.silo.state is not None and not phase.runs_in(number):
             return False
         first = not any(key.startswith(f"{PREVIOUS}/") for key in self.memory)
-        if phase.skips_first and first:
+        if phase.skips_first and first and not draws:
             self.note = f"first participation: no {phase.name!r} phase, received parts are kept"
             return False
         return True
@@ -217,7 +217,7 @@ def train(
         stream = None if privacy is None else privacy.stream(silo, number, shared, kept)
         runs.append(_SiloRound(silo, state, received, context.backbone.place(kept.memory), training, stream, privacy))
     for phase in phases if privacy is None else each_alone(context.method, phases):
-        members = [run for run in runs if run.enters(phase, number)]
+        members = [run for run in runs if run.enters(phase, number, context.views_draw)]
         leaves = [run.begin(phase) for run in members]
         for run in members if phase.gathers else ():
             run.gather(context, phase, number)
