@@ -23,6 +23,7 @@ from silotune.distributed.silo.silo_config import RowBudget
 from silotune.distributed.silo.store import SiloStore
 from silotune.distributed.silo.worker import WorkerMetrics
 from silotune.errors import InputError
+from silotune.runs.model_file import require_guarantee
 from silotune.runs.storage.readers import read_summary
 from silotune.training.row_privacy import RowPlan, RowPrivacy
 from tests.support.session_rig import coordinated, local_configs
@@ -243,9 +244,9 @@ def test_kills_at_any_moment_leave_no_answer_unpaid(kills, tmp_path):
 # -- a federation ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [("fedmcp", "method.mu=0"), ("fedlora",)])
+@pytest.mark.parametrize("words", [("fedmcp", "method.mu=0"), ("fedlora",), ("fedlora", "privacy.parts=all")])
 def test_a_federation_in_which_only_noised_parts_leave(words, tiny_config, tmp_path, capsys):
-    """FedLoRA has a final phase without noise, after which nothing leaves."""
+    """FedLoRA has a final phase without noise, after which nothing leaves; with noise on all parts it is paid for."""
     config = tiny_config(*words, *NOISE)
     configs = local_configs(config, tmp_path / "run", **PRIVATE)
     frames = [decode(data) for _, data in coordinated(config, tmp_path / "run", configs).came]
@@ -259,7 +260,7 @@ def test_a_federation_in_which_only_noised_parts_leave(words, tiny_config, tmp_p
     assert summary["privacy"]["silos"] == dict.fromkeys(configs, 1.0)
     for name, local in configs.items():
         folder = Path(local.folder)
-        assert [steps for steps, _ in charges(folder)] == [2, 2], name
+        assert [steps for steps, _ in charges(folder)] == ([2, 2, 2] if words[-1].endswith("all") else [2, 2]), name
         assert 0 < SiloStore(folder, budget=local.privacy).ledger.spent("row") <= 8.0
         spent = SiloStore(folder, budget=local.privacy).ledger.spent("row")
         values = {each.name: each.samples[0].value for each in WorkerMetrics(local).measures() if each.samples}
@@ -271,8 +272,14 @@ def test_a_federation_in_which_only_noised_parts_leave(words, tiny_config, tmp_p
         assert audit["privacy"] == {"unit": "row", "spent": spent, "epsilon": 8.0, "delta": 1e-5}
         (of_run,) = (run["epsilon"] for run in audit["runs"].values() if run["rounds"])
         assert of_run == pytest.approx(4.0, rel=0.01)
-        (model,) = folder.glob("*/models/*/model.json")
-        assert json.loads(model.read_text())["privacy"]["mechanism"] == "dp-sgd"
+        (path,) = folder.glob("*/models/*/model.json")
+        model = json.loads(path.read_text())
+        assert model["privacy"]["mechanism"] == "dp-sgd"
+        assert (model["rows"] is None) == words[-1].endswith("all")
+        require_guarantee(model, without=words == ("fedlora",))
+        if words == ("fedlora",):
+            with pytest.raises(InputError, match=r"without noise on rows, so that no ε.*--without-guarantee"):
+                require_guarantee(model, without=False)
 
 
 def test_a_silo_measures_its_model_where_it_let_canaries_in(tiny_config, attack, tmp_path, silotune):

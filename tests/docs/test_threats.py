@@ -121,11 +121,11 @@ LEARNS: dict[str, tuple[list[str], list[str]]] = {
         ["tests/distributed/test_namespaces.py::test_three_silos_with_minilm"],
     ),
 }
-"""Who → the tests of what they learn without noise on rows, and with it: the table in docs/uplink-and-privacy.md."""
+"""Who → the tests of what they learn without noise on rows, and with it: the table in docs/privacy.md."""
 
 
 def test_who_learns_what_has_its_tests() -> None:
-    page = (ROOT / "docs" / "uplink-and-privacy.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
     table = page.split("| who | without noise", 1)[1].split("\n\n", 1)[0]
     assert re.findall(r"^\| ([a-z][^|]*?) \|", table, re.MULTILINE) == [*LEARNS]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
 from safetensors.torch import load_file
 
+from silotune.communication.privacy.row_accountant import UNCOVERED
 from silotune.errors import InputError
 from silotune.interop.export import export
 from silotune.interop.model_card import DEFAULT_BASE
@@ -21,6 +23,14 @@ from tests.support.small_runs import PAIRS, head_logits, own_states
 
 _LOCAL = ["method=local", "method.adapters=1"]
 _FEDEX = ["method=fedex-lora", "aggregation=fedex-lora"]
+
+
+def test_private_parts_without_noise_need_a_word(runs, tmp_path):
+    model = runs.run("bert", "lora", *_LOCAL).model("beta")
+    model = replace(model, about={**model.about, "privacy": {"uncovered": UNCOVERED}})
+    with pytest.raises(InputError, match=r"'beta': some of its own parts .* allowed: --without-guarantee"):
+        export(model, "private", tmp_path / "out")
+    export(model, "private", tmp_path / "out", without_guarantee=True)
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,15 @@ from silotune.methods import METHODS, Phase, Step, mean_over_rows
 from silotune.methods.ditto import Ditto
 from silotune.methods.step import AT_WORK, LocalTraining, local_training
 from silotune.runs.build import row_privacy as build
+from silotune.runs.build.builder import build as build_run
 from silotune.runs.build.resolve import read_config
-from silotune.runs.build.row_privacy import noised_phases
+from silotune.runs.build.row_privacy import leaving_parts, noised_phases
 from silotune.runs.engines.in_process import InProcessEngine
+from silotune.runs.release import upper_epsilon
 from silotune.runs.run import run
 from silotune.training import private_steps
 from silotune.training.client import SiloClient, SiloReply
+from silotune.training.federation import Federation
 from silotune.training.private_steps import PrivateSteps
 from silotune.training.row_privacy import RowPrivacy
 from silotune.training.silo import Silo
@@ -198,6 +201,39 @@ def compare(first: Watched, second: Watched) -> int:
     return changed
 
 
+OWN_PARTS = ("ditto", "fedlora", "feddpa-t", "fdlora")
+"""Methods with parts or final phases that have no noise, unless all have."""
+
+EVERYTHING = {"feddpa-t": ("method.weighting=fixed",), "fdlora": ("method.sync=1",)}
+
+
+@pytest.mark.parametrize(
+    "method", [OWN_PARTS[0], *(pytest.param(name, marks=pytest.mark.long) for name in OWN_PARTS[1:])]
+)
+def test_with_noise_on_all_parts_a_silos_model_has_the_same_bits(
+    method, backbone_folder, data_folder, changed_data, tmp_path
+):
+    backbone, more = backbone_folder("bert"), (*EVERYTHING.get(method, ()), "privacy.parts=all", "train.steps=1")
+    first = watch([*words(method, backbone, data_folder), *more], backbone, tmp_path / "one")
+    assert compare(first, watch([*words(method, backbone, changed_data), *more], backbone, tmp_path / "two", first))
+    files = [sorted((tmp_path / run / "models").rglob("*.*")) for run in ("one", "two")]
+    assert len(files[0]) > 3
+    for one, two in zip(*files, strict=True):
+        assert one.read_bytes() == two.read_bytes(), one
+    federation = build_run(read_config(str(tmp_path / "one" / "config.yaml")))
+    context, plans = federation.context, federation.context.row_privacy.plans
+    for name, silo in federation.silos.items():
+        of_rounds, final = (
+            sum(context.steps(silo, phase) for phase in context.phases if phase.trains and phase.when == when)
+            for when in ("round", "end")
+        )
+        once = of_rounds if method != "fdlora" else of_rounds // 2  # its first phase has round 1, its second the others
+        assert plans[name].steps == (0, once, 2 * once, 2 * once + final)
+    total = federation.privacy.summary()["epsilon_total"]
+    assert total <= 4
+    assert upper_epsilon(federation, 1e-5) == pytest.approx(total), "the model's ε is the run's"
+
+
 def test_a_unit_without_rows_or_without_a_finite_gradient(backbone_folder, data_folder, tmp_path):
     """Over four rounds, of which every silo misses some."""
     backbone = backbone_folder("bert")
@@ -258,6 +294,23 @@ def test_a_loss_that_is_marked_is_the_mean_of_its_rows(method, tiny_federation):
             torch.testing.assert_close(loss(phase, [*range(6)]), alone.mean())
 
 
+ALL_REFUSES = {
+    "feddpa-t": ((), "^privacy.parts: the model of method feddpa-t holds vectors of rows"),
+    "fedproto": ((), "statistics of rows"),
+    "ditto": (("evaluation.new_silos=[gamma]",), "evaluation.new_silos: they train after"),
+    "fedavg": (("train.early_stopping=1",), "train.early_stopping: scores without noise"),
+    "local": (("privacy.unit=null", "privacy.epsilon=null"), "privacy.parts: all is about noise on rows"),
+}
+
+
+@pytest.mark.parametrize("method", ALL_REFUSES)
+def test_what_noise_on_all_parts_refuses(method, backbone_folder, data_folder):
+    more, reason = ALL_REFUSES[method]
+    given = [*tiny_overrides(method, backbone_folder("bert"), data_folder), *NOISE, "privacy.parts=all", *more]
+    with pytest.raises(InputError, match=reason):
+        build_run(read_config("demo", given))
+
+
 # -- leaks that the test above has to find -----------------------------------------------------------------------------
 
 
@@ -298,11 +351,16 @@ def test_a_term_without_rows_that_reads_a_part_without_noise(
 def test_a_part_that_another_one_follows_after_a_batch(tiny_federation: Callable) -> None:
     """FedDPA-T's local part trains without noise, until the shared one reads it."""
     federation = tiny_federation("feddpa-t")
-    context, silo = federation.context, next(iter(federation.silos.values()))
-    assert noised_phases(context, silo) == {"global"}
+    context = federation.context
+    assert phases_with_noise(federation) == {"global"}
     follows = {"global": lambda state: {**state["private"], **state["global"]}}
     context.phases = [replace(p, then=follows) if p.name == "global" else p for p in context.phases]
-    assert noised_phases(context, silo) == {"global", "local"}
+    assert phases_with_noise(federation) == {"global", "local"}
+
+
+def phases_with_noise(federation: Federation, every: bool = False) -> frozenset[str]:
+    context = federation.context
+    return noised_phases(context, leaving_parts(context, next(iter(federation.silos.values())), every), every)
 
 
 def size(tensors: Mapping[str, Tensor]) -> Tensor:
@@ -342,7 +400,7 @@ def ditto_that_reads(monkeypatch: pytest.MonkeyPatch, read: Callable[[Step], Ten
 def test_a_read_of_a_part_without_noise(way, monkeypatch, tiny_federation):
     ditto_that_reads(monkeypatch, READS[way])
     federation = tiny_federation("ditto")
-    assert noised_phases(federation.context, next(iter(federation.silos.values()))) == {"global", "personal"}
+    assert phases_with_noise(federation) == {"global", "personal"}
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.long) for way in ("items", "memory")])

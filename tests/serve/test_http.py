@@ -344,3 +344,8 @@ def test_commands(silotune, runs, tmp_path: Path):
     assert "--host 0.0.0.0: others can reach it" in silotune("serve", folder, "--host", "0.0.0.0").err
     assert "did you mean 'alpha'" in silotune("serve", folder, "--silo", "alpa").err
     assert silotune("serve-key", tmp_path / "keys.json", "--name", "a").out.startswith("st-")
+    alone = shutil.copytree(folder / "models" / "alpha", tmp_path / "alone")
+    about = json.loads((alone / "model.json").read_text()) | {"privacy": {"uncovered": "users of a silo's own model"}}
+    (alone / "model.json").write_text(json.dumps(about))
+    public = ("serve", alone, "--host", "0.0.0.0", "--keys", tmp_path / "keys.json")
+    assert "allowed: --without-guarantee" in silotune(*public).err

@@ -9,7 +9,7 @@ import typer
 
 from silotune.cli.app import RESULTS, app
 from silotune.cli.console import say
-from silotune.cli.predict import RunArgument, SiloOption
+from silotune.cli.predict import RunArgument, SiloOption, WithoutGuarantee
 from silotune.errors import InputError, file_errors, require_unused
 
 
@@ -31,6 +31,7 @@ def export_command(
         float | None,
         typer.Option(min=0, max=1, help="One weight for all texts, of a method that weighs each (FedDPA)."),
     ] = None,
+    without_guarantee: WithoutGuarantee = False,
 ) -> None:
     """Write a silo's adapter in the Hugging Face PEFT layout, or its model with adapters folded into the weights."""
     from silotune.interop.comparison import in_words
@@ -40,7 +41,7 @@ def export_command(
 
     require_unused(to, "--to")
     model = load_model(run, silo, precision="fp32", device="cpu")
-    exported = export(model, part, to, base, program, rank=rank, alpha=alpha)
+    exported = export(model, part, to, base, program, rank=rank, alpha=alpha, without_guarantee=without_guarantee)
     say(f"wrote {to}: {exported['part']} of silo {silo}, round {exported['best_round']}; README.md says how to load it")
     if exported["product_error"] is not None:
         say(f"a LoRA of rank {exported['tuner']['r']}, error of its products {exported['product_error']:.2%}")

@@ -31,6 +31,11 @@ RunArgument = Annotated[
 
 SiloOption = Annotated[str, typer.Option(help="The silo whose model is used.")]
 
+WithoutGuarantee = Annotated[
+    bool,
+    typer.Option("--without-guarantee", help="Also if no ε bounds what a model of a run with noise on rows tells."),
+]
+
 _BATCH_SIZE = 256
 """Texts answered together, so that a pipe receives its answers in portions."""
 

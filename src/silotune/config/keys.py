@@ -205,6 +205,7 @@ class PrivacyKeys(TypedDict, total=False):
     clip: float
     rows_per_unit: int
     secret: str | PurePath | None
+    parts: Literal["leaving", "all"]
 
 
 class AttackKeys(TypedDict, total=False):

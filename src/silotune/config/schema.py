@@ -238,6 +238,9 @@ class Config(Section):
             "train.early_stopping: scores without noise would end the run; leave it out": (
                 self.train.early_stopping is not None
             ),
+            "evaluation.new_silos: they train after the last round, beyond privacy.parts=all; leave it out": (
+                self.privacy.parts == "all" and bool(self.evaluation.new_silos)
+            ),
         }
         for why, given in refused.items():
             if given:
@@ -251,6 +254,8 @@ class Config(Section):
         if self.privacy.unit is not None:
             self._check_noise_on_rows(local or central)
             return self
+        if self.privacy.parts == "all":
+            raise ValueError("privacy.parts: all is about noise on rows; give privacy.unit")
         given = [key for key in ("epsilon", "delta", "secret") if getattr(self.privacy, key) is not None]
         if given and not local and not central:
             raise ValueError(

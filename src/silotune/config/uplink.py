@@ -157,6 +157,12 @@ class PrivacyConfig(Section):
         "the seed, which everyone who knows the configuration can repeat.",
     )
 
+    parts: Literal["leaving", "all"] = Field(
+        "leaving",
+        description="with `unit`, what has noise: `leaving`, every part on which what a silo sends depends; or `all`, "
+        "also the silo's own parts and final phases, so that ε covers the silo's model, too.",
+    )
+
     @model_validator(mode="after")
     def _target(self) -> PrivacyConfig:
         if self.unit is not None and self.epsilon is None:

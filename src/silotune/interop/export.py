@@ -35,6 +35,7 @@ from silotune.models.backbone.loading import stored_types
 from silotune.models.backbone.packages import model_source
 from silotune.models.backbone.quantization import NONE, QUANTIZATIONS
 from silotune.models.backbone.stored_model import is_causal, weight_files
+from silotune.runs.model_file import require_guarantee
 from silotune.runs.personal_model import PersonalModel
 
 PROGRAMS = (*SERVERS, *GGUF_PROGRAMS, "onnx")
@@ -53,8 +54,12 @@ def export(
     *,
     rank: int | None = None,
     alpha: float | None = None,
+    without_guarantee: bool = False,
 ) -> dict[str, Any]:
-    """Write a folder of a model that was opened with `precision="fp32"`; returns the content of `export.json`."""
+    """Write a folder of a model that was opened with `precision="fp32"`; returns the content of `export.json`.
+
+    Private parts that have no noise, in a run with noise on rows, are refused unless `without_guarantee`.
+    """
     target = Path(to)
     require_unused(target, "--to")
     if program is not None:
@@ -62,6 +67,8 @@ def export(
     if rank is not None and program not in (*SERVERS, *GGUF_PROGRAMS):
         raise InputError(f"--rank: belongs to --for {', '.join((*SERVERS, *GGUF_PROGRAMS))}")
     selection, product_error = select(model, part, alpha), None
+    if selection.private:
+        require_guarantee(model.about, without_guarantee)
     if program == "onnx":
         check_classifier(selection)
     elif program is not None:

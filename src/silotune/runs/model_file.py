@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from silotune.communication.privacy.row_accountant import SIMULATED, UNCOVERED
 from silotune.config import BackboneConfig
 from silotune.config.head import HeadConfig
 from silotune.core.files import damage_named, read_bytes, read_json
@@ -139,6 +140,16 @@ def read_model_file(path: Path) -> tuple[dict[str, Any], ModelFile]:
     if (content["format"], content["version"]) != (FORMAT, VERSION):
         raise ValueError(f"{content['format']} {content['version']} instead of {FORMAT} {VERSION}")
     return content, ModelFile.model_validate(content)
+
+
+def require_guarantee(about: Mapping[str, Any], without: bool) -> None:
+    """Refuse to give away a model that a silo trained under noise on rows if some of its parts have none."""
+    uncovered = (about["privacy"] or {}).get("uncovered", "")
+    if UNCOVERED in uncovered and SIMULATED not in uncovered and not without:
+        raise InputError(
+            f"model of silo {about['silo']!r}: some of its own parts were trained without noise on rows, so that no ε "
+            "bounds what it tells; allowed: --without-guarantee, or a run with privacy.parts=all"
+        )
 
 
 def model_folder(run: Path, silo: str) -> Path:

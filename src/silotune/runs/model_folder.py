@@ -136,6 +136,7 @@ def _describe(federation: Federation, name: str, state: State, summary: Mapping[
     if files is not None:
         texts, separator = list(files.columns), files.label_separator
         columns = {"text": texts, "label": files.label, "encoding": files.encoding, "separator": separator}
+    shows = config.privacy.parts != "all"  # scores and numbers of rows have no noise
     head = prediction.head if isinstance(prediction.head, str) else _describe_mix(prediction.head, state)
     described = model_file.ModelFile(
         method={"name": method.name, "paper": method.paper},
@@ -157,7 +158,7 @@ def _describe(federation: Federation, name: str, state: State, summary: Mapping[
         rounds=summary["rounds"],
         best_round=summary["best_round"],
         silos=len(federation.tasks),
-        rows_of_all_silos=_rows_of_all(summary["silos"]),
+        rows_of_all_silos=_rows_of_all(summary["silos"]) if shows else None,
         privacy=None if federation.privacy is None else federation.privacy.summary(),
         silo=name,
         notice=_notice(federation, state),
@@ -167,9 +168,9 @@ def _describe(federation: Federation, name: str, state: State, summary: Mapping[
         mix=_describe_mix(prediction.mix, state),
         answers_with=head,
         metric=scores["metric"],
-        validation=scores["validation"],
-        test=scores["test"],
-        rows=scores["rows"],
+        validation=scores["validation"] if shows else None,
+        test=scores["test"] if shows else None,
+        rows=scores["rows"] if shows else None,
     )
     return described.model_dump(mode="json")
 

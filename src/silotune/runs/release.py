@@ -22,6 +22,7 @@ from silotune.errors import require_known
 from silotune.evaluation.predict import Predictor, answers
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
+from silotune.runs.build.row_privacy import covers_models
 from silotune.runs.model_file import model_folder
 from silotune.runs.personal_model import PersonalModel
 from silotune.training.federation import Federation
@@ -264,10 +265,8 @@ def upper_epsilon(federation: Federation, delta: float, charged: Callable[[float
 
     Every phase counts, because the model's folder holds all parts, also those that the prediction does not mix.
     """
-    context, noise = federation.context, federation.context.row_privacy
-    if noise is None or context.prediction.weighting is not None:  # the model's folder then holds vectors of rows
-        return math.inf
-    if any((phase.trains or phase.gathers) and not noise.covers(phase) for phase in context.phases):
+    noise = federation.context.row_privacy
+    if noise is None or not covers_models(federation.context):
         return math.inf
     if charged is not None:
         return charged(delta)

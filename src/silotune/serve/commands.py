@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from silotune.cli.predict import WithoutGuarantee
 from silotune.errors import InputError, file_errors, needs
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def serve(
     keys: Annotated[Path | None, typer.Option(help="The file of `silotune serve-key`; default: anybody asks.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Take over a model whose files are replaced.")] = False,
     loaded: Annotated[int, typer.Option(min=1, help="Models that stay open; the least used are closed.")] = 256,
+    without_guarantee: WithoutGuarantee = False,
 ) -> None:
     """Answer over HTTP with all silos' models of finished runs, from one backbone in memory.
 
@@ -46,6 +48,7 @@ def serve(
 
         from silotune.serve.web import make_app
     from silotune.cli.console import say
+    from silotune.runs.model_file import require_guarantee
     from silotune.serve.engine import Engine
     from silotune.serve.keys import Keys
     from silotune.serve.models import Models
@@ -53,6 +56,8 @@ def serve(
     if host not in _LOOPBACK and keys is None:
         raise InputError(f"--host {host}: others can reach it; give --keys FILE (made by `silotune serve-key`)")
     known, models = Keys(keys), Models(folders, silo or (), loaded, watch)
+    for name in models.names() if host not in _LOOPBACK else ():
+        require_guarantee(models.about(name)[0], without_guarantee)
     listening = _listen(host, port)
     models.open_first()
     engine = Engine(models)

@@ -214,7 +214,8 @@ def train(
         placed = context.place(own) | in_common
         state = {name: placed[name] for name in context.parts}
         training = _local_training(context, settings, silo, number, phases)
-        stream = None if privacy is None else privacy.stream(silo, number, shared, kept)
+        asked = number if any(phase.when == "round" for phase in phases) else context.rounds + 1
+        stream = None if privacy is None else privacy.stream(silo, asked, shared, kept)
         runs.append(_SiloRound(silo, state, received, context.backbone.place(kept.memory), training, stream, privacy))
     for phase in phases if privacy is None else each_alone(context.method, phases):
         members = [run for run in runs if run.enters(phase, number, context.views_draw)]

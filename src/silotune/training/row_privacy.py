@@ -31,7 +31,7 @@ class RowPlan:
     Args:
         unit: `row`, or the column whose values are the units.
         rate: the probability with which a step draws a unit.
-        steps: noised steps after 0, 1, 2, … rounds.
+        steps: noised steps after 0, 1, 2, … rounds, and after the final phases if they have noise.
         multiplier: standard deviation of the noise, in multiples of the bound.
     """
 
@@ -71,6 +71,7 @@ class RowPrivacy:
         seed: the run's seed.
         run: a digest of the configuration, on which every draw depends.
         leaving: the parts on which what leaves a silo may depend; see `leaving_parts`.
+        every: whether all parts leave, because the silo's model may be given away (`privacy.parts=all`).
     """
 
     clip: float
@@ -81,10 +82,11 @@ class RowPrivacy:
     seed: int
     run: str
     leaving: frozenset[str] = frozenset()
+    every: bool = False
 
     def covers(self, phase: Phase) -> bool:
-        """Return whether a phase's gradients get noise; final phases get none, because nothing leaves after them."""
-        return phase.when == "round" and phase.name in self.phases
+        """Return whether a phase's gradients get noise; final phases, after which nothing leaves, only with `every`."""
+        return (self.every or phase.when == "round") and phase.name in self.phases
 
     def seen_by(
         self, phase: Phase, state: State, memory: Tensors, training: LocalTraining

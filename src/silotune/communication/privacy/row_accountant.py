@@ -102,7 +102,10 @@ def least_scale(epsilon: float, delta: float, events: Events) -> float | None:
 
 
 UNCOVERED = "users of a silo's own model"
-"""Whom the account of noise on rows does not cover."""
+"""Whom the account of noise on rows does not cover, unless all parts have noise."""
+
+SIMULATED = "whoever knows the run's seed, from which a simulation draws the noise"
+"""Whom noise in one process does not hide rows from."""
 
 
 class RowAccount(Account):

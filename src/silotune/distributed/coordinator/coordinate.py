@@ -135,7 +135,7 @@ def run_job(job: Job, link: Link, record: Records, status: RunStatus, load: Load
         if (own := start.config.privacy).unit is not None:
             lines.append(
                 f"privacy: every silo adds noise on its rows for ε = {own.epsilon:g} at δ ≤ {own.delta or DELTA:g} for "
-                f"each {own.unit}; not for {UNCOVERED}"
+                f"each {own.unit}{'' if own.parts == 'all' else f'; not for {UNCOVERED}'}"
             )
         for name, times in sorted(admission.noise.items()):
             if times > NOTICEABLE:
@@ -270,8 +270,9 @@ def _noise_on_rows(start: RunStart) -> dict[str, Any]:
     if own.unit is None:
         return {}
     wanted = {"epsilon_round": None, "epsilon_total": own.epsilon, "delta": own.delta or DELTA}
-    known = {"participations": start.config.rounds, "uncovered": UNCOVERED, "silos": start.admission.noise}
-    return {"privacy": {"mechanism": RowAccount.mechanism, "unit": own.unit, **wanted, **known}}
+    known = {"participations": start.config.rounds, "silos": start.admission.noise}
+    uncovered = {} if own.parts == "all" else {"uncovered": UNCOVERED}
+    return {"privacy": {"mechanism": RowAccount.mechanism, "unit": own.unit, **wanted, **uncovered, **known}}
 
 
 def _finish(engine: FlowerEngine, out: Path, local: bool, noise: dict[str, Any]) -> None:

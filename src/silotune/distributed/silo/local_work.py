@@ -74,7 +74,9 @@ class LocalWork:
             fields["scores"] = self._evaluate(prepared.federation, silo, shared, int(number), ["validation"], run)
         self._count(prepared, Request(run, request.kind, int(number), counted, leaving))
         price = None if client.privacy is None else Price.of(client.privacy)
-        charge = None if final else self._charge(prepared, str(run), int(number), silo, shared)
+        place = prepared.config.rounds + 1 if final else int(number)  # in the plan of noise
+        free = final and not (prepared.noise is not None and prepared.noise.every)
+        charge = None if free else self._charge(prepared, str(run), place, silo, shared)
         if final:
             nothing = SiloReply(silo.name, b"", {})
             reply = self._kept_here(prepared, lambda: client.finals([silo], broadcast)[0], nothing)
@@ -107,7 +109,7 @@ class LocalWork:
             asked,
             prepared.federation.context.state_of(silo).flat(),
             price if reply.message else None,
-            charge if reply.message else None,
+            charge if reply.message or final else None,
             {*map(str, keep), str(base)},
         )
 

@@ -117,6 +117,8 @@ def noise_on_rows(config: Config, plan: RowPlan, settings: SiloSettings) -> str:
 def who_learns_what(config: Config, settings: SiloSettings) -> list[str]:
     """Return three lines on what a run can tell the coordinator, the other silos, and users of the model."""
     unit, own = config.privacy.unit, "users of this silo's own model: whatever its private parts have learned"
+    if config.privacy.parts == "all":
+        own = f"users of this silo's own model: no more of each {unit} either"
     if unit is None:
         tells = "whatever updates tell about single rows" if config.uplink.noise is None else "noised updates"
         learned = f"{tells}, and {', '.join(settings.share) or 'no'} numbers"

@@ -10,7 +10,7 @@ import torch
 from typing_extensions import override
 
 from silotune.communication.privacy.accountant import DELTA, Privacy
-from silotune.communication.privacy.row_accountant import UNCOVERED, RowAccount, noise_multiplier
+from silotune.communication.privacy.row_accountant import SIMULATED, UNCOVERED, RowAccount, noise_multiplier
 from silotune.config import Config, dump
 from silotune.core.tensors import State, Tensors, flatten
 from silotune.data.batching import make_batch
@@ -56,27 +56,26 @@ class _Noting(Mapping[str, V]):
         return {**other, **self}
 
 
-def leaving_parts(context: TrainingContext, silo: Silo) -> frozenset[str]:
+def leaving_parts(context: TrainingContext, silo: Silo, every: bool = False) -> frozenset[str]:
     """Return the parts on which what leaves the silo may depend.
 
     They are all but private parts, and every part that a phase reads while it changes one of them: the list is extended
     until it stops growing, because dependencies carry over rounds. To find what a phase reads, it runs once on one row
     of any silo. In training such a phase is given these parts alone (`RowPrivacy.seen_by`), so that a read which this
-    trial did not meet fails instead of leaking.
+    trial did not meet fails instead of leaking. With `every` all parts leave, as the silo's model.
     """
-    phases = [phase for phase in context.phases if phase.when == "round"]
+    phases = [phase for phase in context.phases if every or phase.when == "round"]
     alone = each_alone(context.method, phases)
     reads = {phase.name: {*phase.trains, *_reads(context, silo, phase)} for phase in alone}
-    leaving = {name for name, part in context.parts.items() if part.scope is not Scope.PRIVATE}
+    leaving = {name for name, part in context.parts.items() if every or part.scope is not Scope.PRIVATE}
     while more := {name for phase in phases if leaving & {*phase.changes} for name in reads[phase.name]} - leaving:
         leaving |= more
     return frozenset(leaving)
 
 
-def noised_phases(context: TrainingContext, silo: Silo, leaving: frozenset[str] | None = None) -> frozenset[str]:
+def noised_phases(context: TrainingContext, leaving: frozenset[str], every: bool = False) -> frozenset[str]:
     """Return the names of the phases whose gradients need noise: they take steps on rows and change a leaving part."""
-    leaving = leaving or leaving_parts(context, silo)
-    phases = [phase for phase in context.phases if phase.when == "round" and leaving & {*phase.changes}]
+    phases = [phase for phase in context.phases if (every or phase.when == "round") and leaving & {*phase.changes}]
     for phase in phases:
         if phase.gathers:
             raise InputError(
@@ -112,7 +111,12 @@ def _reads(context: TrainingContext, silo: Silo, phase: Phase) -> set[str]:
     return read
 
 
-_SIMULATED = "whoever knows the run's seed, from which a simulation draws the noise"
+def covers_models(context: TrainingContext) -> bool:
+    """Return whether all that a silo's model holds has noise on rows: all its parts, and nothing else of rows."""
+    noise = context.row_privacy
+    if noise is None or context.prediction.weighting is not None:  # the model's folder then holds vectors of rows
+        return False
+    return all(noise.covers(phase) for phase in context.phases if phase.trains or phase.gathers)
 
 
 def make_row_privacy(
@@ -131,7 +135,8 @@ def make_row_privacy(
     assert privacy.epsilon is not None, "the section refuses less"
     assert privacy.unit is not None, "callers look"
     delta = privacy.delta or DELTA
-    phases, leaving = _checked_phases(context, next(iter(silos.values())))
+    every = privacy.parts == "all"
+    phases, leaving = _checked_phases(context, next(iter(silos.values())), every)
     settled = RowPrivacy(
         privacy.clip,
         privacy.rows_per_unit,
@@ -141,6 +146,7 @@ def make_row_privacy(
         config.seed,
         hashlib.sha256(f"{dump(config)}{context.backbone.fingerprint}".encode()).hexdigest(),
         leaving,
+        every,
     )
     context.row_privacy = settled
     plans, numbers = {}, range(1, config.rounds + 1)
@@ -151,11 +157,13 @@ def make_row_privacy(
         for number, silos_of_round in zip(numbers, chosen, strict=True):
             own = (count for phase, count in steps if phase.runs_in(number) or phase.also_first)
             taken.append(taken[-1] + (sum(own) if name in silos_of_round else 0))
+        if every:
+            taken.append(taken[-1] + sum(count for phase, count in steps if phase.when == "end"))
         rate = context.rate_of_units(silo)
         multiplier = noise_multiplier(privacy.epsilon, delta, rate, taken[-1])
         plans[name] = RowPlan(privacy.unit, rate, tuple(taken), multiplier)
     most = max(plans.values(), key=lambda plan: plan.rate**2 * plan.steps[-1])
-    account = RowAccount(most.multiplier, most.rate, list(most.steps[1:]), delta)
+    account = RowAccount(most.multiplier, most.rate, [*most.steps[1 : config.rounds], most.steps[-1]], delta)
     words = f"gaussian noise on every step, each {privacy.unit}'s gradient clipped to an l2 norm of {privacy.clip:g}"
     guarantee = Privacy(
         account,
@@ -165,18 +173,23 @@ def make_row_privacy(
         config.rounds,
         config.rounds,
         None,
-        (UNCOVERED, *([] if secret else [_SIMULATED])),
+        (*([] if covers_models(context) else [UNCOVERED]), *([] if secret else [SIMULATED])),
     )
     return settled.planned(plans), guarantee
 
 
-def _checked_phases(context: TrainingContext, silo: Silo) -> tuple[frozenset[str], frozenset[str]]:
+def _checked_phases(context: TrainingContext, silo: Silo, every: bool) -> tuple[frozenset[str], frozenset[str]]:
     """Return the phases that are noised, and the parts on which what leaves the silo may depend."""
     method = context.method
     if method.labeled_only:
         raise InputError(f"privacy.unit: no silo trains in method {method.name}; allowed: a method of silos' rows")
-    leaving = leaving_parts(context, silo)
-    phases = noised_phases(context, silo, leaving)
+    if every and context.prediction.weighting is not None:
+        raise InputError(
+            f"privacy.parts: the model of method {method.name} holds vectors of rows; allowed: leaving, or "
+            "method.weighting=fixed"
+        )
+    leaving = leaving_parts(context, silo, every)
+    phases = noised_phases(context, leaving, every)
     if any(phase.name in phases and not phase.by_row for phase in context.phases):
         raise InputError(
             f"privacy.unit: the loss of method {method.name} couples the rows of a batch; allowed: losses that are "
