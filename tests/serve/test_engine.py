@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from silotune.runs.personal_model import load_model
 from silotune.serve.engine import Engine, Limits
 from silotune.serve.jobs import Piece, Refusal, Score, Scored, Write
 from silotune.serve.models import Models
+from tests.support.method_cases import of_kinds
 from tests.support.small_runs import PAIRS, SINGLE
 
 PROMPTS = ["say the garden was kind", "say a river and a song and the train", "say the soup", "the letter"]
@@ -70,7 +70,10 @@ def check_labels(folder: Path, of_a_batch: int = 1) -> None:
         assert len(running.models.backbones) == 1
 
 
-@pytest.mark.parametrize("tuner", ["lora", "bottleneck", "ia3", "prompt", "p-tuning", "prefix", "dora", "vera"])
+TUNERS = ("lora", "bottleneck", "prompt", "prefix", "ia3", "p-tuning", "dora", "vera")
+
+
+@pytest.mark.parametrize("tuner", of_kinds(TUNERS, TUNERS[:4]))
 def test_labels_of_several_silos_in_one_forward(runs, tuner):
     check_labels(runs.folder("bert", tuner), of_a_batch=6)
 
@@ -112,7 +115,10 @@ def check_answers(run: Any, joins: bool = True) -> None:
 
 @pytest.mark.parametrize(
     ("family", "tuner"),
-    [("llama", "ia3"), ("llama", "full"), *product(("gpt2", "llama"), ("lora", "prompt", "prefix"))],
+    [
+        *(("llama", tuner) for tuner in ("ia3", "full", "lora", "prompt", "prefix")),
+        *(("gpt2", "lora"), *(pytest.param("gpt2", tuner, marks=pytest.mark.long) for tuner in ("prompt", "prefix"))),
+    ],
 )
 def test_answers_of_silos_share_steps(runs, family, tuner):
     check_answers(runs.generation(family, "causal", tuner), joins=tuner != "full")
