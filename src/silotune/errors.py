@@ -84,6 +84,20 @@ def file_errors(what: str) -> Iterator[None]:
 
 
 @contextmanager
+def library_errors(what: str, remedy: str = "") -> Iterator[None]:
+    """Turn whatever another library raises over a user's file into an `InputError`: `what`, its reason, the remedy.
+
+    Only the library's call belongs inside: of tokenizers, transformers and the hub's client it catches every type.
+    """
+    try:
+        yield
+    except (SilotuneError, MemoryError):
+        raise
+    except Exception as error:
+        raise InputError(f"{what} ({reason_of(error)}){remedy}") from error
+
+
+@contextmanager
 def needs(what: str, extra: str) -> Iterator[None]:
     """Turn a failed import into an `InputError`: `what`, such as `sweep: needs the package optuna`, and the remedy."""
     try:

@@ -18,7 +18,7 @@ from silotune.data.targets import target_rows
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.runs.build.resolve import read_config
-from tests.support.command_line import change_silo, reviews
+from tests.support.command_line import change_silo, reviews, write_csv
 
 
 def north(place: Path, *words: str, **changes: object):
@@ -64,6 +64,13 @@ def test_other_encodings_are_named(place: Path) -> None:
     assert north(place, encoding="UTF8").splits.train
     (place / "north.csv").write_bytes(plain.encode("utf-16"))
     assert north(place).splits == silo.splits
+
+
+def test_another_separator_is_named(place: Path) -> None:
+    """As a spreadsheet in German or French writes a CSV file; a run's model reads the silo's later files so, too."""
+    expected = north(place).splits
+    write_csv(place / "north.csv", ["review", "opinion"], reviews(), delimiter=";")
+    assert north(place, column_separator=";").splits == expected
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])

@@ -53,8 +53,14 @@ SINGLE: dict[str, tuple[str, str | bytes, list[str]]] = {
     "semicolons": (
         "north.csv",
         "review;opinion\na, b;good\n",
-        ["north.csv", "row 1 has 2 columns, the header 1", "'review;opinion'", "separated by ','"],
+        ["north.csv", "row 1 has 2 columns, the header 1", "'review;opinion'", "column_separator: ';'"],
     ),
+    "semicolons-and-quotes": ("north.csv", 'review;opinion\n"a";good\n', ["north.csv", "column_separator: ';'"]),
+    "quoted-header": ("north.csv", '"review";"opinion"\na;good\n', ["north.csv", "line 1", "column_separator: ';'"]),
+    "semicolons-alone": ("north.csv", "review;opinion\na;good\n", ["no column 'review'", "column_separator: ';'"]),
+    "whole-array": ("north.jsonl", '[\n{"review": "a"}]', ["north.jsonl", "line 1", "jq -c '.[]'"]),
+    "array-in-a-line": ("north.jsonl", '[{"review": "a"}]', ["north.jsonl", "line 1", "jq -c '.[]'"]),
+    "array-file": ("north.json", '[{"review": "a"}]', ["unknown format '.json'", "jq -c '.[]'"]),
     "not-parquet": ("north.parquet", GOOD, ["north.parquet", "Parquet"]),
 }
 # name: (the third record of JSON lines, what the line must say beside file and row)

@@ -69,7 +69,7 @@ def test_a_kill_around_the_transaction(when, tmp_path, monkeypatch):
     before = when.startswith("before")
     owner, name = (store.records, "append") if before else (Path, "replace")
     if not before:
-        monkeypatch.setattr("silotune.distributed.silo.store.write_bytes", lambda path, data: path.write_bytes(data))
+        monkeypatch.setattr("silotune.core.serialization.write_bytes", lambda path, data: path.write_bytes(data))
     monkeypatch.setattr(owner, name, killed)
     with pytest.raises(KeyboardInterrupt):
         store.commit(RUN, answer(1, 2.0), {})

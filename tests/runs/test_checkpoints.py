@@ -24,20 +24,20 @@ def folder(tmp_path) -> Checkpoints:
 @pytest.fixture
 def gate(monkeypatch):
     """Files wait until it is opened."""
-    opened, write_tensors = threading.Event(), writing.write_tensors
+    opened, write = threading.Event(), writing.write_tensor_file
 
-    def late(path: Path, tensors: Tensors) -> None:
+    def late(path: Path, tensors: Tensors) -> str:
         assert opened.wait(60)
-        write_tensors(path, tensors)
+        return write(path, tensors)
 
-    monkeypatch.setattr(writing, "write_tensors", late)
+    monkeypatch.setattr(writing, "write_tensor_file", late)
     yield opened
     opened.set()
 
 
 def write_thirty(writer: AsyncWriter, folder: Path) -> None:
     for n in range(30):
-        writer.write(folder / f"{n}.safetensors", {})
+        writer.write(folder / f"{n}.safetensors", {}, [].append)
 
 
 def checkpoint(*files: str) -> Checkpoint:
@@ -132,4 +132,4 @@ def test_older_files_go_and_newer_and_needed_ones_stay(folder):
     folder.drop_older(last, best)
     left = sorted(path.relative_to(folder.path).as_posix() for path in folder.path.rglob("*") if path.is_file())
     newer = "silos/a/0004.safetensors"
-    assert left == sorted({*last.files, *best.files, newer, "round-0001.json", "round-0003.json"})
+    assert left == sorted({*last.names, *best.names, newer, "round-0001.json", "round-0003.json"})

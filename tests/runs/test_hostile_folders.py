@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import struct
@@ -48,9 +49,10 @@ def linked(name: str, target: str) -> Callable[[Path], None]:
 
 
 def unknown_dtype(run: Path) -> None:
-    path = run / SHARED
+    path, content = run / SHARED, struct.pack("<Q", len(UNKNOWN_DTYPE)) + UNKNOWN_DTYPE + b"\0"
     path.unlink()
-    path.write_bytes(struct.pack("<Q", len(UNKNOWN_DTYPE)) + UNKNOWN_DTYPE + b"\0")
+    path.write_bytes(content)
+    edited(ABOUT, files={path.name: hashlib.sha256(content).hexdigest()})(run)
 
 
 def removed(name: str) -> Callable[[Path], None]:
@@ -64,7 +66,11 @@ def removed(name: str) -> Callable[[Path], None]:
         (lambda run: [removed("models")(run), removed("summary.json")(run)], "no finished run there"),
         (lambda run: [removed("models")(run), written("summary.json", DEEP)(run)], "no finished run there"),
         (removed("models"), "has no folder models; `silotune import"),
-        (removed(SHARED), "shared.safetensors: missing or damaged (there are no tensors of part 'global')"),
+        (removed(SHARED), "shared.safetensors: missing or damaged ([Errno 2]"),
+        (
+            lambda run: [removed(SHARED)(run), edited(ABOUT, files=None)(run)],
+            "shared.safetensors: missing or damaged (there are no tensors of part 'global')",
+        ),
         (written(ABOUT, "[1]"), "model.json: missing or damaged (not a JSON object)"),
         (written(ABOUT, DEEP), "model.json: missing or damaged (nested too deeply)"),
         (written(ABOUT, "{}"), "model.json: missing or damaged ('format')"),

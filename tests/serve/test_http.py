@@ -83,6 +83,8 @@ def test_sampling_stops_and_scores(server, writer):
     pieces = client.completions.create(model="west", prompt=PROMPT, stop=stop, stream=True)
     assert "".join(piece.choices[0].text for piece in pieces) == whole[: whole.index(stop)]
     scored = client.chat.completions.create(model="west", messages=TALK, logprobs=True, top_logprobs=3, max_tokens=4)
+    written = b"".join(bytes(token.bytes) for token in scored.choices[0].logprobs.content)
+    assert written.decode(errors="replace") == scored.choices[0].message.content
     assert scored.choices[0].finish_reason in ("length", "stop")
     for token in scored.choices[0].logprobs.content:
         assert len(token.top_logprobs) == 3

@@ -14,6 +14,14 @@ import yaml
 from silotune.cli.main import main
 from silotune.models.backbone.fingerprint import CACHE_FILE
 
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "zeroed tail": lambda content: content[:-8] + b"\0" * 8,
+    "one bit": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+    "cut off": lambda content: content[:-1],
+    "empty": lambda _: b"",
+}
+"""What happens to a file on a disk or on its way."""
+
 WORDS = {"good": ("bright", "kind", "lovely", "warm"), "bad": ("awful", "cold", "dull", "rude")}
 NOUNS = ("garden", "teacher", "river", "soup", "letter")
 

@@ -3,8 +3,11 @@
 # All slow imports are inside `main`, which catches a Ctrl-C during them.
 from __future__ import annotations
 
+import codecs
 import errno
+import json
 import sys
+from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,6 +22,9 @@ millions of objects that stay; with Python's default of 700, collections took a 
 
 def main() -> None:
     """Entry point of `silotune`."""
+    codecs.register_error("silotune", _escaped)
+    if isinstance(sys.stdout, TextIOWrapper):  # Python itself escapes on stderr
+        sys.stdout.reconfigure(errors="silotune")
     before, sys.unraisablehook = sys.unraisablehook, _repeat_ctrl_c
     try:
         code = _run_command()
@@ -35,6 +41,12 @@ def main() -> None:
         code, what = (_TERMINATED, "terminated") if was_terminated() else (code, "interrupted")
         _complain(f"{what}; what is finished is kept (run again with --resume)", "yellow")
     sys.exit(code)
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    """Write characters that a console's encoding lacks as JSON writes them, so that printed JSON stays what it is."""
+    assert isinstance(error, UnicodeEncodeError), "it handles errors of writing"
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def _run_command() -> int:

@@ -111,6 +111,12 @@ class SiloConfig(Section):
         description="the label of F1. Unset, `metric: f1` means `macro_f1`.",
     )
     encoding: str = Field("utf-8", description="the encoding of text files, such as latin-1 or cp1252.")
+    column_separator: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1,
+        description="between the columns of a `.csv` or `.tsv` file, such as `;`; unset, a comma or a tab.",
+    )
     rank: int | None = Field(
         None,
         ge=1,

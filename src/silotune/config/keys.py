@@ -32,6 +32,7 @@ class SiloKeys(TypedDict, total=False):
     metric: Metric | None
     positive: str | None
     encoding: str
+    column_separator: str | None
     rank: int | None
     label_separator: str | None
     rows: Table

@@ -70,7 +70,9 @@ def input_error(
         allowed = _fields_at(model, location)
         message = f"must be a group of keys{': ' if allowed else ''}{', '.join(allowed)} (got {shown(first['input'])})"
     elif first["type"] in ("list_type", "tuple_type"):
-        message = f"must be a list, such as [a, b] (got {shown(first['input'])})"
+        keys = ", ".join(_fields_at(model, location))
+        message = f"must be a list{f' whose entries have the keys {keys}' if keys else ', such as [a, b]'}"
+        message += f" (got {shown(first['input'])})"
     elif first["type"] != "value_error":
         message = f"{_SHOULD.sub('must', message)} (got {shown(first['input'])})"
     return InputError(f"{key}: {message}" if key else message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -33,6 +34,12 @@ def read_bytes(path: Path) -> bytes:
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return path.read_bytes()
+
+
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file, which need not fit into memory."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def decode_text(content: bytes, encoding: str = "utf-8") -> str:
@@ -116,14 +123,14 @@ _DAMAGE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, y
 
 
 @contextmanager
-def damage_named(culprit: object) -> Iterator[None]:
+def damage_named(culprit: object, remedy: str = "") -> Iterator[None]:
     """Say in one line that a file which silotune wrote (`culprit`) is missing, or no longer as it was written."""
     from safetensors import SafetensorError
 
     try:
         yield
     except (OSError, *_DAMAGE, SafetensorError) as error:
-        raise InputError(f"{culprit}: missing or damaged ({' '.join(str(error).split())[:300]})") from error
+        raise InputError(f"{culprit}: missing or damaged ({' '.join(str(error).split())[:300]}){remedy}") from error
 
 
 LOCK_FILE = ".lock"

@@ -6,16 +6,22 @@ thousand silos writes hundreds of thousands of small tensors per round.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import math
 from collections.abc import Mapping
+from functools import cache
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, TensorSpec, serialize
 from safetensors.torch import load
 from torch import Tensor
+
+from silotune.core.files import damage_named, read_bytes, write_bytes
 
 _MOST_AXES = 8
 """Axes of a tensor that is read with others at once."""
@@ -52,6 +58,43 @@ def read_tensors(content: bytes) -> dict[str, Tensor]:
         return dict(sorted(load(content).items()))
     except (KeyError, RuntimeError) as error:  # a dtype that PyTorch lacks, or a shape beyond its integers
         raise SafetensorError(f"tensors that cannot be read ({error})") from error
+
+
+def write_tensor_file(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> str:
+    """Replace a file by tensors, and return its sha256, which is recorded beside it.
+
+    Raises:
+        OSError: the file cannot be written; its old content stays.
+    """
+    content = tensor_bytes(tensors, metadata)
+    write_bytes(path, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_tensor_file(folder: Path, name: str, files: Mapping[str, str] | None) -> dict[str, Tensor]:
+    """Read a file of tensors that a run, a silo or an export wrote, if it still is as it was written.
+
+    Args:
+        folder: the file's folder.
+        name: the file's name in the folder, and in `files`.
+        files: the recorded sha256 of each file; None: the folder is from before they were recorded.
+
+    Raises:
+        InputError: the file is missing or damaged, or another one than was recorded.
+    """
+    path = folder / name
+    with damage_named(path, "; copy it anew, or make it again (a run's models: `silotune import RUN`)"):
+        content = read_bytes(path)
+        if files is None:
+            _say_once(f"note: {folder} is from before sha256 were recorded, so damage is not noticed")
+        elif hashlib.sha256(content).hexdigest() != files.get(name):
+            raise ValueError("its sha256 is not the recorded one")
+        return read_tensors(content)
+
+
+@cache
+def _say_once(text: str) -> None:
+    logging.getLogger("silotune").warning(text)  # without a handler a line on stderr
 
 
 def read_block(content: bytes) -> tuple[dict[str, Tensor], Tensor | None]:

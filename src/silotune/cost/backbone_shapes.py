@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from typing_extensions import override
 
 from silotune.core.tensors import Tensors
-from silotune.errors import InputError, require_known
+from silotune.errors import library_errors, require_known
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import silence_transformers
 from silotune.models.backbone.packages import model_source
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from silotune.data.tasks import Task
 
 PREFIX = "shape:"
+
+_UNKNOWN = "backbone: {} is no configuration that transformers knows"
 
 LANGUAGE_MODEL_HEADS = ("verbalizer", "lm")
 """Heads that use the pretrained model's own frozen output layer; they add no parameters."""
@@ -90,10 +92,8 @@ def load_shape(name: str) -> Shape:
     auto_class: Any = AutoModel  # its annotations do not hold under strict checking
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
-        try:
+        with library_errors(_UNKNOWN.format(name)):
             model = auto_class.from_config(config, attn_implementation="eager")
-        except Exception as error:
-            raise _no_configuration(name, error) from error
         parameters, pooler = _count(model), _count(getattr(model, "pooler", None))
         # no tokenizer: shapes are never given text
         backbone = Backbone(model, cast(Any, None), precision="fp32", shape_only=True, name=name)
@@ -110,28 +110,14 @@ def read_shape_config(name: str) -> Any:
         text = (resources.files("silotune") / "shapes" / f"{name.removeprefix(PREFIX)}.json").read_text("utf-8")
     elif path.is_dir() or path.suffix == ".json":
         path = path / "config.json" if path.is_dir() else path
-        try:
+        with library_errors(f"backbone: cannot read {path}"):
             text = path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"backbone: cannot read {path} ({type(error).__name__})") from error
     else:
-        try:
+        allowed = f"; allowed: {', '.join(shape_names())}, default, the path of a config.json, a local folder, a hub id"
+        with library_errors(f"backbone: no configuration of {name!r}", allowed):
             return AutoConfig.from_pretrained(name)
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise InputError(
-                f"backbone: no configuration of {name!r} ({reason}); allowed: {', '.join(shape_names())}, default, the "
-                "path of a config.json, a local folder, a hub id"
-            ) from error
-    try:
+    with library_errors(_UNKNOWN.format(name)):
         return AutoConfig.for_model(**json.loads(text))
-    except Exception as error:
-        raise _no_configuration(name, error) from error
-
-
-def _no_configuration(name: str, error: Exception) -> InputError:
-    reason = " ".join(str(error).split())[:160]
-    return InputError(f"backbone: {name} is no configuration that transformers knows ({reason})")
 
 
 def _language_model(config: Any) -> int:

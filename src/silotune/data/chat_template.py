@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from silotune.data.rows import ASSISTANT, Turn, message_of
 from silotune.data.templates import Texts, join_lines
-from silotune.errors import InputError, require_known
+from silotune.errors import InputError, library_errors, require_known
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -202,11 +202,11 @@ class ChatTemplate:
 
     def _render(self, turns: Sequence[Turn], add_generation_prompt: bool = False) -> tuple[str, list[Span]]:
         """Fill the template; returns the text, and the characters that it marks as generated."""
-        from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
         marked = not add_generation_prompt and _GENERATION.search(self._template) is not None
-        try:
+        roles = ", ".join(turn[0] for turn in turns)
+        with library_errors(f"head.template: the chat template refuses turns of {roles}"):
             rendered: Any = render_jinja_template(
                 conversations=[list(map(message_of, turns))],
                 chat_template=self._template,
@@ -214,9 +214,6 @@ class ChatTemplate:
                 return_assistant_tokens_mask=marked,
                 **{**self._tokenizer.special_tokens_map, **self._options},
             )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:  # those of what templates do
-            roles = ", ".join(turn[0] for turn in turns)
-            raise InputError(f"head.template: the chat template refuses turns of {roles} ({error})") from error
         return str(rendered[0][0]), list(rendered[1][0]) if marked else []
 
 

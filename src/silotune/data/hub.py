@@ -12,7 +12,7 @@ from silotune.data.readers import Record
 from silotune.data.rows import LabeledSet, Row, Splits
 from silotune.data.targets import number_of
 from silotune.data.tasks import Task, make_task
-from silotune.errors import InputError, reason_of
+from silotune.errors import InputError, library_errors
 
 
 @dataclass(frozen=True)
@@ -72,17 +72,13 @@ HUB: dict[str, dict[str, HubSet]] = {"glue": GLUE, "fedprompt": FEDPROMPT}
 def read_hub_set(name: str, published: HubSet) -> LabeledSet:
     """Download one task through `datasets`; rows without any text are dropped."""
     location = [word for word in (published.id, published.configuration) if word]
-    try:
+    with library_errors(f"data: cannot load {'/'.join(location)}", "; set data.path=FOLDER"):
         loaded = _load(location)
         if published.numbers:
             task = make_task(name, f"data set {name!r}", "regression")
         else:
             task = Task(name, published.labels or tuple(loaded["train"].features["label"].names))
         rows = {split: _rows(loaded[hub_split], published, task) for split, hub_split in published.splits.items()}
-    except Exception as error:  # the hub's client raises many types
-        raise InputError(
-            f"data: cannot load {'/'.join(location)} ({reason_of(error)}); set data.path=FOLDER"
-        ) from error
     return LabeledSet(task, Splits(**rows))
 
 
@@ -93,10 +89,8 @@ def read_hub_records(source: str) -> dict[str, list[Record]]:
         Split → records, of the splits train, validation and test that are there.
     """
     location = source.removeprefix(HUB_PREFIX).split(":", 1)
-    try:
+    with library_errors(f"data: cannot load {source}"):
         loaded = _load(location)
-    except Exception as error:  # the hub's client raises many types
-        raise InputError(f"data: cannot load {source} ({reason_of(error)})") from error
     records = {part: loaded[part].to_list() for part in ("train", "validation", "test") if part in loaded}
     if not records.get("train"):
         raise InputError(f"data: {source} has no split 'train' with rows; there: {', '.join(map(str, loaded))}")

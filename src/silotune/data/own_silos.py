@@ -47,7 +47,7 @@ def own_sets(
     paths: dict[str, dict[str, Path]] = {}
     for silo in silos:
         with _naming(silo):
-            parts = _silo_files(silo.path, silo.encoding)
+            parts = _silo_files(silo)
             records[silo.name] = {part: read() for part, (_, read) in parts.items()}
             paths[silo.name] = {part: path for part, (path, _) in parts.items()}
     formats = {silo.name: _format(silo, records[silo.name]["train"][0]) for silo in silos}
@@ -132,13 +132,15 @@ Part = tuple[Path, Callable[[], list[Record]]]
 """A split's file or data set, for messages, and the function that reads its records."""
 
 
-def _silo_files(source: str, encoding: str) -> dict[str, Part]:
+def _silo_files(silo: SiloConfig) -> dict[str, Part]:
     """Find a silo's records by split: a file, a folder of files, a data set of the hub, or a table in memory."""
+    source = silo.path
     if source.startswith(MEMORY_PREFIX):
         return {part: (Path(source), partial(list, rows)) for part, rows in kept_rows(source).items()}
     if source.startswith(HUB_PREFIX):
         return {part: (Path(source), partial(list, records)) for part, records in read_hub_records(source).items()}
-    return {part: (path, partial(read_records, path, encoding)) for part, path in _split_files(Path(source)).items()}
+    how = silo.encoding, silo.column_separator
+    return {part: (path, partial(read_records, path, *how)) for part, path in _split_files(Path(source)).items()}
 
 
 def _split_files(path: Path) -> dict[str, Path]:

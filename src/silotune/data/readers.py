@@ -9,17 +9,17 @@ import io
 import json
 import math
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from silotune.config.tables import source_name
 from silotune.core.files import decode_text, text_lines
 from silotune.data.rows import Row, text_fault
-from silotune.errors import InputError, file_errors, reason_of
+from silotune.errors import InputError, file_errors, library_errors
 
 Record = dict[str, Any]
 """A row as its file has it: column → cell. A `Row` (`data/rows.py`) has the texts and the label's index."""
@@ -49,18 +49,21 @@ def file_format(path: Path) -> tuple[str, str]:
     return ("", "") if compression and kind == ".parquet" else (kind, compression)
 
 
-def read_records(path: Path, encoding: str = "utf-8") -> list[Record]:
+def read_records(path: Path, encoding: str = "utf-8", separator: str | None = None) -> list[Record]:
     """Read all rows of a file as dictionaries; arguments as `stream_records`."""
-    records = list(stream_records(path, encoding))
+    records = list(stream_records(path, encoding, separator))
     if not records:
         raise InputError(f"{source_name(path)}: no rows")
     return records
 
 
-def stream_records(path: Path, encoding: str = "utf-8", opened: BinaryIO | None = None) -> Iterator[Record]:
+def stream_records(
+    path: Path, encoding: str = "utf-8", separator: str | None = None, opened: BinaryIO | None = None
+) -> Iterator[Record]:
     """Yield the rows of a file as dictionaries; of a file that is not compressed, some are in memory at a time.
 
-    `opened` is the file, if it is open already.
+    `separator` is between the columns of a table of text; by default what its ending says. `opened` is the file, if it
+    is open already.
     """
     if not path.is_file():
         raise InputError(f"{source_name(path)}: not found")
@@ -68,24 +71,26 @@ def stream_records(path: Path, encoding: str = "utf-8", opened: BinaryIO | None 
     if not kind:
         raise InputError(
             f"{source_name(path)}: unknown format {path.suffix!r}; allowed: {', '.join(FORMATS)}; text also with "
-            f"{' or '.join(COMPRESSIONS)} at the end"
+            f"{' or '.join(COMPRESSIONS)} at the end{_array_hint('[' if path.suffix == '.json' else '')}"
         )
     with file_errors(f"{source_name(path)}: cannot be read"), ExitStack() as stack:
         if compression:
-            yield from _parsed(path, kind, io.StringIO(_text(path, compression, encoding), newline=""))
+            lines = io.StringIO(_text(path, compression, encoding), newline="")
+            yield from _parsed(path, kind, lines, separator)
             return
         file = opened or stack.enter_context(path.open("rb"))
         try:
-            yield from (
-                _parquet(path, file) if kind == ".parquet" else _parsed(path, kind, text_lines(file, "", encoding))
-            )
+            if kind == ".parquet":
+                yield from _parquet(path, file)
+            else:
+                yield from _parsed(path, kind, text_lines(file, "", encoding), separator)
         except UnicodeDecodeError:
             _text(path, compression, encoding)  # says where
             raise
 
 
-def _parsed(path: Path, kind: str, lines: Iterable[str]) -> Iterator[Record]:
-    return _json_lines(path, lines) if kind == ".jsonl" else _table(path, lines, _DELIMITERS[kind])
+def _parsed(path: Path, kind: str, lines: Iterable[str], separator: str | None) -> Iterator[Record]:
+    return _json_lines(path, lines) if kind == ".jsonl" else _table(path, lines, separator or _DELIMITERS[kind])
 
 
 def _text(path: Path, compression: str, encoding: str) -> str:
@@ -103,17 +108,17 @@ def _text(path: Path, compression: str, encoding: str) -> str:
 def _decompressed(path: Path, codec: str) -> bytes:
     import pyarrow
 
-    try:
+    with library_errors(f"{source_name(path)}: not readable as {codec}"):
         if codec == "gzip":
             return gzip.decompress(path.read_bytes())
         with pyarrow.CompressedInputStream(pyarrow.OSFile(str(path), "rb"), codec) as stream:
             return bytes(stream.read())
-    except (pyarrow.ArrowException, OSError, EOFError, ValueError, zlib.error) as error:
-        raise InputError(f"{source_name(path)}: not readable as {codec} ({reason_of(error)})") from error
 
 
 def _table(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[Record]:
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    lines = iter(lines)
+    first = next(lines, "")
+    reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
     limit = csv.field_size_limit(_LARGEST_CELL)  # of the whole process
     header: list[str] = []
     number = 0
@@ -127,25 +132,29 @@ def _table(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[Record]
                 continue
             number += 1
             if len(cells) != len(header):
-                hint = _separator_hint(header, delimiter)
                 raise InputError(
-                    f"{source_name(path)}: row {number} has {len(cells)} columns, the header {len(header)}{hint}"
+                    f"{source_name(path)}: row {number} has {len(cells)} columns, the header {len(header)}"
+                    f"{_separator_hint(header)}"
                 )
             yield dict(zip(header, cells, strict=True))
     except csv.Error as error:
-        raise InputError(f"{source_name(path)}: line {reader.line_num}: {error}") from error
+        hint = _separator_hint(header or [first.strip()])
+        raise InputError(f"{source_name(path)}: line {reader.line_num}: {error}{hint}") from error
     finally:
         csv.field_size_limit(limit)
     if not header:
         raise InputError(f"{source_name(path)}: empty; a header and rows are needed")
 
 
-def _separator_hint(header: Sequence[str], delimiter: str) -> str:
-    """Suggest the right ending where a header of one column holds another separator; else an empty text."""
-    other = next((mark for mark in ";\t|," if mark != delimiter and mark in header[0]), None)
+def _separator_hint(header: Sequence[str]) -> str:
+    """Name the key that is needed where a header of one column holds another separator; else an empty text."""
+    other = next((mark for mark in ";\t|," if mark in header[0]), None)
     if len(header) > 1 or other is None:
         return ""
-    return f" ({header[0]!r}: columns of .csv are separated by ',', those of .tsv by a tab)"
+    return (
+        f" ({header[0]!r}: columns of .csv are separated by ',', those of .tsv by a tab; "
+        f"the silo's key column_separator: {other!r} names another)"
+    )
 
 
 def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[Record]:
@@ -156,22 +165,25 @@ def _json_lines(path: Path, lines: Iterable[str]) -> Iterator[Record]:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
             reason = getattr(error, "msg", error)
-            raise InputError(f"{source_name(path)}: line {number} is not JSON ({reason})") from error
+            raise InputError(f"{source_name(path)}: line {number} is not JSON ({reason}){_array_hint(line)}") from error
         if not isinstance(record, dict):
-            raise InputError(f"{source_name(path)}: line {number} is not a JSON object")
+            raise InputError(f"{source_name(path)}: line {number} is not a JSON object{_array_hint(line)}")
         yield record
+
+
+def _array_hint(start: str) -> str:
+    """Say how an array becomes lines, where one begins; else an empty text."""
+    return "; `jq -c '.[]' ARRAY > rows.jsonl` makes lines of an array" if start.lstrip()[:1] == "[" else ""
 
 
 def _parquet(path: Path, file: BinaryIO) -> Iterator[Record]:
     import pyarrow
     import pyarrow.parquet
 
-    try:
+    with library_errors(f"{source_name(path)}: not a readable Parquet file"):
         # `read_table` would add columns for folders named like `key=value`
         for batch in pyarrow.parquet.ParquetFile(file).iter_batches(_PARQUET_ROWS):
             yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise InputError(f"{source_name(path)}: not a readable Parquet file ({reason_of(error)})") from error
 
 
 def require_columns(path: Path, record: Record, columns: Sequence[str]) -> None:
@@ -185,7 +197,8 @@ def require_columns(path: Path, record: Record, columns: Sequence[str]) -> None:
     ]
     if missing:
         available = ", ".join(sorted(map(str, record)))
-        raise InputError(f"{source_name(path)}: {' and '.join(missing)}; columns: {available}")
+        hint = _separator_hint([*map(str, record)])
+        raise InputError(f"{source_name(path)}: {' and '.join(missing)}; columns: {available}{hint}")
 
 
 def read_text(path: Path, number: int, record: Record, column: str) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from silotune.config import BackboneConfig
 from silotune.core.tensors import Tensors, flatten
-from silotune.errors import InputError
+from silotune.errors import library_errors
 from silotune.methods.parts import HEAD, Scope
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.packages import model_source
@@ -94,7 +94,7 @@ def load_plain(backbone: BackboneConfig, base_class: str, float32: bool = True) 
     import transformers
 
     source = model_source(backbone.name)
-    try:
+    with library_errors(f"backbone: cannot load {backbone.name!r}"):
         stored = transformers.AutoConfig.from_pretrained(source, **hub_options(backbone))
         is_part = text_part(stored) is not stored
         model, report = getattr(transformers, base_class).from_pretrained(
@@ -105,8 +105,6 @@ def load_plain(backbone: BackboneConfig, base_class: str, float32: bool = True) 
             output_loading_info=True,
             **hub_options(backbone),
         )
-    except (OSError, ValueError) as error:
-        raise InputError(f"backbone: cannot load {backbone.name!r} ({str(error).strip().splitlines()[0]})") from error
     if any(key.startswith("pooler.") for key in report["missing_keys"]):
         model.base_model.pooler = None  # the checkpoint has none, transformers would draw a random one
     if is_part:

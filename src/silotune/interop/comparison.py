@@ -13,6 +13,7 @@ from torch import Tensor
 
 from silotune.data.batching import make_batch
 from silotune.data.tokenized import HEAD_INPUTS
+from silotune.errors import library_errors
 from silotune.evaluation.predict import Predictor, logits
 from silotune.interop.onnx_model import onnx_logits
 from silotune.interop.selection import ExportSelection
@@ -49,7 +50,7 @@ def compare(selection: ExportSelection, folder: Path, layout: str, base_class: s
     texts: list[Any] = [*zip(TEXTS, TEXTS[1:] + TEXTS[:1], strict=True)] if pair else [*TEXTS]
     own = _own(selection, texts)  # before the adapter is put into the backbone
     theirs = None
-    with suppress(ImportError):
+    with library_errors("export: its own check failed, so nothing is written"), suppress(ImportError):
         theirs = _theirs(selection, folder, layout, base_class, texts)
     if theirs is None:
         return None

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from silotune.config import BackboneConfig
 from silotune.config.head import HeadConfig
-from silotune.core.tensors import Tensors
-from silotune.errors import InputError, require_known, require_unused
+from silotune.core.files import file_sha256
+from silotune.core.serialization import write_tensor_file
+from silotune.errors import InputError, library_errors, require_known, require_unused
 from silotune.interop.adapters import Layout, can_fold, fold_in, load_plain, native_layout, peft_layout
 from silotune.interop.comparison import compare
 from silotune.interop.model_card import DEFAULT_BASE, card
@@ -40,6 +40,9 @@ from silotune.runs.personal_model import PersonalModel
 
 PROGRAMS = (*SERVERS, *GGUF_PROGRAMS, "onnx")
 """Values of `--for`."""
+
+_TENSORS, _FORMAT = (".safetensors", ".gguf", ".onnx"), {"format": "pt"}
+"""Endings of an export's files of tensors, and what transformers and peft want to find in safetensors' metadata."""
 
 _LAYOUTS = {**dict.fromkeys(GGUF_PROGRAMS, "gguf"), "onnx": "onnx"}
 """Program → its own layout; the servers read peft's."""
@@ -88,17 +91,21 @@ def export(
         temporary.mkdir(parents=True)
         _json(temporary / "head.json", head)
         if selection.head_tensors:
-            _tensors(temporary / "head.safetensors", selection.head_tensors)
-        backbone.tokenizer.save_pretrained(temporary)
+            write_tensor_file(temporary / "head.safetensors", selection.head_tensors, _FORMAT)
+        with library_errors(f"--to {target}: cannot be written"):
+            backbone.tokenizer.save_pretrained(temporary)
         if layout is not None:
-            _json(temporary / layout.config_file, layout.config)
-            _tensors(temporary / layout.tensor_file, layout.tensors)
+            files = {layout.tensor_file: write_tensor_file(temporary / layout.tensor_file, layout.tensors, _FORMAT)}
+            _json(temporary / layout.config_file, layout.config | ({"files": files} if kind == "silotune" else {}))
         elif kind == "gguf":
             write_gguf(temporary / GGUF_FILE, selection)
             if program == "ollama":
                 (temporary / "Modelfile").write_text(f"FROM {name}\nADAPTER ./{GGUF_FILE}\n", encoding="utf-8")
         else:
             _write_folded(temporary, selection, configured, base_class, head, kind)
+        about["files"] = {
+            path.name: file_sha256(path) for path in sorted(temporary.iterdir()) if path.suffix in _TENSORS
+        }
         about["comparison"] = compare(selection, temporary, kind, base_class)
         _json(temporary / "export.json", about)
         (temporary / "README.md").write_text(card(about, head), encoding="utf-8")
@@ -136,7 +143,8 @@ def _write_folded(
     if unquantized:
         types = stored_types(weight_files(model_source(configured.name), configured))
         plain.to((types.pop() if len(types) == 1 else None) or torch.float32)  # of several types: the widest
-    plain.save_pretrained(folder)
+    with library_errors(f"--to {folder}: cannot be written"):  # of a full disk it raises no OSError
+        plain.save_pretrained(folder)
 
 
 def _base_class(model: PersonalModel) -> str:
@@ -220,8 +228,3 @@ def _head(selection: ExportSelection) -> dict[str, Any]:
 
 def _json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _tensors(path: Path, tensors: Tensors) -> None:
-    independent = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    save_file(independent, path, metadata={"format": "pt"})

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from silotune.data.batching import evaluation_batches
 from silotune.data.tokenized import READ_POSITIONS, READ_ROWS, READ_TARGETS, Inputs, TokenizedRows
-from silotune.errors import InputError
+from silotune.errors import InputError, library_errors
 from silotune.evaluation.predict import Predictor
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.forward.generation import GenerationOptions, generate_ids
@@ -169,12 +169,15 @@ def evaluate_on(
 ) -> dict[str, Any]:
     """Evaluate a silo's model on tasks of the harness; returns task → metric → value."""
     from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
+    from lm_eval.tasks import TaskManager, get_task_dict
 
-    manager = TaskManager(include_path=None if include is None else str(include))
+    with library_errors(f"--tasks-folder {include}: cannot be read"):
+        manager = TaskManager(include_path=None if include is None else str(include))
     for name in tasks:
         if name not in manager.all_tasks:
             raise InputError(f"--lm-eval: unknown task {name!r}; `lm-eval ls tasks` lists the tasks")
+        with library_errors(f"--lm-eval: task {name!r} cannot be loaded"):
+            get_task_dict(name, manager)
     found: Any = simple_evaluate(
         HarnessModel(model),
         tasks=list(tasks),

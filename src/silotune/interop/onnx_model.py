@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from silotune.core.tensors import Tensors
-from silotune.errors import InputError, needs
+from silotune.errors import InputError, library_errors, needs
 from silotune.interop.adapters import can_fold
 from silotune.interop.selection import ExportSelection
 from silotune.interop.standalone import CLASSIFIERS, head_logits
@@ -50,17 +50,18 @@ def write_onnx(path: Path, model: Any, selection: ExportSelection, head: dict[st
     segments = "token_type_ids" in tokenizer.model_input_names and not model.config.is_encoder_decoder
     names = ("input_ids", "attention_mask", *(("token_type_ids",) if segments else ()))
     sizes = {0: torch.export.Dim("rows"), 1: torch.export.Dim("tokens")}
-    torch.onnx.export(
-        _Classifier(model, head, selection.head_tensors).eval(),
-        tuple(torch.full((3, 7), int(name != "token_type_ids")) for name in names),
-        str(path),
-        input_names=list(names),
-        output_names=["logits"],
-        dynamic_shapes=tuple(sizes for _ in names),
-        dynamo=True,
-        external_data=False,
-        verbose=False,
-    )
+    with library_errors("export: PyTorch cannot write this model as ONNX"):
+        torch.onnx.export(
+            _Classifier(model, head, selection.head_tensors).eval(),
+            tuple(torch.full((3, 7), int(name != "token_type_ids")) for name in names),
+            str(path),
+            input_names=list(names),
+            output_names=["logits"],
+            dynamic_shapes=tuple(sizes for _ in names),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
 
 
 def onnx_logits(folder: Path, texts: Sequence[Any]) -> Tensor:

@@ -16,6 +16,7 @@ For an adapter in silotune's own layout on a base model that is loaded already: 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -48,12 +49,13 @@ def load(folder: str | Path, base: str | Path | None = None) -> Model:
         base: the base model's folder or name; by default the name in `export.json`.
 
     Raises:
-        OSError: the base model is not there, and cannot be fetched.
+        OSError: the base model is not there, and cannot be fetched; or a file of the export is damaged.
     """
     import transformers
 
     folder = Path(folder)
     about = json.loads((folder / "export.json").read_text(encoding="utf-8"))
+    _check_files(folder, about.get("files", {}))
     source = folder if about["layout"] == "weights" else base or about["base_model"]
     more: dict[str, Any] = {}
     if about.get("quantization"):
@@ -67,6 +69,13 @@ def load(folder: str | Path, base: str | Path | None = None) -> Model:
         reason = str(error).partition("\n")[0]
         raise OSError(f"base model {str(source)!r}: {reason} Give its folder: load(folder, base=FOLDER)") from None
     return opened(model, folder, about["layout"])
+
+
+def _check_files(folder: Path, files: dict[str, str]) -> None:
+    for name, sha256 in files.items():
+        with (folder / name).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                raise OSError(f"{folder / name}: damaged (its sha256 is not the recorded one); copy the folder anew")
 
 
 def opened(model: Any, folder: Path, layout: str) -> Model:
@@ -104,6 +113,7 @@ def attach(model: Any, folder: str | Path) -> list[Any]:
     config = json.loads((Path(folder) / "model.json").read_text(encoding="utf-8"))
     if (config.get("format"), config.get("version")) != ("silotune-model", 1) or "adapter" not in config:
         raise ValueError(f"not an export of silotune, version 1: {config.get('format')} {config.get('version')}")
+    _check_files(Path(folder), config.get("files") or {})
     kind, adapter_config = config["tuner"]["name"], config["adapter"]
     if kind not in KINDS:
         raise ValueError(

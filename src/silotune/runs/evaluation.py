@@ -53,7 +53,7 @@ def evaluate(
     folder = run.folder if isinstance(run, Run) else Path(run)
     model = load_model(folder, silo)
     path = Path(rows) if isinstance(rows, (str, Path)) else Path(MEMORY_PREFIX + _TABLE)
-    records = read_records(path, _encoding(model)) if isinstance(rows, (str, Path)) else table_rows(rows, _TABLE)
+    records = read_records(path, *_reading(model)) if isinstance(rows, (str, Path)) else table_rows(rows, _TABLE)
     context, columns = model.context, [text] if isinstance(text, str) else list(text)
     tokenize = context.head.row_tokenizer(context.backbone, context.max_length)
     tokenized = tokenize(
@@ -116,9 +116,10 @@ class Evaluation(dict[str, Any]):
         return html_table(self.title, ["metric", "score", f"{self['level']} % interval"], self.metric_rows())
 
 
-def _encoding(model: PersonalModel) -> str:
-    """Return the encoding of the silo's own files."""
-    return str((model.about["columns"] or {}).get("encoding", "utf-8"))
+def _reading(model: PersonalModel) -> tuple[str, str | None]:
+    """Return the encoding of the silo's own files, and what is between their columns."""
+    own = model.about["columns"] or {}
+    return str(own.get("encoding", "utf-8")), own.get("column_separator")
 
 
 def table_texts(
@@ -131,7 +132,7 @@ def table_texts(
     if model.task.kind == "generation":
         raise InputError(f"--file {path}: a task of generation reads lines of text, or JSON lines (.jsonl), no table")
     columns: tuple[str, ...] = ()
-    for number, record in enumerate(stream_records(path, _encoding(model), opened), 1):
+    for number, record in enumerate(stream_records(path, *_reading(model), opened), 1):
         if not columns:
             columns = _text_columns(model, record, chosen, "--columns")
             require_columns(path, record, columns)

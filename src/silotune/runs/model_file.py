@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from silotune.communication.privacy.row_accountant import SIMULATED, UNCOVERED
 from silotune.config import BackboneConfig
 from silotune.config.head import HeadConfig
-from silotune.core.files import damage_named, read_bytes, read_json
-from silotune.core.serialization import read_tensors
+from silotune.core.files import damage_named, read_json
+from silotune.core.serialization import read_tensor_file
 from silotune.core.tensors import State, Tensors, unflatten
 from silotune.errors import InputError, unknown_name_error
 from silotune.methods.base import PredictionMix
@@ -31,6 +31,9 @@ SHARED_FOLDER = "shared"
 """In `models`: the parts that all silos have in common."""
 
 MODEL_FILE, OWN_FILE, SHARED_FILE = "model.json", "model.safetensors", "shared.safetensors"
+
+FILES_FILE = "files.json"
+"""In `models/shared`: the sha256 of its file, which the models' own `model.json` have as well."""
 
 FORMAT, VERSION = "silotune-model", 1
 
@@ -117,6 +120,7 @@ class ModelFile(BaseModel):
     validation: float | None
     test: float | None
     rows: dict[str, Any] | None
+    files: dict[str, str] | None = None
 
     @property
     def prediction(self) -> PredictionMix:
@@ -187,18 +191,28 @@ def check_weights(made: Path, backbone: Backbone, fingerprint: str) -> None:
         raise InputError(f"{made}: was made with another backbone than {backbone.name!r} is now (its weights differ)")
 
 
-def read_file(path: Path) -> Tensors:
-    """Read the tensors of one file."""
-    return read_tensors(read_bytes(path))
+TensorReader = Callable[[Path, str, Mapping[str, str] | None], Tensors]
+"""Reads a file of tensors, as `read_tensor_file` does."""
 
 
-def read_state(folder: Path, parts: Mapping[str, Part], read: Callable[[Path], Tensors] = read_file) -> State:
-    """Read the tensors of a model's folder; a part without any is empty."""
+def recorded_files(folder: Path) -> dict[str, str] | None:
+    """Return name → sha256 of the files in a model's folder or in `models/shared`; None if it is from before those."""
+    path = folder / (MODEL_FILE if (folder / MODEL_FILE).exists() else FILES_FILE)
+    if not path.exists():
+        return None
+    with damage_named(path):
+        files: dict[str, str] | None = read_json(path).get("files")
+        return files
+
+
+def read_state(
+    folder: Path, parts: Mapping[str, Part], files: Mapping[str, str] | None, read: TensorReader = read_tensor_file
+) -> State:
+    """Read the tensors of a model's folder, whose files were recorded; a part without any is empty."""
     tensors: Tensors = {}
     for name in (SHARED_FILE, OWN_FILE):
-        if (folder / name).exists():
-            with damage_named(folder / name):
-                tensors |= read(folder / name)
+        if (folder / name).exists() or name in (files or {}):
+            tensors |= read(folder, name, files)
     with damage_named(folder / MODEL_FILE):
         state = unflatten(tensors)
     missing = [name for name, part in parts.items() if tuner_of(part.module) is not None and name not in state]

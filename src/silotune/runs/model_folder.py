@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from silotune.core.serialization import tensor_bytes
+from silotune.core.serialization import write_tensor_file
 from silotune.core.tensors import State, Tensors, flatten
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.methods.instance_weighting import INSTANCES, VECTORS
@@ -26,7 +26,7 @@ from silotune.models.heads import Head
 from silotune.models.tuners import TUNERS, tuner_of
 from silotune.models.tuners.base import TokenWeight
 from silotune.runs import model_file
-from silotune.runs.model_file import MODEL_FILE, MODELS, OWN_FILE, SHARED_FILE, SHARED_FOLDER, TunerFields
+from silotune.runs.model_file import FILES_FILE, MODEL_FILE, MODELS, OWN_FILE, SHARED_FILE, SHARED_FOLDER, TunerFields
 from silotune.runs.summary import head_section
 from silotune.training.federation import Federation
 from silotune.training.silo import Silo
@@ -39,20 +39,22 @@ def write_models(run: Path, federation: Federation, summary: Mapping[str, Any]) 
     `silos` of the summary.
     """
     place = _new_place(run)
-    shared = _write_shared(place, federation)
+    written = _write_shared(place, federation)
     for owner in federation.silos.values():
         state = current_model_state(federation, owner)
         own, takes_common = _own_tensors(federation, owner, state)
-        sources = {SHARED_FILE: shared} if shared is not None and takes_common else {}
+        shared = place / SHARED_FOLDER / SHARED_FILE
+        sources = {SHARED_FILE: shared} if SHARED_FILE in written and takes_common else {}
         for name in owner.evaluations:
             folder = place / name
             folder.mkdir(exist_ok=True)
             if own and OWN_FILE not in sources:
                 sources[OWN_FILE] = folder / OWN_FILE
-                sources[OWN_FILE].write_bytes(tensor_bytes(own))
+                written[OWN_FILE] = write_tensor_file(sources[OWN_FILE], own)
             for file, source in sources.items():
                 _link(source, folder / file)
-            (folder / MODEL_FILE).write_text(_json(_describe(federation, name, state, summary)), encoding="utf-8")
+            about = _describe(federation, name, state, summary) | {"files": {file: written[file] for file in sources}}
+            (folder / MODEL_FILE).write_text(_json(about), encoding="utf-8")
     _put_in_place(run, place)
 
 
@@ -75,15 +77,14 @@ def _put_in_place(run: Path, place: Path) -> None:
     place.replace(run / MODELS)
 
 
-def _write_shared(place: Path, federation: Federation) -> Path | None:
-    """Write the shared and fixed parts into a new folder of models; return their file, if there are any."""
-    (place / SHARED_FOLDER).mkdir()
+def _write_shared(place: Path, federation: Federation) -> dict[str, str]:
+    """Write the shared and fixed parts into a new folder of models; return their file's sha256, if there is one."""
+    folder = place / SHARED_FOLDER
+    folder.mkdir()
     common = flatten(federation.coordinator.shared | federation.context.fixed)
-    if not common:
-        return None
-    shared = place / SHARED_FOLDER / SHARED_FILE
-    shared.write_bytes(tensor_bytes(common))
-    return shared
+    files = {SHARED_FILE: write_tensor_file(folder / SHARED_FILE, common)} if common else {}
+    (folder / FILES_FILE).write_text(_json({"files": files}), encoding="utf-8")
+    return files
 
 
 def gather_models(run: Path, folders: Mapping[str, Path], summary: Mapping[str, Any]) -> None:
@@ -134,8 +135,13 @@ def _describe(federation: Federation, name: str, state: State, summary: Mapping[
     files = next((entry for entry in config.silos if entry.name == name), None)
     columns = None
     if files is not None:
-        texts, separator = list(files.columns), files.label_separator
-        columns = {"text": texts, "label": files.label, "encoding": files.encoding, "separator": separator}
+        columns = {
+            "text": list(files.columns),
+            "label": files.label,
+            "encoding": files.encoding,
+            "separator": files.label_separator,
+            "column_separator": files.column_separator,
+        }
     shows = config.privacy.parts != "all"  # scores and numbers of rows have no noise
     head = prediction.head if isinstance(prediction.head, str) else _describe_mix(prediction.head, state)
     described = model_file.ModelFile(

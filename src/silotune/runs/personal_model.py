@@ -12,7 +12,8 @@ from torch import Tensor
 
 from silotune.config.backbone import PrecisionConfig
 from silotune.core.files import damage_named
-from silotune.core.tensors import State, Tensors
+from silotune.core.serialization import read_tensor_file
+from silotune.core.tensors import State
 from silotune.data.generation_rows import asked_row
 from silotune.data.rows import Row
 from silotune.data.tasks import Task, read_task
@@ -28,7 +29,7 @@ from silotune.models.forward.mixing import resolve_weights
 from silotune.models.heads.lm import LanguageModelHead, prompt_rows
 from silotune.models.tuners import Tuner
 from silotune.models.tuners.base import TokenWeight
-from silotune.runs.model_file import MODEL_FILE, check_weights, model_folder, read_file, read_model_file, read_state
+from silotune.runs.model_file import MODEL_FILE, TensorReader, check_weights, model_folder, read_model_file, read_state
 from silotune.training.prediction import PredictionContext
 
 Text = str | tuple[str, str] | list[dict[str, Any]] | dict[str, Any]
@@ -94,7 +95,7 @@ class PersonalModel:
         backbone: Backbone | None = None,
         precision: str | None = None,
         device: str = "auto",
-        read: Callable[[Path], Tensors] = read_file,
+        read: TensorReader = read_tensor_file,
     ) -> PersonalModel:
         """Open a model's folder; nothing else is read but the backbone.
 
@@ -111,7 +112,7 @@ class PersonalModel:
             tuner, head, prediction = file.tuner.make(), file.make_head(), file.prediction
             parts = {name: part.make(tuner, head) for name, part in file.parts.items()}
             task = read_task(file.task)
-        state = read_state(folder, parts, read)
+        state = read_state(folder, parts, file.files, read)
         if file.threads is not None:
             torch.set_num_threads(file.threads)
         check_precision(precision)

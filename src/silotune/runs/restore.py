@@ -10,8 +10,8 @@ from silotune.aggregation import issues_by_silo, uniform
 from silotune.config import Config, load_resolved
 from silotune.config.head import PLAIN
 from silotune.config.validators import NAME_RULE, is_name
-from silotune.core.files import damage_named, read_bytes
-from silotune.core.serialization import read_tensors
+from silotune.core.files import damage_named
+from silotune.core.serialization import read_tensor_file
 from silotune.core.tensors import unflatten
 from silotune.data.tasks import Task, read_task
 from silotune.data.templates import CHAT
@@ -26,7 +26,7 @@ from silotune.runs.build.coordinator import make_aggregation
 from silotune.runs.build.model import make_context, run_backbone
 from silotune.runs.build.resolve import make_method, use_this_machine, with_options, with_template
 from silotune.runs.engines.in_process import InProcessEngine
-from silotune.runs.model_file import MODELS, OWN_FILE, check_weights
+from silotune.runs.model_file import MODELS, OWN_FILE, check_weights, recorded_files
 from silotune.runs.model_folder import write_models
 from silotune.runs.personal_model import check_precision
 from silotune.runs.storage.readers import read_summary, read_versions
@@ -115,10 +115,9 @@ def _read_vectors(path: Path, silo: Silo) -> None:
     """Read the vectors of a silo's rows; a run without models has them in files of their own."""
     if silo.state is None:
         return
-    file = path / MODELS / next(iter(silo.evaluations)) / OWN_FILE
-    in_model = file.exists()
-    if not in_model:
-        file = path / "instances" / f"{silo.name}.safetensors"
-    with damage_named(file):
-        tensors = read_tensors(read_bytes(file))
-        silo.instances = (READ, unflatten(tensors)[INSTANCES] if in_model else tensors)
+    folder = path / MODELS / next(iter(silo.evaluations))
+    if not (folder / OWN_FILE).exists():
+        silo.instances = (READ, read_tensor_file(path / "instances", f"{silo.name}.safetensors", None))
+        return
+    with damage_named(folder / OWN_FILE):
+        silo.instances = (READ, unflatten(read_tensor_file(folder, OWN_FILE, recorded_files(folder)))[INSTANCES])

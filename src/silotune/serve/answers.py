@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Hashable, Sequence, Set
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 from typing_extensions import override
 
 from silotune.data.tokenized import TokenizedRows
@@ -82,10 +84,23 @@ class Answer:
     def _tokenizer(self) -> Any:
         return self.served.backbone.tokenizer
 
-    def _score(self, token: int, logs: Tensor) -> TokenScore:
-        values, best = logs.topk(self.work.logprobs or 0)
-        names = [str(self._tokenizer.decode([one])) for one in [token, *best.tolist()]]
-        return TokenScore(names[0], float(logs[token]), [*zip(names[1:], values.tolist(), strict=True)])
+    def _score(self, token: int, logs: Tensor, likeliest: bool = True) -> TokenScore:
+        text = str(self._tokenizer.decode([token]))
+        best = logs.topk(self.work.logprobs or 0).indices.tolist() if likeliest else []
+        scores = [self._score(one, logs, likeliest=False) for one in best]
+        return TokenScore(text, token_bytes(self._tokenizer, token, text), float(logs[token]), scores)
+
+
+def token_bytes(tokenizer: Any, token: int, text: str) -> bytes:
+    """Return a token's bytes, also where they are a part of a character and its text therefore has a U+FFFD."""
+    piece = tokenizer.convert_ids_to_tokens(token) if _UNFINISHED in text else None
+    if piece is None:
+        return text.encode()
+    if re.fullmatch("<0x[0-9A-F]{2}>", piece):  # SentencePiece falls back to bytes so
+        return bytes.fromhex(piece[3:5])
+    letters: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
+    alphabet = {letter: byte for byte, letter in letters.items()}  # of byte-level BPE
+    return bytes(alphabet[letter] for letter in piece) if alphabet.keys() >= {*piece} else text.encode()
 
 
 def answers_of(job: Job, served: Served, work: Write, rows: TokenizedRows) -> list[Answer]:

@@ -195,7 +195,7 @@ class WrittenShape:
         return {
             "tokens": [score.token for score in scores],
             "token_logprobs": [score.logprob for score in scores],
-            "top_logprobs": [dict(score.likeliest) for score in scores],
+            "top_logprobs": [{likely.token: likely.logprob for likely in score.likeliest} for score in scores],
             "text_offset": offsets[:-1],
         }
 
@@ -205,10 +205,10 @@ class WrittenShape:
 
 
 def _chat_score(score: TokenScore) -> Json:
-    def one(token: str, logprob: float) -> Json:
-        return {"token": token, "logprob": logprob, "bytes": [*token.encode()]}
+    def one(score: TokenScore) -> Json:
+        return {"token": score.token, "logprob": score.logprob, "bytes": [*score.content]}
 
-    return one(score.token, score.logprob) | {"top_logprobs": [one(*likely) for likely in score.likeliest]}
+    return one(score) | {"top_logprobs": [one(likely) for likely in score.likeliest]}
 
 
 def _usage(prompt: int, written: int = 0) -> Json:

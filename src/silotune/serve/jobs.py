@@ -71,11 +71,15 @@ class Scored:
 
 @dataclass(frozen=True)
 class TokenScore:
-    """A written token, the logarithm of its probability, and those of the likeliest ones."""
+    """A token, the logarithm of its probability, and of a written one the likeliest tokens in its place.
+
+    `content` are its bytes. Those of several tokens may make one character; the text of each is then U+FFFD.
+    """
 
     token: str
+    content: bytes
     logprob: float
-    likeliest: Sequence[tuple[str, float]] = ()
+    likeliest: Sequence[TokenScore] = ()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -15,8 +15,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from silotune.core.files import damage_named, read_bytes
-from silotune.core.serialization import read_tensors
+from silotune.core.files import damage_named, file_sha256, read_bytes
+from silotune.core.serialization import read_tensor_file
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError, unknown_name_error
 from silotune.evaluation.predict import Predictor
@@ -34,10 +34,9 @@ Signature = tuple[tuple[int, int, int], ...]
 
 @dataclass(eq=False)
 class _File:
-    """The tensors of one file and its digest; models hold it together, and it goes with the last of them."""
+    """The tensors of one file; models hold it together, and it goes with the last of them."""
 
     tensors: Tensors
-    digest: bytes
 
 
 @dataclass
@@ -104,7 +103,7 @@ class Models:
         self._sources, self._silos, self._keep, self._watch = list(folders), list(silos), keep, watch
         self.opened: OrderedDict[str, Served] = OrderedDict()
         self.backbones: dict[Hashable, Backbone] = {}
-        self._common: WeakValueDictionary[tuple[int, int, int], _File] = WeakValueDictionary()
+        self._common: WeakValueDictionary[str, _File] = WeakValueDictionary()
         self._abouts: dict[str, tuple[dict[str, Any], int]] = {}
         self._folders = self._find()
 
@@ -182,9 +181,14 @@ class Models:
     def _read(self, name: str) -> Served:
         """Read a model's folder; if it is replaced meanwhile, once more."""
         folder = self._folders[name]
-        for _ in range(3):
+        for left in (2, 1, 0):
             before = _signature(folder)
-            served = self._read_once(name, folder, before)
+            try:
+                served = self._read_once(name, folder, before)
+            except InputError:  # files of before and after do not belong together
+                if not left or _signature(folder) == before:
+                    raise
+                continue
             if _signature(folder) == before:
                 break
         return served
@@ -205,18 +209,16 @@ class Models:
         self.backbones.setdefault(key, model.context.backbone)
         return Served(name, model, whole.hexdigest(), signature, held)
 
-    def _tensors(self, whole: Any, held: list[_File], path: Path) -> Tensors:
-        """Read a file of tensors; one that several models link to is kept once."""
-        stat = path.stat()
-        place = stat.st_dev, stat.st_ino, stat.st_mtime_ns
-        file = self._common.get(place)
+    def _tensors(
+        self, whole: Any, held: list[_File], folder: Path, name: str, files: Mapping[str, str] | None
+    ) -> Tensors:
+        """Read a file of tensors; one that several models have is kept once."""
+        digest = (files or {}).get(name) or file_sha256(folder / name)
+        file = self._common.get(digest)
         if file is None:
-            content = read_bytes(path)
-            file = _File(read_tensors(content), hashlib.sha256(content).digest())
-            if stat.st_nlink > 1:
-                self._common[place] = file
+            self._common[digest] = file = _File(read_tensor_file(folder, name, files))
         held.append(file)
-        whole.update(file.digest)
+        whole.update(digest.encode())
         return dict(file.tensors)
 
 

@@ -119,7 +119,7 @@ def uses(records: Records, silo: str, marks: Sequence[bytes] | None = None) -> l
 
 def read_withdrawn(path: Path, silo: SiloConfig) -> list[Row]:
     """Read a file of withdrawn rows: the columns of the silo's own rows; labels may be missing."""
-    records = read_records(path, silo.encoding)
+    records = read_records(path, silo.encoding, silo.column_separator)
     format = None if {*silo.columns} & records[0].keys() else find_format(records[0])
     if format is not None:
         return generation_rows(path, records, format)

@@ -11,7 +11,6 @@ sends can bind it: `requests` and `released` only grow.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -21,11 +20,9 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-
-from silotune.core.files import write_bytes
+from silotune.core.files import file_sha256
 from silotune.core.records import FILE, Records
-from silotune.core.serialization import read_tensors, tensor_bytes
+from silotune.core.serialization import read_tensor_file, write_tensor_file
 from silotune.core.tensors import Tensors
 from silotune.distributed.protocol.frames import RUN_ID, Frame, check_run_id, decode
 from silotune.distributed.silo import mask_ledger, row_ledger, row_records
@@ -126,10 +123,9 @@ class SiloStore:
             self._policy.check_disk(_used(self.records.path), 0)
         new, digest = None, None
         if answer.state is not None:
-            data = tensor_bytes(answer.state)
-            digest, new = hashlib.sha256(data).hexdigest(), self._path(run, answer.name, ".new")
+            new = self._path(run, answer.name, ".new")
             self.make_folder(run)
-            write_bytes(new, data)
+            digest = write_tensor_file(new, answer.state)
         outdated: list[str] = []
         with self.records.transaction() as connection:
             if answer.name:
@@ -158,13 +154,12 @@ class SiloStore:
 
     def read_state(self, run: str, name: str) -> Tensors:
         """Return the tensors of a state."""
-        path = self._state_file(run, name, self.state_digest(run, name))
+        digest, file = self.state_digest(run, name), self._path(run, name)
+        self._state_file(run, name, digest)  # completes an interrupted write
         try:
-            if path is None:
-                raise OSError("its file is another one")
-            return read_tensors(path.read_bytes())
-        except (OSError, SafetensorError) as error:
-            raise InputError(f"state {name!r} of this silo: missing or damaged ({error})") from error
+            return read_tensor_file(file.parent, file.name, {file.name: digest})
+        except InputError as error:  # the coordinator reads it, too: no paths of this machine
+            raise InputError(f"state {name!r} of this silo: missing or damaged") from error
 
     def state_digest(self, run: str, name: str) -> str:
         """Return the sha256 of a state's file."""
@@ -185,7 +180,7 @@ class SiloStore:
         """Return a state's file if its content matches the record; first complete an interrupted write."""
         for path in (self._path(run, name), self._path(run, name, ".new")):
             with suppress(OSError):
-                if hashlib.sha256(path.read_bytes()).hexdigest() == digest:
+                if file_sha256(path) == digest:
                     return path.replace(self._path(run, name))
         return None
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.core.clock import log_line
-from silotune.errors import InputError, needs, reason_of
+from silotune.errors import InputError, library_errors, needs
 from silotune.models.backbone.fingerprint import cache_root, kept_digest, stored_fingerprint
 
 DEFAULT_FINGERPRINT = "046aa9125c3fc21fbe09ec5b9d7795d825642a88672cbbe71fbb8eb891ebb4a0"
@@ -145,12 +145,10 @@ def _dequantize(file: Path, folder: Path) -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     log_line(f"silotune: unpacking {file.name} (once)")
-    try:
+    with library_errors(f"backbone: transformers cannot read {file.name}"):
         loader = transformers.AutoModelForCausalLM
         read: Any = loader.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
         tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    except Exception as error:  # transformers has many for files that it cannot read
-        raise InputError(f"backbone: transformers cannot read {file.name} ({reason_of(error)})") from error
     if hasattr(read.config, "quantization_config"):
         del read.config.quantization_config
     plain: Any = type(read)(read.config).to(torch.float32)

@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 
 from silotune.config.backbone import BackboneConfig
-from silotune.errors import InputError, reason_of
+from silotune.errors import InputError, library_errors
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.packages import PACKAGED, model_source
 from silotune.models.backbone.quantization import refuse_stored_quantization
@@ -51,18 +51,10 @@ def is_causal(config: Any) -> bool:
     return kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or bool(getattr(config, "is_decoder", False))
 
 
-@contextmanager
-def one_message(name: str) -> Iterator[None]:
+def one_message(name: str) -> AbstractContextManager[None]:
     """Turn the many types of error that transformers raises into one for the user, which names what needs no hub."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(
-            f"backbone: cannot load {name!r} ({reason_of(error)}); allowed: {', '.join(PACKAGED)}, a hub id, a local "
-            "folder, a GGUF file"
-        ) from error
+    allowed = f"; allowed: {', '.join(PACKAGED)}, a hub id, a local folder, a GGUF file"
+    return library_errors(f"backbone: cannot load {name!r}", allowed)
 
 
 TEXT_PART = {

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from silotune.core.files import damage_named, decode_text
 from silotune.core.serialization import read_metadata, read_tensors, tensor_bytes
-from silotune.core.tensors import Tensors
+from silotune.core.tensors import Tensors, digest
 from silotune.errors import InputError
 from silotune.models.backbone.architectures import TARGET_FIELDS
 from silotune.models.backbone.backbone import Backbone
@@ -57,6 +57,7 @@ class StartAdapter:
     def pack(self) -> bytes:
         """Serialize as a safetensors file."""
         fields = {"tuner": "lora", "r": self.r, "alpha": self.alpha, "sites": list(self.sites)}
+        fields["sha256"] = digest(self.tensors)
         return tensor_bytes(self.tensors, {_METADATA: json.dumps(fields)})
 
     def matched(self, source: str, r: int, alpha: float, expected: Tensors) -> Tensors:
@@ -89,6 +90,8 @@ def unpack(path: Path) -> StartAdapter:
         raise InputError(f"start: {path} cannot be read ({error.strerror}); {START_ALLOWED}") from error
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"start: {path} is not what `silotune import` writes; {START_ALLOWED}") from error
+    if fields.get("sha256", found := digest(tensors)) != found:
+        raise InputError(f"start: {path} is damaged (its tensors are not those of the recorded sha256); import it anew")
     for name, tensor in tensors.items():
         if tensor.dtype is not torch.float32 or not torch.isfinite(tensor).all():
             raise InputError(f"start: {path}: tensor {name!r} is not made of finite float32 numbers")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from silotune.config import Config, load_resolved
 from silotune.config.head import HeadConfig
-from silotune.core.files import damage_named, read_bytes, write_bytes, write_text
-from silotune.core.serialization import read_tensors
+from silotune.core.files import damage_named, file_sha256, write_bytes, write_text
+from silotune.core.serialization import read_tensor_file
 from silotune.core.tensors import State, Tensors, digest, unflatten
 from silotune.data.tasks import Task
 from silotune.errors import InputError
@@ -28,6 +28,7 @@ from silotune.runs.model_file import (
     SHARED_FOLDER,
     TunerFields,
     read_model_file,
+    recorded_files,
 )
 from silotune.runs.storage.readers import read_summary, read_versions
 from silotune.training.context import TrainingContext
@@ -121,17 +122,15 @@ def _read_parts(source: Path, centralized: bool, silo: str | None) -> State | No
         folder = next((source / MODELS).glob(f"*/{MODEL_FILE}")).parent
     if silo is not None and not folder.is_dir():
         return None
-    path = folder / (SHARED_FILE if silo is None else OWN_FILE)
-    if not path.exists():
+    name, files = SHARED_FILE if silo is None else OWN_FILE, recorded_files(folder)
+    if not (folder / name).exists() and name not in (files or {}):
         return {}
-    with damage_named(path):
-        return unflatten(read_tensors(read_bytes(path)))
+    return unflatten(read_tensor_file(folder, name, files))
 
 
 def _digest_of(source: Path) -> str:
     """Return the sha256 of all tensors that lie in a finished run's models."""
     found = hashlib.sha256()
     for path in sorted((source / MODELS).rglob("*.safetensors")):
-        with path.open("rb") as file:
-            found.update(f"{path.relative_to(source)} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+        found.update(f"{path.relative_to(source)} {file_sha256(path)}\n".encode())
     return found.hexdigest()

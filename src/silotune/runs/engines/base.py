@@ -154,7 +154,7 @@ class Engine(ABC):
         self.load(last)
         if self.history.best_round not in (0, last.round):
             self._best = self.folder.checkpoints.load(self.history.best_round)
-            for file in sorted(self._best.files):  # finds damage before the remaining rounds run
+            for file in sorted(self._best.names):  # finds damage before the remaining rounds run
                 self.folder.checkpoints.read(file)
         else:
             self._best = last if self.history.best_round else None

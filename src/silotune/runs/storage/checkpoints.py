@@ -14,12 +14,13 @@ import shutil
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from silotune.core.files import damage_named, read_bytes, read_json, write_bytes, write_text
-from silotune.core.serialization import read_tensors, tensor_bytes
+from silotune.core.files import damage_named, file_sha256, read_json, write_text
+from silotune.core.serialization import read_tensor_file, write_tensor_file
 from silotune.core.tensors import State, Tensors, flatten
 from silotune.training.context import TrainingContext
 from silotune.training.silo import Silo, SiloState
@@ -27,15 +28,16 @@ from silotune.training.silo import Silo, SiloState
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One round's manifest: the files of its states, and the run's `History` as plain values."""
+    """One round's manifest: the files of its states, the run's `History` as plain values, and each file's sha256."""
 
     round: int
     shared: str
     silos: dict[str, str]
     history: dict[str, Any]
+    files: dict[str, str] = field(default_factory=dict, compare=False)
 
     @property
-    def files(self) -> set[str]:
+    def names(self) -> set[str]:
         """The tensor files this checkpoint needs."""
         return {self.shared, *self.silos.values()}
 
@@ -55,6 +57,8 @@ class Checkpoints:
 
         Silos of a federation on this machine write theirs here as well, and drop them themselves.
         """
+        self._recorded: dict[str, str] = {}
+        """The sha256 of tensor files."""
         self._writer = AsyncWriter()
 
     def write(self, name: str, tensors: Tensors) -> str:
@@ -69,21 +73,23 @@ class Checkpoints:
             self._made_folders.add(path.parent)
         if self._files is not None:
             self._files.add(file)
-        self._writer.write(path, tensors)
+        self._writer.write(path, tensors, partial(self._recorded.__setitem__, file))
         return file
 
     def read(self, file: str) -> Tensors:
         """Read a tensor file."""
         self._writer.finish()
-        with damage_named(f"checkpoint file {self.path / file}"):
-            return read_tensors(read_bytes(self.path / file))
+        return read_tensor_file(self.path, file, self._recorded if file in self._recorded else None)
 
     def commit(self, checkpoint: Checkpoint, keep: Checkpoint | None = None) -> None:
         """Make a checkpoint the newest; drop files that neither it nor `keep` needs."""
-        text = json.dumps(checkpoint.__dict__, indent=1)
         self._writer.finish()
-        write_text(self._manifest(checkpoint.round), text)
-        kept = checkpoint.files | (keep.files if keep else set())
+        for name in checkpoint.names - self._recorded.keys():  # of a silo on this machine, or from before
+            if (self.path / name).is_file():
+                self._recorded[name] = file_sha256(self.path / name)
+        files = {name: self._recorded[name] for name in sorted(checkpoint.names & self._recorded.keys())}
+        write_text(self._manifest(checkpoint.round), json.dumps(vars(checkpoint) | {"files": files}, indent=1))
+        kept = checkpoint.names | (keep.names if keep else set())
         manifests = {checkpoint.round} | ({keep.round} if keep else set())
         if self._files is None:  # what a run that was killed left, too
             self._files = set(self._tensor_files())
@@ -97,7 +103,7 @@ class Checkpoints:
 
         A run that was killed in `commit` left them, and no other commit may follow. Newer ones stay: silos write ahead.
         """
-        kept = checkpoint.files | (keep.files if keep else set())
+        kept = checkpoint.names | (keep.names if keep else set())
         for name in sorted(set(self._tensor_files()) - kept):
             if (number := _ROUND.search(name)) and int(number[1]) <= checkpoint.round:
                 (self.path / name).unlink(missing_ok=True)
@@ -144,6 +150,7 @@ class Checkpoints:
                     raise ValueError(f"names a file outside the run folder: {name}")
             if checkpoint.round != number:
                 raise ValueError(f"is of round {checkpoint.round!r}")
+            self._recorded |= checkpoint.files
         return checkpoint
 
 
@@ -225,9 +232,9 @@ class AsyncWriter:
         self._thread: ThreadPoolExecutor | None = None
         self._waiting: deque[Future[None]] = deque()
 
-    def write(self, path: Path, tensors: Tensors) -> None:
-        """Queue a file, whose tensors must not change anymore; raises errors of earlier files."""
-        self._submit(write_tensors, path, tensors)
+    def write(self, path: Path, tensors: Tensors, record: Callable[[str], None]) -> None:
+        """Queue a file, whose tensors must not change anymore, and record its sha256; raises earlier files' errors."""
+        self._submit(lambda: record(write_tensor_file(path, tensors)))
 
     def remove(self, paths: Sequence[Path]) -> None:
         """Queue the removal of files; missing files are ignored."""
@@ -251,11 +258,6 @@ class AsyncWriter:
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
-
-
-def write_tensors(path: Path, tensors: Tensors) -> None:
-    """Replace a safetensors file atomically: readers see the old content or the new."""
-    write_bytes(path, tensor_bytes(tensors))
 
 
 def remove_files(paths: Sequence[Path]) -> None:
