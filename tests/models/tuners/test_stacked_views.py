@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
-from silotune.models.backbone.hooks import ReplicateMode
-from silotune.models.forward.mixing import MixEntry
+from silotune.models.forward.mixing import MixEntry, fold_entries, make_plan
 from tests.support.tuner_families import (
     FAMILIES,
     FORMS,
@@ -90,17 +90,22 @@ def test_an_unknown_family_takes_a_forward_for_each_mix():
         torch.testing.assert_close(actual[name], run(backbone, inputs, (tuner, [(parts[name], 1.0)])))
 
 
-def test_only_what_would_fail_is_repeated():
-    """Weights whose first dimension is by chance the number of rows or of all copies stay as they are."""
-    rows, copies, width = 4, 3, 6
-    one, every = torch.randn(rows, 5, width), torch.randn(rows * copies, 5, width)
-    square, wide = torch.randn(rows, width), torch.randn(rows * copies, width)
-    with ReplicateMode(rows, copies):
-        assert (one + every).shape == every.shape
-        assert torch.equal((one + every)[rows : 2 * rows], one + every[rows : 2 * rows])
-        assert torch.nn.functional.linear(every, square).shape == (rows * copies, 5, rows)
-        assert torch.nn.functional.linear(one, wide).shape == (rows, 5, rows * copies)
-        assert every.view(rows, 5, 2, -1).shape == (rows * copies, 5, 2, 3)
-        assert one.view(rows, 5, 2, -1).shape == (rows, 5, 2, 3)
-        with pytest.raises(RuntimeError):
-            one + torch.randn(rows + 1, 5, width)
+class Computes(TorchFunctionMode):
+    """Fails at the first operation on tensors; their shapes and the like may be read."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        assert func.__name__ in ("__get__", "__len__", "dim", "numel", "size"), f"{func} computes"
+        result = func(*args, **(kwargs or {}))
+        assert not isinstance(result, torch.Tensor), f"{func} computes"
+        return result
+
+
+def test_plans_that_hold_compute_nothing():
+    """Else their values would be those of the first batch, and parts change from step to step."""
+    backbone, holding = shared_backbone("bert"), [kind for kind in KINDS if make_tuner(kind).plan_holds]
+    assert {"bottleneck", "lora", "ia3", "bitfit"} <= {*holding}
+    for tuner in map(make_tuner, holding):
+        one, other = (trainable(random_part(tuner, backbone, seed)) for seed in (1, 2))
+        with Computes():
+            mix = fold_entries(backbone, [MixEntry(tuner, one, 0.5), MixEntry(tuner, other, 2)])
+            assert make_plan(backbone, mix).outputs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -18,7 +18,7 @@ from silotune.models.backbone.architectures import ARCHITECTURES, Architecture, 
 from silotune.models.backbone.block_devices import BlockDevices, WeightPlacement
 from silotune.models.backbone.device import resolve_device
 from silotune.models.backbone.fingerprint import weight_fingerprint
-from silotune.models.backbone.forward_plan import ForwardPlan, SharedActivations
+from silotune.models.backbone.forward_plan import ForwardPlan, SharedActivations, StopForward
 from silotune.models.backbone.hooks import FunctionalWrapper, HookManager
 from silotune.models.backbone.lm_head import LMHead, without_lm_head
 from silotune.models.backbone.padding import Padding, known_masks
@@ -221,8 +221,8 @@ class Backbone:
             padding: where the rows are padded; None: the device is asked, which waits for it.
 
         Returns:
-            The last layer's states, shape (rows · plan's replicas, tokens, hidden), without those of virtual tokens. An
-            encoder–decoder's are its decoder's if the inputs hold `decoder_input_ids`, else its encoder's.
+            The last layer's states, shape (rows, tokens, hidden), without those of virtual tokens. An encoder–decoder's
+            are its decoder's if the inputs hold `decoder_input_ids`, else its encoder's.
         """
         return self.applied(plan, lambda: self._forward(inputs, plan, padding))
 
@@ -268,8 +268,7 @@ class Backbone:
         states = self._forward_right_padded(inputs, plan, None)
         if original_columns is None or "decoder_input_ids" in inputs:
             return states
-        replicas = len(states) // len(original_columns)
-        return gather_columns(states, original_columns.repeat(replicas, 1))
+        return gather_columns(states, original_columns)
 
     def _forward_right_padded(self, inputs: Inputs, plan: ForwardPlan, padding: Padding | None) -> Tensor:
         decoder = {name: tensor for name, tensor in inputs.items() if name.startswith("decoder_")}
@@ -308,7 +307,17 @@ class Backbone:
         return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
     def shared_activations(self, plans: Sequence[ForwardPlan]) -> SharedActivations:
-        """Return a record for the activations that forwards under these plans over the same rows share."""
+        """Return an empty record for the activations that forwards under these plans over the same rows share."""
         inputs = frozenset(name for plan in plans for name in plan.inputs)
         outputs = frozenset(name for plan in plans for name in plan.outputs)
         return SharedActivations.below_first_change(self.base, self.known_architecture, inputs, outputs)
+
+    @torch.no_grad()
+    def record(self, inputs: Inputs, shared: SharedActivations, padding: Padding | None = None) -> None:
+        """Compute the activations that forwards over these rows share, in a forward that ends where they do.
+
+        Arguments as for `encode`; nothing is computed if nothing can be shared.
+        """
+        if shared.modules:
+            with suppress(StopForward):
+                self.encode(inputs, ForwardPlan(record=shared), padding)

@@ -49,6 +49,11 @@ class BlockDevices:
             self._found[name] = self._elsewhere.get(next(blocks, ""), self.main)
         return self._found[name]
 
+    @property
+    def several(self) -> bool:
+        """Whether some blocks are on another device than the rest."""
+        return bool(self._elsewhere)
+
     def beside(self, tensors: Tensors) -> Tensors:
         """Return a part's tensors, each on the device of the module that it is named after; gradients flow back."""
         if not self._elsewhere:

@@ -1,10 +1,9 @@
 """Describe how a forward of the backbone is changed: tuners write a `ForwardPlan`, and `Backbone.encode` applies it.
 
-Plans of several views of the same rows are stacked into one (`stack_plans`). Its forward begins with one replica of the
-rows, because below the first module that any view changes all views are the same. There the rows become one replica per
-view, concatenated (`ReplicateMode` of `hooks`); from then on every frozen matrix product is one product over all of
-them, while a changed module treats each replica as its view's plan says. Forwards that cannot be stacked may still
-share what lies below the first change (`SharedActivations`).
+Below the first module that any view of a batch changes, all views are the same. These activations are computed once
+(`SharedActivations`, `Backbone.record`). Then the rows go through once for each view, behind one another in one forward
+that is given these activations: every frozen matrix product is one product over all of them, while a changed module
+treats each copy of the rows as its view's plan says (`segments.segment_plans`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor
 
 from silotune.config.train import Dropout
-from silotune.errors import InputError
 from silotune.models.backbone.architectures import Architecture
 from silotune.models.backbone.virtual_tokens import Prefix, Prompt
 
@@ -33,71 +31,109 @@ InputChange = Callable[[Tensor], Tensor]
 """A module's input, shape (rows, tokens, width) → its new input, same shape."""
 
 
+@dataclass(frozen=True)
+class SharedOutput:
+    """What a module below the first change yields.
+
+    Args:
+        states: shape (rows, …); None if nothing reads them, because the next module of the chain is shared, too.
+        tuple_length: length of the tuple whose first element the states are; 0: the output is the states.
+    """
+
+    states: Tensor | None
+    tuple_length: int
+
+
+class StopForward(Exception):
+    """Ends a forward that records, where something depends on a change."""
+
+
 @dataclass
 class SharedActivations:
-    """Outputs of modules below the first changed one, shared by several forwards over the same rows.
+    """Outputs of modules below the first changed one, shared by all forwards over the same rows.
 
-    The first forward records them and the later ones read them. They are constants: no part acts on them.
+    They are constants: no part acts on them. A forward records them (`Backbone.record`) and ends at the first module
+    whose input is another than the first changed module's; so all projections of one input are shared.
 
     Args:
         modules: modules whose outputs may be shared. A module inside another is only asked for if the outer one's
             output is not shared.
+        chain: those of them of which each reads the one before: the embeddings and the blocks.
         changed_inputs: modules whose input some plan changes.
         changed_outputs: modules whose output some plan changes; their own output, before any change, is still shared.
-        activations: module → its output: a tensor of shape (rows, tokens, hidden), or a tuple that begins with one.
-        recording: whether the running forward records outputs; it stops at the first change.
-        complete: whether a forward has ended: later ones read `activations`.
-        prefix_only: whether nothing but the shared activations is wanted: the forward stops at the first change.
+        outputs: module → its output, as far as it is recorded.
     """
 
     modules: frozenset[str]
+    chain: frozenset[str]
     changed_inputs: frozenset[str]
     changed_outputs: frozenset[str]
-    activations: dict[str, Any] = field(default_factory=dict)
-    recording: bool = True
-    complete: bool = False
-    prefix_only: bool = False
+    outputs: dict[str, SharedOutput] = field(default_factory=dict)
+    _reached: list[str] = field(init=False, default_factory=list)
+    _input: Tensor | None = field(init=False, default=None)
+    """The first changed module's input."""
 
     @classmethod
     def below_first_change(
         cls, base: Any, architecture: Architecture | None, inputs: frozenset[str], outputs: frozenset[str]
     ) -> SharedActivations:
-        """Return an empty record for forwards over the same rows, the first of which fills it.
+        """Return an empty record for forwards over the same rows.
 
-        It holds the outputs of the embeddings, of the blocks below the first with a change, and of that block's modules
-        before the change. Nothing is shared in families without an entry and in encoder–decoders, whose embeddings run
-        twice.
+        It can hold the outputs of the embeddings, of the blocks below the first with a change, and of that block's
+        modules before the change. Nothing is shared in families without an entry and in encoder–decoders, whose
+        embeddings run twice.
         """
         if architecture is None or base.config.is_encoder_decoder:
-            return cls(frozenset(), inputs, outputs)
-        names = [architecture.embeddings]
+            return cls(frozenset(), frozenset(), inputs, outputs)
+        chain, inner = [architecture.embeddings], list[str]()
         for block in range(len(base.get_submodule(architecture.blocks))):
             name = f"{architecture.blocks}.{block}"
-            names.append(name)
+            chain.append(name)
             if any(changed.startswith(f"{name}.") for changed in inputs | outputs):
-                names += [f"{name}.{inner}" for inner, _ in base.get_submodule(name).named_modules() if inner]
+                inner = [f"{name}.{each}" for each, _ in base.get_submodule(name).named_modules() if each]
                 break
-        return cls(frozenset(names), inputs, outputs)
+        return cls(frozenset(chain + inner), frozenset(chain), inputs, outputs)
 
-    def stop_recording(self) -> None:
-        """Note that the running forward has reached a change: outputs of later modules are not shared.
-
-        Raises:
-            StopForward: if only the shared activations are wanted.
-        """
-        self.recording = False
-        if self.prefix_only:
+    def enter(self, args: tuple[Any, ...]) -> None:
+        """Note that a module runs; ends the forward if the module may read what is changed."""
+        if self._reached and not (args and args[0] is self._input):
             raise StopForward
 
-    @property
-    def outermost(self) -> list[str]:
-        """The recorded modules that lie inside no other recorded module, in the order in which they ended."""
-        recorded = self.activations
-        return [name for name in recorded if not any(name.startswith(f"{other}.") for other in recorded)]
+    def add(self, name: str, output: Any) -> None:
+        """Record a module's output, which stands for those inside it, and in the chain for the one before it."""
+        if any(changed.startswith(f"{name}.") for changed in self._reached):
+            raise StopForward
+        states, length = (output[0], len(output)) if isinstance(output, tuple) else (output, 0)
+        below = {other: each for other, each in self.outputs.items() if not other.startswith(f"{name}.")}
+        if name in self.chain:
+            below = {other: replace(each, states=None) for other, each in below.items()}
+        self.outputs = below | {name: SharedOutput(states, length)}
+
+    def reach(self, name: str, own_input: Tensor) -> None:
+        """Note that a module has run whose output is changed from here on."""
+        if not self._reached:
+            self._input = own_input
+        self._reached.append(name)
+
+    def repeated(self, copies: int) -> dict[str, Any]:
+        """Return each module's output for so many copies of the rows, behind one another."""
+        recorded = (each.states for each in self.outputs.values() if each.states is not None)
+        states = {
+            name: repeat_rows(each.states, copies) for name, each in self.outputs.items() if each.states is not None
+        }
+        some = next(recorded, torch.zeros(0))
+        unread = some.new_full((), torch.nan).expand(copies * len(some), *some.shape[1:])
+        return {
+            name: (states.get(name, unread), *[None] * (each.tuple_length - 1))
+            if each.tuple_length
+            else states.get(name, unread)
+            for name, each in self.outputs.items()
+        }
 
 
-class StopForward(Exception):
-    """Ends a forward at the first change."""
+def repeat_rows(tensor: Tensor, copies: int) -> Tensor:
+    """Put copies of a tensor's rows behind one another: shape (rows, …) becomes (copies · rows, …)."""
+    return tensor if copies == 1 else tensor.repeat(copies, *[1] * (tensor.dim() - 1))
 
 
 @dataclass
@@ -114,9 +150,8 @@ class ForwardPlan:
         weights: parameter's name → the tensor used instead.
         dropout: whether the model runs in training mode.
         dropout_rate: the rate of its dropout there; None: each place's own.
-        rows: rows of the batch, in a plan for several views.
-        replicas: how many views the plan is for; each has a replica of the rows.
-        shared: activations shared with other forwards over the same rows; None: none are.
+        known: module → its output, which is not computed again (`SharedActivations.repeated`).
+        record: receives the activations below the first change, where the forward then ends; None: it runs to its end.
     """
 
     outputs: defaultdict[str, list[OutputChange]] = field(default_factory=lambda: defaultdict(list))
@@ -127,9 +162,8 @@ class ForwardPlan:
     weights: dict[str, Tensor] = field(default_factory=dict)
     dropout: bool = False
     dropout_rate: float | None = None
-    rows: int = 0
-    replicas: int = 1
-    shared: SharedActivations | None = None
+    known: Mapping[str, Any] = field(default_factory=dict)
+    record: SharedActivations | None = None
 
     def with_dropout(self, dropout: Dropout) -> ForwardPlan:
         """Return the plan with dropout at the backbone's `own` rates or at one rate; with None, the plan itself."""
@@ -141,34 +175,6 @@ class ForwardPlan:
     def by_row(self) -> bool:
         """Whether the plan only changes modules' inputs and outputs, row by row."""
         return not (self.prompts or self.prefixes or self.weights or self.dropout)
-
-
-def split_replicas(tensor: Tensor, rows: int, replicas: int) -> Sequence[Tensor]:
-    """Split a tensor of shape (rows · replicas, …) into its replicas; one of shape (rows, …) is used for each.
-
-    Returns:
-        One tensor of shape (rows, …) per replica.
-    """
-    if len(tensor) == rows:
-        return [tensor] * replicas
-    if len(tensor) == rows * replicas:
-        return torch.split(tensor, rows)
-    raise InputError(
-        f"views: a target module's tensor of shape {tuple(tensor.shape)} has neither {rows} rows nor {replicas} copies "
-        "of them"
-    )
-
-
-def stack_plans(plans: Sequence[ForwardPlan], rows: int) -> ForwardPlan:
-    """Combine plans into one, for a forward over `rows` rows in which replica i is changed as by `plans[i]`.
-
-    The plans change modules' inputs and outputs only (`ForwardPlan.by_row`). A single plan is returned as it is.
-    """
-    if len(plans) == 1:
-        return plans[0]
-    combined = combine_plans(plans, partial(split_replicas, rows=rows, replicas=len(plans)))
-    combined.rows, combined.replicas = rows, len(plans)
-    return combined
 
 
 Change = Callable[..., Tensor]
@@ -205,10 +211,9 @@ def combine_plans(plans: Sequence[ForwardPlan], split: Split, wrap: Wrap | None 
 
 def _change_pieces(changes: Sequence[Sequence[Change]], split: Split, *tensors: Tensor) -> Tensor:
     """Change each piece of a module's input, or of its output given its input; returns the pieces concatenated."""
-    with torch._C.DisableTorchFunction():
-        pieces = []
-        for piece_changes, (*before, piece) in zip(changes, zip(*map(split, tensors), strict=True), strict=True):
-            for change in piece_changes:
-                piece = change(*before, piece)
-            pieces.append(piece)
-        return torch.cat(pieces)
+    pieces = []
+    for piece_changes, (*before, piece) in zip(changes, zip(*map(split, tensors), strict=True), strict=True):
+        for change in piece_changes:
+            piece = change(*before, piece)
+        pieces.append(piece)
+    return torch.cat(pieces)

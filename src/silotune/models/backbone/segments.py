@@ -1,4 +1,4 @@
-"""Run one forward over several silos' rows, in which each silo's parts act on its own rows."""
+"""Run one forward over several silos' rows, or several copies of rows, each of which is changed by parts of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from silotune.models.backbone.forward_plan import Change, ForwardPlan, combine_p
 
 @dataclass(frozen=True)
 class Segments:
-    """The division of a forward's rows among silos.
+    """The division of a forward's rows among silos, or among the views of the same rows.
 
     Args:
         sizes: rows of each segment, in their order.
@@ -42,7 +42,7 @@ class Segments:
         if len(tensor) != self.rows:
             raise InputError(
                 f"cohort: a target module's tensor of shape {tuple(tensor.shape)} has not the {self.rows} rows of the "
-                f"{len(self.sizes)} silos; allowed: cohort=1"
+                f"{len(self.sizes)} silos or views; allowed: cohort=1"
             )
         return torch.split(tensor, self.sizes)
 

@@ -14,20 +14,18 @@ change bits.
 
 from __future__ import annotations
 
-import contextlib
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
 import torch
-from torch import Tensor
 
 from silotune.data.batching import make_inputs
 from silotune.data.tokenized import HEAD_INPUTS, Inputs, TokenizedRows
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import ForwardPlan, SharedActivations, StopForward
+from silotune.models.backbone.forward_plan import SharedActivations, SharedOutput
 from silotune.models.backbone.padding import Padding
 from silotune.models.forward.mixing import can_share_forward
 from silotune.models.tuners.base import Tuner
@@ -47,26 +45,7 @@ class _GroupedSet:
         self.positions = {row: position for position, row in enumerate(self.order)}
 
 
-@dataclass(frozen=True)
-class _ModuleOutput:
-    """A module's output for a group.
-
-    Args:
-        states: shape (rows of the group, tokens, hidden).
-        tuple_length: length of the tuple whose first element the states are; 0: the output is the states.
-        unread: whether the states are dropped (shape (0, tokens, hidden)), because the next module's are kept too.
-    """
-
-    states: Tensor
-    tuple_length: int
-    unread: bool
-
-    def with_states(self, states: Tensor) -> object:
-        """Return an output of the same form with other states."""
-        return (states, *([None] * (self.tuple_length - 1))) if self.tuple_length else states
-
-
-_Group = dict[str, _ModuleOutput]
+_Group = dict[str, SharedOutput]
 """Module → its output."""
 
 
@@ -107,7 +86,7 @@ class ActivationCache:
         width: int,
         shared: SharedActivations,
     ) -> None:
-        """Put a batch's activations into `shared` and mark it complete; compute the groups that are not kept.
+        """Put a batch's activations into `shared`; compute the groups that are not kept.
 
         Nothing is done if `shared` has no modules (see `Backbone.shared_activations`).
 
@@ -121,12 +100,12 @@ class ActivationCache:
             return
         rows = [row for source, chosen in batch_rows for row in self._rows(backbone, source, chosen, shared)]
         for name, sample in rows[0][0].items():
-            states = sample.states.new_zeros(len(rows), width, sample.states.shape[-1])
-            if not sample.unread:
+            states = None
+            if sample.states is not None:
+                states = sample.states.new_zeros(len(rows), width, sample.states.shape[-1])
                 for position, (group, index, tokens) in enumerate(rows):
-                    states[position, :tokens] = group[name].states[index, :tokens]
-            shared.activations[name] = sample.with_states(states)
-        shared.complete = True
+                    states[position, :tokens] = group[name].states[index, :tokens]  # type: ignore[index]  # as in sample
+            shared.outputs[name] = replace(sample, states=states)
 
     def _rows(
         self, backbone: Backbone, source: TokenizedRows, rows: Sequence[int], shared: SharedActivations
@@ -161,20 +140,13 @@ def _compute_group(backbone: Backbone, source: TokenizedRows, rows: Sequence[int
     """Run one forward over rows of a set, up to the first change."""
     inputs = make_inputs(source, rows, backbone.pad_id)
     text: Inputs = {name: tensor.to(backbone.device) for name, tensor in inputs.items() if name not in HEAD_INPUTS}
-    recorded = SharedActivations(shared.modules, shared.changed_inputs, shared.changed_outputs, prefix_only=True)
-    with contextlib.suppress(StopForward):
-        backbone.encode(text, ForwardPlan(shared=recorded), Padding.of(inputs))
-    outputs = {name: recorded.activations[name] for name in recorded.outermost}
-    stack = backbone.architecture
-    chain = [name for name in outputs if name == stack.embeddings or name.removeprefix(f"{stack.blocks}.").isdigit()]
-    group = {}
-    for name, output in outputs.items():
-        states = output[0] if isinstance(output, tuple) else output
-        unread = name in chain[:-1]  # only the next module of the chain reads these states, and its own are kept
-        kept = states[:0].clone() if unread else states.contiguous()
-        group[name] = _ModuleOutput(kept, len(output) if isinstance(output, tuple) else 0, unread)
-    return group
+    recorded = replace(shared, outputs={})
+    backbone.record(text, recorded, Padding.of(inputs))
+    return {
+        name: replace(output, states=None if output.states is None else output.states.contiguous())
+        for name, output in recorded.outputs.items()
+    }
 
 
 def _bytes(group: _Group) -> int:
-    return sum(output.states.numel() * output.states.element_size() for output in group.values())
+    return sum(output.states.nbytes for output in group.values() if output.states is not None)

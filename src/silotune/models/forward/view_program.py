@@ -4,23 +4,19 @@ A `ViewProgram` is compiled once per phase, prediction or other use: it knows wh
 gradient, which stay constant, which can share a forward, and the plans that hold for every batch. Then it is called
 for each batch.
 
-Mixes that have gradients go through in one forward over stacked rows (`ForwardPlan.replicas`), constant ones in another
-without gradient, and activations below the first changed module are computed once for all. Tuners that cannot tell rows
-apart on this backbone, or that bring tokens or weights of their own, take one forward for each mix; so do views with
-dropout of the backbone, as each draws its own.
+Mixes that have gradients go through in one forward over copies of the rows, constant ones in another without gradient,
+and activations below the first changed module are computed once for all (`SharedActivations`). Tuners that cannot tell
+rows apart on this backbone, or that bring tokens or weights of their own, take one forward for each mix; so do views
+with dropout of the backbone, as each draws its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from typing_extensions import override
 
 from silotune.config.train import Dropout
 from silotune.core.randomness import Stream
@@ -30,9 +26,9 @@ from silotune.data.tasks import Task
 from silotune.data.tokenized import HEAD_INPUTS, HOST_INPUTS, Inputs
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.forward_plan import ForwardPlan, SharedActivations, split_replicas, stack_plans
+from silotune.models.backbone.forward_plan import ForwardPlan, SharedActivations, repeat_rows
 from silotune.models.backbone.padding import Padding
-from silotune.models.backbone.segments import Segments
+from silotune.models.backbone.segments import Segments, segment_plans
 from silotune.models.forward.activation_cache import ActivationCache
 from silotune.models.forward.mixing import (
     MixEntry,
@@ -123,7 +119,6 @@ class ViewProgram:
         for anchor, name in same.items():
             if anchor in constant:
                 self.distinct[self._keys[name]].kept_as.append(anchor)
-        self._stacked: dict[tuple[tuple[Hashable, ...], int], ForwardPlan] = {}
 
     @property
     def trained(self) -> list[str]:
@@ -169,15 +164,6 @@ class ViewProgram:
             own |= {anchor: own[name].constant() for anchor, name in self.same.items()}
         return views
 
-    def stack(self, plans: Mapping[Hashable, ForwardPlan], rows: int) -> ForwardPlan:
-        """Return one plan for several views of `rows` rows; where their plans hold for every batch, it is kept."""
-        if any(plan is not self.distinct[key].plan for key, plan in plans.items()):
-            return stack_plans([*plans.values()], rows)
-        place = tuple(plans), rows
-        if place not in self._stacked:
-            self._stacked[place] = stack_plans([*plans.values()], rows)
-        return self._stacked[place]
-
     def _compile(self, mixes: Sequence[Sequence[MixEntry]], dropout: Dropout) -> _DistinctView:
         backbone = self.backbone
         acting = [[part for part in mix if part.present] for mix in mixes]
@@ -189,31 +175,11 @@ class ViewProgram:
             shares and backbone.known_architecture is not None,
             dropout if dropout is None or trained else 0.0,
         )
-        if len(acting) == 1 and not any(part.by_row for part in acting[0]):
-            with suppress(_Computes), _NothingIsComputed():
-                view.plan = make_plan(backbone, fold_entries(backbone, acting[0])).with_dropout(view.dropout)
+        parts = acting[0] if len(acting) == 1 and not backbone.block_devices.several else None
+        if view.shares and parts is not None and all(part.tuner.plan_holds and not part.by_row for part in parts):
+            with torch.enable_grad():  # the plan reads tensors when it runs
+                view.plan = make_plan(backbone, parts).with_dropout(view.dropout)
         return view
-
-
-class _Computes(Exception):
-    """Raised if making a plan needs an operation on tensors."""
-
-
-class _NothingIsComputed(TorchFunctionMode):
-    """Stops at the first operation on tensors; their shapes and the like may be read.
-
-    A plan that is written without computing reads its parts' tensors when it runs, so it holds for every batch.
-    """
-
-    @override
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func.__name__ in ("__get__", "__len__", "dim", "numel", "size"):
-            result = func(*args, **(kwargs or {}))
-            if not isinstance(result, Tensor):
-                return result
-        raise _Computes
 
 
 class _Run:
@@ -310,32 +276,46 @@ class _Run:
                 trained[key] = plan
             else:
                 constant[key] = plan
-        shared = self._shared_activations(rows, [*trained.values(), *constant.values()], bool(trained and constant))
-        for plans in (trained, constant):
-            if not plans:
-                continue
-            joint = replace(self._program.stack(plans, len(rows)), shared=shared)
+        shared = self._shared_activations(rows, text, padding, [*trained.values(), *constant.values()])
+        for plans in filter(None, (trained, constant)):
             with torch.set_grad_enabled(torch.is_grad_enabled() and plans is trained):
-                states = self._backbone.encode(text, joint, padding)
-            replicas = split_replicas(states, len(rows), len(plans))
-            encoded |= {key: (own, plan) for (key, plan), own in zip(plans.items(), replicas, strict=True)}
+                copies = self._encode_copies([*plans.values()], len(rows), text, padding, shared)
+            encoded |= {key: (own, plan) for (key, plan), own in zip(plans.items(), copies, strict=True)}
         return encoded
 
+    def _encode_copies(
+        self,
+        plans: Sequence[ForwardPlan],
+        rows: int,
+        text: Inputs,
+        padding: Padding | None,
+        shared: SharedActivations | None,
+    ) -> Sequence[Tensor]:
+        """Run a copy of the rows under each plan, in one forward; returns their states, each (rows, tokens, hidden)."""
+        count = len(plans)
+        plan = plans[0] if count == 1 else segment_plans(plans, Segments([rows] * count))
+        if shared is not None:
+            plan = replace(plan, known=shared.repeated(count))
+        copies = {name: repeat_rows(tensor, count) for name, tensor in text.items()}
+        return torch.split(self._backbone.encode(copies, plan, padding), rows)
+
     def _shared_activations(
-        self, rows: MicroBatch, plans: Sequence[ForwardPlan], several: bool
+        self, rows: MicroBatch, text: Inputs, padding: Padding | None, plans: Sequence[ForwardPlan]
     ) -> SharedActivations | None:
-        """Return the record of activations that forwards over the same rows share, cached ones included."""
+        """Return what forwards over the same rows share, from the cache or computed; None if nothing is shared."""
         cache, sources = self._program.activation_cache, []
         for piece in rows.pieces if cache is not None else ():
             batch = self._batches[piece.owner]
             if batch.source is not None:
                 sources.append((batch.source, batch.rows[piece.rows].tolist()))
-        cached = len(sources) == len(rows.pieces)
-        if not plans or not (several or cached):
+        cached = cache is not None and len(sources) == len(rows.pieces)
+        if not plans or not (cached or len(plans) > 1):
             return None
         shared = self._backbone.shared_activations(plans)
         if cache is not None and cached:
             cache.fill(self._backbone, sources, rows.width, shared)
+        else:
+            self._backbone.record(text, shared, padding)
         return shared
 
     def _collect(self, key: Hashable, rows: MicroBatch, text: Inputs, encoded: Encoded) -> None:

@@ -149,8 +149,7 @@ class Tuner(ABC):
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
         """Write the effect of a mix of parts into `plan`. Parts of weight 0 are absent from `mix`.
 
-        A plan whose changes read the tensors when they run is written once and holds for all batches of a phase. If
-        anything is computed of tensors here, it is written anew for each.
+        It is called for every batch, or once if the tuner declares `plan_holds`.
         """
 
     def act_on_segments(
@@ -193,6 +192,11 @@ class Tuner(ABC):
     @property
     def draws(self) -> bool:
         """Whether a training forward draws random numbers, as dropout does."""
+        return False
+
+    @property
+    def plan_holds(self) -> bool:
+        """Whether `act` and `effective` compute nothing: one plan, which reads the tensors, then serves all batches."""
         return False
 
     @property

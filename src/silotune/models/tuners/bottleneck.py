@@ -60,6 +60,7 @@ class Bottleneck(Tuner):
     """
 
     name = "bottleneck"
+    plan_holds = True
     Options = BottleneckOptions
     example = {"r": 3}
     module_tensors = ("down.weight", "down.bias", "up.weight", "up.bias")

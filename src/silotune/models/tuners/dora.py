@@ -32,6 +32,7 @@ class DoRA(LoRA):
     """
 
     name = "dora"
+    plan_holds = False
     module_tensors = ("lora_A.weight", "lora_B.weight", _MAGNITUDE)
     weighs_tokens = False
     groups = {**LoRA.groups, "magnitude": (_MAGNITUDE,)}

@@ -96,6 +96,7 @@ class BitFit(Tuner):
     """
 
     name = "bitfit"
+    plan_holds = True
     Options = BitFitOptions
     module_tensors = ("bias",)
 
@@ -171,6 +172,7 @@ class Delta(Tuner):
     """
 
     name = "delta"
+    plan_holds = True
     module_tensors = (NAME,)
 
     def __init__(self, lora: Tuner) -> None:

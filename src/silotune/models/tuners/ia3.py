@@ -51,6 +51,7 @@ class IA3(Tuner):
     """
 
     name = "ia3"
+    plan_holds = True
     Options = IA3Options
     module_tensors = ("ia3_l",)
 

@@ -42,6 +42,7 @@ class LoHa(Tuner):
     """
 
     name = "loha"
+    plan_holds = True
     Options = LoHaOptions
     module_tensors = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
     example = {"r": 3, "alpha": 5}

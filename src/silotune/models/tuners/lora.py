@@ -260,6 +260,11 @@ class LoRA(Tuner):
 
     @property
     @override
+    def plan_holds(self) -> bool:
+        return not self.starts_in_weights
+
+    @property
+    @override
     def draws(self) -> bool:
         """Whether training draws random numbers, which it does for dropout."""
         return self._options.dropout > 0
