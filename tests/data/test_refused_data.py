@@ -93,6 +93,11 @@ def test_a_column_in_another_case_is_suggested(refused: Refused, place: Path) ->
     refused(*RUN, names=["north.csv", "no column 'Review' (did you mean 'review'?)"])
 
 
+def test_silos_as_a_mapping_are_told_the_keys_of_an_entry(refused: Refused, place: Path) -> None:
+    (place / "mapping.yaml").write_text("silos: {north: north.csv}\n", encoding="utf-8")
+    refused("data", "mapping.yaml", names=["silos: must be a list whose entries have the keys name, path"])
+
+
 def test_a_missing_file_is_refused(refused: Refused, place: Path) -> None:
     (place / "north.csv").unlink()
     refused(*RUN, names=["north.csv", "not found"])
