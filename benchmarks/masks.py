@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from silotune.communication.masks.agreement import Agreement
+from silotune.communication.masks.agreement import FIRST, Agreement
 from silotune.communication.masks.coordinator import made_identities, masked_sum
 from silotune.communication.masks.fixed_point import summand
 from silotune.communication.masks.silo import STAGES, Answer, SiloRound, Texts
@@ -44,7 +44,7 @@ def _ours(silos: int, numbers: int, dropped: int) -> dict[str, Any]:
     began = time.perf_counter()
     summands = {name: summand([("x", change)], 100, 0, name, 1) for name in names}
     rounding = (time.perf_counter() - began) / silos
-    agreement = Agreement("", 1, "", "", "", numbers + 1, names, peers.fingerprint, peers.threshold)
+    agreement = Agreement("", 1, "", "", "", FIRST, numbers + 1, names, peers.fingerprint, peers.threshold)
     here = {
         name: SiloRound(name, identities[name], peers, agreement, summands[name], lambda *_: None) for name in names
     }

@@ -42,7 +42,7 @@ def test_a_run_ends_with_the_bits_of_one_process_and_nothing_else_leaves(whole, 
     assert summary["best_round"] == 2
     for _, data in link.came:
         frame = decode(data)
-        assert frame.kind in ("hello", "answer", "masks", "scores"), frame.fields
+        assert frame.kind in ("hello", "answer", "masks", "scores", "ended"), frame.fields
         assert not frame.fields.get("metrics")
         assert not frame.fields.get("scores")
         assert {name for name, blob in frame.blobs.items() if blob} <= ({"masked"} if frame.kind == "masks" else set())
@@ -99,14 +99,24 @@ def test_a_coordinator_that_is_killed_at_every_stage_repeats_the_round(whole, tm
     assert summary["shared_sha256"] == expected["shared_sha256"]
 
 
-def losing(stage):
-    """Lose all requests to the first silo from a stage of round 1 on."""
+def unended(answers, silos):
+    """Keep from all silos that the run has ended."""
+
+    def answering(name, honest):
+        return lambda data: Frame("ended", {"silo": name}).encode() if decode(data).kind == "end" else honest(data)
+
+    for node, name in enumerate(silos):
+        answers[node] = answering(name, answers[node])
+
+
+def losing(stage, ends=False):
+    """Lose all requests to the first silo from a stage of round 1 on; `ends`: it learns that the run ends."""
 
     def change(answers, silos):
         honest, gone = answers[0], []
 
         def answer(data):
-            if gone or _stage(data) == stage:
+            if (gone or _stage(data) == stage) and not (ends and decode(data).kind == "end"):
                 gone.append(stage)
                 raise LostError
             return honest(data)
@@ -206,7 +216,7 @@ def test_the_doctor_shows_the_fingerprint_of_the_pinned_list(tiny_config, tmp_pa
 
 def test_requests_that_belong_to_no_sum_are_refused(tiny_config, tmp_path):
     config = tiny_config("fedit", *SECURE)
-    _, link = run_masked(config, tmp_path / "run")
+    _, link = run_masked(config, tmp_path / "run", unended)
     session = Session(secure_silos(config, tmp_path / "run")["alpha"])
     request = [decode(data) for _, data in link.sent if _stage(data) == "mask"][-1]
     for change, words in (

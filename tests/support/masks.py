@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from silotune.communication.masks.agreement import Agreement, Peers, public_identity
+from silotune.communication.masks.agreement import FIRST, Agreement, Peers, base_after, public_identity
 from silotune.communication.masks.coordinator import made_identities, masked_sum
 from silotune.communication.masks.fixed_point import Sum, summand
 from silotune.communication.masks.silo import STAGES, SiloRound
@@ -28,7 +29,7 @@ def names_of(count: int) -> list[str]:
 
 def agreement_of(peers: Peers, numbers: int, **changes) -> Agreement:
     base = Agreement(
-        "0" * 16, 1, "a", "config", "broadcast", numbers, sorted(peers.keys), peers.fingerprint, peers.threshold
+        "0" * 16, 1, "a", "config", "broadcast", FIRST, numbers, sorted(peers.keys), peers.fingerprint, peers.threshold
     )
     return replace(base, **changes)
 
@@ -99,15 +100,23 @@ class ByHand:
         self.offers: dict[str, str] = {}
 
     def begin(self, name: str, **changes) -> SiloRound:
-        """Propose the agreement to a silo, with some changes."""
-        agreement = replace(self.agreement, **changes)
-        mask_ledger.require_stayed(self.records[name], agreement)
-        self.silos[name] = self.made(name, agreement)
-        return self.silos[name]
+        """Propose the agreement to a silo, with some changes; without `base` among them it is that of an honest run."""
+        records, agreement = self.records[name], replace(self.agreement, **changes)
+        if "base" not in changes:
+            query = "SELECT after FROM mask_sums WHERE run = ? AND round < ? ORDER BY round DESC LIMIT 1"
+            for (last,) in records.rows(query, agreement.run, agreement.round):
+                agreement = replace(agreement, base=last)
+        after = base_after(agreement.base, agreement.round, agreement.configuration, agreement.broadcast)
+        summand = hashlib.sha256(self.summands[name].numpy().tobytes()).hexdigest()
+        mask_ledger.begin(records, agreement, after, summand)
+        return self.made(name, agreement)
 
     def made(self, name: str, agreement: Agreement, *kept) -> SiloRound:
+        """Let a silo begin an attempt, without a look into its ledger."""
         sign = partial(mask_ledger.sign, self.records[name])
-        return SiloRound(name, self.identities[name], self.peers, agreement, self.summands[name], sign, *kept)
+        silo = SiloRound(name, self.identities[name], self.peers, agreement, self.summands[name], sign, *kept)
+        self.silos[name] = silo
+        return silo
 
     def ask(self, name: str, stage: str, shown):
         return self.silos[name].answer(stage, shown)[0]

@@ -91,6 +91,7 @@ class Records:
         # an isolation level of None: transactions begin and end where `transaction` says so
         self._connection = sqlite3.connect(self.path, _PATIENCE, isolation_level=None, check_same_thread=False)
         self._connection.execute("PRAGMA synchronous = FULL")
+        self._connection.execute("PRAGMA secure_delete = ON")  # erased secrets are overwritten
         self._connection.executescript(f"BEGIN; {_AUDIT}; {self._tables}; COMMIT")  # one write for all tables
         return self._connection
 

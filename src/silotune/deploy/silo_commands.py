@@ -218,12 +218,15 @@ def rows(
 def _decide(name: str, config: Path | None, state: State) -> None:
     """Record a decision on a run or a plan, and set aside again or free what it reserved for noise on rows."""
     from silotune.distributed.silo.approvals import PLAN
+    from silotune.distributed.silo.mask_work import erase_secrets
     from silotune.distributed.silo.store import SiloStore
 
-    decided, ledger = _approvals(config).decide(name, state), SiloStore(_folder(config)).ledger
+    decided, store = _approvals(config).decide(name, state), SiloStore(_folder(config))
     say(f"run {decided.name} is {state}")
     for run in (decided.run, *(run for run, _ in decided.configuration.get(PLAN, ()))):
-        ledger.close(run, again=state == "approved")
+        store.ledger.close(run, again=state == "approved")
+        if state == "rejected":
+            erase_secrets(store, run)
 
 
 def _approvals(config: Path | None) -> Approvals:

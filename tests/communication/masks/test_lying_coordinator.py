@@ -37,7 +37,7 @@ def test_swapped_keys(silos):
     "changes",
     [
         {"round": 2}, {"run": "1" * 16}, {"attempt": "b"}, {"configuration": "other"}, {"broadcast": "other"},
-        {"members": ["s00", "s01", "s02"]},
+        {"base": "other"}, {"members": ["s00", "s01", "s02"]},
     ],
     ids=str,
 )  # fmt: skip
@@ -45,7 +45,7 @@ def test_keys_of_another_round_run_broadcast_or_list_are_refused(silos, changes)
     """A replayed round, two broadcasts, two configurations, two member lists: no peer's keys fit."""
     silos.until("share")
     replayed = silos.offers
-    silos.begin("s00", **changes)
+    silos.made("s00", replace(silos.agreement, **changes))
     own = silos.ask("s00", "offer", {})
     shown = {name: offer for name, offer in replayed.items() if name in changes.get("members", silos.names)}
     refused(silos, "keys of silo 's01' are not signed by it for this run, round, attempt", "share", shown | own)
@@ -58,6 +58,7 @@ def test_keys_of_another_round_run_broadcast_or_list_are_refused(silos, changes)
         ({"run": "1" * 16}, "another run: 1111111111111111, here it is 0000000000000000"),
         ({"configuration": "x" * 64}, "another configuration: xxxxxxxxxxxxxxxxxxxx, here it is config"),
         ({"broadcast": "other"}, "another broadcast"),
+        ({"base": "1 ab"}, "another base: 1 ab, here it is first"),
         ({"pinned_list": "0" * 64}, "another pinned list"),
         ({"numbers": 5}, "another numbers: 5"),
         ({"threshold": 2}, "another threshold: 2, here it is 3"),
@@ -112,6 +113,8 @@ def test_a_stage_is_gone_through_once(silos):
     refused(silos, "again in the same attempt with shares of other members", "mask", fewer)
     silos.silos["s00"].summand = silos.summands["s01"]
     refused(silos, "again in the same attempt with another summand", "mask", silos.sealed["s00"])
+    silos.ask("s00", "consent", unsigned(silos.names))
+    refused(silos, "again in the same attempt with another list", "consent", unsigned(silos.names[:3]))
 
 
 @pytest.mark.parametrize(
@@ -140,14 +143,16 @@ def test_split_survivor_lists(silos):
 def test_both_shares_of_one_peer(silos):
     """With s03 among the survivors its seed is told; without it, its key: nobody is told both."""
     silos.until("unmask")
-    told = silos.ask("s00", "unmask", silos.signatures)
     shares = silos.silos["s00"].kept["mask"]
+    told = silos.ask("s00", "unmask", silos.signatures)
     assert told == {name: shares[name][:32] for name in silos.names}, "of each the share of the seed alone"
+    assert silos.silos["s00"].kept == {"consent": silos.names, "told": told}, "all else is erased"
     less = silos.names[:3]
     text = silos.agreement.text("survivors", less)
     forged = {name: sign(silos.identities[name], text).hex() for name in less}  # even if peers lie, too
     refused(silos, "of a peer it tells its share of the seed or that of the key, never both", "unmask", forged)
-    refused(silos, "again in the same attempt with another list of survivors", "consent", unsigned(less))
+    for stage, shown in (("offer", {}), ("consent", unsigned(less)), ("mask", silos.sealed["s00"])):
+        refused(silos, f"{stage}: asked after the last stage of the attempt", stage, shown)
 
 
 def test_of_a_silo_that_dropped_the_share_of_its_key_alone(silos):
@@ -174,8 +179,46 @@ def test_a_silo_that_dropped_stays_out_of_the_run(silos):
     silos.ask("s00", "consent", unsigned(["s00", "s01", "s02"]))
     later = {"round": 2, "broadcast": "later"}
     silos.begin("s00", members=["s00", "s01", "s02"], **later)
-    with pytest.raises(MasksRefused, match="silo 's03' dropped out of this run; it stays out"):
-        silos.begin("s00", **later)
+    again = {"run": "1" * 16, "attempt": "b"}  # of the same tensors, as with the same seed
+    for changes in (later, again, again | later):
+        with pytest.raises(MasksRefused, match="silo 's03' dropped out of this run, or of a sum of the same tensors"):
+            silos.begin("s00", **changes)
+    silos.begin("s00", members=["s00", "s01", "s02"], **again)
+
+
+BEGUN = "a sum of round 1 was begun here; the round is not trained anew"
+NOT_LAST = r"asked to start from .*; the last sum that was begun here is"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"base": "1 ab"}, BEGUN),
+        ({"attempt": "b", "base": "1 ab"}, BEGUN),
+        ({"broadcast": "other"}, BEGUN),
+        ({"configuration": "other"}, BEGUN),
+        ({"round": 2, "base": "first"}, NOT_LAST),
+        ({"round": 2, "base": "1 ab"}, NOT_LAST),
+        ({"run": "1" * 16, "base": "1 ab"}, NOT_LAST),
+        ({"run": "1" * 16, "round": 2, "base": "1 ab"}, NOT_LAST),
+    ],
+    ids=str,
+)
+def test_a_sum_starts_from_the_last_and_a_round_has_one(silos, changes, words):
+    """The first participation once more, a state of another history, or a second broadcast for the round."""
+    silos.until("consent")
+    with pytest.raises(MasksRefused, match=words):
+        silos.begin("s00", **changes)
+    silos.begin("s00", attempt="c")
+    silos.begin("s00", round=2, broadcast="later")
+
+
+@pytest.mark.parametrize("changes", [{}, {"attempt": "b"}], ids=str)
+def test_a_round_has_one_summand(silos, changes):
+    silos.until("mask")
+    silos.summands["s00"] = silos.summands["s01"]
+    with pytest.raises(MasksRefused, match="another summand of round 1 than that with which its sum was begun"):
+        silos.begin("s00", **changes)
 
 
 @pytest.mark.parametrize("stage", ["share", "mask", "consent", "unmask"])

@@ -14,6 +14,24 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from silotune.communication.masks.fixed_point import FEWEST_SILOS, MOST_SILOS, threshold_of
 from silotune.errors import InputError
 
+FIRST = "first"
+"""The `base` of an agreement whose members have not trained in the run."""
+
+
+def base_after(base: str, number: int, recipe: str, broadcast: str) -> str:
+    """Return the `base` of the round after this one: its number, and the digest of all that the state was made from.
+
+    Two silos with the same base have started alike and then had the same broadcasts under the same configuration.
+
+    Args:
+        base: that of this round.
+        number: of this round.
+        recipe: digest of the configuration without what may change within a run.
+        broadcast: digest of the tensors that opened this round.
+    """
+    made = json.dumps([base, number, recipe, broadcast])
+    return f"{number} {hashlib.sha256(made.encode()).hexdigest()}"
+
 
 class MasksRefused(InputError):
     """A silo's refusal to go on with a sum under masks; nothing leaves."""
@@ -87,7 +105,8 @@ class Agreement:
 
     `attempt` is drawn by the coordinator anew for every attempt of a round. `configuration`, `broadcast` and
     `pinned_list` are digests: of the configuration as it was sent, of the tensors that opened the round, and of the
-    list of peers. `numbers` counts those of a summand, and `members` are in name order.
+    list of peers. `base` is the state that all members started from: `FIRST`, or the last round as `base_after` writes
+    it. `numbers` counts those of a summand, and `members` are in name order.
     """
 
     run: str
@@ -95,6 +114,7 @@ class Agreement:
     attempt: str
     configuration: str
     broadcast: str
+    base: str
     numbers: int
     members: list[str]
     pinned_list: str

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from silotune.communication.masks import keys
-from silotune.communication.masks.agreement import Agreement, Peers, public_identity
+from silotune.communication.masks.agreement import FIRST, Agreement, Peers, public_identity
 from silotune.communication.masks.fixed_point import Sum
 from silotune.communication.masks.keys import SEED_BYTES
 from silotune.communication.masks.silo import Answer, SiloRound, Texts
@@ -112,7 +112,7 @@ def sum_in_process(silos: Iterable[str], summands: Mapping[str, Tensor]) -> Sum:
     """
     identities, peers = made_identities(silos)
     length, members = len(next(iter(summands.values()))), sorted(summands)
-    agreement = Agreement("", 0, "", "", "", length, members, peers.fingerprint, peers.threshold)
+    agreement = Agreement("", 0, "", "", "", FIRST, length, members, peers.fingerprint, peers.threshold)
     here = {
         name: SiloRound(name, identities[name], peers, agreement, summands[name], lambda *_: None) for name in members
     }

@@ -7,6 +7,8 @@ Every stage shows the silo a text of each of some silos, and it tells a text for
 3. `mask`: shown the shares for it, it gives its summand under its own mask and one for every peer that sent shares.
 4. `consent`: shown the survivors, each with no text, it tells its signature of their list, stored by then.
 5. `unmask`: shown their signatures, it tells its share of each survivor's own mask, and of each other peer's mask key.
+
+By then it has no more use for seeds and shares, and keeps only what it told.
 """
 
 from __future__ import annotations
@@ -56,6 +58,8 @@ class SiloRound:
 
     def __post_init__(self) -> None:
         members = self.agreement.members
+        if "told" in self.kept:  # in the last stage seeds are erased
+            return
         ghosts = [member for member in members if member not in self.peers.keys]
         if ghosts:
             raise MasksRefused(f"silo {ghosts[0]!r:.60} is not in this silo's pinned list (masked.peers)")
@@ -75,7 +79,9 @@ class SiloRound:
         """
         if stage not in STAGES:
             raise MasksRefused(f"no such stage: {stage!r:.40}")
-        if not {*STAGES[1 : STAGES.index(stage)]} <= self.kept.keys():
+        if "told" in self.kept and stage != "unmask":
+            raise MasksRefused(f"{stage}: asked after the last stage of the attempt")
+        if "told" not in self.kept and not {*STAGES[1 : STAGES.index(stage)]} <= self.kept.keys():
             raise MasksRefused(f"{stage}: asked before the stages that come first")
         try:
             told = getattr(self, f"_{stage}")(dict(shown))
@@ -155,6 +161,8 @@ class SiloRound:
                 f"asked to unmask for other survivors than this silo has signed ({', '.join(survivors)}): of a peer it "
                 "tells its share of the seed or that of the key, never both"
             )
+        if "told" in self.kept:
+            return dict(self.kept["told"])
         signed = {name: bytes.fromhex(signature) for name, signature in signatures.items() if signature}
         text = self.agreement.text("survivors", survivors)
         for name, signature in signed.items():
@@ -162,7 +170,10 @@ class SiloRound:
         if len(signed) < self.agreement.threshold:
             raise MasksRefused(f"{len(signed)} silos have signed the survivors; t = {self.agreement.threshold}")
         half = 2 * SEED_BYTES  # in hexadecimal digits
-        return {name: share[:half] if name in survivors else share[half:] for name, share in self.kept["mask"].items()}
+        told = {name: key[:half] if name in survivors else key[half:] for name, key in self.kept["mask"].items()}
+        self.kept.clear()
+        self.kept |= {"consent": survivors, "told": told}
+        return dict(told)
 
     def _once(self, name: str, value: object, what: str) -> None:
         """Keep what a stage was asked with; refuse to go through it a second time with something else."""

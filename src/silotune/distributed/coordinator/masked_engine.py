@@ -16,7 +16,7 @@ from typing import Any
 from safetensors import SafetensorError
 from typing_extensions import override
 
-from silotune.communication.masks.agreement import Agreement
+from silotune.communication.masks.agreement import FIRST, Agreement, base_after
 from silotune.communication.masks.coordinator import SumFailed, masked_sum
 from silotune.communication.masks.fixed_point import Sum, threshold_of
 from silotune.communication.masks.silo import Answer, Texts
@@ -26,17 +26,39 @@ from silotune.core.serialization import read_tensors
 from silotune.core.tensors import digest, flatten
 from silotune.distributed.coordinator.engine import FlowerEngine
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER
+from silotune.distributed.flower.link import ConnectionLost
 from silotune.distributed.protocol.frames import MASKED, Frame
-from silotune.distributed.protocol.handshake import text_digest
+from silotune.distributed.protocol.handshake import parse_wire_config, recipe_digest, text_digest
 from silotune.errors import SilotuneError
 from silotune.runs.engines.base import Broadcast
 from silotune.training.coordinator import Received
 
 SURVIVORS = f"{FEDERATION_FOLDER}/survivors.json"
 
+END_DEADLINE = 20.0
+"""Seconds to wait until silos have erased their secrets at the end of a run."""
+
 
 class MaskedEngine(FlowerEngine):
     """Runs the rounds of a federation whose coordinator learns sums alone (`aggregation.secure`)."""
+
+    @override
+    def run(self) -> None:
+        try:
+            super().run()
+        except ConnectionLost:
+            raise
+        except SilotuneError:
+            self._end()
+            raise
+        self._end()
+
+    def _end(self) -> None:
+        """Have all silos erase what they keep for sums; a run that failed and is resumed makes its next sum anew."""
+        last = self._last.round if self._last else 0
+        requests = {name: self._request("end", last, name) for name in sorted(self.federation.silos)}
+        for _ in self._dispatcher.request(requests, min(self._options.deadline, END_DEADLINE)):
+            pass
 
     @override
     def rounds(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[Received]:
@@ -57,13 +79,17 @@ class MaskedEngine(FlowerEngine):
         reasons: dict[str, str] = {}
         config, tensors = text_digest(self._run["config"]), digest(flatten(coordinator.shared))
         numbers, threshold = coordinator.summand_length(number), threshold_of(silos)
+        noted = self._noted()
+        base = noted["base"] if noted.get("round") == number else noted.get("after", FIRST)
+        after = base_after(base, number, recipe_digest(parse_wire_config(self._run["config"])), tensors)
+        made: dict[str, Any] = {"round": number, "tensors": tensors, "base": base, "after": after}
         for _ in range(self._options.retries + 1):
             attempt, members = secrets.token_hex(8), self._staying(trained)
             agreement = Agreement(
-                self._run["run"], number, attempt, config, tensors, numbers, members, fingerprint, threshold
+                self._run["run"], number, attempt, config, tensors, base, numbers, members, fingerprint, threshold
             )
             try:
-                ask, note = partial(self._ask, agreement, reasons), partial(self._note, tensors)
+                ask, note = partial(self._ask, agreement, reasons), partial(self._note, made)
                 return masked_sum(agreement, least, ask, note)
             except SumFailed as error:
                 problem = str(error)
@@ -79,18 +105,18 @@ class MaskedEngine(FlowerEngine):
         return [name for name in silos if name in survivors]
 
     def _noted(self) -> dict[str, Any]:
-        """Return the last sum's survivors, and the digest of its broadcast's tensors; nothing before the first sum."""
+        """Return what was noted of the last sum; nothing before the first."""
         file = self.folder.path / SURVIVORS
         with damage_named(file):
             return dict(read_json(file)) if file.exists() else {}
 
-    def _note(self, tensors: str, survivors: list[str]) -> None:
-        """Write down the survivors; refuse others than an earlier attempt at the same broadcast had."""
+    def _note(self, made: Mapping[str, Any], survivors: list[str]) -> None:
+        """Write down a sum and its survivors; refuse others than an earlier attempt at the same broadcast had."""
         noted = self._noted()
-        if noted.get("tensors") == tensors and (before := noted["survivors"]) != survivors:
+        if noted.get("tensors") == made["tensors"] and (before := noted["survivors"]) != survivors:
             missing = ", ".join(name for name in before if name not in survivors)
             raise SumFailed(f"the sum of {', '.join(before)} was begun, and no other can be made; missing: {missing}")
-        write_text(self.folder.path / SURVIVORS, json.dumps({"tensors": tensors, "survivors": survivors}))
+        write_text(self.folder.path / SURVIVORS, json.dumps({**made, "survivors": survivors}))
 
     def _ask(
         self, agreement: Agreement, reasons: dict[str, str], stage: str, shown: Mapping[str, Texts]

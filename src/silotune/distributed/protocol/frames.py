@@ -23,7 +23,7 @@ from silotune.errors import InputError
 
 MAGIC = b"SLT1"
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Number of the message format: the kinds of frames, their fields, and what both sides make of them.
 
 Raise it with every change that a silo or coordinator from before would misread. It is apart from the package's version:

@@ -176,6 +176,11 @@ def text_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def recipe_digest(config: Config) -> str:
+    """Return the sha256 of a configuration as it was sent, without its section `federation`, which may change."""
+    return text_digest(json.dumps(config.model_dump(mode="json", exclude={"federation"}), sort_keys=True))
+
+
 def tokenizer_digest(backbone: Backbone) -> str:
     """Return the sha256 of the tokenizer; truncation and padding are left out, because calls change them."""
     tokenizer: Any = backbone.tokenizer

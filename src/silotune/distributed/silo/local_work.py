@@ -21,6 +21,7 @@ from silotune.core.clock import log_line
 from silotune.core.tensors import State, digest, flatten
 from silotune.distributed.protocol.disclosure import filter_scores
 from silotune.distributed.protocol.frames import Frame, ProtocolError, require_fields, state_name
+from silotune.distributed.silo.mask_work import base_of, require_next
 from silotune.distributed.silo.policy import Policy, Request
 from silotune.distributed.silo.row_ledger import Charge
 from silotune.distributed.silo.setup import Prepared
@@ -39,6 +40,9 @@ from silotune.training.silo import Silo, SiloState
 
 Result = TypeVar("Result")
 
+UNSAID = "see the worker's log"
+"""The reason of a failure that may follow from rows."""
+
 _ROW_BYTES = 64
 """Of a test row in a file of predictions, beside probabilities and answers."""
 
@@ -50,6 +54,11 @@ class LocalWork:
         self.settings = settings
         self._policy = policy
         self._store = store
+        self.unpaid: Answer | None = None
+        """What leaves, and is charged and kept, if the present request fails after its noise was drawn.
+
+        That it failed may follow from rows and noise, so it costs what the answer would have cost.
+        """
 
     def train(self, prepared: Prepared, request: Frame, changed: str) -> Answer:
         """Run a local round or the final phases; `changed` tells the coordinator that rows changed within the run."""
@@ -59,11 +68,15 @@ class LocalWork:
         judge = bool(request.fields.get("judge")) and not final
         name = state_name(int(number), final)
         asked = _asked(prepared, request, judge=str(judge), base=str(base))
-        if (kept := self._store.find(run, name, asked)) is not None:
+        if (kept := self._store.find(run, name, asked)) is not None and not _is_erased(kept):
             return kept
         silo = self._silo(prepared, request.kind, run, str(base))
         client = prepared.client
         shared = _of_round(client.open_broadcast(broadcast, silo.name), int(number))
+        start: dict[str, str] = {}
+        if prepared.config.aggregation.secure and not final:
+            start = {"tensors": digest(flatten(shared)), "base": base_of(self._store, run, str(base))}
+            require_next(self._store, run, int(number), recipe=prepared.recipe, **start)
         leaving = 0 if final else sum(tensor.numel() for tensor in flatten(shared).values())
         state = prepared.federation.context.state_of(silo).flat()
         self._store.require_room(4 * leaving + sum(tensor.nbytes for tensor in state.values()))
@@ -77,6 +90,9 @@ class LocalWork:
         place = prepared.config.rounds + 1 if final else int(number)  # in the plan of noise
         free = final and not (prepared.noise is not None and prepared.noise.every)
         charge = None if free else self._charge(prepared, str(run), place, silo, shared)
+        if charge is not None or (price is not None and not final):
+            failure = Frame("failed", {"silo": silo.name, "reason": UNSAID})
+            self.unpaid = Answer(failure, {}, name, int(number), asked, price=price, charge=charge)
         if final:
             nothing = SiloReply(silo.name, b"", {})
             reply = self._kept_here(prepared, lambda: client.finals([silo], broadcast)[0], nothing)
@@ -98,9 +114,8 @@ class LocalWork:
             {"norm": reply.norm, "epsilon": None if price is None else price.epsilon} if reply.message else {}
         )
         blobs = {"message": reply.message}
-        if prepared.config.aggregation.secure:
-            blobs = {"message": b"", SUMMAND: reply.message}
-            about["tensors"] = digest(flatten(shared))
+        if start:
+            blobs, about = {"message": b"", SUMMAND: reply.message}, about | start
         return Answer(
             Frame("answer", fields, blobs),
             about,
@@ -164,7 +179,7 @@ class LocalWork:
 
     def _check_update(self, prepared: Prepared, reply: SiloReply) -> None:
         """Refuse an update that is too large, or not finite: which of its numbers are not would tell rows."""
-        if reply.norm is not None and not math.isfinite(reply.norm):
+        if reply.norm is not None and not (reply.message and math.isfinite(reply.norm)):
             raise Diverged(f"silo {reply.silo!r}: training diverged, the update is not finite")
         if reply.message:
             self._policy.check_numbers(message_numbers(reply.message), prepared.parameters)
@@ -223,6 +238,11 @@ def _asked(prepared: Prepared, request: Frame, **more: str) -> dict[str, str]:
     broadcast = hashlib.sha256(request.blobs["broadcast"]).hexdigest()
     same = {"broadcast": broadcast, "config": prepared.digest, "recipe": prepared.recipe}
     return {"kind": request.kind, **same, **more}
+
+
+def _is_erased(answer: Answer) -> bool:
+    """Return whether a kept answer of a round under masks has no summand any more, because its run had ended."""
+    return "base" in answer.about and SUMMAND not in answer.frame.blobs
 
 
 def _of_round(broadcast: tuple[State, int], asked: int) -> State:

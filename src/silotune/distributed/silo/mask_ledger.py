@@ -1,6 +1,7 @@
-"""A silo's records of sums under masks: survivors that it has signed, and what it needs to go on after a crash.
+"""A silo's records of sums under masks: what it adds to which, survivors that it has signed, and secrets of an attempt.
 
-It signs one list of survivors for given broadcast tensors, ever: the difference of two sums would tell updates.
+It adds one summand to the sums of a round, trained from the state whose summand went into the sum before, and signs one
+list of survivors for given broadcast tensors, ever: the difference of two sums would tell updates.
 """
 
 from __future__ import annotations
@@ -8,13 +9,53 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from silotune.communication.masks.agreement import Agreement, MasksRefused
+from silotune.communication.masks.agreement import FIRST, Agreement, MasksRefused
 from silotune.core.records import Records
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS mask_lists (tensors TEXT PRIMARY KEY, run TEXT, round INTEGER, survivors TEXT);
+CREATE TABLE IF NOT EXISTS mask_sums (run TEXT, round INTEGER, tensors TEXT, after TEXT, summand TEXT,
+    PRIMARY KEY (run, round));
 CREATE TABLE IF NOT EXISTS mask_rounds (agreement TEXT PRIMARY KEY, run TEXT, kept TEXT);
 """
+
+
+def require_next(records: Records, run: str, number: int, base: str, after: str) -> None:
+    """Refuse to train a round from another state than that of the last sum, or anew once a sum of it was begun.
+
+    `base` and `after` are those of the agreements of this round and of the next.
+    """
+    query = "SELECT round, after FROM mask_sums WHERE run = ? AND round <= ? ORDER BY round DESC LIMIT 2"
+    sums = dict(records.rows(query, run, number))
+    if sums.pop(number, after) != after:
+        raise MasksRefused(f"a sum of round {number} was begun here; the round is not trained anew from anything else")
+    last = next(iter(sums.values()), FIRST)
+    if base != last:
+        raise MasksRefused(f"asked to start from {base:.20}; the last sum that was begun here is {last:.20}")
+
+
+def begin(records: Records, agreement: Agreement, after: str, summand: str) -> None:
+    """Store a round's summand (its sha256) before any stage is answered; refuse a second one, or other members.
+
+    Raises:
+        MasksRefused: another summand, broadcast or start of this round was stored; or a member dropped out of the run,
+            or of an earlier sum of these tensors: the difference of two sums would tell what it sent.
+    """
+    require_next(records, agreement.run, agreement.round, agreement.base, after)
+    values = agreement.broadcast, after, summand
+    with records.transaction() as connection:
+        new = agreement.run, agreement.round, *values
+        connection.execute("INSERT OR IGNORE INTO mask_sums VALUES (?, ?, ?, ?, ?)", new)
+        query = "SELECT tensors, after, summand FROM mask_sums WHERE run = ? AND round = ?"
+        if records.rows(query, agreement.run, agreement.round) != [values]:
+            raise MasksRefused(f"another summand of round {agreement.round} than that with which its sum was begun")
+    query = "SELECT survivors FROM mask_lists WHERE run = ? OR tensors IN (SELECT tensors FROM mask_sums WHERE run = ?)"
+    for (signed,) in records.rows(query, agreement.run, agreement.run):
+        back = [name for name in agreement.members if name not in json.loads(signed)]
+        if back:
+            raise MasksRefused(
+                f"silo {back[0]!r} dropped out of this run, or of a sum of the same tensors; it stays out"
+            )
 
 
 def sign(records: Records, agreement: Agreement, survivors: list[str]) -> None:
@@ -32,15 +73,6 @@ def sign(records: Records, agreement: Agreement, survivors: list[str]) -> None:
         )
 
 
-def require_stayed(records: Records, agreement: Agreement) -> None:
-    """Refuse members that dropped out earlier in the run: the difference of two sums would tell what they sent."""
-    query = "SELECT survivors FROM mask_lists WHERE run = ?"
-    for (signed,) in records.rows(query, agreement.run):
-        back = [name for name in agreement.members if name not in json.loads(signed)]
-        if back:
-            raise MasksRefused(f"silo {back[0]!r} dropped out of this run; it stays out until the run's end")
-
-
 def kept(records: Records, agreement: Agreement) -> dict[str, Any]:
     """Return what `keep` stored for an attempt; empty before the silo's first answer."""
     query = "SELECT kept FROM mask_rounds WHERE agreement = ?"
@@ -55,3 +87,9 @@ def keep(records: Records, agreement: Agreement, kept: dict[str, Any]) -> None:
         connection.execute("DELETE FROM mask_rounds WHERE run = ? AND agreement != ?", (agreement.run, digest))
         values = digest, agreement.run, json.dumps(kept)
         connection.execute("INSERT OR REPLACE INTO mask_rounds VALUES (?, ?, ?)", values)
+
+
+def erase(records: Records, run: str) -> None:
+    """Erase the secrets of a run that has ended: its seeds, shares and keys."""
+    with records.transaction() as connection:
+        connection.execute("DELETE FROM mask_rounds WHERE run = ?", (run,))

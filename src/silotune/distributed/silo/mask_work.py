@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from silotune.communication.masks.agreement import Agreement, MasksRefused, Peers, public_identity
+from silotune.communication.masks.agreement import (
+    FIRST,
+    Agreement,
+    MasksRefused,
+    Peers,
+    base_after,
+    public_identity,
+)
 from silotune.communication.masks.fixed_point import SUMMAND, read_summand
 from silotune.communication.masks.silo import SiloRound
 from silotune.core.serialization import tensor_bytes
@@ -55,6 +64,34 @@ def pinned_list(settings: SiloSettings) -> tuple[str, int, int]:
     return peers.fingerprint, len(peers.keys), peers.fewest
 
 
+def base_of(store: SiloStore, run: str, state: str) -> str:
+    """Return the `base` of an agreement for a silo that starts from this state of its own; see `base_after`."""
+    if not state:
+        return FIRST
+    known = store.answer_of(run, state)
+    if known is None or "base" not in known[1].about:
+        raise MasksRefused(f"state {state!r:.40} was not trained in a round of sums under masks")
+    return _base_after(*known)
+
+
+def _base_after(asked: Mapping[str, str], answer: Answer) -> str:
+    """Return the next round's `base`, from a round's request and answer."""
+    about = answer.about
+    return base_after(about["base"], answer.frame.fields["round"], asked["recipe"], about["tensors"])
+
+
+def require_next(store: SiloStore, run: str, number: int, base: str, recipe: str, tensors: str) -> None:
+    """Refuse to train a round of sums under masks from another state, or anew; see `mask_ledger.require_next`."""
+    mask_ledger.require_next(store.records, run, number, base, base_after(base, number, recipe, tensors))
+
+
+def erase_secrets(store: SiloStore, run: str) -> None:
+    """Erase a run's seeds, shares and summands; a round that is asked for again is trained to the same summand."""
+    with store.records.transaction():
+        mask_ledger.erase(store.records, run)
+        store.erase_blob(run, SUMMAND)
+
+
 def answer_masks(settings: SiloSettings, store: SiloStore, request: Frame) -> Answer:
     """Answer one stage of a sum under masks; whatever later stages depend on is stored before it leaves."""
     run, number, stage, proposal, shown = require_fields(request.fields, "run", "round", "stage", "agreement", "shown")
@@ -67,12 +104,12 @@ def answer_masks(settings: SiloSettings, store: SiloStore, request: Frame) -> An
         raise MasksRefused(f"no summand of round {number!r:.20} of this run is kept here")
     asked, answer = trained
     summand, (identity, peers) = read_summand(answer.frame.blobs[SUMMAND]), read_masked(settings)
-    config, tensors, numbers = asked["config"], answer.about["tensors"], len(summand)
-    agreement = Agreement(
-        str(run), int(number), attempt, config, tensors, numbers, members, peers.fingerprint, peers.threshold
-    )
+    config, tensors, base = asked["config"], answer.about["tensors"], answer.about["base"]
+    made = str(run), int(number), attempt, config, tensors, base
+    agreement = Agreement(*made, len(summand), members, peers.fingerprint, peers.threshold)
     agreement.require_same(proposal)
-    mask_ledger.require_stayed(store.records, agreement)
+    own = hashlib.sha256(answer.frame.blobs[SUMMAND]).hexdigest()
+    mask_ledger.begin(store.records, agreement, _base_after(asked, answer), own)
     kept, sign = mask_ledger.kept(store.records, agreement), partial(mask_ledger.sign, store.records)
     silo = SiloRound(settings.name, identity, peers, agreement, summand, sign, kept)
     told, data = silo.answer(str(stage), shown)

@@ -20,6 +20,7 @@ from typing import Any
 from silotune.communication.masks.agreement import MasksRefused
 from silotune.communication.masks.fixed_point import SUMMAND
 from silotune.communication.messages import with_rows
+from silotune.communication.privacy.accountant import BudgetSpent
 from silotune.config import Config
 from silotune.core.clock import log_line
 from silotune.core.determinism import key_named
@@ -45,8 +46,8 @@ from silotune.distributed.protocol.handshake import (
     wire_config,
 )
 from silotune.distributed.silo.approvals import Approvals, WaitsForApproval, approved_part
-from silotune.distributed.silo.local_work import LocalWork
-from silotune.distributed.silo.mask_work import answer_masks, pinned_list
+from silotune.distributed.silo.local_work import UNSAID, LocalWork
+from silotune.distributed.silo.mask_work import answer_masks, erase_secrets, pinned_list
 from silotune.distributed.silo.policy import WorkRefused
 from silotune.distributed.silo.run_description import (
     PlannedRun,
@@ -103,7 +104,7 @@ class Session:
         may leave.
         """
         request: Frame | None = None
-        self._quiet = False
+        self._quiet, self._work.unpaid = False, None
         try:
             with key_named():
                 request = decode(data)
@@ -117,12 +118,17 @@ class Session:
         except ProtocolError as error:
             answer = self._reason("failed", f"request: {error}")
         except SilotuneError as error:
+            if isinstance(error, BudgetSpent):  # before noise was drawn
+                self._work.unpaid = None
             answer = self._failed(self._without_paths(str(error)))
         except Exception as error:  # its text may quote rows
             traceback.print_exc()
             self._quiet |= self.settings.policy.preset == "private"
             told = f": {phrase(error)}" if "reasons" in self.settings.share else ""
             answer = self._failed(f"{type(error).__name__}{told} (see the worker's log)")
+        else:
+            self._work.unpaid = None
+        answer = self._work.unpaid or answer
         frame = self._disclosed(answer.frame)
         leaving = frame.encode()
         about = request_of(request)
@@ -132,6 +138,9 @@ class Session:
     def _answer(self, request: Frame) -> Answer:
         if request.kind == "plan":
             return Answer(self._planned(request))
+        if request.kind == "end":
+            erase_secrets(self.store, *map(str, require_fields(request.fields, "run")))
+            return Answer(Frame("ended", {"silo": self.settings.name}))
         run, text, identity = require_fields(request.fields, "run", "config", "identity")
         coordinators = None if (text, identity) == self._compared else self._read_identity(identity)
         self._setup.guard.begin()
@@ -329,7 +338,7 @@ class Session:
         if not self._quiet:
             return self._reason("failed", reason)
         log_line(f"silotune worker {self.settings.name!r}: failed: {reason}")
-        return Answer(Frame("failed", {"silo": self.settings.name, "reason": "see the worker's log"}))
+        return Answer(Frame("failed", {"silo": self.settings.name, "reason": UNSAID}))
 
     def _without_paths(self, reason: str) -> str:
         """Remove local paths from error messages before they leave the silo."""

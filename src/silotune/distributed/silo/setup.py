@@ -30,6 +30,7 @@ from silotune.distributed.protocol.handshake import (
     check_federated,
     check_identity,
     parse_wire_config,
+    recipe_digest,
     text_digest,
 )
 from silotune.distributed.silo.local_config import check_sent, check_settings, local_config, run_before
@@ -135,7 +136,7 @@ class Prepared:
     @cached_property
     def recipe(self) -> str:
         """The sha256 of the configuration without its section `federation`, which may change within a run."""
-        return text_digest(json.dumps(self.config.model_dump(mode="json", exclude={"federation"}), sort_keys=True))
+        return recipe_digest(self.config)
 
     @property
     def row_use(self) -> tuple[str, str]:
@@ -207,6 +208,10 @@ class SiloSetup:
             recipe = sent.model_dump_json(exclude={"description", "federation"})
             federation.context.draw_seed = self._secret_seed(recipe)
         before = run_before(sent) or ""
+        if before and flatten(private) and sent.aggregation.secure:  # no agreement says what they were made from
+            raise HandshakeRefused(
+                f"silo {name!r}: start: under aggregation.secure private parts begin anew, and not from run {before}"
+            )
         beginning = []
         if before and config.start is None:
             beginning.append(f"has no model of run {before}: its private parts begin untrained")

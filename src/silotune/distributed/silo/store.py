@@ -117,6 +117,15 @@ class SiloStore:
                 return json.loads(asked), Answer(decode(frame), json.loads(about))
         return None
 
+    def erase_blob(self, run: str, blob: str) -> None:
+        """Remove a blob from all kept answers of a run."""
+        with self.records.transaction() as connection:
+            for name, data in self.records.rows("SELECT name, frame FROM answers WHERE run = ?", run):
+                frame = decode(data)
+                if frame.blobs.pop(blob, None) is not None:
+                    change = "UPDATE answers SET frame = ? WHERE run = ? AND name = ?"
+                    connection.execute(change, (frame.encode(), run, name))
+
     def commit(self, run: str, answer: Answer, line: Mapping[str, Any]) -> None:
         """Record an answer that is about to leave, in one transaction."""
         if self._policy is not None:  # refusals have lines, too, and a coordinator can ask without end
