@@ -8,6 +8,7 @@ import pytest
 
 from silotune.methods import METHODS, Method, Part, Phase, Scope
 from silotune.methods.base import PredictionMix
+from silotune.methods.phase import even, odd
 from silotune.models.forward.mixing import ANCHORS, parse_name
 from tests.support.method_cases import CASES, KINDS, KINDS_OF_METHODS
 
@@ -41,6 +42,7 @@ def test_every_scope_anchor_and_weight_is_in_a_kind():
     assert {part.scope for part in DECLARED[Part]} == {*Scope}
     assert {parse_name(name)[0] for mix in mixes for name in mix} == {"", *ANCHORS}
     assert {phase.when for phase in DECLARED[Phase]} == {"round", "end"}
+    assert {odd, even} <= {phase.rounds for phase in DECLARED[Phase]}
     assert any(callable(weight) for mix in mixes for weight in mix.values())
     assert any("+" in name for mix in mixes for name in mix)
     assert {phase.by_row for phase in DECLARED[Phase] if phase.trains} == {True, False}
