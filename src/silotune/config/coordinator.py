@@ -105,6 +105,13 @@ class ServerConfig(Section):
         " et al. 2021.",
     )
     lr: float = Field(1.0, gt=0, description="the server's learning rate.")
+    average: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="the shared parts become their mean over this share of the rounds, the last ones, when the rounds "
+        "of heads (`method.head_rounds`) and the run end; unset: they stay those of the last round.",
+    )
     beta1: float = Field(0.9, ge=0, lt=1, description="momentum.")
     beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment.")
     tau: float = Field(

@@ -20,6 +20,7 @@ class HeadConfig(ExtensibleSection):
     registry: ClassVar = HEADS
     common: ClassVar = ("scope", "pooling")
     owners: ClassVar = {
+        "normalize": ("mlp", "linear"),
         "template": ("verbalizer", "lm", "dpo"),
         "words": ("verbalizer",),
         "multi_token": ("verbalizer",),
@@ -43,6 +44,12 @@ class HeadConfig(ExtensibleSection):
         "auto",
         description="the state that `mlp` and `linear` read: the first token's, the last one's, or the mean. `auto` is "
         "`last` in a causal model, else what the model was trained with, else `first`.",
+    )
+    normalize: float | None = Field(
+        None,
+        gt=0,
+        description="L2 norm to which `mlp` and `linear` scale that state, so that rows' gradients are about equally long; "
+        "unset: as it is.",
     )
     template: str | dict[str, str] | None = Field(
         None,

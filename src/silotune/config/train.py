@@ -106,6 +106,7 @@ class TrainConfig(Section):
         " sizes differ by at most one row, with losses weighted so that every row counts the same.",
     )
     optimizer: Literal["adam", "adamw", "sgd", "adafactor"] = Field("adam", description="the silos' optimizer.")
+    momentum: float = Field(0, ge=0, lt=1, description="momentum of `sgd`; over rounds too with `keep_optimizer`.")
     weight_decay: float | None = Field(
         None,
         ge=0,
@@ -173,8 +174,10 @@ class TrainConfig(Section):
             raise ValueError("schedule_over: nothing changes the learning rate; give train.schedule or train.warmup")
         if self.optimizer not in ("adam", "adamw") and self.adam_epsilon != _ADAM_EPSILON:
             raise ValueError(f"adam_epsilon: belongs to optimizer=adam or adamw, not to {self.optimizer}")
-        if self.keep_optimizer and self.optimizer == "sgd":
-            raise ValueError("keep_optimizer: optimizer=sgd keeps no state; allowed: adam, adamw, adafactor")
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"momentum: belongs to optimizer=sgd, not to {self.optimizer}")
+        if self.keep_optimizer and self.optimizer == "sgd" and not self.momentum:
+            raise ValueError("keep_optimizer: optimizer=sgd keeps no state but momentum; give train.momentum=0.9")
         return self
 
     @property

@@ -130,6 +130,7 @@ class Predictor:
             readings=partial(head_readings, [self.head], context.backbone, 0.0),
             activation_cache=context.cache,
             guard=context.guard,
+            untouched=context.untouched,
         )
 
 

@@ -262,6 +262,8 @@ def head_logits(states: Tensor, mask: Tensor, head: dict[str, Any], tensors: dic
         pooled = states[torch.arange(len(states)), mask.sum(1) - 1]
     else:
         pooled = states[:, 0]
+    if head.get("normalize") is not None:
+        pooled = head["normalize"] * nn.functional.normalize(pooled, dim=-1)
     if head["kind"] == "mlp":
         pooled = torch.tanh(nn.functional.linear(pooled, tensors["dense.weight"], tensors["dense.bias"]))
     return nn.functional.linear(pooled, tensors["out.weight"], tensors["out.bias"])

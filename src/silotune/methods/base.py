@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pydantic import Field
 from torch import Tensor
 
 from silotune.aggregation.update import PartAggregation
 from silotune.config.section import Options
 from silotune.data.tasks import TaskKind
+from silotune.methods.head_first import head_first
 from silotune.methods.instance_weighting import InstanceWeighting
 from silotune.methods.parts import HEAD, Part, Scope, names_with
 from silotune.methods.phase import Phase
@@ -55,6 +57,14 @@ class PredictionMix:
 
 class MethodOptions(Options):
     """Base of a method's options, the keys `method.*`."""
+
+    head_rounds: int = Field(
+        0,
+        ge=0,
+        description="first rounds, in which heads alone train and leave, on what the untouched backbone reads; the "
+        "method's own rounds follow.",
+    )
+    head_lr: float | None = Field(None, gt=0, description="learning rate of `head_rounds`; unset: `train.lr`.")
 
 
 class Method(ABC):
@@ -112,7 +122,14 @@ class Method(ABC):
 
     @abstractmethod
     def phases(self) -> list[Phase]:
-        """Return the phases of local training, in order."""
+        """Return the method's own phases of local training, in order; callers ask `local_phases`."""
+
+    def local_phases(self) -> list[Phase]:
+        """Return the phases of local training of all rounds: with `method.head_rounds` first those of the heads."""
+        options = self.options
+        if not options.head_rounds:
+            return self.phases()
+        return head_first(self.phases(), self.parts(), options.head_rounds, options.head_lr)
 
     def server_phases(self) -> list[Phase]:
         """Return the phases that the coordinator trains on its labeled rows after aggregation; shared parts only."""
@@ -127,7 +144,7 @@ class Method(ABC):
 
         They are the shared parts that a phase of the round changes. The others are only received.
         """
-        phases = [phase for phase in self.phases() if phase.when == "round"]
+        phases = [phase for phase in self.local_phases() if phase.when == "round"]
         if number is not None:
             phases = [phase for phase in phases if phase.runs_in(number)]
         changed = {name for phase in phases for name in phase.changes}
@@ -137,7 +154,7 @@ class Method(ABC):
         """Return the number of the first round of each kind; rounds of one kind have the same phases."""
         first: dict[tuple[bool, ...], int] = {}
         for number in range(1, rounds + 1):
-            first.setdefault(tuple(phase.runs_in(number) for phase in self.phases()), number)
+            first.setdefault(tuple(phase.runs_in(number) for phase in self.local_phases()), number)
         return list(first.values())
 
     def changes(self) -> set[str]:
@@ -145,7 +162,7 @@ class Method(ABC):
 
         Shared parts that no phase changes are only received, as the aggregation made them.
         """
-        return {name for phase in (*self.phases(), *self.server_phases()) for name in phase.changes}
+        return {name for phase in (*self.local_phases(), *self.server_phases()) for name in phase.changes}
 
     @property
     def train(self) -> LocalTraining:

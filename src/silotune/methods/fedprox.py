@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -27,8 +28,8 @@ class FedProx(FedAvg):
     @mean_over_rows
     def loss(self, step: Step) -> Tensor:
         """Cross-entropy plus the proximal term."""
-        flat = {part: proximal(step.state[part], step.received[part]) for part in self.adapters}
-        distance = sum(flat.values(), start=next(iter(flat.values())).new_zeros(()))
+        flat = [proximal(step.state[part], step.received[part]) for part in self.adapters]
+        distance = torch.stack(flat or [torch.zeros(())]).sum()
         cross_entropy = step.cross_entropy("full")
         step.log(cross_entropy=cross_entropy, distance=distance)
         return cross_entropy + step.without_rows(cast(FedProxOptions, self.options).mu / 2 * distance)

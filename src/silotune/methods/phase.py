@@ -46,6 +46,7 @@ class Phase:
         from_round: for `when="round"`: the first round that may have the phase.
         rounds: for `when="round"`: whether a round, counted from 1, has the phase; `odd` and `even` are such functions.
         epochs: passes over the silo's rows; None: `train.epochs` or `train.steps`.
+        lr: the phase's learning rate; None: `train.lr`.
         start: target part → source part; the target becomes a copy of the source before the phase. Or a function of the
             silo's parts and of the received ones, which returns the target's tensors. Entries are applied in order.
         skips_first: whether the phase is skipped in a silo's first participation, in which `previous` parts are the
@@ -74,6 +75,7 @@ class Phase:
     from_round: int = 1
     rounds: Callable[[int], bool] = every
     epochs: int | None = None
+    lr: float | None = None
     start: Mapping[str, str | StartingTensors] = field(default_factory=dict)
     steps_per_batch: int = 1
     then: Mapping[str, Callable[[State], Tensors]] = field(default_factory=dict)

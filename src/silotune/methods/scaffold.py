@@ -78,7 +78,7 @@ class SCAFFOLD(FedAvg):
         ]
         cross_entropy = step.cross_entropy("full")
         step.log(cross_entropy=cross_entropy)
-        return cross_entropy + step.without_rows(torch.stack(correction).sum())
+        return cross_entropy + step.without_rows(torch.stack(correction or [torch.zeros(())]).sum())
 
     def mean_gradient(self, part: str, state: State, received: State) -> Tensors:
         """Return `(x − y_i)/(K·η)`, which is c + Δc_i; it is sent in the place of c."""

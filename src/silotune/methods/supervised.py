@@ -18,8 +18,10 @@ from silotune.models.forward.mixing import Mix
 class SupervisedOptions(MethodOptions):
     """The options of methods that train one shared or private model by its loss alone."""
 
-    adapters: Literal[1, 2] = Field(
-        1, description="number of adapters per target module, which are averaged (two in FedMCP's Table I)"
+    adapters: Literal[0, 1, 2] = Field(
+        1,
+        description="number of adapters per target module, which are averaged (two in FedMCP's Table I); 0: none, the "
+        "head reads the untouched backbone",
     )
 
 
@@ -56,7 +58,7 @@ class Supervised(OneModel):
     def adapters(self) -> list[str]:
         """The names of the adapter parts."""
         number = cast(SupervisedOptions, self.options).adapters
-        return [self.adapter_name] if number == 1 else [self.adapter_name, f"{self.adapter_name}_2"]
+        return [self.adapter_name, f"{self.adapter_name}_2"][:number]
 
     @property
     def mix(self) -> Mix:  # type: ignore[override]

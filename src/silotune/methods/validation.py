@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from silotune.core.tensors import State
 from silotune.errors import InputError
 from silotune.methods.base import Method
+from silotune.methods.head_first import heads_alone
 from silotune.methods.instance_weighting import INSTANCES
 from silotune.methods.parts import Part, Scope
 from silotune.methods.phase import Phase
@@ -40,7 +41,10 @@ def _faults(method: Method, parts: dict[str, Part]) -> Iterator[str]:
             yield f"the part name {name!r} is reserved for the vectors of a silo's rows"
         if part.start is not None and part.start not in parts:
             yield f"part {name!r} starts from an unknown part {part.start!r}"
-    for phase in (*method.phases(), *method.server_phases()):
+    if method.options.head_rounds and (method.unlabeled or not heads_alone(parts)):
+        why = "its silos' rows have no labels" if method.unlabeled else "its heads have no tensors"
+        yield f"method.head_rounds trains heads on labels, and {why}; leave it out"
+    for phase in (*method.local_phases(), *method.server_phases()):
         yield from _phase_faults(method, parts, phase)
     for phase in method.server_phases():
         mixed = parts_in(key for mix in phase.views.values() for key in mix)
@@ -138,7 +142,7 @@ def _phase_faults(method: Method, parts: dict[str, Part], phase: Phase) -> Itera
 
 def _only_copies(method: Method, parts: dict[str, Part], kept: str, shared: str) -> bool:
     """Return whether a private part never holds anything but a copy of this shared one."""
-    phases = [phase for phase in method.phases() if kept in phase.changes]
+    phases = [phase for phase in method.local_phases() if kept in phase.changes]
     copied = all(phase.copied.get(kept) == shared and kept not in (*phase.trains, *phase.then) for phase in phases)
     return parts[kept].start == shared and copied
 

@@ -55,7 +55,7 @@ def room_for_graphs(backbone: Backbone) -> int:
 def kept_of_a_token(train: TrainConfig, backbone: Backbone, method: Method) -> float:
     """Measure the bytes that a graph keeps per token, by the difference of forward passes of one and two rows."""
     tuner = method.setting.tuner
-    adapters = max((len(parts_in(mix)) for phase in method.phases() for mix in phase.views.values()), default=1)
+    adapters = max((len(parts_in(mix)) for phase in method.local_phases() for mix in phase.views.values()), default=1)
     draws = torch.Generator().manual_seed(0)
     parts = [backbone.place(tuner.init(backbone, [], draws)) for _ in range(max(1, adapters))]
     mix = [MixEntry(tuner, {name: t.requires_grad_() for name, t in part.items()}, 1.0) for part in parts]

@@ -17,6 +17,7 @@ from silotune.methods.step import REFERENCE, previous_tensors
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.activation_cache import ActivationCache
 from silotune.models.forward.mixing import Mix, MixEntry, can_share_forward, constant_views, parts_in, trained_parts
+from silotune.models.forward.untouched_vectors import UntouchedVectors
 from silotune.models.forward.view_program import ViewProgram
 from silotune.models.heads import Head, LossRecipe
 from silotune.models.heads.base import head_readings
@@ -66,7 +67,8 @@ class TrainingContext(PredictionContext):
             rows_written=rows_written,
             cache=cache,
         )
-        self.phases = [self._with_reference(phase) for phase in method.phases()]
+        self.untouched = UntouchedVectors(backbone)
+        self.phases = [self._with_reference(phase) for phase in method.local_phases()]
         self.server_phases = [self._with_reference(phase) for phase in method.server_phases()]
         self.train = train
         self.seed = seed
@@ -209,6 +211,7 @@ class TrainingContext(PredictionContext):
             same=same,
             activation_cache=self.cache,
             guard=self.guard,
+            untouched=self.untouched,
         )
 
     def resolve(self, mix: Mix, state: State, received: State, memory: Tensors) -> list[MixEntry]:

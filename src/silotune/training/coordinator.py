@@ -14,9 +14,11 @@ from silotune.aggregation import (
     Server,
     SiloAggregation,
     Update,
+    by_samples,
     change_norm,
     clipped,
     mixing_ranks,
+    uniform,
 )
 from silotune.aggregation.outliers import OutlierFilter, Refuse, check_aggregate
 from silotune.aggregation.product_error import ProductError
@@ -36,6 +38,7 @@ from silotune.core.tensors import State, Tensors, flatten, unflatten
 from silotune.errors import InputError, SilotuneError
 from silotune.training.broadcasts import NO_RANKS, Broadcasts, VariantKey
 from silotune.training.client import SiloReply
+from silotune.training.mean_of_iterates import MeanOfIterates
 from silotune.training.silo_sampling import SiloSampling
 
 _MOST_ROWS = 2**53  # larger weights are not exact in float64, and their sums can overflow
@@ -89,6 +92,8 @@ class Coordinator:
         own: part → the aggregation that alone sets its new value; `aggregation` combines all other parts.
         silos: the number of all silos in the federation, which the aggregations in `own` read.
         sums: whether a round's updates come as their sum alone (`receive_sum`).
+        head_rounds: first rounds, whose updates hold heads alone; these are averaged whatever is said of adapters.
+        mean: replaces the shared parts by their mean over rounds; None: never.
     """
 
     def __init__(
@@ -113,6 +118,8 @@ class Coordinator:
         own: Mapping[str, PartAggregation] = {},
         silos: int = 0,
         sums: bool = False,
+        head_rounds: int = 0,
+        mean: MeanOfIterates | None = None,
     ) -> None:
         self.shared = shared
         self.sums = sums and self.communicates
@@ -133,6 +140,8 @@ class Coordinator:
         self._redrawn = redrawn or (lambda number: {})
         self._own = own
         self._silos = silos
+        self._head_rounds = head_rounds
+        self._mean = mean
         self._kept: dict[str, Tensors] = {}  # part → the state of its own aggregation
         self._broadcasts = Broadcasts(shared)
         self._open: _OpenRound | None = None  # of the round whose updates arrive
@@ -269,7 +278,7 @@ class Coordinator:
         if self._noise is not None:
             assert number is not None, "each round has its own noise"
             noised = self._noise(self._sent_before(number), ordered, number)
-            self.shared = unflatten(before | self.optimizer.step(before, noised))
+            self._set(before | self.optimizer.step(before, noised), number)
             return
         without_outliers, momentum = OutlierFilter(before, self._outlier, refuse), dict(self.optimizer.state)
         ordered = without_outliers(ordered)
@@ -279,14 +288,15 @@ class Coordinator:
                 limit = self._clip
                 ordered = (clipped(update, before, limit) for update in ordered)
             whole: list[Update] = []  # with the parts that have aggregations of their own
-            if self._own:
+            heads_alone = number is not None and number <= self._head_rounds
+            if self._own and not heads_alone:
                 ordered = self._watch_own(ordered, whole)
             in_common = self._in_common(before)
             measured = not self.sums and (number is None or number & (number - 1) == 0)
             error = ProductError(in_common if measured else {}, self._by_rows, chosen)
-            combined = self._combine(error.watch(ordered), in_common)
+            combined = self._combine(error.watch(ordered), in_common, heads_alone)
             self.product_error = error.of(combined)
-            own, kept = self._combine_own(whole)
+            own, kept = ({}, self._kept) if heads_alone else self._combine_own(whole)
             aggregate = before | self.optimizer.step(before, combined) | own
             try:
                 check_aggregate(aggregate, without_outliers.norms, number)
@@ -294,10 +304,21 @@ class Coordinator:
                 self.optimizer.state = momentum
                 raise
             self._kept = kept
-            self.shared = unflatten(aggregate) | ({} if number is None else self._redrawn(number + 1))
+            self._set(aggregate, number)
+            self.shared |= {} if number is None else self._redrawn(number + 1)
 
-    def _combine(self, updates: Iterable[Update], before: Tensors) -> Tensors:
+    def _set(self, aggregate: Tensors, number: int | None) -> None:
+        """Set the shared parts to a round's aggregate, or to the mean over rounds if its stage ends."""
+        if self._mean is not None and number is not None:
+            mean = self._mean.after(number, aggregate)
+            if mean is not None:
+                aggregate, self.optimizer.state = mean, {}  # momentum leads away from where the last round was
+        self.shared = unflatten(aggregate)
+
+    def _combine(self, updates: Iterable[Update], before: Tensors, heads_alone: bool) -> Tensors:
         aggregation = self._aggregation
+        if heads_alone and isinstance(aggregation, BroadcastAggregation):
+            aggregation = by_samples if self._by_rows else uniform
         if isinstance(aggregation, BroadcastAggregation):
             return aggregation.aggregate(updates, before)
         return aggregation(updates)
@@ -338,21 +359,26 @@ class Coordinator:
         """Return all state as one flat mapping, as in checkpoints and digests.
 
         Its names are `shared/part/tensor`, `server/…` of the server optimizer, `part/part/…` of aggregations of
-        parts, and `aggregation/…` of an aggregation that issues other tensors to every silo.
+        parts, `mean/…` of the mean over rounds, and `aggregation/…` of an aggregation that issues other tensors to
+        every silo.
         """
         groups = {"shared": flatten(self.shared), "server": self.optimizer.state, "part": flatten(self._kept)}
+        if self._mean is not None:
+            groups["mean"] = self._mean.state
         if isinstance(self._aggregation, SiloAggregation):
             groups["aggregation"] = self._aggregation.state
         return {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
 
     def load_flat(self, tensors: Tensors) -> None:
         """Set the coordinator to a state from `flat`."""
-        groups: dict[str, Tensors] = {"shared": {}, "server": {}, "part": {}, "aggregation": {}}
+        groups: dict[str, Tensors] = {"shared": {}, "server": {}, "part": {}, "aggregation": {}, "mean": {}}
         for name, tensor in tensors.items():
             group, rest = name.split("/", 1)
             groups[group][rest] = tensor
         self.shared, self.optimizer.state = unflatten(groups["shared"]), groups["server"]
         self._kept = unflatten(groups["part"])
+        if self._mean is not None:
+            self._mean.state = groups["mean"]
         if isinstance(self._aggregation, SiloAggregation):
             self._aggregation.state = groups["aggregation"]
         elif groups["aggregation"]:

@@ -251,6 +251,7 @@ def train(
 def _schedule(context: TrainingContext, settings: TrainConfig, silo: Silo, number: int, phase: Phase) -> Schedule:
     """Return the learning rates of a silo's steps in a phase."""
     rounds = context.rounds if phase.when == "round" else None
+    settings = settings if phase.lr is None else settings.with_lr(phase.lr)
     return Schedule.of(settings, context.steps(silo, phase), number, rounds)
 
 

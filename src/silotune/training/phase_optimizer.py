@@ -96,7 +96,7 @@ def make_optimizer(train: TrainConfig, groups: Sequence[Tensor] | Sequence[Group
     """
     parameters: list[Any] = [*groups]
     if train.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=train.lr)
+        return torch.optim.SGD(parameters, lr=train.lr, momentum=train.momentum)
     if train.optimizer == "adafactor":
         from transformers.optimization import Adafactor  # imports peft, which doubles the time to start
 

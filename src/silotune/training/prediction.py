@@ -13,6 +13,7 @@ from silotune.methods.step import heads_of
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.activation_cache import ActivationCache
 from silotune.models.forward.mixing import Mix, MixEntry, members, parse_name, resolve_weights
+from silotune.models.forward.untouched_vectors import UntouchedVectors
 from silotune.models.heads import Head
 from silotune.models.tuners import Tuner, tuner_of
 from silotune.models.tuners.base import TokenWeight
@@ -55,6 +56,8 @@ class PredictionContext:
         self.rows_scored = rows_scored
         self.rows_written = rows_written
         self.cache = cache
+        self.untouched: UntouchedVectors | None = None
+        """Vectors of the untouched backbone, kept over rounds; None: no row is read twice."""
         self.guard: Callable[[], None] | None = None
         """Called before every forward of the backbone; what it raises ends the work."""
         self.vectors: dict[tuple[int, str], Tensor] | None = None

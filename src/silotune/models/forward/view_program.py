@@ -41,6 +41,7 @@ from silotune.models.forward.mixing import (
     plan_of_segments,
     select_rows,
 )
+from silotune.models.forward.untouched_vectors import UntouchedVectors
 from silotune.models.forward.views import POOLINGS, ConstantViews, HeadReading, Pooling, View
 
 Readings = Callable[[Task], Mapping[str, HeadReading]]
@@ -91,6 +92,7 @@ class ViewProgram:
         same: view of an anchor → the view that it equals (`Phase.same_at_start`) and is copied from, without gradient.
         activation_cache: keeps activations below the first part from batch to batch; None: they are computed each time.
         guard: called before every `run`; it stops the work by raising.
+        untouched: has the poolings of views without any part; None: they are computed like all others.
     """
 
     def __init__(
@@ -104,8 +106,10 @@ class ViewProgram:
         same: Mapping[str, str] = {},
         activation_cache: ActivationCache | None = None,
         guard: Callable[[], None] | None = None,
+        untouched: UntouchedVectors | None = None,
     ) -> None:
         self.backbone, self.poolings, self.readings, self.same = backbone, poolings, readings, same
+        self.untouched = untouched
         self.activation_cache, self._guard = activation_cache, guard
         self._keys = {name: tuple(identity(own[name]) for own in mixes) for name in mixes[0] if name not in same}
         self.distinct: dict[Hashable, _DistinctView] = {}
@@ -237,6 +241,8 @@ class _Run:
 
     def _take_kept(self, key: Hashable, view: _DistinctView, rows: MicroBatch) -> bool:
         """Take a constant view of some rows from earlier calls; returns whether all rows are kept."""
+        if self._take_untouched(key, view, rows):
+            return True
         if view.read_as is None or not self._kept:
             return False
         found = [
@@ -246,6 +252,20 @@ class _Run:
             return False
         for piece, poolings in zip(rows.pieces, found, strict=True):
             self._found[key][piece.owner].append((poolings or {}, None))
+        return True
+
+    def _take_untouched(self, key: Hashable, view: _DistinctView, rows: MicroBatch) -> bool:
+        """Take a view without any part from the vectors that are kept over rounds; returns whether it is one."""
+        store, batches = self._program.untouched, [self._batches[piece.owner] for piece in rows.pieces]
+        if store is None or any(view.mixes) or any(self._readings):  # vectors do not hold the states that heads read
+            return False
+        sources = [batch.source for batch in batches if batch.source is not None]
+        if len(sources) < len(batches):
+            return False
+        for piece, batch, source in zip(rows.pieces, batches, sources, strict=True):
+            chosen = batch.rows[piece.rows]
+            poolings = {name: table[chosen.to(table.device)] for name, table in store.of(source).items()}
+            self._found[key][piece.owner].append((poolings, None))
         return True
 
     def _encode(

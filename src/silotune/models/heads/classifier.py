@@ -35,8 +35,9 @@ class Classifier(Head):
     formula: ClassVar[str]
     """Logits from x, in the words of `head.json`."""
 
-    def __init__(self, pooling: Pooling = "first") -> None:
+    def __init__(self, pooling: Pooling = "first", normalize: float | None = None) -> None:
         self.pooling = pooling
+        self.normalize = normalize
 
     @classmethod
     @override
@@ -47,7 +48,13 @@ class Classifier(Head):
     @classmethod
     @override
     def make(cls, config: HeadConfig) -> Self:
-        return cls("first" if config.pooling == "auto" else config.pooling)  # older model.json leave `first` out
+        # older model.json leave `first` out
+        return cls("first" if config.pooling == "auto" else config.pooling, config.normalize)
+
+    def pooled(self, view: View) -> Tensor:
+        """Return the vector of each row that the layers read, shape (rows, hidden)."""
+        x = view[self.pooling]
+        return x if self.normalize is None else self.normalize * nn.functional.normalize(x, dim=-1)
 
     @override
     def check(self, backbone: Backbone, tasks: Iterable[Task]) -> None:
@@ -61,9 +68,12 @@ class Classifier(Head):
     @override
     def description(self, config: HeadConfig, task: Task) -> dict[str, Any]:
         x = POOLED[self.pooling].removeprefix("the " if self.pooling == "mean" else "")
+        scaled = "" if self.normalize is None else f", scaled to an L2 norm of {self.normalize:g}"
         return {
             "pooling": self.pooling,
-            "computes": f"logits = {self.formula}, where x is the last layer's state: {x}, virtual tokens left out",
+            "normalize": self.normalize,
+            "computes": f"logits = {self.formula}, where x is the last layer's state: {x}, virtual tokens left out"
+            f"{scaled}",
         }
 
 
@@ -87,7 +97,7 @@ class MLPHead(Classifier):
 
     @override
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
-        hidden = torch.tanh(apply_linear(tensors, f"{task.name}.dense", view[self.pooling]))
+        hidden = torch.tanh(apply_linear(tensors, f"{task.name}.dense", self.pooled(view)))
         return apply_linear(tensors, f"{task.name}.out", hidden)
 
 
@@ -106,7 +116,7 @@ class LinearHead(Classifier):
 
     @override
     def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
-        return apply_linear(tensors, f"{task.name}.out", view[self.pooling])
+        return apply_linear(tensors, f"{task.name}.out", self.pooled(view))
 
 
 class Projection:

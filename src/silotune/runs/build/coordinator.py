@@ -27,6 +27,7 @@ from silotune.methods import Method
 from silotune.methods.lora_products import CorrectedMeans
 from silotune.training.context import TrainingContext
 from silotune.training.coordinator import Coordinator
+from silotune.training.mean_of_iterates import MeanOfIterates
 from silotune.training.silo import Silo
 from silotune.training.silo_sampling import silos_a_round
 
@@ -156,6 +157,7 @@ def build_coordinator(
         _check_sums(config, context.method, silos)
     if own:
         _check_own(config, context.method, all(name in own or not shared[name] for name in shared))
+    privacy = privacy_guarantee(config, sorted(silos), groups, labeled) if communicates else None
     coordinator = Coordinator(
         shared,
         aggregation,
@@ -176,8 +178,30 @@ def build_coordinator(
         own=own,
         silos=len(silos),
         sums=config.aggregation.secure,
+        head_rounds=context.method.options.head_rounds,
+        mean=_mean_of_iterates(config, context.method, aggregation, privacy.rounds if privacy else config.rounds),
     )
-    return coordinator, privacy_guarantee(config, sorted(silos), groups, labeled) if communicates else None
+    return coordinator, privacy
+
+
+def _mean_of_iterates(
+    config: Config, method: Method, aggregation: Aggregation | BroadcastAggregation, rounds: int
+) -> MeanOfIterates | None:
+    """Return the mean over rounds of heads and over those of a method's own; refuse tensors that have none."""
+    if config.server.average is None:
+        return None
+    refused = {
+        f"aggregation={config.aggregation.name} makes tensors that hold together as they are": isinstance(
+            aggregation, BroadcastAggregation
+        ),
+        f"method {method.name} aggregates or redraws parts in its own way": bool(method.aggregations_of_parts)
+        or any(part.redrawn for part in method.parts().values()),
+        "train.early_stopping may end the run before its mean is taken": config.train.early_stopping is not None,
+    }
+    for why, given in refused.items():
+        if given:
+            raise InputError(f"server.average: {why}; leave it out")
+    return MeanOfIterates(config.server.average, sorted({min(method.options.head_rounds, rounds), rounds} - {0}))
 
 
 def _check_sums(config: Config, method: Method, silos: Mapping[str, Silo]) -> None:

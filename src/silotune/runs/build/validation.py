@@ -53,7 +53,7 @@ def check_tasks(
     if config.attack.name != "none":
         check_attack(config.attack, tasks)
     _check_head(config, method, tasks)
-    if config.train.early_stopping is not None and any(phase.when == "end" for phase in method.phases()):
+    if config.train.early_stopping is not None and any(phase.when == "end" for phase in method.local_phases()):
         raise InputError(
             f"train.early_stopping: method {method.name} is finished by its last phase, so no earlier round is judged; "
             "leave it out"
