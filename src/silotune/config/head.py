@@ -48,8 +48,8 @@ class HeadConfig(ExtensibleSection):
     normalize: float | None = Field(
         None,
         gt=0,
-        description="L2 norm to which `mlp` and `linear` scale that state, so that rows' gradients are about equally long; "
-        "unset: as it is.",
+        description="L2 norm to which `mlp` and `linear` scale that state, so that gradients of rows are about equally "
+        "long; unset: as it is.",
     )
     template: str | dict[str, str] | None = Field(
         None,

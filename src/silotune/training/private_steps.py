@@ -27,9 +27,13 @@ from silotune.training.phase_batches import token_limit
 from silotune.training.row_privacy import Place, units_of
 from silotune.training.silo import Silo
 from silotune.training.step_gradients import SiloStep, StepGradients, Terms
+from silotune.training.untouched_gradients import UntouchedGradients, gradients_of, reads_vectors_alone
 
 _AT_ONCE = 64
 """Most rows of one graph: each has its own copy of the trained tensors."""
+
+_VECTORS_AT_ONCE = 1024
+"""Most rows whose gradients are taken of their vectors at once."""
 
 _LARGEST = 2.0**100
 """Norms from here on count as infinite: factors that scale them down to the least `privacy.clip` would be inexact."""
@@ -66,7 +70,10 @@ class PrivateSteps:
         self._units = units_of(silo)
         self._rate = context.rate_of_units(silo)
         self._gradients = StepGradients(context, phase)
-        self._at_once = self._rows_at_once()
+        self._untouched = (
+            UntouchedGradients(context, silo, phase, training) if reads_vectors_alone(context, phase, silo) else None
+        )
+        self._at_once = self._rows_at_once() if self._untouched is None else _VECTORS_AT_ONCE
         self._copies: list[State] = []
         self._programs: dict[int, ViewProgram] = {}
         self._renewed = phase.renews_mixes
@@ -81,7 +88,9 @@ class PrivateSteps:
         beside: list[Tensor] = []
         logged: list[Terms] = []
         drawn = list(self._draw(number))
-        for units in _groups(drawn) or [[self._units[0][:1]]]:  # a step without units takes one that counts as nothing
+        for units in _groups(drawn, self._at_once) or [
+            [self._units[0][:1]]
+        ]:  # a step without units takes one that counts as nothing
             sums = [tensor.new_zeros(len(units), *tensor.shape) for tensor in total]
             rows = [(index, place, 1 / len(unit)) for index, unit in enumerate(units) for place in unit]
             for start in range(0, len(rows), self._at_once):
@@ -128,6 +137,8 @@ class PrivateSteps:
             Per trained tensor its gradients, shape (rows, …); per trained tensor the gradient of the terms of the loss
             that depend on no row (`Step.without_rows`); per row its loss and logged terms.
         """
+        if self._untouched is not None:
+            return self._untouched.of(places, state, received, memory)
         batches = [self._batch(place) for place in places]
         copies = self._copied(state, len(batches))
         without_rows: list[Tensor] = []
@@ -152,7 +163,7 @@ class PrivateSteps:
             torch.stack([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in same])
             for same in zip(*leaves, strict=True)
         ]
-        return found, _gradients_of(without_rows, leaves[0]), terms
+        return found, gradients_of(without_rows, leaves[0]), terms
 
     def _leaves(self, state: State) -> list[Tensor]:
         return [tensor for name in self.phase.trains for tensor in state[name].values()]
@@ -223,24 +234,17 @@ def clipped_sums(gradients: Sequence[Tensor], bound: float) -> list[Tensor]:
     ]
 
 
-def _groups(units: Sequence[list[Place]]) -> list[list[list[Place]]]:
-    """Group whole units, so that a group has not many more than `_AT_ONCE` rows."""
+def _groups(units: Sequence[list[Place]], most: int) -> list[list[list[Place]]]:
+    """Group whole units, so that a group has not many more than `most` rows."""
     groups: list[list[list[Place]]] = []
-    rows = _AT_ONCE
+    rows = most
     for unit in units:
-        if rows + len(unit) > _AT_ONCE:
+        if rows + len(unit) > most:
             groups.append([])
             rows = 0
         groups[-1].append(unit)
         rows += len(unit)
     return groups
-
-
-def _gradients_of(terms: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients of a sum of terms, zeros where they do not depend on a leaf."""
-    wanted = [term for term in terms if term.requires_grad]
-    found = torch.autograd.grad(wanted, leaves, allow_unused=True) if wanted else [None] * len(leaves)
-    return [torch.zeros_like(leaf) if each is None else each for each, leaf in zip(found, leaves, strict=True)]
 
 
 def _mean(logged: Sequence[Terms]) -> Terms:
