@@ -26,6 +26,7 @@ _MODULES = (
     "data",
     "config",
     "cost",
+    "privacy",
     "evaluate",
     "export",
     "predict",

@@ -150,6 +150,18 @@ class PrivacyConfig(Section):
     rows_per_unit: int = Field(
         4, ge=1, description="with a column as `unit`, the most rows of a unit in a step; its gradient is their mean."
     )
+    rate: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="with `unit`, the probability with which a step draws a unit, one for all silos; unset: "
+        "`train.batch_size` divided by a silo's units.",
+    )
+    units: int | None = Field(None, ge=2, description="the units that a silo has, about, for `plan`.")
+    plan: Literal["auto"] | None = Field(
+        None,
+        description="`auto`: `rate` is the least one whose noise is near that of larger ones (`silotune privacy`).",
+    )
     secret: ConfigPath | None = Field(
         None,
         min_length=1,
@@ -169,6 +181,10 @@ class PrivacyConfig(Section):
             raise ValueError(
                 "epsilon: noise on rows (privacy.unit) needs what the run may cost; e.g. privacy.epsilon=8"
             )
+        if self.unit is None and (self.rate is not None or self.plan is not None):
+            raise ValueError("rate and plan are about noise on rows; give privacy.unit, e.g. privacy.unit=row")
+        if self.plan is not None and self.units is None:
+            raise ValueError("plan: auto follows from the units of a silo; give privacy.units, e.g. privacy.units=1000")
         return self
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -173,12 +174,13 @@ class TrainingContext(PredictionContext):
         if epochs is None:
             return self.train.steps or 0
         if self.row_privacy is not None and self.row_privacy.covers(phase):
-            return epochs * batch_count(len(units_of(silo)), self.train.batch_size)
+            return epochs * math.ceil(1 / self.rate_of_units(silo))
         return epochs * sum(batch_count(rows.examples, self.train.batch_size) for rows in silo.train.values())
 
     def rate_of_units(self, silo: Silo) -> float:
         """Return the probability with which a step under noise on rows draws a unit."""
-        return min(1.0, self.train.batch_size / len(units_of(silo)))
+        rate = None if self.row_privacy is None else self.row_privacy.rate
+        return min(1.0, self.train.batch_size / len(units_of(silo))) if rate is None else rate
 
     def constant_views(self, phase: Phase) -> frozenset[str]:
         """Return the names of the views that stay constant in a phase, to be computed once.

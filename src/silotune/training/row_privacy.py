@@ -72,6 +72,7 @@ class RowPrivacy:
         run: a digest of the configuration, on which every draw depends.
         leaving: the parts on which what leaves a silo may depend; see `leaving_parts`.
         every: whether all parts leave, because the silo's model may be given away (`privacy.parts=all`).
+        rate: the probability with which a step draws a unit; None: `train.batch_size` / units.
     """
 
     clip: float
@@ -83,6 +84,7 @@ class RowPrivacy:
     run: str
     leaving: frozenset[str] = frozenset()
     every: bool = False
+    rate: float | None = None
 
     def covers(self, phase: Phase) -> bool:
         """Return whether a phase's gradients get noise; final phases, after which nothing leaves, only with `every`."""

@@ -8,6 +8,7 @@ from typing import TypeVar, Unpack, cast
 import torch
 from pydantic import BaseModel, ValidationError
 
+from silotune.communication.privacy.plan import proposed, step_plans, usual_delta
 from silotune.config import Choice, Config, input_error, load_config
 from silotune.config.head import PLAIN
 from silotune.config.keys import Keys
@@ -93,7 +94,22 @@ def read_config(
     method = make_method(config)
     _check_defined(method, "aggregation", config.aggregation.name, method.aggregations)
     _check_defined(method, "train.optimizer", config.train.optimizer, method.optimizers)
-    return with_options(config, method)
+    return with_plan(with_options(config, method), method)
+
+
+def with_plan(config: Config, method: Method) -> Config:
+    """Return the configuration with the rate and the δ of `privacy.plan=auto`, where they are not given."""
+    privacy = config.privacy
+    if privacy.plan is None or privacy.rate is not None:
+        return config
+    assert privacy.units is not None, "the section refuses less"
+    assert privacy.epsilon is not None, "the section refuses less"
+    if config.train.steps is None:
+        raise InputError("privacy.plan: passes over rows make no known number of steps; give train.steps")
+    delta, phases = privacy.delta or usual_delta(privacy.units), method.local_phases()
+    rounds = sum(phase.runs_in(number) for phase in phases if phase.trains for number in range(1, config.rounds + 1))
+    plan = proposed(step_plans(privacy.epsilon, delta, steps=[max(1, rounds * config.train.steps)]))
+    return config.model_copy(update={"privacy": privacy.model_copy(update={"rate": plan.rate, "delta": delta})})
 
 
 def _check_defined(method: type[Method] | Method, key: str, name: str, allowed: Collection[str] | None) -> None:

@@ -147,6 +147,7 @@ def make_row_privacy(
         hashlib.sha256(f"{dump(config)}{context.backbone.fingerprint}".encode()).hexdigest(),
         leaving,
         every,
+        privacy.rate,
     )
     context.row_privacy = settled
     plans, numbers = {}, range(1, config.rounds + 1)
