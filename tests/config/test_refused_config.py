@@ -28,7 +28,7 @@ WORDS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "sgd-keeps-nothing": (
         ["train.keep_optimizer=true", "train.optimizer=sgd"],
-        ["train", "keep_optimizer", "optimizer=sgd keeps no state", "adamw"],
+        ["train", "keep_optimizer", "optimizer=sgd keeps no state but momentum", "train.momentum"],
     ),
     "class-weights-word": (["train.class_weights=even"], ["train.class_weights", "none, balanced", "even"]),
     "class-weight-zero": (["train.class_weights={good: 0}"], ["train.class_weights", "'good'", "above 0"]),

@@ -54,6 +54,7 @@ class HeadKeys(TypedDict, total=False):
     name: str
     scope: Literal["private", "shared"]
     pooling: Literal["auto", "first", "mean", "last"]
+    normalize: float | None
     template: str | Mapping[str, str] | None
     words: Mapping[str, str | Sequence[str]] | None
     multi_token: Literal["refuse", "average"]
@@ -101,6 +102,7 @@ class TrainKeys(TypedDict, total=False):
     batch_size: int
     batches: Literal["full", "even"]
     optimizer: Literal["adam", "adamw", "sgd", "adafactor"]
+    momentum: float
     weight_decay: float | None
     adam_epsilon: float
     clip_norm: float | None
@@ -142,6 +144,7 @@ class ServerKeys(TypedDict, total=False):
 
     optimizer: Literal["none", "avgm", "nesterov", "adam", "yogi", "adagrad"]
     lr: float
+    average: float | None
     beta1: float
     beta2: float
     tau: float
@@ -205,6 +208,9 @@ class PrivacyKeys(TypedDict, total=False):
     more_noise: bool
     clip: float
     rows_per_unit: int
+    rate: float | None
+    units: int | None
+    plan: Literal["auto"] | None
     secret: str | PurePath | None
     parts: Literal["leaving", "all"]
 

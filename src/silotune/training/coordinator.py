@@ -288,7 +288,7 @@ class Coordinator:
                 limit = self._clip
                 ordered = (clipped(update, before, limit) for update in ordered)
             whole: list[Update] = []  # with the parts that have aggregations of their own
-            heads_alone = number is not None and number <= self._head_rounds
+            heads_alone = number is not None and 0 < number <= self._head_rounds
             if self._own and not heads_alone:
                 ordered = self._watch_own(ordered, whole)
             in_common = self._in_common(before)

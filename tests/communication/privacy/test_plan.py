@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from silotune.cli.main import main
 from silotune.communication.privacy import plan
 from silotune.communication.privacy.plan import StepPlan, proposed, step_plans, usual_delta
 from silotune.communication.privacy.row_accountant import row_epsilon
@@ -67,13 +64,3 @@ def test_whoever_writes_the_configuration_resolves_the_plan(quick):
 def test_plans_that_say_too_little_are_refused(words, culprit):
     with pytest.raises(InputError, match=culprit):
         read_config("demo", words)
-
-
-def test_the_command_shows_plans(quick, capsys):
-    assert main(["privacy", "--units", "1000", "--epsilon", "1", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert [(one["rate"], one["steps"]) for one in shown["plans"] if one["proposed"]] == [(0.25, 20)]
-    assert main(["privacy", "--units", "1000"]) == 2
-    assert "--epsilon" in capsys.readouterr().err
-    assert main(["privacy", "--units", "900", "--epsilon", "1"]) == 0
-    assert "proposed: privacy.rate=0.25, 20 noised steps" in capsys.readouterr().out
