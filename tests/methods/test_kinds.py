@@ -19,7 +19,7 @@ DECLARED = {
     PredictionMix: [method.prediction() for method in METHODS_OF_KINDS],
 }
 OF_NO_METHOD = {"alike", "lr"}
-"""For methods of others (`tests/training/test_initial_parts.py`), and for `method.head_rounds` (`test_head_first.py`)."""
+"""For methods of others (`tests/training/test_initial_parts.py`), and for `method.head_rounds`."""
 FIELDS = [(kind, field) for kind in DECLARED for field in dataclasses.fields(kind) if field.name not in OF_NO_METHOD]
 
 
