@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import tempfile
 from pathlib import Path
@@ -53,12 +52,12 @@ def measure(canaries: int, epochs: int) -> dict[str, Any]:
         folder = Path(directory)
         source = _made_rows(folder)
         found = {"as configured": _release(source, words, folder / "one")}
-        unclipped = private_steps.clipped_sums
+        unclipped = private_steps.clipped_sum
 
-        def loose(gradients: Any, bound: float) -> Any:
-            return unclipped(gradients, math.inf if bound else 0.0)
+        def loose(vectors: Any, bound: float, grid: float) -> Any:
+            return unclipped(vectors, bound * 2.0**20, grid * 2.0**20) * 2**20
 
-        with mock.patch.object(private_steps, "clipped_sums", loose), mock.patch.object(RowPrivacy, "deviation", _none):
+        with mock.patch.object(private_steps, "clipped_sum", loose), mock.patch.object(RowPrivacy, "deviation", _none):
             found["noise and clipping off"] = _release(source, words, folder / "two")
     report: dict[str, Any] = {name: release.fields() for name, release in found.items()}
     off = found["noise and clipping off"].canaries

@@ -222,7 +222,8 @@ class Config(Section):
         """Refuse keys with which noise on rows (`privacy.unit`) would protect nothing."""
         refused = {
             "uplink, aggregation.noise_multiplier: noise on whole silos is another promise; choose one": other_noise,
-            "precision: skipped steps of fp16 follow rows; allowed: fp32, bf16": self.precision.name == "fp16",
+            f"precision: in {self.precision.name} a row's gradient is not known to be the same whoever shares its "
+            "group; allowed: fp32, auto (which is fp32 then)": self.precision.name in ("bf16", "fp16"),
             "train.class_weights: balanced weights follow rows; allowed: none": self.train.class_weights != "none",
             f"tuner: {self.tuner.name} has no gradients row by row; allowed: lora and others": (
                 self.tuner.name in ("full", "p-tuning")

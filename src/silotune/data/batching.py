@@ -92,10 +92,12 @@ class MicroBatch:
     Args:
         inputs: the forward's inputs for all rows, name → tensor of shape (rows, …).
         pieces: whose rows they are, in order.
+        masked: whether to use masks even where no row has padding, so that kernels do not follow from rows.
     """
 
     inputs: Inputs
     pieces: tuple[Piece, ...]
+    masked: bool = False
 
     @classmethod
     def alone(cls, inputs: Inputs, start: int = 0) -> MicroBatch:
@@ -165,6 +167,7 @@ def make_batch(
     pad_id: int,
     call_cost: int | None = CALL_COST,
     limit: TokenLimit | None = None,
+    width: int | None = None,
 ) -> Batch:
     """Make a batch of chosen rows, cut to minimize padding plus the cost of calls.
 
@@ -174,11 +177,12 @@ def make_batch(
         pad_id: token id for padding.
         call_cost: overhead of a micro-batch in tokens; None leaves the batch uncut (without micro-batches).
         limit: the most tokens of a micro-batch; None: any number.
+        width: pads tokens and decoder tokens to this length; None: to lengths that follow from the rows.
     """
     order = sorted(chosen, key=lambda row: (len(rows.ids[row]), row))
-    widths = [padded_width(rows, [row]) for row in order]
+    widths = [width or padded_width(rows, [row]) for row in order]
     ends = [] if call_cost is None else optimal_cuts(widths, call_cost, limit=limit)
-    inputs = [make_inputs(rows, order[start:end], pad_id) for start, end in pairwise([0, *ends])]
+    inputs = [make_inputs(rows, order[start:end], pad_id, width) for start, end in pairwise([0, *ends])]
     index = torch.tensor(order)
     return Batch.of_inputs(rows.task, index, rows.labels[index], inputs, rows)
 
@@ -213,9 +217,9 @@ def optimal_cuts(
     return ends[::-1]
 
 
-def make_inputs(rows: TokenizedRows, chosen: Sequence[int], pad_id: int) -> Inputs:
-    """Pad chosen rows, in the given order, to the inputs of one forward pass."""
-    width = padded_width(rows, chosen)
+def make_inputs(rows: TokenizedRows, chosen: Sequence[int], pad_id: int, fixed: int | None = None) -> Inputs:
+    """Pad chosen rows, in the given order, to the inputs of one forward pass, of a `fixed` length or the least."""
+    width = fixed or padded_width(rows, chosen)
     ids, mask = pad_lists([rows.ids[row] for row in chosen], pad_id, width=width)
     inputs = {"input_ids": ids, "attention_mask": mask}
     if rows.types is not None:
@@ -223,7 +227,7 @@ def make_inputs(rows: TokenizedRows, chosen: Sequence[int], pad_id: int) -> Inpu
     if rows.soft is not None:
         inputs[SOFT_AT] = torch.tensor([rows.soft[row] for row in chosen])
     if rows.decoder is not None:
-        ids, mask = pad_lists([rows.decoder[row] for row in chosen], pad_id)
+        ids, mask = pad_lists([rows.decoder[row] for row in chosen], pad_id, width=fixed or 0)
         inputs |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
     if rows.reads is not None:
         reads = [(position, token) for position, row in enumerate(chosen) for token in rows.reads[row]]

@@ -24,6 +24,7 @@ from silotune.core.tensors import State, Tensors, change_of, flatten, iter_chang
 from silotune.methods.parts import Part, Scope
 from silotune.training.local_round import LocalResult
 from silotune.training.local_trainer import LocalTrainer
+from silotune.training.row_privacy import question
 from silotune.training.silo import Silo, SiloState
 
 USES = "privacy/rounds"
@@ -81,6 +82,8 @@ class SiloClient:
         self.privacy = privacy
         self.measures = measures
         self.sums = sums
+        self.run = ""
+        """The run's name, on which the noise of a silo with a secret depends; a worker sets it."""
         self._last: tuple[bytes, State, int] | None = None
 
     def rounds(self, silos: Sequence[Silo], broadcast: bytes, spent: PrivacySpent = PrivacySpent()) -> list[SiloReply]:
@@ -118,9 +121,10 @@ class SiloClient:
             before = flatten({name: shared.get(name, {}) for name in parts})
             sent = scale_update(result.state, shared, parts, silo.attack_scale)
             if self.uplink.names:
-                encoded, kept = self.uplink.send(
-                    change_of(before, shared_tensors(sent, parts)), memory, silo.name, number
-                )
+                named = f"{self.uplink.run}{self.run}"
+                asked = question(named, silo, number, shared, silo.state) if self.uplink.secret else ""
+                trained = change_of(before, shared_tensors(sent, parts))
+                encoded, kept = self.uplink.send(trained, memory, silo.name, number, asked)
                 message = change_message(encoded, self.uplink.label, number, silo.name, silo.rows)
                 # an error of a part that is drawn anew says nothing of the next one
                 lasting = {key: error for key, error in kept.items() if not parts[key.split("/")[1]].redrawn}

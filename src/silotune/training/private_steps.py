@@ -3,20 +3,24 @@
 A unit is one row, or all rows of one person. The rows drawn for a step train as the members of a cohort do: each has
 copies of the trained tensors as leaves of its own, so one forward and one backward pass over all rows give each row's
 gradient, of its own mean loss, for every tuner and head. A unit's gradient is the mean of its rows' gradients.
+
+A row's gradient has the same bits whoever shares its group, and so no unit moves another one's: shapes, slots, and
+masks follow from the configuration and from how many units were drawn, and a product's numbers from their own row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from silotune.communication.privacy.noise import NoiseStream, gaussian
+from silotune.communication.privacy.noise import NoiseStream, with_noise
+from silotune.communication.privacy.whole_noise import grid_of, whole_vectors
 from silotune.core.tensors import State, Tensors, flatten
-from silotune.data.batching import Batch, MicroBatch, make_batch
-from silotune.data.cohort_batches import cut_jointly, join
+from silotune.data.batching import Batch, make_batch
+from silotune.data.cohort_batches import join
 from silotune.methods.phase import Phase
 from silotune.methods.step import LocalTraining
 from silotune.models.forward.mixing import can_share_forward
@@ -32,11 +36,11 @@ from silotune.training.untouched_gradients import UntouchedGradients, gradients_
 _AT_ONCE = 64
 """Most rows of one graph: each has its own copy of the trained tensors."""
 
+_MOST_NUMBERS = 2**22
+"""Numbers of gradients that are rounded at once, which bounds the memory."""
+
 _VECTORS_AT_ONCE = 1024
 """Most rows whose gradients are taken of their vectors at once."""
-
-_LARGEST = 2.0**100
-"""Norms from here on count as infinite: factors that scale them down to the least `privacy.clip` would be inexact."""
 
 
 @dataclass
@@ -70,6 +74,8 @@ class PrivateSteps:
         self._units = units_of(silo)
         self._rate = context.rate_of_units(silo)
         self._gradients = StepGradients(context, phase)
+        self._width = context.train.max_length
+        self._filler = next(unit[0] for unit in self._units if unit)
         self._untouched = (
             UntouchedGradients(context, silo, phase, training) if reads_vectors_alone(context, phase, silo) else None
         )
@@ -84,49 +90,53 @@ class PrivateSteps:
         No gradients are added to the given parts.
         """
         trained = flatten({name: state[name] for name in self.phase.trains})
-        total = [torch.zeros_like(tensor, requires_grad=False) for tensor in trained.values()]
+        sizes = [tensor.numel() for tensor in trained.values()]
+        total = torch.zeros(sum(sizes), dtype=torch.int64, device=_home(next(iter(trained.values()))))
         beside: list[Tensor] = []
         logged: list[Terms] = []
-        drawn = list(self._draw(number))
-        for units in _groups(drawn, self._at_once) or [
-            [self._units[0][:1]]
-        ]:  # a step without units takes one that counts as nothing
-            sums = [tensor.new_zeros(len(units), *tensor.shape) for tensor in total]
-            rows = [(index, place, 1 / len(unit)) for index, unit in enumerate(units) for place in unit]
-            for start in range(0, len(rows), self._at_once):
-                piece = rows[start : start + self._at_once]
-                places = [place for _, place, _ in piece]
-                found, without_rows, terms = self._row_gradients(number, len(logged), places, state, received, memory)
-                beside, logged = beside or without_rows, logged + terms
-                index, shares = torch.tensor([unit for unit, _, _ in piece]), [share for _, _, share in piece]
-                for into, gradients in zip(sums, found, strict=True):
-                    scaled = gradients * gradients.new_tensor(shares).view(-1, *[1] * (gradients.dim() - 1))
-                    into.index_add_(0, index.to(into.device), scaled)
-            for into, clipped in zip(total, clipped_sums(sums, self._privacy.clip if drawn else 0.0), strict=True):
-                into += clipped
-        expected, deviation = self._rate * len(self._units), self._privacy.deviation(self._silo.name)
-        gradient = {
-            name: (clipped + self._noise(number, name, clipped, deviation)) / expected + extra
-            for (name, clipped, extra) in zip(trained, total, beside, strict=True)
+        clip, deviation = self._privacy.clip, self._privacy.deviation(self._silo.name)
+        drawn, grid = list(self._draw(number)), grid_of(clip, deviation)
+        # terms of the loss that depend on no row have a gradient in a step without units too, so a filler is trained
+        for start in range(0, len(drawn) or 1, self._at_once):
+            units = drawn[start : start + self._at_once] or [[]]
+            vectors = torch.zeros(len(units), total.numel(), device=total.device)
+            for turn in range(
+                max(1, *map(len, units))
+            ):  # a unit keeps its slot, with its rows in turn and then fillers
+                places = [unit[turn] if turn < len(unit) else self._filler for unit in units]
+                first = start + turn * len(drawn)
+                found, without_rows, terms = self._row_gradients(number, first, places, state, received, memory)
+                flat = torch.cat([each.flatten(1) for each in found], 1).to(total.device)
+                share = flat.new_tensor([[1 / len(unit) if turn < len(unit) else 0.0] for unit in units])
+                vectors = vectors + torch.where(share > 0, flat * share, 0.0)
+                beside = beside or without_rows
+                logged += [each for each, unit in zip(terms, units, strict=True) if turn < len(unit)]
+            total += clipped_sum(vectors, clip, grid)
+        pieces = {
+            name: piece.view(tensor.shape)
+            for (name, tensor), piece in zip(trained.items(), torch.split(total, sizes), strict=True)
         }
-        return PrivateGradient(gradient, _mean(logged), sum(map(len, drawn)))
+        noised = self._noised(number, pieces, deviation, grid)
+        expected = self._rate * len(self._units)
+        gradient = {
+            name: (noised[name] / expected).to(tensor) + extra
+            for (name, tensor), extra in zip(trained.items(), beside, strict=True)
+        }
+        return PrivateGradient(gradient, _mean(logged or terms), sum(map(len, drawn)))
+
+    def _noised(self, number: int, total: Tensors, deviation: float, grid: float) -> Tensors:
+        return with_noise(total, self._stream, deviation, grid, "gaussian", f"{self.phase.name}/{number}/")
 
     def _draw(self, number: int) -> Iterator[list[Place]]:
-        """Yield the rows of each drawn unit, at most `rows_per_unit` of each: a Poisson sample."""
+        """Yield each drawn unit's rows, at most `rows_per_unit`: a Poisson sample of units, empty ones included."""
         most, purpose = self._privacy.rows_per_unit, f"{self.phase.name}/{number}"
         chosen = self._stream.uniform("units", purpose, (len(self._units),)) < self._rate
         for index in chosen.nonzero().flatten().tolist():
             rows = self._units[index]
-            if not rows:
-                continue
             if len(rows) > most:
                 order = self._stream.uniform("rows", f"{purpose}/{index}", (len(rows),)).argsort()[:most]
                 rows = [rows[place] for place in sorted(order.tolist())]
             yield rows
-
-    def _noise(self, number: int, name: str, like: Tensor, deviation: float) -> Tensor:
-        uniform = self._stream.uniform("noise", f"{self.phase.name}/{number}/{name}", tuple(like.shape))
-        return gaussian(uniform, deviation).to(like)
 
     def _row_gradients(
         self, number: int, first: int, places: Sequence[Place], state: State, received: State, memory: Tensors
@@ -157,7 +167,8 @@ class PrivateSteps:
             for index, (batch, copy) in enumerate(zip(batches, copies, strict=True))
         ]
         program = self._program(copies, received, memory)
-        terms = self._gradients.whole_batch(program, members, self._cut(batches))
+        joint = [replace(each, masked=True) for each in join(batches, self._context.backbone.pad_id)]
+        terms = self._gradients.whole_batch(program, members, joint)
         leaves = [self._leaves(copy) for copy in copies]
         found = [
             torch.stack([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in same])
@@ -169,25 +180,23 @@ class PrivateSteps:
         return [tensor for name in self.phase.trains for tensor in state[name].values()]
 
     def _batch(self, place: Place) -> Batch:
+        """Return a row alone, padded to a public length, as the others of its group are; nothing is kept of it."""
         task, row = place
         rows, backbone = self._silo.train[task], self._context.backbone
-        cost = backbone.call_cost if self._context.draws else None
-        return make_batch(rows, rows.sequences([row]), backbone.pad_id, cost)
-
-    def _cut(self, batches: Sequence[Batch]) -> list[MicroBatch]:
-        backbone = self._context.backbone
-        if self._context.draws:
-            return join(batches, backbone.pad_id)
-        return cut_jointly(batches, backbone.pad_id, backbone.call_cost)
+        batch = make_batch(rows, rows.sequences([row]), backbone.pad_id, backbone.call_cost, width=self._width)
+        return replace(batch, source=None)
 
     def _rows_at_once(self) -> int:
-        """Return the most rows of one graph: one if a tuner cannot separate rows."""
+        """Return the most rows of one graph, which no row changes: one if a tuner cannot separate rows."""
         context = self._context
         if not all(can_share_forward(context.backbone, tuner) for tuner in context.tuners):
             return 1
-        limit = token_limit(context, self.phase, [self._silo])
-        longest = max(rows.longest for rows in self._silo.train.values())
-        return _AT_ONCE if limit is None else max(1, min(_AT_ONCE, limit.rows(longest)))
+        limit = token_limit(context, self.phase, [])
+        if limit is None:
+            return _AT_ONCE
+        decoder = any(rows.decoder is not None for rows in self._silo.train.values())
+        beside = limit.beside + (self._width if decoder else 0)
+        return max(1, min(_AT_ONCE, replace(limit, beside=beside).rows(self._width)))
 
     @torch.no_grad()
     def _copied(self, state: State, count: int) -> list[State]:
@@ -215,36 +224,17 @@ class PrivateSteps:
         return self._programs[len(copies)]
 
 
-def clipped_sums(gradients: Sequence[Tensor], bound: float) -> list[Tensor]:
-    """Sum units' gradients, each scaled down to a norm of at most `bound`; those without a finite norm count as zero.
-
-    Args:
-        gradients: per tensor, shape (units, …).
-        bound: of the L2 norm over all tensors.
-    """
-    flat = [each.reshape(len(each), -1) for each in gradients]
-    largest = torch.stack([each.abs().amax(1) for each in flat]).amax(0)  # squares of small numbers would be 0
-    scale = torch.where(largest > 0, largest, 1.0)
-    norms = scale * torch.stack([(each / scale[:, None]).square().sum(1) for each in flat]).sum(0).sqrt()
-    finite = norms < _LARGEST
-    factors = torch.where(finite, (bound / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0), 0.0)
-    return [
-        torch.einsum("u,u...->...", factors, torch.where(finite.view(-1, *[1] * (each.dim() - 1)), each, 0.0))
-        for each in gradients
-    ]
+def clipped_sum(vectors: Tensor, bound: float, grid: float) -> Tensor:
+    """Sum units' gradients, shape (units, numbers), each clipped and rounded to whole numbers of `grid`; exact."""
+    total = torch.zeros(vectors.shape[1], dtype=torch.int64, device=vectors.device)
+    for piece in vectors.split(max(1, _MOST_NUMBERS // vectors.shape[1])):
+        total += whole_vectors(piece, bound, grid).sum(0)
+    return total
 
 
-def _groups(units: Sequence[list[Place]], most: int) -> list[list[list[Place]]]:
-    """Group whole units, so that a group has not many more than `most` rows."""
-    groups: list[list[list[Place]]] = []
-    rows = most
-    for unit in units:
-        if rows + len(unit) > most:
-            groups.append([])
-            rows = 0
-        groups[-1].append(unit)
-        rows += len(unit)
-    return groups
+def _home(tensor: Tensor) -> torch.device:
+    """Return the device for sums: the tensor's own, but for MPS, which has no float64."""
+    return torch.device("cpu") if tensor.device.type == "mps" else tensor.device
 
 
 def _mean(logged: Sequence[Terms]) -> Terms:

@@ -121,16 +121,9 @@ class RowPrivacy:
         return replace(self, plans=plans, run=f"{self.run}{run}")
 
     def draws(self, silo: Silo, number: int, received: State, state: SiloState) -> str:
-        """Return a digest of all that a silo's answer in a round depends on: equal ones have equal draws.
-
-        Answers to two different broadcasts must not carry the same noise, or subtracting them would cancel it. So the
-        digest covers the tensors as received, the silo's own, its rows, the plan, the round, the configuration and the
-        run. A ledger charges an answer by the same digest, so that fresh draws are never free.
-        """
+        """Return the digest of a round's question and the plan; a ledger charges an answer by it: fresh draws cost."""
         plan = repr(self.plans.get(silo.name))  # one draw under two strengths of noise would reveal it
-        inputs = digest(flatten(received)), digest(state.flat()), _rows_digest(silo)
-        words = (self.run, silo.name, plan, str(number), *inputs)
-        return hashlib.sha256("\x1f".join(words).encode()).hexdigest()
+        return question(self.run, silo, number, received, state, plan)
 
     def stream(self, silo: Silo, number: int, received: State, state: SiloState) -> NoiseStream:
         """Return the stream of random numbers that a silo draws from in a round; arguments as of `draws`."""
@@ -168,6 +161,17 @@ def _held_by(method: Method) -> bytes:
     written = io.BytesIO()
     _Values(written).dump(values)
     return written.getvalue()
+
+
+def question(run: str, silo: Silo, number: int, received: State, state: SiloState | None, plan: str = "") -> str:
+    """Return a digest of all that a silo's answer in a round depends on: equal ones have equal draws.
+
+    Answers to two different broadcasts must not carry the same noise, or subtracting them would cancel it. So the
+    digest covers the tensors as received, the silo's own (None: it has none yet), its rows, the plan, the round, and
+    `run`, which names the run and its configuration.
+    """
+    inputs = digest(flatten(received)), digest(state.flat() if state else {}), _rows_digest(silo)
+    return hashlib.sha256("\x1f".join((run, silo.name, plan, str(number), *inputs)).encode()).hexdigest()
 
 
 def units_of(silo: Silo) -> list[list[Place]]:

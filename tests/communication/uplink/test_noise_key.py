@@ -7,7 +7,7 @@ from hashlib import sha256
 import pytest
 import torch
 
-from silotune.communication.privacy.noise import Gaussian
+from silotune.communication.privacy.noise import CentralNoise, noise_stream_for
 from silotune.communication.uplink import make_pipeline
 from silotune.config.uplink import UplinkConfig
 
@@ -19,23 +19,23 @@ SECRET = b"0123456789abcdef"
     [
         (
             "clip,laplace,int8",
-            "((Clip(bound=1.0, norm='l1'), Laplace(scale=0.25)), Integers(most=127, stochastic=False))",
+            "((Clip(bound=1.0, norm='l1'), Laplace(scale=0.25, bound=1.0)), Integers(most=127, stochastic=False))",
             "2e12ea52d3d86319f875ed47238fa4e6c23d6ad651fbefc1952072f596912409",
         ),
         (
             "clip,laplace,int4",
-            "((Clip(bound=1.0, norm='l1'), Laplace(scale=0.25)), Integers(most=7, stochastic=False))",
+            "((Clip(bound=1.0, norm='l1'), Laplace(scale=0.25, bound=1.0)), Integers(most=7, stochastic=False))",
             "040bcc5d70f9f4afebd1dcf39a29ec1ad3615d9fa45cb4d4bac9118223c611ea",
         ),
         (
             "clip,laplace",
-            "((Clip(bound=1.0, norm='l1'), Laplace(scale=0.25)), None)",
+            "((Clip(bound=1.0, norm='l1'), Laplace(scale=0.25, bound=1.0)), None)",
             "478ff6f8a5bb9de8ef9b5b23b1f48dee1b8fcd471d599d92f79aa4c1a7e17947",
         ),
         ("fp16", "((), Half(draws=False))", None),
     ],
 )
-def test_key_and_bits_are_those_of_0_1_0(steps: str, key: str, digest: str | None) -> None:
+def test_key_and_bits_are_a_format(steps: str, key: str, digest: str | None) -> None:
     pipeline = make_pipeline(UplinkConfig(name=steps), 3, SECRET)
     assert pipeline.noise_key == key
     change = {"a/w": torch.arange(12.0).reshape(3, 4), "a/b": torch.ones(5)}
@@ -44,5 +44,26 @@ def test_key_and_bits_are_those_of_0_1_0(steps: str, key: str, digest: str | Non
     assert digest in (None, sha256(content).hexdigest())
 
 
-def test_the_key_of_central_noise() -> None:
-    assert repr(Gaussian(0.5)) == "Gaussian(deviation=0.5)"
+def test_the_key_covers_the_question_and_the_change() -> None:
+    """What was asked (`training.row_privacy.question`) alone, and the change alone, make another noise."""
+    change = {"a/w": torch.zeros(200)}
+    streams = {
+        noise_stream_for(3, SECRET, "north", 2, values, how, asked).word
+        for values in (change, {"a/w": torch.ones(200)})
+        for how in ("strong", "weak")
+        for asked in ("one", "another")
+    }
+    assert len(streams) == 8
+    pipeline = make_pipeline(UplinkConfig(name="clip,gaussian"), 3, SECRET)
+    one, other, again = (pipeline.send(change, {}, "north", 2, asked)[0]["a/w"] for asked in ("a", "b", "a"))
+    assert torch.equal(one, again)
+    assert not torch.isclose(one, other).any()
+
+
+def test_the_key_of_central_noise_covers_run_and_broadcast() -> None:
+    found = []
+    for run, start in (("one", 0.0), ("other", 0.0), ("one", 1.0)):
+        before = {"a/w": torch.full((200,), start)}
+        found.append(CentralNoise(1.0, 1.0, 2, 3, SECRET, run)(before, [], 1)["a/w"] - start)
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert not torch.isclose(found[one], found[other]).any()

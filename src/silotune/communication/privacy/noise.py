@@ -3,9 +3,10 @@
 The numbers of noise and rounding are drawn from the run's seed, or from the secret file `privacy.secret`.
 
 Noise derived from the seed is reproducible, but anyone who knows the seed can subtract it. A silo that needs protection
-therefore has a secret. Its noise is then derived from the secret, the change and the steps: sending the same change
-twice gives the same message. Two different changes (a repeated round with other parts), or one change under two
-strengths of noise (another run with another ε), must never get the same noise: their difference would be revealed.
+therefore has a secret. Its noise is then derived from the secret, the steps, the change, and all that the answer
+depends on: the same question gets the same message. Two different changes (a repeated round with other parts), or one
+change under two strengths of noise (another run with another ε), must never get the same noise: their difference would
+be revealed. Nor may two questions (other broadcasts, other runs) whose changes are equal: that they are would be.
 """
 
 from __future__ import annotations
@@ -19,9 +20,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from silotune.aggregation.update import Update
+from silotune.communication.privacy.whole_noise import (
+    GAUSSIAN,
+    LAPLACE,
+    Law,
+    grid_of,
+    rounded_numbers,
+    whole_vector,
+)
 from silotune.core.tensors import Norm, Tensors, change_of, clip_to_norm, digest
 from silotune.errors import InputError, file_errors
 
@@ -43,19 +53,35 @@ class NoiseStream:
 
     def uniform(self, purpose: str, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return float64 numbers in (0, 1), ends excluded: the middles of 2⁵² equal pieces, exact in float64."""
-        stream = hashlib.shake_256(f"{purpose}\x1f{name}\x1f".encode() + self._key).digest(8 * prod(shape))
-        pieces = np.frombuffer(stream, dtype="<u8") >> np.uint64(12)
+        pieces = self._words(purpose, name, prod(shape)) >> np.uint64(12)
         return torch.from_numpy((pieces.astype(np.float64) + 0.5) * _PIECE).reshape(shape)
+
+    def whole(self, purpose: str, name: str, shape: tuple[int, ...], scale: float, law: Law) -> Tensor:
+        """Return independent numbers of a law, times `scale` and rounded, int64; see `rounded_numbers`."""
+        if not scale:
+            return torch.zeros(shape, dtype=torch.int64)
+
+        def more(place: int) -> int:
+            return int(self._words("more", f"{purpose}\x1f{name}\x1f{place}", 1)[0])
+
+        return rounded_numbers(self._words(purpose, name, prod(shape)), more, scale, law)[0].reshape(shape)
+
+    def _words(self, purpose: str, name: str, count: int) -> NDArray[np.uint64]:
+        stream = hashlib.shake_256(f"{purpose}\x1f{name}\x1f".encode() + self._key).digest(8 * count)
+        return np.frombuffer(stream, dtype="<u8")
 
 
 def noise_stream_for(
-    seed: int, secret: bytes | None, silo: str, round_number: int, change: Tensors, how: str
+    seed: int, secret: bytes | None, silo: str, round_number: int, change: Tensors, how: str, asked: str = ""
 ) -> NoiseStream:
-    """Return the stream of a silo in a round; with a secret, its key has the change, and `how` it is noised."""
+    """Return the stream of a silo in a round.
+
+    With a secret, its key has the change, `how` it is noised, and what was `asked`, a digest of all that it depends on.
+    """
     purpose = f"uplink\x1f{silo}\x1f{round_number}"
     if secret is None:
         return NoiseStream(hashlib.sha256(f"{purpose}\x1f{seed}".encode()).digest())
-    return NoiseStream(hmac.digest(secret, f"{purpose}\x1f{how}\x1f{digest(change)}".encode(), "sha256"))
+    return NoiseStream(hmac.digest(secret, f"{purpose}\x1f{how}\x1f{asked}\x1f{digest(change)}".encode(), "sha256"))
 
 
 def secret_seed(seed: int, secret: bytes) -> int:
@@ -91,37 +117,58 @@ class Clip:
 
 @dataclass(frozen=True)
 class Laplace:
-    """Adds an independent Laplace number of this scale to every coordinate, by the inverse distribution function."""
+    """Adds an independent Laplace number to every coordinate of a change of L1 norm at most `bound`."""
 
     scale: float
+    bound: float
 
     def __call__(self, change: Tensors, draws: NoiseStream) -> Tensors:
         """See `uplink.pipeline.UplinkStep`."""
-        noised = {}
-        for name, tensor in change.items():
-            centered = draws.uniform("laplace", name, tuple(tensor.shape)) - 0.5
-            noised[name] = tensor.double() - self.scale * centered.sign() * torch.log1p(-2 * centered.abs())
-        return noised
-
-
-def gaussian(uniform: Tensor, deviation: float) -> Tensor:
-    """Turn uniform numbers in (0, 1) into Gaussian numbers, by the inverse of the distribution function."""
-    normal: Tensor = torch.special.ndtri(uniform)
-    return deviation * normal
+        grid = grid_of(self.bound, self.scale)
+        return with_noise(whole_tensors(change, self.bound, grid, "l1"), draws, self.scale, grid, "laplace")
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Adds an independent Gaussian number of this standard deviation to every coordinate."""
+    """Adds an independent Gaussian number to every coordinate of a change of L2 norm at most `bound`."""
 
     deviation: float
+    bound: float
 
     def __call__(self, change: Tensors, draws: NoiseStream) -> Tensors:
         """See `uplink.pipeline.UplinkStep`."""
-        return {
-            name: tensor.double() + gaussian(draws.uniform("gaussian", name, tuple(tensor.shape)), self.deviation)
-            for name, tensor in change.items()
-        }
+        grid = grid_of(self.bound, self.deviation)
+        return with_noise(whole_tensors(change, self.bound, grid, "l2"), draws, self.deviation, grid, "gaussian")
+
+
+def whole_tensors(tensors: Tensors, bound: float, grid: float, norm: Norm) -> Tensors:
+    """Clip and round tensors as one vector; see `whole_vector`."""
+    if not tensors:
+        return {}
+    vector = torch.cat([tensor.double().reshape(-1) for tensor in tensors.values()])
+    pieces = whole_vector(vector, bound, grid, norm).split([tensor.numel() for tensor in tensors.values()])
+    return {name: piece.view(tensor.shape) for (name, tensor), piece in zip(tensors.items(), pieces, strict=True)}
+
+
+_LAWS = {"gaussian": GAUSSIAN, "laplace": LAPLACE}
+
+
+def with_noise(whole: Tensors, draws: NoiseStream, scale: float, grid: float, law: str, purpose: str = "") -> Tensors:
+    """Add noise to whole numbers of `grid`, and return the sums in float64: all noise on rows, silos and means is here.
+
+    Args:
+        whole: int64, sums of vectors that `whole_vector` rounded to this grid.
+        draws: the stream of the noise.
+        scale: standard deviation of Gaussian numbers, or scale of Laplace numbers; 0: no noise.
+        grid: as `grid_of` returns it.
+        law: `gaussian` or `laplace`.
+        purpose: precedes the tensors' names in the draws.
+    """
+    noised = {}
+    for name, tensor in whole.items():
+        noise = draws.whole(law, purpose + name, tuple(tensor.shape), scale / grid, _LAWS[law])
+        noised[name] = (tensor + noise.to(tensor.device)).double() * grid
+    return noised
 
 
 COORDINATOR = ":coordinator"
@@ -138,6 +185,7 @@ class CentralNoise:
         multiplier: z, the noise in units of `clip`.
         silos: the number of silos in a round.
         secret: the coordinator's secret; see `noise_stream_for`.
+        run: a digest of the configuration, on which noise by a secret depends.
     """
 
     multiplier: float
@@ -145,13 +193,17 @@ class CentralNoise:
     silos: int
     seed: int
     secret: bytes | None = None
+    run: str = ""
 
     def __call__(self, before: Tensors, updates: Iterable[Update], round_number: int) -> Tensors:
         """Return the shared parts after a round; `updates` are in silo-name order."""
-        mean: Tensors = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in before.items()}
+        deviation = self.multiplier * self.clip
+        grid = grid_of(self.clip, deviation)
+        total: Tensors = {name: torch.zeros_like(tensor, dtype=torch.int64) for name, tensor in before.items()}
         for update in updates:
-            for name, tensor in clip_to_norm(change_of(before, update.tensors), self.clip, "l2").items():
-                mean[name] += tensor / self.silos
-        noise = Gaussian(self.multiplier * self.clip / self.silos)
-        noised = noise(mean, noise_stream_for(self.seed, self.secret, COORDINATOR, round_number, mean, repr(noise)))
-        return {name: (tensor.double() + noised[name]).to(tensor.dtype) for name, tensor in before.items()}
+            for name, tensor in whole_tensors(change_of(before, update.tensors), self.clip, grid, "l2").items():
+                total[name] += tensor
+        how, asked = f"gaussian {deviation!r} on steps of {grid!r}", f"{self.run}\x1f{digest(before)}"
+        draws = noise_stream_for(self.seed, self.secret, COORDINATOR, round_number, total, how, asked)
+        noised = with_noise(total, draws, deviation, grid, "gaussian")
+        return {name: (tensor.double() + noised[name] / self.silos).to(tensor.dtype) for name, tensor in before.items()}

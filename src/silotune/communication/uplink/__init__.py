@@ -31,26 +31,26 @@ BUILT_IN_CODECS: dict[str, type[Codec] | Callable[[UplinkConfig], Codec]] = {
 registries.CODECS.provide(lambda: BUILT_IN_CODECS)
 
 
-def make_pipeline(config: UplinkConfig, seed: int = 0, secret: bytes | None = None) -> UplinkPipeline:
+def make_pipeline(config: UplinkConfig, seed: int = 0, secret: bytes | None = None, run: str = "") -> UplinkPipeline:
     """Return the pipeline of clipping, noise and codec that the section `uplink` describes."""
     own_key = config.codec is None or config.codec in registries.CODECS.reserved
     codec_key = None if own_key else f"{config.codec} {config.options}"
     return UplinkPipeline(
-        tuple(config.name), _steps(config), _codec(config), bool(config.feedback), seed, secret, codec_key
+        tuple(config.name), _steps(config), _codec(config), bool(config.feedback), seed, secret, codec_key, run
     )
 
 
 def _laplace(config: UplinkConfig) -> UplinkStep:
     assert config.clip is not None, "the section fills it in"
     assert config.epsilon is not None, "the section fills it in"
-    return Laplace(2 * config.clip / config.epsilon)
+    return Laplace(2 * config.clip / config.epsilon, config.clip)
 
 
 def _gaussian(config: UplinkConfig) -> UplinkStep:
     assert config.clip is not None, "the section fills it in"
     assert config.epsilon is not None, "the section fills it in"
     assert config.delta is not None, "the section fills it in"
-    return Gaussian(2 * config.clip * gaussian_multiplier(config.epsilon, config.delta))
+    return Gaussian(2 * config.clip * gaussian_multiplier(config.epsilon, config.delta), config.clip)
 
 
 NOISES: dict[str, Callable[[UplinkConfig], UplinkStep]] = {"laplace": _laplace, "gaussian": _gaussian}

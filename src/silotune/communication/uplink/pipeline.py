@@ -41,6 +41,7 @@ class UplinkPipeline:
             nothing more.
         secret: the silo's secret; see `privacy/noise.py`.
         codec_key: replaces the codec in the key of noise, for a codec without a stable `repr`.
+        run: a digest of the configuration, on which noise by a secret depends.
     """
 
     names: tuple[str, ...]
@@ -50,6 +51,7 @@ class UplinkPipeline:
     seed: int = 0
     secret: bytes | None = None
     codec_key: str | None = None
+    run: str = ""
 
     @property
     def noise_key(self) -> str:
@@ -64,13 +66,15 @@ class UplinkPipeline:
         """Return the steps' names, a field of messages that keeps a change from being read as a part."""
         return ",".join(self.names)
 
-    def send(self, change: Tensors, memory: Tensors, silo: str, round_number: int) -> tuple[Tensors, Tensors]:
-        """Apply the steps to a silo's change, trained minus received.
+    def send(
+        self, change: Tensors, memory: Tensors, silo: str, round_number: int, asked: str = ""
+    ) -> tuple[Tensors, Tensors]:
+        """Apply the steps to a silo's change, trained minus received; `asked` as of `noise_stream_for`.
 
         Returns the tensors of the message, and the codec's error for the silo's memory.
         """
         change = {name: tensor.double() for name, tensor in sorted(change.items())}
-        drawn = noise_stream_for(self.seed, self.secret, silo, round_number, change, self.noise_key)
+        drawn = noise_stream_for(self.seed, self.secret, silo, round_number, change, self.noise_key, asked)
         for step in self.steps:
             change = step(change, drawn)
         if self.codec is None:

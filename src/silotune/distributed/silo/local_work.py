@@ -98,6 +98,7 @@ class LocalWork:
             reply = self._kept_here(prepared, lambda: client.finals([silo], broadcast)[0], nothing)
         else:
             spent = PrivacySpent() if price is None else self._store.spent(run, price)
+            client.run = str(run)
             (reply,) = client.rounds([silo], broadcast, spent)
         self._check_update(prepared, reply)
         if charge is not None:

@@ -36,13 +36,13 @@ class Padding:
     decoder: bool = False
 
     @classmethod
-    def of(cls, inputs: Inputs) -> Padding | None:
-        """Look at a batch's masks, on the CPU; None without a mask, or if masks have no data."""
+    def of(cls, inputs: Inputs, masked: bool = False) -> Padding | None:
+        """Look at a batch's masks, on the CPU; None without a mask, or if masks have no data; see `MicroBatch`."""
         mask = inputs.get("attention_mask")
         if mask is None or isinstance(mask, FakeTensor):
             return None
-        decoder = DECODER in inputs and not bool(inputs[DECODER].all())
-        return cls(bool((mask[:, 0] == 0).any()), not bool(mask.all()), decoder)
+        decoder = DECODER in inputs and (masked or not bool(inputs[DECODER].all()))
+        return cls(bool((mask[:, 0] == 0).any()), masked or not bool(mask.all()), decoder)
 
     def by_length(self, text: Collection[int], decoder: int) -> dict[int, bool]:
         """Map a mask's number of columns to whether it hides any; empty if two different masks have the same length.

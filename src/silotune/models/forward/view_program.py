@@ -218,7 +218,7 @@ class _Run:
     def add(self, rows: MicroBatch) -> None:
         """Compute the views of some rows."""
         pending = [key for key, view in self._distinct.items() if not self._take_kept(key, view, rows)]
-        padding = Padding.of(rows.inputs)  # here, where no device has to be asked
+        padding = Padding.of(rows.inputs, rows.masked)  # here, where no device has to be asked
         device = self._backbone.device
         text = {name: tensor.to(device) for name, tensor in rows.inputs.items() if name not in HEAD_INPUTS}
         for key, encoded in self._encode(pending, rows, text, padding).items():

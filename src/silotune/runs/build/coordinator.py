@@ -25,6 +25,7 @@ from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.methods import Method
 from silotune.methods.lora_products import CorrectedMeans
+from silotune.runs.build.row_privacy import digest_of_run
 from silotune.training.context import TrainingContext
 from silotune.training.coordinator import Coordinator
 from silotune.training.mean_of_iterates import MeanOfIterates
@@ -141,10 +142,11 @@ def build_coordinator(
     communicates = any(shared.values())
     secret = read_secret(config.privacy.secret) if communicates else None
     server, chosen_a_round = config.server, sum(chosen for _, chosen in sampled_sizes(config, silos, groups))
+    named = digest_of_run(config, context) if secret else ""
     noise, multiplier = None, config.aggregation.noise_multiplier
     if communicates and multiplier is not None:
         assert config.aggregation.clip is not None, "the section refuses noise without it"
-        noise = CentralNoise(multiplier, config.aggregation.clip, chosen_a_round, config.seed, secret)
+        noise = CentralNoise(multiplier, config.aggregation.clip, chosen_a_round, config.seed, secret, named)
     # where nothing is combined, no number of silos is too small
     aggregation = make_aggregation(config.aggregation, chosen_a_round) if communicates else uniform
     if isinstance(aggregation, SiloAggregation) and (noise is not None or (server.optimizer, server.lr) != ("none", 1)):
@@ -169,7 +171,7 @@ def build_coordinator(
         max_norm=config.aggregation.max_norm,
         clip=config.aggregation.clip,
         optimizer=ServerOptimizer(server.optimizer, server.lr, server.beta1, server.beta2, server.tau),
-        uplink=make_pipeline(config.uplink, config.seed, secret) if communicates else NO_UPLINK,
+        uplink=make_pipeline(config.uplink, config.seed, secret, named) if communicates else NO_UPLINK,
         noise=noise,
         sent=context.sent,
         by_rows=config.aggregation.name in BY_ROWS,

@@ -143,7 +143,9 @@ def on_this_machine(config: Config, backbone: Backbone | None = None) -> Config:
     config = with_model_defaults(config, backbone)
     threads = config.threads or torch.get_num_threads()
     device = resolve_device(config.device)
-    precision = config.precision.model_copy(update={"name": resolve_precision(config.precision.name, device)})
+    auto = "auto" if config.privacy.unit is None else "fp32"
+    name = auto if config.precision.name == "auto" else config.precision.name
+    precision = config.precision.model_copy(update={"name": resolve_precision(name, device)})
     quantization = resolve_quantization(config.backbone.quantization, device)
     section = config.backbone.model_copy(update={"quantization": quantization})
     return config.model_copy(update={"backbone": section, "precision": precision, "threads": threads})

@@ -119,6 +119,14 @@ def covers_models(context: TrainingContext) -> bool:
     return all(noise.covers(phase) for phase in context.phases if phase.trains or phase.gathers)
 
 
+def digest_of_run(config: Config, context: TrainingContext) -> str:
+    """Return a digest of the configuration and the backbone, on which all noise by a secret depends."""
+    return hashlib.sha256(f"{dump(config)}{context.backbone.fingerprint}".encode()).hexdigest()
+
+
+_SIMULATED = "whoever knows the run's seed, from which a simulation draws the noise"
+
+
 def make_row_privacy(
     config: Config,
     context: TrainingContext,
@@ -144,7 +152,7 @@ def make_row_privacy(
         phases,
         secret,
         config.seed,
-        hashlib.sha256(f"{dump(config)}{context.backbone.fingerprint}".encode()).hexdigest(),
+        digest_of_run(config, context),
         leaving,
         every,
         privacy.rate,
