@@ -60,7 +60,7 @@ def test_another_round_ends_in_the_recorded_state(method, expected, tmp_path):
     folder = old_runs.put_in_place(tmp_path / "runs") / method / "run"
     resumed, recorded = old_runs.with_another_round(folder), expected["resumed"]
     same = [key for key in old_runs.SAME if old_runs.on_recorded_machine() or not key.endswith("sha256")]
-    # the probe does not see every kernel: "also" has the digests that 06b6d951 gives on another processor of equal probe
+    # the probe does not see every kernel: "also" has the digests of 06b6d951 on another processor of equal probe
     ends = [recorded["summary"] | also for also in ({}, *recorded.get("also", []))]
     assert {key: resumed.summary[key] for key in same} in [{key: end[key] for key in same} for end in ends]
     proof.assert_recorded(proof.final_state(resumed), recorded["tensors"], relative=1e-5, absolute=1e-5)

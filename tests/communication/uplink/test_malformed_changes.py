@@ -119,10 +119,16 @@ def test_a_change_too_large_to_be_added_is_refused():
 
 @pytest.mark.parametrize("names", CHAINS, ids=",".join)
 def test_a_diverged_change_is_refused_and_not_remembered(names):
-    """NaN stays NaN through every step, so that the round is told; the silo's next change is its own again."""
+    """NaN stays NaN, so that the round is told; the silo's next change is its own again.
+
+    Under noise it counts as no change, because that training diverged would tell of rows.
+    """
     broken = good_tensors()
     broken["global/up.bias"][1] = math.nan
     tensors, kept = pipeline(*names).send(broken, {}, SILO, ROUND)
+    if {"gaussian", "laplace"} & {*names}:
+        assert all(torch.isfinite(tensor).all() for tensor in tensors.values())
+        return
     assert "NaN or infinity" in refused(names, change_message(tensors, ",".join(names), ROUND, SILO, ROWS))
     assert all(torch.isfinite(tensor).all() for tensor in kept.values())
 

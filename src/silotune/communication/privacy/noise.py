@@ -146,7 +146,7 @@ def whole_tensors(tensors: Tensors, bound: float, grid: float, norm: Norm) -> Te
     if not tensors:
         return {}
     vector = torch.cat([tensor.double().reshape(-1) for tensor in tensors.values()])
-    pieces = whole_vector(vector, bound, grid, norm).split([tensor.numel() for tensor in tensors.values()])
+    pieces = torch.split(whole_vector(vector, bound, grid, norm), [tensor.numel() for tensor in tensors.values()])
     return {name: piece.view(tensor.shape) for (name, tensor), piece in zip(tensors.items(), pieces, strict=True)}
 
 
