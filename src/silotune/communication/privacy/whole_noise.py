@@ -117,15 +117,21 @@ def grid_of(bound: float, scale: float) -> float:
 
 
 def whole_vector(vector: Tensor, bound: float, grid: float, norm: Norm = "l2") -> Tensor:
-    """Scale a vector down to a norm of at most `bound`, and round it toward zero to whole numbers of `grid`, int64.
+    """Clip and round one vector; see `whole_vectors`."""
+    return whole_vectors(vector[None], bound, grid, norm)[0]
+
+
+def whole_vectors(vectors: Tensor, bound: float, grid: float, norm: Norm = "l2") -> Tensor:
+    """Scale vectors, shape (vectors, numbers), to norms of at most `bound`, rounded to whole numbers of `grid`, int64.
 
     Rounding toward zero makes no norm larger; dividing by a power of two is exact. A vector without a finite norm
     counts as zero, and so would one whose whole numbers exceed the bound, which the margin excludes.
     """
-    wide = vector.double()
-    length = wide.norm() if norm == "l2" else wide.abs().sum()
-    factor = bound / (length * _MARGIN).clamp(min=bound)
-    whole = torch.where(length.isfinite(), wide * factor, 0.0).div(grid).trunc().long()
+    wide = vectors.double()
+    # one by one: the bits of a sum over one dimension may depend on how many rows there are
+    lengths = torch.stack([each.norm() if norm == "l2" else each.abs().sum() for each in wide])
+    factors = bound / (lengths * _MARGIN).clamp(min=bound)
+    whole = torch.where(lengths.isfinite()[:, None], wide * factors[:, None], 0.0).div(grid).trunc().long()
     steps = Fraction(bound) / Fraction(grid)
-    size, most = ((whole * whole).sum(), steps * steps) if norm == "l2" else (whole.abs().sum(), steps)
-    return whole * (size <= math.floor(most))
+    sizes, most = ((whole * whole).sum(1), steps * steps) if norm == "l2" else (whole.abs().sum(1), steps)
+    return whole * (sizes <= math.floor(most))[:, None]
