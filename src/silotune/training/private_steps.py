@@ -227,7 +227,7 @@ class PrivateSteps:
 def clipped_sum(vectors: Tensor, bound: float, grid: float) -> Tensor:
     """Sum units' gradients, shape (units, numbers), each clipped and rounded to whole numbers of `grid`; exact."""
     total = torch.zeros(vectors.shape[1], dtype=torch.int64, device=vectors.device)
-    for piece in vectors.split(max(1, _MOST_NUMBERS // vectors.shape[1])):
+    for piece in torch.split(vectors, max(1, _MOST_NUMBERS // vectors.shape[1])):
         total += whole_vectors(piece, bound, grid).sum(0)
     return total
 
