@@ -7,8 +7,6 @@ state and no file; its rows are in memory. Each size runs in a process of its ow
 - round: processor seconds of a round, training and checkpoint included.
 - memory_mib: growth of resident memory over build and rounds; files, written_mib: what the run folder holds at its end.
 
-With `--memory-mib` states are on disk (`state.memory_mib`) but for so many MiB.
-
 `exponents` are slopes of log(value) over log(silos) between the two largest sizes: 1 is linear. The last key is the
 largest of them.
 """
@@ -31,7 +29,6 @@ from benchmarks.silos import _engine, _resident, tiny_backbone
 SIZES = (100, 1_000, 10_000, 100_000)
 SAMPLED = 10
 ROUNDS = 3
-MEMORY = -1
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -39,15 +36,14 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--sampled", type=int, default=SAMPLED, help="silos of a round")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--memory-mib", type=int, default=MEMORY, help="state.memory_mib; -1: unset")
 
 
-def measure(sizes: list[int], sampled: int = SAMPLED, rounds: int = ROUNDS, memory_mib: int = MEMORY) -> dict[str, Any]:
+def measure(sizes: list[int], sampled: int = SAMPLED, rounds: int = ROUNDS) -> dict[str, Any]:
     """Per size: processor seconds, memory and files; and how they grow."""
-    report: dict[str, Any] = {"sampled": sampled, "rounds": rounds, "memory_mib": memory_mib}
+    report: dict[str, Any] = {"sampled": sampled, "rounds": rounds}
     results = []
     for size in sizes:
-        words = [str(number) for number in (size, sampled, rounds, memory_mib)]
+        words = [str(number) for number in (size, sampled, rounds)]
         ended = subprocess.run([sys.executable, "-m", "benchmarks.growth", *words], stdout=subprocess.PIPE, check=True)
         results.append(json.loads(ended.stdout))
         report[f"{size} silos"] = results[-1]
@@ -59,7 +55,7 @@ def measure(sizes: list[int], sampled: int = SAMPLED, rounds: int = ROUNDS, memo
     return report | {"exponents": exponents, "largest": max(exponents.values(), default=0.0)}
 
 
-def _one(size: int, sampled: int, rounds: int, memory_mib: int) -> dict[str, Any]:
+def _one(size: int, sampled: int, rounds: int) -> dict[str, Any]:
     from silotune.models.backbone.loading import load_backbone
 
     with tempfile.TemporaryDirectory() as directory:
@@ -69,8 +65,7 @@ def _one(size: int, sampled: int, rounds: int, memory_mib: int) -> dict[str, Any
         _engine(backbone, source, 3, 1.0, 1, folder / "warm-up").run()
         gc.collect()
         memory, started = _resident(), time.process_time()
-        words = [f"state.memory_mib={memory_mib}"] if memory_mib >= 0 else []
-        engine = _engine(backbone, source, size, min(1.0, sampled / size), rounds, folder / "run", words)
+        engine = _engine(backbone, source, size, min(1.0, sampled / size), rounds, folder / "run")
         built = time.process_time()
         engine.run()
         engine.folder.checkpoints.close()

@@ -1,4 +1,4 @@
-"""Memory of loading a sharded causal language model of random weights, and of worker processes that share it.
+"""Memory of loading a sharded causal language model of random weights, and of worker processes beside it.
 
 Every figure is of processes of their own. Loading: the highest resident memory (VmHWM, reset before) minus that of the
 process with its libraries, after every byte of the weights was read. Workers: the growth per process of the sum of
@@ -113,11 +113,11 @@ def _load(directory: str, precision: str) -> dict[str, Any]:
 def _spread(directory: str, precision: str, workers: str) -> dict[str, Any]:
     backbone = _loaded(directory, precision)
     _read(backbone)
-    weights, found = backbone.share(), []
+    found = []
     imports = [multi_process.__name__, *backbone.modules_of_its_classes]
     with tempfile.TemporaryDirectory() as ready:
         for number in range(1, int(workers) + 1):
-            with worker_pool(number, imports, multi_process.take_weights, weights) as pool:
+            with worker_pool(number, imports) as pool:
                 jobs = [pool.submit(_hold, directory, precision, ready, number) for _ in range(number)]
                 while len(pids := [path.name for path in Path(ready).iterdir()]) < number:
                     time.sleep(0.1)
@@ -130,9 +130,7 @@ def _spread(directory: str, precision: str, workers: str) -> dict[str, Any]:
 
 def _hold(directory: str, precision: str, ready: str, number: int) -> bool:
     """Load and read the model in a worker, say so, and keep it until the main process has measured."""
-    backbone = load_backbone(
-        directory, precision=precision, model_class="AutoModelForCausalLM", weights=multi_process._weights
-    )
+    backbone = load_backbone(directory, precision=precision, model_class="AutoModelForCausalLM")
     _read(backbone)
     mark = Path(ready) / str(os.getpid())
     mark.touch()

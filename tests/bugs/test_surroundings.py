@@ -155,12 +155,13 @@ def test_a_script_in_a_file_or_in_words_may_have_processes(monkeypatch, file):
     assert Workers(2).number == 2
 
 
-def fail(_):
+def fail(*_):
     raise OSError("no such device")
 
 
-def test_a_worker_that_cannot_start_is_not_said_to_lack_memory():
-    with pytest.raises(SilotuneError, match="see its own message above"), worker_pool(1, prepare=fail) as pool:
+def test_a_worker_that_cannot_start_is_not_said_to_lack_memory(monkeypatch):
+    monkeypatch.setattr("silotune.core.workers._initialize_worker", fail)
+    with pytest.raises(SilotuneError, match="see its own message above"), worker_pool(1) as pool:
         pool.submit(max, 1, 2).result()
 
 

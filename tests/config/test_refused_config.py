@@ -36,6 +36,7 @@ WORDS: dict[str, tuple[list[str], list[str]]] = {
     "ratio-sum": (["data.ratio=[0.6,0.2,0.3]"], ["data.ratio", "sum to 1"]),
     "ratio-zero": (["data.ratio=[0.8,0.2,0]"], ["data.ratio", "positive"]),
     "fraction-and-count": (["sampling.fraction=0.5", "sampling.count=1"], ["sampling", "fraction", "count"]),
+    "memory-gone": (["state.memory_mib=64"], ["state.memory_mib", "removed", "Leave the key out"]),
     # wrong kinds
     "rounds-text": (["rounds=many"], ["rounds", "integer", "many"]),
     "rounds-yes": (["rounds=yes"], ["rounds", "number", "True"]),

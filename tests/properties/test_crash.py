@@ -95,12 +95,6 @@ def test_a_crash_before_a_change_of_a_file(federate, crash_points, start, tmp_pa
     crash_everywhere(federate, crash_points, "local", tmp_path, slice(start, None, 4))
 
 
-@pytest.mark.parametrize("case", ["local", pytest.param("fdlora", marks=pytest.mark.long)])
-def test_a_crash_with_states_on_disk(federate, crash_points, case, tmp_path):
-    share = slice(1, None, 4 if case == "local" else 1)
-    crash_everywhere(federate, crash_points, case, tmp_path, share, words=("state.memory_mib=0", "rounds=3"))
-
-
 def test_killed_while_the_last_round_drops_the_one_before(federate, crash_points, tmp_path):
     whole = crash(federate, crash_points, "fdlora", tmp_path / "whole", None)
     drops = [at for at, change in enumerate(crash_points.seen) if change.startswith("os.remove /checkpoints")]

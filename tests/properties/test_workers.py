@@ -73,15 +73,6 @@ def test_two_processes_give_the_bits_of_one(federate, reference, case, tmp_path)
     assert_the_same(run, reference(case)[0])
 
 
-@pytest.mark.long
-def test_processes_that_share_converted_weights_give_the_bits_of_one(federate, tmp_path):
-    words = ("precision=bf16", "rounds=2")
-    config = federate.config("fedmcp", *words)
-    spread, whole = (run(config, out=tmp_path / str(number), workers=number) for number in (2, 1))
-    assert spread.federation.backbone.share() is not None
-    assert_the_same(spread, whole)
-
-
 @pytest.mark.usefixtures("one_pool")
 def test_cohorts_are_those_of_one_process(federate, tmp_path):
     spread = federate.run("fedmcp", tmp_path / "spread", "cohort=2", workers=2)
@@ -197,12 +188,6 @@ def test_deterministic_settings_reach_the_processes_and_leave_the_caller(tiny_co
     found = [*pool.map(numerics_here, range(8))]
     assert {(mode, variable) for worked, mode, variable in found if worked} == {(2, ":4096:8")}
     assert numerics_here(0)[1:] == (0, None)
-
-
-@pytest.mark.usefixtures("one_pool")
-def test_two_processes_keep_states_on_disk(federate, reference, tmp_path):
-    run = federate.run("fedmcp", tmp_path / "run", "state.memory_mib=0", workers=2)
-    assert same(run.summary) == same(reference("fedmcp")[0].summary)
 
 
 @pytest.mark.usefixtures("one_pool")

@@ -83,12 +83,6 @@ class CacheKeys(TypedDict, total=False):
     mib: int
 
 
-class StateKeys(TypedDict, total=False):
-    """The section `state`."""
-
-    memory_mib: int | None
-
-
 class TrainKeys(TypedDict, total=False):
     """The section `train`."""
 
@@ -300,7 +294,6 @@ class RunKeys(TypedDict, total=False):
     device: str
     precision: str | PrecisionKeys
     cache: str | CacheKeys
-    state: StateKeys
     cohort: int | Literal["auto"] | None
     train: TrainKeys
     sampling: SamplingKeys

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -11,9 +11,10 @@ from silotune.config.coordinator import AggregationConfig, FederationConfig, Ser
 from silotune.config.data import DATA_SOURCES, AttackConfig, DataConfig, PartitionConfig, SiloConfig
 from silotune.config.head import GenerationConfig, HeadConfig
 from silotune.config.section import Choice, Section
-from silotune.config.train import CacheConfig, CohortSize, SamplingConfig, StateConfig, TrainConfig
+from silotune.config.train import CacheConfig, CohortSize, SamplingConfig, TrainConfig
 from silotune.config.uplink import AuditConfig, PrivacyConfig, UplinkConfig
 from silotune.config.validators import ConfigPath, Device, KeyGroup, RowsAtOnce, Words, distinct, listed
+from silotune.errors import InputError
 
 
 class EvaluationConfig(Section):
@@ -166,7 +167,6 @@ class Config(Section):
     device: Device = Field("auto", description="`auto`, `cpu`, or a device of PyTorch such as `cuda:1`.")
     precision: PrecisionConfig = PrecisionConfig()
     cache: CacheConfig = CacheConfig()
-    state: StateConfig = StateConfig()
     cohort: CohortSize | None = Field(
         None,
         description="silos trained and scored in one forward pass; `auto`: by device and memory. By default 1, and "
@@ -190,6 +190,20 @@ class Config(Section):
         {}, description="method → keys that replace others in comparisons and sweeps."
     )
     compare: CompareConfig = CompareConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_state(cls, keys: Any) -> Any:
+        """Read the configurations of older runs, whose section `state` had one key."""
+        if not isinstance(keys, dict) or not isinstance(keys.get("state"), dict):
+            return keys
+        rest = {key: value for key, value in keys["state"].items() if key != "memory_mib"}
+        if keys["state"].get("memory_mib") is not None:
+            raise InputError(
+                "state.memory_mib: was removed; all silos' states stay in memory. Leave the key out; silos × private "
+                "parts must fit (docs/performance.md), else choose fewer silos or smaller private parts"
+            )
+        return {key: value for key, value in keys.items() if key != "state"} | ({"state": rest} if rest else {})
 
     @property
     def validates_by_loss(self) -> bool:

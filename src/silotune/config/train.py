@@ -1,4 +1,4 @@
-"""Sections `train`, `sampling`, `cache` and `state`: the silos of a round, their training, and their memory."""
+"""Sections `train`, `sampling` and `cache`: the silos of a round, their training, and the activations they keep."""
 
 from __future__ import annotations
 
@@ -26,18 +26,6 @@ class CacheConfig(Section):
     )
     mib: int = Field(
         512, ge=1, le=2**22, description="MiB of the cache; the least recently used rows are removed first."
-    )
-
-
-class StateConfig(Section):
-    """The states of simulated silos (private parts and memory) between their rounds."""
-
-    memory_mib: int | None = Field(
-        None,
-        ge=0,
-        le=2**22,
-        description="most MiB of states in memory; the others are read from the run folder when needed, and written "
-        "many to a file. Unset: all stay in memory, one file each.",
     )
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -59,16 +59,10 @@ class Workers:
         return self.cluster is None and self.number == 1
 
     @contextmanager
-    def pool(
-        self,
-        imports: Sequence[str] = (),
-        prepare: Callable[[Any], None] | None = None,
-        given: Any = None,
-        threads: int | None = None,
-    ) -> Iterator[tuple[Executor, int]]:
+    def pool(self, imports: Sequence[str] = (), threads: int | None = None) -> Iterator[tuple[Executor, int]]:
         """Start the workers, which live as long as the context, and give the pool and their number.
 
-        Arguments as of `worker_pool`; `threads` are those of a worker of a cluster, by default as many as here.
+        `imports` as of `worker_pool`; `threads` are those of a worker of a cluster, by default as many as here.
 
         Raises:
             SilotuneError: a worker was lost.
@@ -77,7 +71,7 @@ class Workers:
             with ray_pool(self.number, self.cluster, threads) as on_cluster:
                 yield on_cluster, on_cluster.workers
         else:
-            with worker_pool(self.number, imports, prepare, given) as here:
+            with worker_pool(self.number, imports) as here:
                 yield here, self.number
 
 
@@ -99,9 +93,7 @@ def end_unguarded_worker() -> None:
 
 
 @contextmanager
-def worker_pool(
-    workers: int, imports: Sequence[str] = (), prepare: Callable[[Any], None] | None = None, given: Any = None
-) -> Iterator[ProcessPoolExecutor]:
+def worker_pool(workers: int, imports: Sequence[str] = ()) -> Iterator[ProcessPoolExecutor]:
     """Start a pool of processes; with several GPUs, the workers take them in turn.
 
     On Linux they are forked from a server that has imported their modules, so that each starts fast and shares the
@@ -110,8 +102,6 @@ def worker_pool(
     Args:
         workers: number of processes.
         imports: modules that the workers need.
-        prepare: called in every worker when it starts.
-        given: the argument of `prepare`; it is pickled while a process starts, so it may hold open files.
 
     Raises:
         SilotuneError: a worker process died.
@@ -121,7 +111,7 @@ def worker_pool(
     if _FORKED:
         context.set_forkserver_preload([*imports, "silotune.core.frozen_imports"])
     earlier_children = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, context, _initialize_worker, (context.Value("i", 0), prepare, given))
+    pool = ProcessPoolExecutor(workers, context, _initialize_worker, (context.Value("i", 0),))
     processes: Any = pool._processes  # filled when the first work is submitted
     try:
         yield pool
@@ -146,7 +136,7 @@ def worker_pool(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _initialize_worker(started: Synchronized[int], prepare: Callable[[Any], None] | None, given: Any) -> None:
+def _initialize_worker(started: Synchronized[int]) -> None:
     """Set up a worker: ignore `Ctrl-C` (the parent handles it), exit with the parent, choose a GPU.
 
     A worker that outlived its parent would write into the folders of the next run.
@@ -167,5 +157,3 @@ def _initialize_worker(started: Synchronized[int], prepare: Callable[[Any], None
 
     if torch.cuda.is_available():
         torch.cuda.set_device(number % torch.cuda.device_count())
-    if prepare is not None:
-        prepare(given)

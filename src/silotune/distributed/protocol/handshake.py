@@ -216,8 +216,6 @@ def check_federated(config: Config) -> None:
         raise InputError("attack: simulated with --engine inprocess only; here silos are what they are")
     if config.cohort not in (None, 1, "auto"):
         raise InputError(f"cohort={config.cohort}: every silo trains on its own machine; allowed: cohort=1 or auto")
-    if config.state.memory_mib is not None:
-        raise InputError("state.memory_mib: of silos that one process simulates; use --engine inprocess")
     for key in ("test_time", "unseen", "new_silos"):
         if getattr(config.evaluation, key):
             raise InputError(f"evaluation.{key}: needs other silos' rows; use --engine inprocess")

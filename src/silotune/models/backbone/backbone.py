@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -65,7 +64,6 @@ class Backbone:
         on_use: leave the weights where they are until the first use, and let `rest` take them back.
         quantization: how the model's linear layers are stored; such a model is on its device already.
         block_devices: where each block is; None: on `device`.
-        stored_as_used: whether the weights' files hold them in the type that they are computed in.
         writes_fused: whether a CPU writes answers with PyTorch's fused attention; only its backward pass is slow there.
     """
 
@@ -84,7 +82,6 @@ class Backbone:
         on_use: bool = False,
         quantization: str = NONE,
         block_devices: BlockDevices | None = None,
-        stored_as_used: bool = False,
         writes_fused: bool = False,
     ) -> None:
         self.name = name
@@ -106,9 +103,7 @@ class Backbone:
         self._stored_fingerprint = "" if shape_only else fingerprint
         self.device = torch.device("cpu") if shape_only else device or resolve_device("auto")
         self.block_devices = block_devices or BlockDevices(self.device)
-        self._placement = WeightPlacement(
-            self.model, self.base, self.block_devices, quantization, on_use, shape_only, stored_as_used
-        )
+        self._placement = WeightPlacement(self.model, self.base, self.block_devices, quantization, on_use, shape_only)
         self.block_devices.move_at_borders(self.base, self.known_architecture)
         self._hooks = HookManager(self.base)
         if checkpointing:
@@ -202,10 +197,6 @@ class Backbone:
     def rest(self) -> None:
         """Free the device's memory until the next use, if the backbone was loaded `on_use`."""
         self._placement.rest()
-
-    def share(self) -> Path | None:
-        """Write the weights where other processes of this machine can use them; see `WeightPlacement.share`."""
-        return self._placement.share()
 
     @property
     def modules_of_its_classes(self) -> list[str]:

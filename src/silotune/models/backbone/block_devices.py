@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError, needs
 from silotune.models.backbone.architectures import ARCHITECTURES, Architecture
-from silotune.models.backbone.device import GIB, available_devices, free_memory, release_freed_memory
+from silotune.models.backbone.device import GIB, available_devices, free_memory
 from silotune.models.backbone.lm_head import without_lm_head
 from silotune.models.backbone.quantization import NONE, weight_bytes
 
@@ -137,11 +134,10 @@ def _spread(
 
 
 class WeightPlacement:
-    """Moves a model's weights to the device at once or at the first use, back to rest, and to a shared file.
+    """Moves a model's weights to the device at once or at the first use, and back to rest.
 
     A quantized model is on its device already and stays there; one without data stays where it is. With `on_use`,
     weights stay where they are until `wake`, and `rest` takes them back, except weights spread over several devices.
-    `stored_as_used`: the weights' files hold them in the type that is computed in.
     """
 
     def __init__(
@@ -152,7 +148,6 @@ class WeightPlacement:
         quantization: str,
         on_use: bool,
         shape_only: bool,
-        stored_as_used: bool,
     ) -> None:
         self._model = model
         self._device = devices.main
@@ -161,8 +156,6 @@ class WeightPlacement:
         self._resting = self._on_use
         self._host: list[Tensor] | None = None
         """The weights on the CPU, while they are on the device too."""
-        self._stored_as_used = stored_as_used
-        self._folder: TemporaryDirectory[str] | None = None
         if not shape_only and not self._on_use and not self._quantized:
             devices.place(model, base)
 
@@ -179,27 +172,6 @@ class WeightPlacement:
             for tensor, host in zip(self._tensors(), self._host, strict=True):
                 tensor.data = host
             self._resting, self._host = True, None
-
-    def share(self) -> Path | None:
-        """Write the weights to a temporary file, from which this process and others of the machine map them.
-
-        Returns:
-            The file, for `load_backbone`; None if processes load better by themselves: weights that are stored as they
-            are used, weights on a device, quantized ones.
-        """
-        self.rest()
-        if self._stored_as_used or self._quantized or any(tensor.device.type != "cpu" for tensor in self._tensors()):
-            return None
-        if self._folder is None:
-            self._folder = TemporaryDirectory(prefix="silotune-weights-")
-            tensors = {id(tensor): (name, tensor) for name, tensor in self._model.state_dict(keep_vars=True).items()}
-            named = dict(tensors.values())  # tied tensors once
-            file = Path(self._folder.name) / "weights.safetensors"
-            save_file({name: tensor.detach().contiguous() for name, tensor in named.items()}, file)
-            for name, tensor in load_file(file).items():
-                named[name].data = tensor
-            release_freed_memory()
-        return Path(self._folder.name) / "weights.safetensors"
 
     def _tensors(self) -> list[Tensor]:
         return [*self._model.parameters(), *self._model.buffers()]

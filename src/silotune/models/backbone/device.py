@@ -101,10 +101,3 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, TRIM_BYTES)
         mallopt(_MMAP_THRESHOLD, _MMAP_BYTES)
-
-
-def release_freed_memory() -> None:
-    """Return freed memory to the operating system (glibc), after a large allocation that is not repeated."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from safetensors.torch import load_file
 
 from silotune.config.backbone import BackboneConfig
 from silotune.errors import InputError
@@ -82,13 +81,11 @@ def load_backbone(
     checkpointing: bool = False,
     model_class: ModelClass = "AutoModel",
     on_use: bool = False,
-    weights: Path | None = None,
 ) -> Backbone:
     """Load a backbone: `default` (offline MiniLM), a hub id or a local folder.
 
     Other options are those of `Backbone`. The precision is also the type of the weights, unless master weights are
     kept; the class is the one that the head needs, and an encoder–decoder serves as either kind of language model.
-    `weights` is the file that another process with the same options shares.
     """
     settings = BackboneConfig(name=backbone) if isinstance(backbone, str) else backbone
     target = resolve_device(device)
@@ -110,10 +107,8 @@ def load_backbone(
         options |= more
         tokenizer = AutoTokenizer.from_pretrained(source, config=config, **hub_options(settings))
         files = weight_files(source, settings)
-    read = partial(_read, settings.name, source, model_class, config, auto)
     shapes = partial(without_data, settings, source, model_class)
-    stored_as_used = bool(files) and stored_types(files) <= {dtype}
-    if weights is None and quantization == NONE:
+    if quantization == NONE:
         _require_room(settings.name, shapes, files, dtype, possible)
     block_devices = None
     device_map = None if settings.device_map == "auto" and len(possible) == 1 else settings.device_map
@@ -122,7 +117,7 @@ def load_backbone(
         model_shapes = shapes()
         block_devices = plan_blocks(device_map, model_shapes, target, dtype, quantization)
         options["device_map"] = block_devices.for_loading(model_shapes)
-    model = read(options, weights)
+    model = _read(settings.name, source, model_class, config, auto, options)
     if device_map is not None:
         release(model)
     if quantization != NONE:
@@ -140,7 +135,6 @@ def load_backbone(
         on_use=on_use,
         quantization=quantization,
         block_devices=block_devices,
-        stored_as_used=stored_as_used,
         writes_fused=_writes_fused(settings.attention, model),
     )
     _check_tokenizer(loaded)
@@ -203,25 +197,11 @@ def _check_lm_head(backbone: Backbone) -> None:
 
 
 def _read(
-    name: str,
-    source: str,
-    model_class: ModelClass,
-    config: Any,
-    auto: Any,
-    options: dict[str, Any],
-    weights: Path | None,
+    name: str, source: str, model_class: ModelClass, config: Any, auto: Any, options: dict[str, Any]
 ) -> PreTrainedModel:
-    """Read a model's weights from its files or from a shared one; refuses files that do not have all of them."""
+    """Read a model's weights from its files; refuses files that do not have all of them."""
     with one_message(name):
-        if weights is None:
-            model, loading_info = auto.from_pretrained(source, config=config, output_loading_info=True, **options)
-        else:
-            from transformers.models.auto.auto_factory import _get_model_class
-
-            concrete = cast(Any, _get_model_class)(config, auto._model_mapping)
-            model, loading_info = concrete.from_pretrained(
-                None, config=config, state_dict=load_file(weights), output_loading_info=True, **options
-            )
+        model, loading_info = auto.from_pretrained(source, config=config, output_loading_info=True, **options)
     # a pooler may be missing: no head reads it
     missing = sorted(key for key in loading_info["missing_keys"] if not key.startswith("pooler."))
     if missing and model_class != "AutoModel":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from silotune.config import BackboneConfig, Config
 from silotune.data.rows import SiloData
@@ -62,7 +61,7 @@ class BackboneRequirements:
             config.train.gradient_checkpointing,
         )
 
-    def load(self, on_use: bool = False, weights: Path | None = None) -> Backbone:
+    def load(self, on_use: bool = False) -> Backbone:
         """Load the backbone; arguments as for `load_backbone`."""
         return load_backbone(
             self.backbone,
@@ -72,7 +71,6 @@ class BackboneRequirements:
             checkpointing=self.checkpointing,
             model_class=self.model_class,
             on_use=on_use,
-            weights=weights,
         )
 
 

@@ -12,7 +12,7 @@ from silotune.errors import Diverged
 from silotune.evaluation.federation_scores import mean_score, measure_silos, score_silos, summary_entries, with_attack
 from silotune.evaluation.personalization import score_test_time
 from silotune.runs.engines.base import Broadcast, Engine, Progress, Scores
-from silotune.runs.storage.checkpoints import Checkpoint, StateMemory, load_silo
+from silotune.runs.storage.checkpoints import Checkpoint, load_silo
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.training.at_once import ALONE
 from silotune.training.broadcasts import VariantKey
@@ -36,8 +36,6 @@ class InProcessEngine(Engine):
         super().__init__(federation, folder, progress)
         self._client = federation.client()
         self.cohort = federation.cohort.size
-        mib = federation.config.state.memory_mib
-        self._memory = None if mib is None else StateMemory(folder.checkpoints, mib)
         self._written: dict[str, str] = {}
         """Silo → its state's location, for silos that replied in this round."""
 
@@ -89,9 +87,8 @@ class InProcessEngine(Engine):
         """Score the silos after their final phases, and then restore their present states."""
         kept = {name: silo.state for name, silo in self.federation.silos.items()}
         try:
-            for replies in self._train("final", round_number, silos, broadcast):
-                for reply in replies if self._memory is not None else ():  # they are as many as those that are kept
-                    self._put_away(f"{round_number:04d}-judged", reply.silo)
+            for _ in self._train("final", round_number, silos, broadcast):
+                pass
             return self.validate(round_number)
         finally:
             for name, state in kept.items():
@@ -155,20 +152,15 @@ class InProcessEngine(Engine):
         self._written |= {reply.silo: self._put_away(f"{round_number:04d}", reply.silo) for reply in replies}
 
     def _put_away(self, file: str, name: str) -> str:
-        """Write a silo's state into a file of its folder, with `state.memory_mib` out of memory; returns the file."""
-        silo, file = self.federation.silos[name], f"silos/{name}/{file}"
-        assert silo.state is not None, "a silo that trained has a state"
-        if self._memory is None:
-            return self.folder.checkpoints.write(file, silo.state.flat())
-        silo.state = stored = self._memory.write(file, silo.state)
-        return stored.file
+        """Write a silo's state into a file of its folder; returns the file."""
+        state = self.federation.silos[name].state
+        assert state is not None, "a silo that trained has a state"
+        return self.folder.checkpoints.write(f"silos/{name}/{file}", state.flat())
 
     @override
     def load_states(self, checkpoint: Checkpoint) -> None:
         for silo in self.federation.silos.values():
             load_silo(self.folder.checkpoints, checkpoint, self.federation.context, silo)
-            if self._memory is not None and silo.state is not None:
-                silo.state = self._memory.stored(checkpoint.silos[silo.name], silo.state)
 
 
 def named(names: Sequence[str], kind: Training) -> str:

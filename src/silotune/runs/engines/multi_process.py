@@ -1,7 +1,7 @@
 """Train silos in several processes (`--workers`, `--engine ray`) and get the same bits as in one.
 
-Each process has the silos' rows and a backbone. On one machine the processes share the memory of the weights; on a Ray
-cluster every worker reads them. The main process keeps the silos' states, sends them with the work, and has no weights
+Each process has the silos' rows and a backbone, which it loads itself; weights in files of the type that is computed in
+are mapped, and in memory once. The main process keeps the silos' states, sends them with the work, and has no weights
 on a device meanwhile. A silo's result depends neither on the process nor on the order, so the bits are those of one
 process at equal `threads`.
 """
@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from typing_extensions import override
@@ -26,7 +24,6 @@ from silotune.core.workers import Workers
 from silotune.errors import InputError
 from silotune.evaluation.federation_scores import all_share_one_model, score_silos
 from silotune.runs.build.builder import build
-from silotune.runs.build.model import BackboneRequirements
 from silotune.runs.engines.base import Broadcast, Progress, Scores
 from silotune.runs.engines.in_process import InProcessEngine, Replies, Training, named
 from silotune.runs.storage.run_folder import RunFolder
@@ -77,9 +74,7 @@ class MultiProcessEngine(InProcessEngine):
     def run(self) -> None:
         backbone = self.federation.backbone
         imports = [__name__, *backbone.modules_of_its_classes]
-        weights = backbone.share() if self._workers.cluster is None else None
-        threads = self.federation.config.threads
-        with self._workers.pool(imports, take_weights, weights, threads) as (self._pool, self.workers):
+        with self._workers.pool(imports, self.federation.config.threads) as (self._pool, self.workers):
             super().run()
 
     def _train(
@@ -159,23 +154,13 @@ _federations: dict[str, Federation] = {}
 """The configuration's text → the federation built from it, for the last configuration."""
 
 
-_weights: Path | None = None
-"""The file that the main process shares its weights by, unless the backbone's own serves."""
-
-
-def take_weights(weights: Path | None) -> None:
-    """Keep the file from which this process will load its backbone."""
-    global _weights
-    _weights = weights
-
-
 def run_job(job: SiloJob) -> Trained | Scores:
     """Do a job in a worker process, over its own backbone."""
     text = dump(job.config)
     if text not in _federations:
         _federations.clear()
         set_numerics(job.config.precision.deterministic, job.config.precision.tf32)
-        _federations[text] = build(job.config, load=partial(BackboneRequirements.load, weights=_weights))
+        _federations[text] = build(job.config)
     federation = _federations[text]
     if federation.backbone.fingerprint != job.fingerprint:
         raise InputError(f"--workers: {job.config.backbone.name!r} is not the backbone that the run has; allowed: 1")

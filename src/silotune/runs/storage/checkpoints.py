@@ -2,7 +2,7 @@
 
 A manifest (`checkpoints/round-0007.json`) names the file of the shared parts and, for every silo that ever took part,
 that of its last state. Files are written first, while silos train, and the manifest is moved into place last, so that a
-run killed at any instant finds a whole checkpoint, old or new. `StateMemory` keeps the last used states in memory, too.
+run killed at any instant finds a whole checkpoint, old or new.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -170,55 +170,6 @@ def load_silo(checkpoints: Checkpoints, checkpoint: Checkpoint, context: Trainin
         with damage_named(f"checkpoint file {file}"):
             silo.state = SiloState.from_flat(checkpoints.read(file))
             check_state(silo.state.private, expected)
-
-
-class StateMemory:
-    """Writes states to files, and keeps the last used ones in memory, up to so many MiB beside what trains."""
-
-    def __init__(self, checkpoints: Checkpoints, mib: int) -> None:
-        self._checkpoints = checkpoints
-        self._most = mib * 2**20
-        self._states: OrderedDict[str, tuple[SiloState, int]] = OrderedDict()
-        """File → state and its bytes, the last used one last."""
-        self._bytes = 0
-
-    def write(self, name: str, state: SiloState) -> StoredState:
-        """Write a state to a file of this name (without ending), and return its entry in the manifest."""
-        return self.stored(self._checkpoints.write(name, state.flat()), state)
-
-    def stored(self, file: str, state: SiloState) -> StoredState:
-        """Return a placeholder for the state at a location."""
-        self._keep(file, state)
-        return StoredState(self, file)
-
-    def read(self, file: str) -> SiloState:
-        """Return the state of a file."""
-        kept = self._states.get(file)
-        state = kept[0] if kept else SiloState.from_flat(self._checkpoints.read(file))
-        self._keep(file, state)
-        return state
-
-    def _keep(self, file: str, state: SiloState) -> None:
-        _, before = self._states.pop(file, (state, 0))
-        size = sum(tensor.nbytes for tensor in state.flat().values())
-        self._states[file] = state, size
-        self._bytes += size - before
-        while self._bytes > self._most:
-            _, (_, dropped) = self._states.popitem(last=False)
-            self._bytes -= dropped
-
-
-class StoredState(SiloState):
-    """A state that is read from its file when its private parts or memory are asked for."""
-
-    def __init__(self, states: StateMemory, file: str) -> None:
-        self._states = states
-        self.file = file
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in ("private", "memory"):
-            raise AttributeError(name)
-        return getattr(self._states.read(self.file), name)
 
 
 _QUEUE_LENGTH = 8
