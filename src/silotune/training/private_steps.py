@@ -100,9 +100,8 @@ class PrivateSteps:
         for start in range(0, len(drawn) or 1, self._at_once):
             units = drawn[start : start + self._at_once] or [[]]
             vectors = torch.zeros(len(units), total.numel(), device=total.device)
-            for turn in range(
-                max(1, *map(len, units))
-            ):  # a unit keeps its slot, with its rows in turn and then fillers
+            turns = max(1, *map(len, units))
+            for turn in range(turns):  # a unit keeps its slot: its rows in turn, and then fillers
                 places = [unit[turn] if turn < len(unit) else self._filler for unit in units]
                 first = start + turn * len(drawn)
                 found, without_rows, terms = self._row_gradients(number, first, places, state, received, memory)
