@@ -19,6 +19,8 @@ ATTACKS = {
     "last-batch": "one row's gradient from a pass whose last batch holds that row alone",
     "rare-row": "one row's gradient from a broadcast that is sure of the label of all others",
     "membership-game": "whether one row is there, from updates of a silo with it and without it",
+    "low-bits": "whether one row is there, from the low bits of one answer at ε = 1",
+    "equal-messages": "that no row has a label, from two messages with noise on the silo that are equal",
     "two-runs": "one batch's gradient as the difference of two runs that differ by a step",
 }
 """Attack → what it tries to learn; its module has the same name with underscores."""

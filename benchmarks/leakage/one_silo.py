@@ -79,10 +79,13 @@ class OneSilo:
             rows: train on these rows alone; None: on all.
             empty: units without rows beside them.
         """
-        own = self.rows if rows is None else some_rows(self.rows, rows)
-        silo = replace(self._silo, train={own.task.name: own}, state=None, empty_units=empty)
-        (result,) = LocalTrainer(self.federation.context).rounds([silo], shared, number)
+        (result,) = LocalTrainer(self.federation.context).rounds([self.silo(rows, empty)], shared, number)
         return vector({name: result.state[name] for name in shared}) - vector(shared)
+
+    def silo(self, rows: Sequence[int] | None = None, empty: int = 0) -> Silo:
+        """Return the silo before its first round; arguments as of `change`."""
+        own = self.rows if rows is None else some_rows(self.rows, rows)
+        return replace(self._silo, train={own.task.name: own}, state=None, empty_units=empty)
 
     def gradients(self, shared: State, rows: Sequence[int]) -> Tensor:
         """Return the change that each of these rows makes alone, shape (rows, numbers): what attacks look for."""

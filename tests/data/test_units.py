@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
 
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import read_rows, write_rows
+from silotune.data.rows import UNREAD, SiloData, Splits
 from silotune.data.tokenized import RowTokenizer
 from silotune.errors import InputError
 from silotune.runs.build.builder import build
@@ -93,12 +95,64 @@ def test_rows_that_a_head_cannot_read_count_as_empty(unit, config, monkeypatch):
         build(config("privacy.unit=null", "privacy.epsilon=null", rows=spoiled))
 
 
-def test_what_is_not_said_of_units(config):
-    def forgotten(rows):
-        return [row | ({"patient": " "} if n == 6 else {}) for n, row in enumerate(rows)]
+@pytest.mark.parametrize(
+    ("unit", "spoiled", "expected"),
+    [
+        ("patient", {"label": "worse"}, 40),  # all rows of two patients
+        ("row", {"label": "worse"}, 120),
+        ("row", {"label": None}, 120),
+        ("row", {"label": True}, 120),
+        ("patient", {"patient": " "}, 38 + 6),  # whose six rows are, nobody knows
+    ],
+)
+def test_rows_without_a_declared_label_or_a_unit_are_empty_units(config, tmp_path, unit, spoiled, expected):
+    """A refusal would tell of them; so would names, numbers of units, and a reading of other rows that changed."""
+    usual, _ = load_silos(config(f"privacy.unit={unit}"))
+    given = config(
+        f"privacy.unit={unit}", rows=lambda rows: [row | (spoiled if n < 6 else {}) for n, row in enumerate(rows)]
+    )
+    data, _ = load_silos(given)
+    found, plain = (
+        [row for part in ("train", "validation", "test") for row in getattr(each.splits, part)]
+        for each in (data, usual)
+    )
+    unread = [row for row in found if row.label == UNREAD]
+    assert len(unread) == 6
+    assert len({row.unit or number for number, row in enumerate(found)}) == expected
+    assert {row.texts for row in found if row.label != UNREAD} == {
+        row.texts for row in plain if int(row.texts[0].split()[1]) > 5
+    }
+    write_rows(tmp_path / "rows", data)
+    assert read_rows(tmp_path / "rows", "north") == SiloData(
+        "north",
+        data.task,
+        Splits(
+            *(
+                [replace(row, remarks=()) for row in getattr(data.splits, part)]
+                for part in ("train", "validation", "test")
+            )
+        ),
+    )
+    silo = build(given).silos["north"]
+    train = data.splits.train
+    assert silo.rows == len(units_of(silo)) == len({row.unit or number for number, row in enumerate(train)})
+    assert sum(map(len, silo.train.values())) == sum(row.label != UNREAD for row in train)
+    with pytest.raises(InputError, match="all are without a declared label"):
+        build(config(f"privacy.unit={unit}", rows=lambda rows: [row | spoiled for row in rows]))
 
-    with pytest.raises(InputError, match=r"silo 'north'.*row 7: 'patient' is empty; privacy\.unit=patient"):
-        load_silos(config(rows=forgotten))
+
+def test_a_prepared_folder_says_that_its_labels_were_declared(config, tmp_path):
+    (data, _) = load_silos(config())
+    for declared in (False, True):
+        write_rows(tmp_path / "rows", data, declared)
+        assert read_rows(tmp_path / "rows", "north") == data
+    assert read_rows(tmp_path / "rows", "north", noised=True) == data
+    write_rows(tmp_path / "rows", data)
+    with pytest.raises(InputError, match=r"^rows: .*task\.json does not say that its labels were declared"):
+        read_rows(tmp_path / "rows", "north", noised=True)
+
+
+def test_what_is_not_said_of_units(config):
     with pytest.raises(InputError, match="patients"):
         load_silos(config("privacy.unit=patients"))
     with pytest.raises(InputError, match=r"silo 'north': labels: are to be declared beside privacy\.unit"):

@@ -11,13 +11,18 @@ import itertools
 from collections.abc import Collection
 
 import pytest
+import torch
 from torch import Tensor
 
+from silotune.communication.privacy.noise import NoiseStream, with_noise
+from silotune.communication.privacy.whole_noise import grid_of
 from silotune.methods import METHODS
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.heads import HEADS
+from silotune.training.private_steps import clipped_sum
 from tests.support.device_rig import actions, at_rest, made_or_skipped, prediction
 from tests.support.fake_cuda import (
+    CUDA,
     MISMATCH,
     counted_syncs,
     fake_cuda,
@@ -169,3 +174,16 @@ def test_nothing_on_the_device_is_float64(make, method, head):
     with fake_cuda(), without_float64():
         for action in actions(federation).values():
             action(federation)
+
+
+def test_sums_of_clipped_vectors_are_equal_on_every_device():
+    """Whole numbers, so whatever order and device; also the noise that is added to them."""
+    grid, vectors = grid_of(1.0, 1.0), 3 * torch.randn(12, 50, generator=torch.Generator().manual_seed(1))
+    on_cpu = clipped_sum(vectors, 1.0, grid)
+    with fake_cuda():
+        total = clipped_sum(vectors.to(CUDA), 1.0, grid)
+        noised = with_noise({"a": total}, NoiseStream(b"key"), 1.0, grid, "gaussian")["a"]
+        assert (total.device, noised.device) == (CUDA, CUDA)
+        found = total.cpu(), noised.cpu()
+    assert found[0].tolist() == on_cpu.tolist()
+    assert found[1].tolist() == with_noise({"a": on_cpu}, NoiseStream(b"key"), 1.0, grid, "gaussian")["a"].tolist()

@@ -253,6 +253,13 @@ def test_what_it_cannot_cover_is_refused(method, backbone_folder, data_folder, t
         run(read_config("demo", given), out=tmp_path / "run")
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_shorter_precisions_are_refused_by_name(precision, backbone_folder, data_folder):
+    given = [*tiny_overrides("fedavg", backbone_folder("bert"), data_folder), *NOISE, f"precision={precision}"]
+    with pytest.raises(InputError, match=f"precision: in {precision} a row's gradient .*; allowed: fp32, auto"):
+        read_config("demo", given)
+
+
 @pytest.mark.parametrize(
     "method", [name if name in ("moon", "fedfame") else pytest.param(name, marks=pytest.mark.long) for name in METHODS]
 )

@@ -129,7 +129,7 @@ def _load(config: Config) -> tuple[list[SiloData], list[SiloData]]:
     if config.silos:
         sets = own_sets(config.silos, partition.column, unit, declared=noised)
     else:
-        sets = _named_sets(data, partition.column, unit)
+        sets = _named_sets(data, partition.column, unit, noised)
     for name in absent:
         require_known("name in evaluation.unseen or evaluation.new_silos", name, sets)
     if len(absent) == len(sets):
@@ -210,13 +210,13 @@ def demo_folder() -> Path:
     return Path(str(resources.files("silotune") / "data" / "demo"))
 
 
-def _named_sets(data: DataConfig, column: str | None, unit: str | None) -> dict[str, LabeledSet]:
+def _named_sets(data: DataConfig, column: str | None, unit: str | None, noised: bool) -> dict[str, LabeledSet]:
     path = demo_folder() if data.set == "demo" and data.path is None else None if data.path is None else Path(data.path)
     published = {} if path else _published(data, column or unit)
     names = data.tasks or (task_folders(path) if path else [])
     sets: dict[str, LabeledSet] = {}
     for name in names:
-        labeled_set = read_folder(path, name, column, unit) if path else read_hub_set(name, published[name])
+        labeled_set = read_folder(path, name, column, unit, noised) if path else read_hub_set(name, published[name])
         task = labeled_set.task
         if data.task is not None:  # one task name for all silos, so that they may share a head
             task = _renamed(task, data.task, data.labels)
@@ -285,7 +285,7 @@ NO_LABEL = -1
 
 def without_labels(rows: Sequence[Row]) -> list[Row]:
     """Return the rows without label and answer."""
-    return [replace(row, label=NO_LABEL, answer="") for row in rows]
+    return [replace(row, label=min(row.label, NO_LABEL), answer="") for row in rows]
 
 
 def own_labeled_rows(config: Config) -> SiloData | None:

@@ -72,7 +72,7 @@ def own_sets(
         with _naming(silo):
             named = _declared(silos, task.name)
             rows = {
-                part: _rows(silo, task, formats[silo.name], own_paths[part], of_part, named)
+                part: _rows(silo, task, formats[silo.name], own_paths[part], of_part, named, declared)
                 for part, of_part in own_records.items()
             }
             rows["train"] = with_groups(own_paths["train"], own_records["train"], rows["train"], column)
@@ -96,7 +96,13 @@ def _naming(silo: SiloConfig) -> Iterator[None]:
 
 
 def _rows(
-    silo: SiloConfig, task: Task, format: Format | None, path: Path, records: list[Record], declared: bool
+    silo: SiloConfig,
+    task: Task,
+    format: Format | None,
+    path: Path,
+    records: list[Record],
+    declared: bool,
+    noised: bool,
 ) -> list[Row]:
     if format is not None:
         return generation_rows(path, records, format)
@@ -104,7 +110,15 @@ def _rows(
         return instruction_rows(path, records, silo.columns, silo.label)
     separator = silo.label_separator
     return target_rows(
-        path, records, silo.columns, silo.label, task, by_index=False, separator=separator, declared=declared
+        path,
+        records,
+        silo.columns,
+        silo.label,
+        task,
+        by_index=False,
+        separator=separator,
+        declared=declared,
+        noised=noised,
     )
 
 
@@ -211,10 +225,13 @@ def task_folders(path: Path) -> list[str]:
     return names
 
 
-def read_folder(path: Path, name: str, column: str | None = None, unit: str | None = None) -> LabeledSet:
+def read_folder(
+    path: Path, name: str, column: str | None = None, unit: str | None = None, noised: bool = False
+) -> LabeledSet:
     """Read one task of a data folder.
 
-    The values of `column` define natural silos (`Row.group`), those of `unit` say whose a row is (`Row.unit`).
+    The values of `column` define natural silos (`Row.group`), those of `unit` say whose a row is (`Row.unit`);
+    `noised` as of `target_rows`.
     """
     folder = path / name
     if not folder.is_dir():
@@ -234,7 +251,7 @@ def read_folder(path: Path, name: str, column: str | None = None, unit: str | No
     pairs = any("sentence2" in record for record in records["train"])
     text = ("sentence1", "sentence2") if pairs else ("sentence1",)
     rows = {
-        split: target_rows(paths[split], split_records, text, "label", task, by_index=True)
+        split: target_rows(paths[split], split_records, text, "label", task, by_index=True, noised=noised)
         for split, split_records in records.items()
     }
     return LabeledSet(task, _splits(paths, records, rows, column, unit))

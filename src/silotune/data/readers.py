@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from silotune.config.tables import source_name
 from silotune.core.files import decode_text, text_lines
-from silotune.data.rows import Row, text_fault
+from silotune.data.rows import UNREAD, Row, text_fault
 from silotune.errors import InputError, file_errors, library_errors
 
 Record = dict[str, Any]
@@ -218,23 +218,30 @@ def read_labels(path: Path, records: Sequence[Record], column: str) -> list[str 
 
     Truth values of JSON and Parquet, if all labels are truth values, become the texts `true` and `false`.
     """
-    labels: list[str | int] = []
-    truth_values = all(isinstance(record.get(column), bool) for record in records)
-    for number, record in enumerate(records, start=1):
-        value = record.get(column)
-        if truth_values:
-            value = "true" if value else "false"
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, str):
-            value = value.strip()
-        if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
-            raise InputError(
-                f"{source_name(path)}: row {number}: {column!r} is no label: {value!r}; allowed: text, a whole number, "
-                "or true and false in all rows"
-            )
-        labels.append(value)
-    return labels
+    truth_values = are_all_truth_values(records, column)
+    return [read_label(path, number, each, column, truth_values) for number, each in enumerate(records, start=1)]
+
+
+def are_all_truth_values(records: Sequence[Record], column: str) -> bool:
+    """Return whether all cells of a column are truth values of JSON or Parquet."""
+    return all(isinstance(record.get(column), bool) for record in records)
+
+
+def read_label(path: Path, number: int, record: Record, column: str, truth_values: bool) -> str | int:
+    """Return the label of one record, as `read_labels` does; `truth_values`: whether those are labels."""
+    value = record.get(column)
+    if truth_values and isinstance(value, bool):
+        value = "true" if value else "false"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, str):
+        value = value.strip()
+    if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
+        raise InputError(
+            f"{source_name(path)}: row {number}: {column!r} is no label: {value!r}; allowed: text, a whole number, "
+            "or true and false in all rows"
+        )
+    return value
 
 
 def label_names(labels: Iterable[str | int]) -> tuple[str, ...]:
@@ -256,17 +263,18 @@ def with_groups(path: Path, records: Sequence[Record], rows: Sequence[Row], colu
 
 
 def with_units(path: Path, records: Sequence[Record], rows: Sequence[Row], column: str | None) -> list[Row]:
-    """Set each row's `unit`, whom noise protects, to its cell in a column; without a column rows stay as they are."""
+    """Set each row's `unit`, whom noise protects, to its cell in a column; without a column rows stay as they are.
+
+    A row whose cell is empty is `UNREAD`, and a unit of its own, with a blank before its name, which no cell keeps.
+    """
     if column is None:
         return list(rows)
     require_columns(path, records[0], [column])
-    units = [_group_name(record.get(column)) for record in records]
-    if "" in units:
-        raise InputError(
-            f"{source_name(path)}: row {units.index('') + 1}: {column!r} is empty; privacy.unit={column} needs to know "
-            "whose each row is"
-        )
-    return [replace(row, unit=unit) for row, unit in zip(rows, units, strict=True)]
+    named = [(row, _group_name(record.get(column))) for row, record in zip(rows, records, strict=True)]
+    return [
+        replace(row, unit=unit) if unit else replace(row, unit=f" row {number}", label=UNREAD, target=None)
+        for number, (row, unit) in enumerate(named, start=1)
+    ]
 
 
 def _group_name(cell: object) -> str:

@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from silotune.core.files import damage_named, read_json, write_text
-from silotune.data.rows import Row, SiloData, Splits
+from silotune.data.rows import UNREAD, Row, SiloData, Splits
 from silotune.data.tasks import Task, read_task
+from silotune.errors import InputError
 
 _TASK = "task.json"
+
+_DECLARED = "declared"
+"""The key of `task.json` that is true if the label names were declared, and not read from rows."""
 
 _SPLITS = ("train", "validation", "test")
 
@@ -22,24 +26,33 @@ _NAMED = ("unit", "said", "tools")
 """Fields of a row that are written by name."""
 
 
-def write_rows(folder: Path, data: SiloData) -> None:
-    """Write a silo's rows; only the owner of the folder may read them."""
+def write_rows(folder: Path, data: SiloData, declared: bool = False) -> None:
+    """Write a silo's rows; only the owner of the folder may read them. `declared`: its label names were."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     for name in _SPLITS:
         rows: list[Row] = getattr(data.splits, name)
         lines = (json.dumps(_fields(row), ensure_ascii=False) for row in rows)
         write_text(folder / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
-    write_text(folder / _TASK, json.dumps(data.task.fields()))  # last: marks the folder as complete
+    write_text(
+        folder / _TASK, json.dumps(data.task.fields() | ({_DECLARED: True} if declared else {}))
+    )  # last: marks the folder as complete
 
 
-def read_rows(folder: Path, silo: str) -> SiloData:
-    """Read a silo's rows in the order in which they were written."""
+def read_rows(folder: Path, silo: str, noised: bool = False) -> SiloData:
+    """Read a silo's rows in the order in which they were written; with `noised` only of declared label names."""
     with damage_named(f"rows of silo {silo!r} in {folder}"):
-        task = read_task(read_json(folder / _TASK))
+        fields = read_json(folder / _TASK)
+        declared = isinstance(fields, dict) and fields.pop(_DECLARED, False) is True
+        task = read_task(fields)
         splits = {name: _read(folder / f"{name}.jsonl", task) for name in _SPLITS}
         if not splits["train"]:
             raise ValueError("train.jsonl has no row")
+    if noised and task.labels and not declared:
+        raise InputError(
+            f"rows: {folder / _TASK} does not say that its labels were declared, and names read from rows tell which "
+            f'ones they have; allowed beside privacy.unit: data with labels, or "{_DECLARED}": true where they were'
+        )
     return SiloData(silo, task, Splits(**splits))
 
 
@@ -73,6 +86,8 @@ def _read(path: Path, task: Task) -> list[Row]:
 
 def _known(task: Task, known: Any) -> tuple[int, float | tuple[int, ...] | None]:
     """Return `label` and `target` of a row; a folder of a coordinator's labeled rows is written by hand."""
+    if type(known) is int and known == UNREAD:
+        return UNREAD, None
     if task.kind == "regression":
         return 0, float(known)
     indices = tuple(map(int, known if task.kind == "multilabel" else [known]))

@@ -20,6 +20,10 @@ _WRITTEN = ("answer", "rejected", "group", "unit", "said", "tools")
 """Fields of a row that are texts, beside `texts` and `turns`."""
 
 
+UNREAD = -2
+"""Label of a row whose label was not declared, or that does not say whose it is: noise on rows counts it as empty."""
+
+
 def message_of(turn: Turn) -> dict[str, Any]:
     """Return a turn as chat templates read it."""
     role, content, *more = turn

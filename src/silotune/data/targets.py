@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from silotune.config.tables import source_name
-from silotune.data.readers import Record, label_names, read_labels, read_text, require_columns
-from silotune.data.rows import Row
+from silotune.data.readers import Record, are_all_truth_values, label_names, read_label, read_text, require_columns
+from silotune.data.rows import UNREAD, Row
 from silotune.data.tasks import Task, label_spelling
 from silotune.errors import InputError
 
@@ -34,34 +34,44 @@ def target_rows(
     by_index: bool,
     separator: str | None = None,
     declared: bool = False,
+    noised: bool = False,
 ) -> list[Row]:
     """Make rows of a task whose rows have labels, numbers or sets of labels.
 
     With `by_index` a whole-number label is an index into the task's labels (data sets with a `meta.json`); with
     `declared` the configuration names the labels, and a row's may be spelled otherwise. The separator is of cells with
-    several labels.
+    several labels. With noise on rows (`noised`) a row that is not as it should be is `UNREAD` and refuses no file, and
+    none has a say in how another one is read.
     """
     require_columns(path, records[0], [*text_columns, label_column])
-    of_rows = read_labels(path, records, label_column) if task.kind == "classification" else []
-    rows = []
-    for number, record in enumerate(records, start=1):
+    truth_values = noised or are_all_truth_values(records, label_column)
+
+    def read(number: int, record: Record) -> Row:
         texts = tuple(read_text(path, number, record, column) for column in text_columns)
         where = f"{source_name(path)}: row {number}: {label_column!r}"
         cell = record.get(label_column)
         if task.kind == "classification":
-            where = f"{source_name(path)}: row {number}"
-            index, remark = _label_index(task, of_rows[number - 1], by_index, declared, where)
-            rows.append(Row(texts, index, remarks=remark))
-        elif task.kind == "regression":
-            rows.append(Row(texts, 0, target=read_number(cell, where)))
-        else:
-            indices: set[int] = set()
-            remarks: dict[str, None] = {}
-            for label in read_label_set(cell, where, separator):
-                index, remark = _label_index(task, label, by_index, declared, where)
-                indices.add(index)
-                remarks |= dict.fromkeys(remark)
-            rows.append(Row(texts, 0, target=tuple(sorted(indices)), remarks=tuple(remarks)))
+            label = read_label(path, number, record, label_column, truth_values)
+            index, remark = _label_index(task, label, by_index, declared, f"{source_name(path)}: row {number}")
+            return Row(texts, index, remarks=remark)
+        if task.kind == "regression":
+            return Row(texts, 0, target=read_number(cell, where))
+        indices: set[int] = set()
+        remarks: dict[str, None] = {}
+        for label in read_label_set(cell, where, separator):
+            index, remark = _label_index(task, label, by_index, declared, where)
+            indices.add(index)
+            remarks |= dict.fromkeys(remark)
+        return Row(texts, 0, target=tuple(sorted(indices)), remarks=tuple(remarks))
+
+    rows = []
+    for number, record in enumerate(records, start=1):
+        try:
+            rows.append(read(number, record))
+        except InputError as error:
+            if not noised:
+                raise
+            rows.append(Row(("",) * len(text_columns), UNREAD, remarks=(f"counts as empty: {error}",)))
     return rows
 
 

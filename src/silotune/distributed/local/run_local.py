@@ -137,7 +137,7 @@ def _prepare(config: Config, out: Path, method: Method, data: list[SiloData]) ->
     write_text(folder / "config.yaml", dump(config))
     write_text(folder / "silos.yaml", wire_config(config, names))
     for silo in data:
-        write_rows(out / "silos" / silo.name / "rows", silo)
+        write_rows(out / "silos" / silo.name / "rows", silo, config.privacy.unit is not None)
     job = Job(
         str(folder / "config.yaml"),
         str(out),

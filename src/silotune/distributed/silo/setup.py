@@ -290,7 +290,7 @@ class SiloSetup:
     def _rows(self, config: Config) -> SiloData:
         try:
             if self.settings.rows is not None:
-                return read_rows(Path(self.settings.rows), self.settings.name)
+                return read_rows(Path(self.settings.rows), self.settings.name, config.privacy.unit is not None)
             return load_silos(config)[0]
         except InputError as error:  # its text may quote a cell
             raise self._rows_refused(error, "the file is missing, or not as the silo config says") from None

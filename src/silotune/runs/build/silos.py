@@ -11,7 +11,7 @@ from silotune.config import Config
 from silotune.core.clock import log_line
 from silotune.data.backdoor import Backdoor, check_trigger, make_backdoor
 from silotune.data.loading import without_labels
-from silotune.data.rows import Row, SiloData
+from silotune.data.rows import UNREAD, Row, SiloData
 from silotune.data.tasks import Task
 from silotune.data.tokenized import ANY_LENGTH, TokenizedRows
 from silotune.errors import InputError
@@ -100,16 +100,22 @@ def _tokenized(
 ) -> tuple[TokenizedRows, Sequence[Row]]:
     """Tokenize rows of a silo; returns also which they are. An error names them.
 
-    Where rows have noise, those that the head cannot read are left out, unless all are: a refusal would tell of them.
+    Where rows have noise, those that the reader of files or the head cannot read are left out, unless all are: a
+    refusal would tell of them.
     """
+    kept, why = [row for row in rows if row.label != UNREAD], "without a declared label, or without a unit"
     try:
-        return tokenize(data.task, rows), rows
+        if not kept and rows:
+            raise InputError(f"all are {why}")
+        read = tokenize(data.task, kept)
     except InputError as error:
-        kept = [row for row in rows if noised and _can_read(tokenize, data.task, row)]
+        kept = [row for row in kept if noised and _can_read(tokenize, data.task, row)]
         if not kept:
             raise InputError(f"silo {data.name!r}, {kind} rows: {error}") from error
-        log_line(f"silo {data.name!r}: {len(rows) - len(kept)} {kind} rows are left out, as empty: {error}")
-        return tokenize(data.task, kept), kept
+        read, why = tokenize(data.task, kept), str(error)
+    if len(kept) < len(rows):
+        log_line(f"silo {data.name!r}: {len(rows) - len(kept)} {kind} rows are left out, as empty: {why}")
+    return read, kept
 
 
 def _can_read(tokenize: TokenizeRows, task: Task, row: Row) -> bool:
