@@ -12,7 +12,10 @@ from silotune.data.loading import load_silos
 from silotune.data.row_folder import read_rows, write_rows
 from silotune.data.rows import UNREAD, SiloData, Splits
 from silotune.data.tokenized import RowTokenizer
+from silotune.distributed.silo.policy import Policy
+from silotune.distributed.silo.silo_config import PolicyConfig
 from silotune.errors import InputError
+from silotune.runs.build import row_privacy as build_row_privacy
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.training.row_privacy import units_of
@@ -150,6 +153,18 @@ def test_a_prepared_folder_says_that_its_labels_were_declared(config, tmp_path):
     write_rows(tmp_path / "rows", data)
     with pytest.raises(InputError, match=r"^rows: .*task\.json does not say that its labels were declared"):
         read_rows(tmp_path / "rows", "north", noised=True)
+
+
+def test_delta_leaves_no_unit_out(config, monkeypatch):
+    """A tenth of 1 / units of the largest silo, if the usual δ is more."""
+    assert build(config()).privacy.account.delta == 1e-5
+    monkeypatch.setattr(build_row_privacy, "DELTA", 0.5)
+    assert build(config()).privacy.account.delta == 0.1 / 24
+    policy = Policy("north", PolicyConfig(preset="private"))
+    policy.check_delta(0.1 / 24, 24, "privacy.delta of the run")
+    with pytest.raises(InputError, match=r"its silo config\) protects no 20,000 units; allowed: at most 5e-06"):
+        policy.check_delta(1e-5, 20_000, "privacy.delta of its silo config")
+    Policy("north", PolicyConfig(preset="trusting")).check_delta(0.4, 24, "privacy.delta of the run")
 
 
 def test_what_is_not_said_of_units(config):

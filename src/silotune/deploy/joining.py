@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from silotune.communication.privacy.accountant import DELTA, largest_delta
 from silotune.config import Config
 from silotune.core.files import dump_yaml
 from silotune.deploy.certificates import make_node_key, public_node_key
@@ -90,7 +91,7 @@ def join(
     rows = _count_rows(answers.entry(invitation.silo))
     fresh = folder / ".silo.yaml.new"
     fresh.unlink(missing_ok=True)
-    tree, identity = _silo_tree(invitation, answers, apart=installs), ""
+    tree, identity = _silo_tree(invitation, answers, rows, apart=installs), ""
     if answers.policy == "masked":
         identity = made_identity(folder / "identity.key")
         tree["masked"] = {"identity": "identity.key", "peers": {invitation.silo: identity}}
@@ -159,7 +160,7 @@ def _count_rows(entry: dict[str, Any]) -> int:
     return len(splits.train) + len(splits.validation) + len(splits.test)
 
 
-def _silo_tree(invitation: Invitation, answers: Answers, apart: bool) -> dict[str, Any]:
+def _silo_tree(invitation: Invitation, answers: Answers, rows: int, apart: bool) -> dict[str, Any]:
     """Return the content of `silo.yaml`."""
     backbone = answers.backbone
     tree: dict[str, Any] = {
@@ -174,7 +175,8 @@ def _silo_tree(invitation: Invitation, answers: Answers, apart: bool) -> dict[st
     if answers.on_updates:
         tree |= {"secret": "noise.key", "epsilon": answers.epsilon}
     elif answers.epsilon is not None:
-        tree |= {"privacy": {"unit": answers.unit, "epsilon": answers.epsilon}}
+        delta = min(DELTA, largest_delta(rows))
+        tree |= {"privacy": {"unit": answers.unit, "epsilon": answers.epsilon, "delta": delta}}
     if apart:
         tree |= {"socket": _SOCKET, "socket_group": True}
     return tree | _connection(invitation)

@@ -237,7 +237,8 @@ def measure(
     `charged` returns the ε at a δ of what the silo answered in the run, by its ledger; None: as the run was planned.
     """
     (rows,), (evaluation,) = silo.train.values(), silo.evaluations.values()
-    delta, own = federation.config.privacy.delta or DELTA, rows.examples
+    guarantee, own = federation.privacy, rows.examples
+    delta = (0.0 if guarantee is None else guarantee.account.delta) or federation.config.privacy.delta or DELTA
     found = None
     if silo.canaries is not None:
         canaries, present = silo.canaries

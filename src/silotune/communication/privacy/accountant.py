@@ -150,7 +150,12 @@ def affordable_uses(account: Account, budget: float, max_uses: int) -> int:
 
 
 DELTA = 1e-5
-"""δ of central noise without `privacy.delta`."""
+"""δ of noise on rows and of central noise without `privacy.delta`, unless `largest_delta` is less."""
+
+
+def largest_delta(units: int) -> float:
+    """Return the largest δ that protects each of so many units: at 1 / units a mechanism may publish one of them."""
+    return 0.1 / max(units, 1)
 
 
 class BudgetSpent(InputError):

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from silotune.communication.privacy.accountant import largest_delta
 from silotune.distributed.protocol.frames import HandshakeRefused
 from silotune.distributed.silo.silo_config import PolicyConfig
 from silotune.methods.parts import Scope
@@ -60,10 +61,25 @@ class Policy:
         shapes = federation.coordinator.expected.shapes
         self.check_numbers(sum(map(math.prod, shapes.values())), parameters)
 
-    def check_work(self, federation: Federation) -> None:
-        """Refuse updates of too few rows or steps; these refusals tell something of the silo's rows."""
+    def check_delta(self, delta: float, units: int, whose: str) -> None:
+        """Refuse, under `private`, a δ that is too large for so many units."""
+        most = largest_delta(units)
+        if self.limits.preset == "private" and delta > most:
+            raise PolicyRefused(
+                f"silo {self.silo!r}: δ = {delta:g} ({whose}) protects no {units:,} units; allowed: at most {most!r} "
+                "(0.1 / units)"
+            )
+
+    def check_work(self, federation: Federation, delta: float | None = None) -> None:
+        """Refuse updates of too few rows or steps, and too large a δ; these refusals tell something of the silo's rows.
+
+        `delta` is that of the operator's budget of noise on rows.
+        """
         context, (silo,) = federation.context, federation.silos.values()
         rows = sum(map(len, silo.train.values())) if context.row_privacy is None else len(units_of(silo))
+        if federation.privacy is not None and context.row_privacy is not None:
+            self.check_delta(federation.privacy.account.delta, rows, "privacy.delta of the run")
+            self.check_delta(0.0 if delta is None else delta, rows, "privacy.delta of its silo config")
         if rows < self.limits.train_rows:
             raise self.refused("a training split of so few rows", f"at least {self.limits.train_rows}", "train_rows")
         for phases in context.kinds_of_rounds():

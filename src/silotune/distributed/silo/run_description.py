@@ -109,7 +109,7 @@ def noise_on_rows(config: Config, plan: RowPlan, settings: SiloSettings) -> str:
     limit = "no limit" if budget is None else f"at most ε = {budget.epsilon:g} at δ = {budget.delta:g}"
     return (
         f"{NOISE}on {plan.steps[-1]} steps, {plan.multiplier:.3g} times the bound {privacy.clip:g} on each "
-        f"{plan.unit}'s gradient; the run aims at ε = {privacy.epsilon:g} at δ = {privacy.delta or DELTA:g}; over all "
+        f"{plan.unit}'s gradient; the run aims at ε = {privacy.epsilon:g} at δ ≤ {privacy.delta or DELTA:g}; over all "
         f"runs: {limit}"
     )
 

@@ -200,7 +200,7 @@ class SiloSetup:
         parameters = backbone_parameters(backbone)
         self.policy.check_run(federation, parameters)
         try:
-            self.policy.check_work(federation)
+            self.policy.check_work(federation, None if self.settings.privacy is None else self.settings.privacy.delta)
         except SilotuneError as error:
             raise DoesNotFit(sent, error) from error
         federation.context.guard = self.guard
