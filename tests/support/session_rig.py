@@ -57,7 +57,7 @@ def local_configs(config: Config, out: Path, **more: object) -> dict[str, SiloSe
     settings = {}
     for data in load_silos(config):
         home = out / "silos" / data.name
-        write_rows(home / "rows", data, config.privacy.unit is not None)
+        write_rows(home / "rows", data, declared=True)
         settings[data.name] = SiloSettings(
             **{
                 "name": data.name,
