@@ -77,7 +77,7 @@ def test_a_threshold_on_the_noised_gradient_is_no_free_query(attack):
     policy = {"preset": "private", "requests_per_round": None}
     attacker = attack(words, caps=False, policy=policy, privacy={"epsilon": 800.0})
     shared, kinds = attacker.federation.coordinator.shared, []
-    while not {"failed", "answer"} <= {*kinds} and len(kinds) < 40:
+    while not {"failed", "answer"} <= {*kinds} and len(kinds) < 200:  # one of 14 fails, by a secret draw
         moved = {part: {key: tensor.clone() for key, tensor in each.items()} for part, each in shared.items()}
         bias = next(t for each in moved.values() for key, t in each.items() if key.endswith("out.bias"))
         bias[0], bias[1] = torch.finfo(torch.float32).max, len(kinds) * 1e-3
