@@ -75,7 +75,7 @@ def test_a_threshold_on_the_noised_gradient_is_no_free_query(attack):
     words = ("fedavg", "tuner.r=1", *NOISE, "train.optimizer=sgd", "train.lr=1e33", "head.scope=shared",
              "train.steps=1", "data.tasks=[alpha]")  # fmt: skip
     policy = {"preset": "private", "requests_per_round": None}
-    attacker = attack(words, caps=False, policy=policy, privacy={"epsilon": 800.0})
+    attacker = attack((*words, "privacy.epsilon=1"), caps=False, policy=policy, privacy={"epsilon": 800.0})
     shared, kinds = attacker.federation.coordinator.shared, []
     while not {"failed", "answer"} <= {*kinds} and len(kinds) < 200:  # one of 14 fails, by a secret draw
         moved = {part: {key: tensor.clone() for key, tensor in each.items()} for part, each in shared.items()}
