@@ -112,7 +112,7 @@ def test_refusals_do_not_fill_the_disk(attack):
     assert attacker.reason("round", 9)
     with attacker.session.store.records.transaction() as connection:
         connection.execute("CREATE TABLE filled (bytes BLOB)")
-        connection.execute("INSERT INTO filled VALUES (zeroblob(960000))")
+        connection.execute("INSERT INTO filled VALUES (zeroblob(930000))")
     replies = 1
     with suppress(InputError):  # nothing leaves any more
         while replies < 99:

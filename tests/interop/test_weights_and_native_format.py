@@ -178,6 +178,10 @@ def test_native_layout_refuses_what_does_not_belong_together(runs, tmp_path):
     export(runs.run("bert", "bottleneck").model("beta"), "global", tmp_path)
     module, model = carried_along(tmp_path), AutoModel.from_pretrained(runs.model("bert"))
     path = tmp_path / "model.safetensors"
+    for recorded in (tmp_path / name for name in ("model.json", "export.json")):
+        if recorded.exists():  # files are compared with their sha256 before anything else
+            content = json.loads(recorded.read_text(encoding="utf-8"))
+            recorded.write_text(json.dumps(content | {"files": {}}), encoding="utf-8")
     tensors = load_file(path)
     name = next(name for name in tensors if name.endswith(".up.bias"))
     save_file(tensors | {name: torch.zeros(7)}, path)

@@ -36,15 +36,19 @@ def words(installed, backbone_folder, data_folder) -> list[str]:
     ]
 
 
+HEAD_FIRST = {"head_rounds": 0, "head_lr": None}
+"""Options of every method."""
+
+
 def test_the_defaults_of_a_method_and_all_options_take_effect(words) -> None:
     config = silotune.read_config("demo", [*words, *OUTSIDE])
     assert (config.tuner.name, config.aggregation.name) == ("offset", "midrange")
-    assert (config.method.options, config.tuner.options) == ({"factor": 0.5}, {"scale": 2.0})
+    assert (config.method.options, config.tuner.options) == (HEAD_FIRST | {"factor": 0.5}, {"scale": 2.0})
     assert config.head.options == {"factor": 3.0}
     options = ("aggregation=shrunk-mean", "aggregation.factor=0.5", "uplink=rounded", "uplink.step=0.01")
     changed = silotune.read_config("demo", [*words, *OUTSIDE, *options, "head.factor=2", "method.factor=2"])
     assert (changed.aggregation.options, changed.uplink.options) == ({"factor": 0.5}, {"step": 0.01})
-    assert (changed.head.options, changed.method.options) == ({"factor": 2.0}, {"factor": 2.0})
+    assert (changed.head.options, changed.method.options) == ({"factor": 2.0}, HEAD_FIRST | {"factor": 2.0})
     assert yaml.safe_load(dump(changed))["aggregation"]["factor"] == 0.5
     built_in = silotune.read_config("demo", [*words, *OUTSIDE, *options[:2]], ["aggregation=median", "uplink=int8"])
     assert (built_in.aggregation.options, built_in.uplink.options) == ({}, {})
@@ -114,7 +118,7 @@ def test_commands_list_them(installed, silotune) -> None:
     outcome = silotune("methods", "--json")
     assert outcome.code == 0
     entry = next(entry for entry in json.loads(outcome.out) if entry["method"] == "half-fedavg")
-    assert entry == {"method": "half-fedavg", "paper": "an example", "options": {"factor": 0.5}}
+    assert entry == {"method": "half-fedavg", "paper": "an example", "options": HEAD_FIRST | {"factor": 0.5}}
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,8 @@ def test_defaults_are_the_papers():
         "similarity": "cka",
         "representation": "mean",
         "private_view": "alone",
+        "head_rounds": 0,
+        "head_lr": None,
     }
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
+import sys
 from collections.abc import Mapping
 from functools import cache
 from operator import itemgetter
@@ -94,7 +94,7 @@ def read_tensor_file(folder: Path, name: str, files: Mapping[str, str] | None) -
 
 @cache
 def _say_once(text: str) -> None:
-    logging.getLogger("silotune").warning(text)  # without a handler a line on stderr
+    print(text, file=sys.stderr)
 
 
 def read_block(content: bytes) -> tuple[dict[str, Tensor], Tensor | None]:
