@@ -23,7 +23,8 @@ def privacy(
 
     Units, ε and δ are those of CONFIG (privacy.units, .epsilon, .delta) where they are not given.
     """
-    from silotune.communication.privacy.plan import expectation, proposed, step_plans, usual_delta
+    from silotune.communication.privacy.accountant import usual_delta
+    from silotune.communication.privacy.plan import expectation, proposed, step_plans
     from silotune.config.uplink import PrivacyConfig
     from silotune.errors import InputError
     from silotune.runs.build.resolve import read_config

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from silotune.communication.privacy.accountant import DELTA, largest_delta
+from silotune.communication.privacy.accountant import usual_delta
 from silotune.config import Config
 from silotune.core.files import dump_yaml
 from silotune.deploy.certificates import make_node_key, public_node_key
@@ -175,7 +175,7 @@ def _silo_tree(invitation: Invitation, answers: Answers, rows: int, apart: bool)
     if answers.on_updates:
         tree |= {"secret": "noise.key", "epsilon": answers.epsilon}
     elif answers.epsilon is not None:
-        delta = min(DELTA, largest_delta(rows))
+        delta = usual_delta(rows)
         tree |= {"privacy": {"unit": answers.unit, "epsilon": answers.epsilon, "delta": delta}}
     if apart:
         tree |= {"socket": _SOCKET, "socket_group": True}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from silotune.communication.privacy import plan
-from silotune.communication.privacy.plan import StepPlan, proposed, step_plans, usual_delta
+from silotune.communication.privacy.accountant import usual_delta
+from silotune.communication.privacy.plan import StepPlan, proposed, step_plans
 from silotune.communication.privacy.row_accountant import row_epsilon
 from silotune.errors import InputError
 from silotune.runs.build.resolve import read_config

@@ -158,6 +158,11 @@ def largest_delta(units: int) -> float:
     return 0.1 / max(units, 1)
 
 
+def usual_delta(units: int) -> float:
+    """Return the δ of noise on the rows of so many units where none is given."""
+    return min(DELTA, largest_delta(units))
+
+
 class BudgetSpent(InputError):
     """A silo's reply would cost more than the rest of its budget."""
 

@@ -53,11 +53,6 @@ def proposed(plans: Sequence[StepPlan]) -> StepPlan:
     return min((plan for plan in plans if plan.noise <= _NEAR * least), key=lambda plan: (plan.passes, plan.noise))
 
 
-def usual_delta(units: int) -> float:
-    """Return the δ of so many units where none is given: a tenth of one unit's share, at most 1e-5."""
-    return min(1e-5, 0.1 / units)
-
-
 EXPECTED: dict[float, dict[int, tuple[float, float]]] = {
     8: {250: (72.1, 79.3), 1000: (80.8, 82.8), 3500: (82.9, 83.4)},
     1: {250: (59.5, 64.9), 1000: (71.9, 79.2), 3500: (80.8, 82.8)},

@@ -107,6 +107,9 @@ def load_backbone(
         options |= more
         tokenizer = AutoTokenizer.from_pretrained(source, config=config, **hub_options(settings))
         files = weight_files(source, settings)
+    for path in files:  # a pointer of git LFS, or an unfinished download, has no header
+        with path.open("rb") as file:
+            read_header(file)
     shapes = partial(without_data, settings, source, model_class)
     if quantization == NONE:
         _require_room(settings.name, shapes, files, dtype, possible)

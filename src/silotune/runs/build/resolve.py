@@ -8,7 +8,8 @@ from typing import TypeVar, Unpack, cast
 import torch
 from pydantic import BaseModel, ValidationError
 
-from silotune.communication.privacy.plan import proposed, step_plans, usual_delta
+from silotune.communication.privacy.accountant import usual_delta
+from silotune.communication.privacy.plan import proposed, step_plans
 from silotune.config import Choice, Config, input_error, load_config
 from silotune.config.head import PLAIN
 from silotune.config.keys import Keys

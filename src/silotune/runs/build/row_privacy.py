@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 import torch
 from typing_extensions import override
 
-from silotune.communication.privacy.accountant import DELTA, Privacy, largest_delta
+from silotune.communication.privacy.accountant import Privacy, usual_delta
 from silotune.communication.privacy.row_accountant import SIMULATED, UNCOVERED, RowAccount, noise_multiplier
 from silotune.config import Config, dump
 from silotune.core.tensors import State, Tensors, flatten
@@ -142,7 +142,7 @@ def make_row_privacy(
     privacy = config.privacy
     assert privacy.epsilon is not None, "the section refuses less"
     assert privacy.unit is not None, "callers look"
-    delta = privacy.delta or min(DELTA, *(largest_delta(len(units_of(silo))) for silo in silos.values()))
+    delta = privacy.delta or min(usual_delta(len(units_of(silo))) for silo in silos.values())
     every = privacy.parts == "all"
     phases, leaving = _checked_phases(context, next(iter(silos.values())), every)
     settled = RowPrivacy(
