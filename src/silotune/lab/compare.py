@@ -153,7 +153,7 @@ class ComparisonResult(dict[str, dict[str, Any]]):
         return load_run(self.folder / name)
 
     @property
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> tuple[Verdict, ...]:
         """What the rule says of each entry against the reference."""
         return verdicts(self.results)
 

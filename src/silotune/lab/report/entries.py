@@ -17,6 +17,7 @@ from silotune.config.trees import flat
 from silotune.core.files import damage_named, load_yaml
 from silotune.errors import InputError
 from silotune.runs.storage.readers import events, read_summary
+from silotune.runs.storage.scored_rows import PREDICTIONS_FILE
 
 COMPARISON_FILE = "comparison.json"
 """File that `silotune compare` writes beside its run folders: rows, seeds and ddof."""
@@ -82,6 +83,18 @@ class FinishedRun:
     def events_of(self, kind: str) -> list[dict[str, Any]]:
         """Return the events of one kind."""
         return [event for event in self.events if event.get("event") == kind]
+
+    @cached_property
+    def predictions(self) -> dict[str, dict[str, list[Any]]]:
+        """The columns of `predictions.parquet` for each silo; for "" where one model has one set of test rows."""
+        import pandas
+
+        path = self.folder / PREDICTIONS_FILE
+        frame = pandas.read_parquet(path) if path.is_file() else None
+        if frame is None or not len(frame):
+            raise InputError(f"no rows kept ({PREDICTIONS_FILE} of {self.folder.name})")
+        groups = frame.assign(silo=frame["silo"].fillna("")).groupby("silo", sort=True)
+        return {str(silo): {str(key): list(rows[key]) for key in rows} for silo, rows in groups}
 
     @property
     def message_bytes(self) -> float:

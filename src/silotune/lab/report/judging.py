@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from silotune.data.tasks import metric_title
 from silotune.errors import InputError, unknown_name_error
@@ -23,7 +24,8 @@ NOTE = (
 )
 
 
-def verdicts(results: Results) -> list[Verdict]:
+@lru_cache(maxsize=1)  # the terminal, the files and the page of one report all show them
+def verdicts(results: Results) -> tuple[Verdict, ...]:
     """Judge each entry against the reference of its data, in each column of averages.
 
     The reference is the plan's; without one it is `local` if that is an entry, else the first entry. Entries on other
@@ -41,7 +43,7 @@ def verdicts(results: Results) -> list[Verdict]:
         if entry is not reference
     ]
     corrected = max(1, sum(entry.label != plan.primary for entry, _, _ in compared))
-    return [_verdict(*each, plan, corrected) for each in compared]
+    return tuple(_verdict(*each, plan, corrected) for each in compared)
 
 
 def _reference(entries: Sequence[ReportEntry], plan: JudgingPlan) -> list[ReportEntry]:

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from silotune.data.tasks import LOSS_METRICS, METRICS_OF, Task, lower_is_better,
 from silotune.errors import InputError
 from silotune.lab.report.entries import FinishedRun, ReportEntry
 from silotune.lab.report.verdicts import Differences
-from silotune.runs.storage.scored_rows import PREDICTIONS_FILE
 
 RESAMPLES = 1000
 
@@ -33,7 +31,7 @@ _MOST_NUMBERS = 4_000_000
 """Numbers of one piece of resamples, which bounds the memory."""
 
 _ONE = ""
-"""Stands for the silo where one model has one set of test rows."""
+"""Stands for the silo in `FinishedRun.predictions` where one model has one set of test rows."""
 
 Score = Callable[[Counts], Counts]
 """Scores resamples: how often each row counts, shape (resamples, rows) → shape (resamples,), in the metric's units."""
@@ -54,35 +52,18 @@ class SiloRows:
     score: Score
 
 
-class JudgedRun:
-    """The test rows of a run as `predictions.parquet` has them."""
-
-    def __init__(self, run: FinishedRun) -> None:
-        self.run = run
-
-    @cached_property
-    def _columns(self) -> dict[str, dict[str, list[Any]]]:
-        import pandas
-
-        path = self.run.folder / PREDICTIONS_FILE
-        frame = pandas.read_parquet(path) if path.is_file() else None
-        if frame is None or not len(frame):
-            raise InputError(f"no rows kept ({PREDICTIONS_FILE} of {self.run.folder.name})")
-        groups = frame.assign(silo=frame["silo"].fillna(_ONE)).groupby("silo", sort=True)
-        return {str(silo): {str(key): list(rows[key]) for key in rows} for silo, rows in groups}
-
-    def silos(self, metric: str = "", by: str = "") -> dict[str, SiloRows]:
-        """Return silo → its rows, of the silos with this metric if one is given; judged by another one if it is."""
-        tasks, results = self.run.summary.get("tasks") or {}, self.run.summary["silos"]
-        judged = {}
-        for silo, columns in self._columns.items():
-            name = silo or next(iter(tasks))
-            task = read_task({key: value for key, value in tasks[name].items() if key != "texts"})
-            own = str((results.get(name) or {}).get("metric", task.metric))
-            if metric in ("", own):
-                words = hashlib.sha256(json.dumps([columns["label"], columns["prompt"]]).encode()).hexdigest()
-                judged[silo] = SiloRows(words, len(columns["label"]), _score(task, by or own, columns))
-        return judged
+def _rows_of(run: FinishedRun, metric: str, by: str) -> dict[str, SiloRows]:
+    """Return silo → its test rows, of the silos with this metric if one is given; judged by another one if it is."""
+    tasks, results = run.summary.get("tasks") or {}, run.summary["silos"]
+    judged = {}
+    for silo, columns in run.predictions.items():
+        name = silo or next(iter(tasks))
+        task = read_task({key: value for key, value in tasks[name].items() if key != "texts"})
+        own = str((results.get(name) or {}).get("metric", task.metric))
+        if metric in ("", own):
+            words = hashlib.sha256(json.dumps([columns["label"], columns["prompt"]]).encode()).hexdigest()
+            judged[silo] = SiloRows(words, len(columns["label"]), _score(task, by or own, columns))
+    return judged
 
 
 def _score(task: Task, metric: str, columns: Mapping[str, Sequence[Any]]) -> Score:
@@ -92,8 +73,8 @@ def _score(task: Task, metric: str, columns: Mapping[str, Sequence[Any]]) -> Sco
     label, predicted = columns["label"], columns["predicted"]
     sign = -1 if lower_is_better(metric) else 1
     if task.kind == "generation":
-        kinds = {"rouge1": "rouge1", "rougeL": "rougeL"}
-        each = rouge_scores(kinds[metric], predicted, label) if metric in kinds else exact_matches(predicted, label)
+        rouge = metric in ("rouge1", "rougeL")
+        each = rouge_scores(metric, predicted, label) if rouge else exact_matches(predicted, label)
         values = np.array(each)
         return lambda drawn: 100 * (drawn @ values) / drawn.sum(1)
     if task.kind == "regression":
@@ -152,7 +133,7 @@ def _pairs(entry: ReportEntry, reference: ReportEntry, metric: str, by: str) -> 
     pairs = []
     for run in entry.runs:
         if run.seed in others:
-            one, other = (JudgedRun(each).silos(metric, by) for each in (run, others[run.seed]))
+            one, other = (_rows_of(each, metric, by) for each in (run, others[run.seed]))
             if _ONE in one or _ONE in other:
                 one, other = _spread(one, other), _spread(other, one)
             if {silo: rows.identity for silo, rows in one.items()} != {s: rows.identity for s, rows in other.items()}:

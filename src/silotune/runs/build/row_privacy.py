@@ -124,9 +124,6 @@ def digest_of_run(config: Config, context: TrainingContext) -> str:
     return hashlib.sha256(f"{dump(config)}{context.backbone.fingerprint}".encode()).hexdigest()
 
 
-_SIMULATED = "whoever knows the run's seed, from which a simulation draws the noise"
-
-
 def make_row_privacy(
     config: Config,
     context: TrainingContext,
