@@ -1,7 +1,7 @@
 """Train heads before everything else, on what the untouched backbone reads (`method.head_rounds`).
 
-No part acts below a head in these rounds, so a row's vector is computed once for all of them, a step costs a millionth
-of one through the backbone, and heads alone leave the silos. Under noise on rows it is the cheapest accuracy.
+No part acts below a head in these rounds, so a row's vector is computed once for all of them, a step costs about a
+hundredth of one through the backbone (docs/results/row-noise.md), and heads alone leave the silos.
 """
 
 from __future__ import annotations
