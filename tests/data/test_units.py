@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from silotune.communication.privacy import accountant
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import read_rows, write_rows
 from silotune.data.rows import UNREAD, SiloData, Splits
@@ -15,7 +16,6 @@ from silotune.data.tokenized import RowTokenizer
 from silotune.distributed.silo.policy import Policy
 from silotune.distributed.silo.silo_config import PolicyConfig
 from silotune.errors import InputError
-from silotune.runs.build import row_privacy as build_row_privacy
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.training.row_privacy import units_of
@@ -158,7 +158,7 @@ def test_a_prepared_folder_says_that_its_labels_were_declared(config, tmp_path):
 def test_delta_leaves_no_unit_out(config, monkeypatch):
     """A tenth of 1 / units of the largest silo, if the usual δ is more."""
     assert build(config()).privacy.account.delta == 1e-5
-    monkeypatch.setattr(build_row_privacy, "DELTA", 0.5)
+    monkeypatch.setattr(accountant, "DELTA", 0.5)
     assert build(config()).privacy.account.delta == 0.1 / 24
     policy = Policy("north", PolicyConfig(preset="private"))
     policy.check_delta(0.1 / 24, 24, "privacy.delta of the run")
