@@ -1,6 +1,6 @@
 """The module src/silotune/config/keys.py: a TypedDict for every section, made of the schema.
 
-In the root of the repository, `python -m scripts.config_keys` writes it anew. tests/docs/test_config_keys.py
+In the root of the repository, `python -m scripts.config_keys` writes it anew. tests/docs/test_pages.py
 compares it with the schema.
 """
 

@@ -1,7 +1,7 @@
 """The page docs/configuration.md: every key with type, default and meaning, made of the schema and its docstrings.
 
 In the root of the repository, `python -m scripts.configuration_page` writes it anew.
-tests/docs/test_configuration_page.py compares it with the schema.
+tests/docs/test_pages.py compares it with the schema.
 """
 
 from __future__ import annotations

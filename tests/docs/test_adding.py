@@ -1,10 +1,12 @@
-"""docs/adding-a-method.md, done as it says: its file registers a method that runs, and is FedRoD."""
+"""docs/adding-a-method.md and adding-a-tuner.md, done as they say: their files register what runs, FedRoD and LoHa."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,31 +15,47 @@ import torch
 
 from silotune.data.batching import make_batch
 from silotune.methods import METHODS
+from silotune.models.tuners import TUNERS
 from silotune.runs.run import run
+from tests.support import tuner_families as families
 from tests.support.numeric_rig import doubled, make_step, random_parts, trained
-
-DOCUMENT = Path(__file__).parents[2] / "docs" / "adding-a-method.md"
 
 ONE_TASK = ("data.tasks=[alpha]", "partition=iid", "partition.silos=2", "head=linear", "head.scope=shared")
 
 
-@pytest.fixture
-def fedrod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The document's file, imported; the method is forgotten after the test."""
-    monkeypatch.setattr(METHODS, "_entries", dict(METHODS))
-    block = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)[0]
+@contextmanager
+def file_of(page: str, registry, tmp_path: Path) -> Iterator:
+    """The page's file, imported; what it registers is forgotten at the end."""
+    text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
+    block = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
     assert block.count("\n") <= 80
-    file = tmp_path / "fedrod.py"
+    file = tmp_path / "added.py"
     file.write_text(block, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("fedrod_of_the_document", file)
+    spec = importlib.util.spec_from_file_location(f"added_by_{page}", file)
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    assert METHODS["fedrod"] is module.FedRoD
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_entries", dict(registry))
+        patch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+        yield module
 
 
-def test_it_runs_and_the_personal_head_stays(fedrod, tiny_config, tmp_path: Path) -> None:
+@pytest.fixture
+def fedrod(tmp_path: Path):
+    with file_of("adding-a-method.md", METHODS, tmp_path) as module:
+        assert METHODS["fedrod"] is module.FedRoD
+        yield
+
+
+@pytest.fixture
+def my_loha(tmp_path: Path):
+    with file_of("adding-a-tuner.md", TUNERS, tmp_path) as module:
+        assert TUNERS["my-loha"] is module.MyLoHa
+        yield module.MyLoHa
+
+
+@pytest.mark.usefixtures("fedrod")
+def test_it_runs_and_the_personal_head_stays(tiny_config, tmp_path: Path) -> None:
     finished = run(tiny_config("fedrod", "rounds=1", *ONE_TASK), out=tmp_path / "run")
     parts = finished.federation.context.parts
     assert [name for name, part in parts.items() if part.scope == "shared"] == ["global", "head_generic"]
@@ -47,7 +65,8 @@ def test_it_runs_and_the_personal_head_stays(fedrod, tiny_config, tmp_path: Path
     assert finished.model(silo).predict(["the morning was fine"])
 
 
-def test_each_part_gets_the_gradient_the_paper_gives_it(fedrod, tiny_federation) -> None:
+@pytest.mark.usefixtures("fedrod")
+def test_each_part_gets_the_gradient_the_paper_gives_it(tiny_federation) -> None:
     """By NumPy: of the logits of both losses; and no part gets the other one's."""
     federation = doubled(tiny_federation("fedrod", *ONE_TASK))
     silo = next(iter(federation.silos.values()))
@@ -82,3 +101,21 @@ def test_each_part_gets_the_gradient_the_paper_gives_it(fedrod, tiny_federation)
     )
     for leaf, gradient in zip(adapter.values(), torch.autograd.grad(own, [*adapter.values()]), strict=True):
         torch.testing.assert_close(leaf.grad, gradient, rtol=0, atol=1e-12)
+
+
+def test_it_is_trained_and_sent(my_loha, tiny_config, tmp_path: Path) -> None:
+    finished = run(tiny_config("fedmatch", "tuner=my-loha", "tuner.r=2", "rounds=1"), out=tmp_path / "run")
+    assert finished.summary["sent_parameters"] > 0
+    silo = next(iter(finished.federation.silos))
+    assert finished.model(silo).predict(["the morning was fine"])
+
+
+def test_it_is_loha(my_loha) -> None:
+    backbone, inputs = families.shared_backbone("bert", double=True), families.batch("bert")
+    tuner, built_in = my_loha(my_loha.Options(r=3)), TUNERS["loha"](TUNERS["loha"].Options(r=3, alpha=3))
+    part = families.random_part(tuner, backbone)
+    names = dict(zip(my_loha.module_tensors, built_in.module_tensors, strict=True))
+    same = {f"{module}.{names[name]}": t for key, t in part.items() for module, _, name in [key.rpartition(".")]}
+    expected = families.run(backbone, inputs, (built_in, [(same, 0.7)]))
+    torch.testing.assert_close(families.run(backbone, inputs, (tuner, [(part, 0.7)])), expected, rtol=0, atol=1e-12)
+    assert (expected - families.run(backbone, inputs)).abs().max() > 1e-3
