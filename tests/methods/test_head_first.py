@@ -54,6 +54,7 @@ def test_without_adapters_the_head_reads_the_untouched_backbone(federate, case, 
     [
         ("fedfame", ("method.head_rounds=1",), "rows have no labels"),
         ("fedavg", ("method.head_rounds=-1",), "head_rounds"),
+        ("fedavg", ("method.head_rounds=9", "rounds=2"), r"9 rounds of heads in a run of 2; allowed: 0 to 2"),
         ("fedavg", ("method.adapters=3",), "adapters"),
         ("fedavg", ("train.momentum=0.9",), "momentum"),
         ("scaffold", ("server.average=0.5",), "server.average"),

@@ -53,6 +53,11 @@ def check_tasks(
     if config.attack.name != "none":
         check_attack(config.attack, tasks)
     _check_head(config, method, tasks)
+    if method.options.head_rounds > config.rounds > 0:
+        raise InputError(
+            f"method.head_rounds: {method.options.head_rounds} rounds of heads in a run of {config.rounds}; allowed: "
+            f"0 to {config.rounds} (rounds)"
+        )
     if config.train.early_stopping is not None and any(phase.when == "end" for phase in method.local_phases()):
         raise InputError(
             f"train.early_stopping: method {method.name} is finished by its last phase, so no earlier round is judged; "
