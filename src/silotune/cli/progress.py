@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
-from typing_extensions import override
+from rich.progress import Progress
 
 from silotune.cli.console import console, say
 from silotune.cli.termination import ended_by_sigterm
 from silotune.core.clock import utc_now
 from silotune.errors import InputError, file_errors
 from silotune.runs.callbacks import Callback
-from silotune.runs.callbacks.display import RoundLines, TimeLeft
+from silotune.runs.callbacks.display import RoundLines, RunBar, TimeLeft, new_bars
 
 
 @dataclass
 class Followers:
     """Makes a run's progress display and line printers, by `followers(title, rounds)`; `silos`: also one for each."""
 
-    bars: Bars | None
+    bars: Progress | None
     lines: list[Callable[[str], None]]
     silos: bool
 
     def __call__(self, title: str, rounds: int) -> Sequence[Callback]:
         """Return the callbacks of one run."""
-        bars = [] if self.bars is None else [_Bar(self.bars, title, rounds)]
+        bars = [] if self.bars is None else [RunBar(self.bars, title, rounds)]
         return [*bars, *(RoundLines(write, title, rounds, self.silos) for write in self.lines)]
 
     def clear(self) -> None:
@@ -51,26 +48,13 @@ def show_progress(
     if quiet and verbose:
         raise InputError("--quiet: does not go with --verbose")
     with ended_by_sigterm(), ExitStack() as stack:
-        bars = stack.enter_context(_bars()) if console.is_terminal and not quiet and write is say else None
+        bars = stack.enter_context(new_bars(console)) if console.is_terminal and not quiet and write is say else None
         lines = [write] if not quiet and (verbose or bars is None) else []
         if log_file is not None:
             with file_errors(f"--log-file {log_file}: cannot be written"):
                 log = stack.enter_context(log_file.open("a", encoding="utf-8", buffering=1))
             lines.append(lambda line: print(utc_now(), line, file=log))
         yield Followers(bars, lines, verbose)
-
-
-def _bars() -> Bars:
-    return Bars(
-        TextColumn("{task.fields[title]:<12}"),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("eta"),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-        console=console,
-    )
 
 
 class CellCount:
@@ -91,23 +75,3 @@ class CellCount:
             return ""
         left = self._time_left.after(self._ended)
         return f"; {self._ended} of {self._all}" + (f", {left}" if left else "")
-
-
-class _Bar(Callback):
-    """Progress bar of one run; its unit is one silo's round."""
-
-    def __init__(self, bars: Bars, title: str, rounds: int) -> None:
-        self._bars = bars
-        self._rounds = rounds
-        self._total = 1
-        self._task = bars.add_task("loading", total=None, title=title)
-
-    @override
-    def on_progress(self, round: int, what: str, done: int, total: int) -> None:
-        self._total = self._rounds * total
-        text = f"round {round}/{self._rounds}: {what}"
-        self._bars.update(self._task, completed=(round - 1) * total + done, total=self._total, description=text)
-
-    @override
-    def on_end(self, summary: Mapping[str, Any]) -> None:
-        self._bars.update(self._task, completed=self._total, total=self._total, description="done")

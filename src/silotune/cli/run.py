@@ -93,11 +93,12 @@ def watch(
     run: Annotated[Path, typer.Argument(help="The run folder.", metavar="RUN")],
     once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
+    verbose: Verbose = False,
 ) -> None:
     """Show a running run live, until it ends."""
     from silotune.cli.live_view import watch_run
 
-    watch_run(run, console, once=once, every=every)
+    watch_run(run, once=once, every=every, silos=verbose)
 
 
 def _describe_uploads(config: Config, summary: dict[str, Any]) -> str:

@@ -147,7 +147,7 @@ class EventFeed:
     ) -> None:
         try:
             if self._started or kind is None:  # a refused run's folder may belong to another run
-                self._tell()
+                self.poll()
         finally:
             for callback in self._callbacks:
                 callback.close()
@@ -159,17 +159,18 @@ class EventFeed:
         now = time.monotonic()
         if number != self._last[0] or now - self._last[1] >= 1:
             self._last = (number, now)
-            self._tell()
+            self.poll()
         for callback in self._callbacks:
             callback.on_progress(number, what, done, total)
 
     def end(self, summary: Mapping[str, Any]) -> None:
         """Tell the rest, and that the run is finished."""
-        self._tell()
+        self.poll()
         for callback in self._callbacks:
             callback.on_end(summary)
 
-    def _tell(self) -> None:
+    def poll(self) -> None:
+        """Call the callbacks with all that was logged since the last call."""
         if not self._callbacks:
             return
         replayed = not self._started

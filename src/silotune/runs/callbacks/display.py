@@ -1,16 +1,19 @@
-"""Shows how far a run is: `RoundLines` prints a line a round, `NotebookBar` draws a bar under a notebook's cell."""
+"""Shows how far a run is: `RoundLines` prints a line a round, `RunBar` draws a bar on a terminal or in a notebook."""
 
 from __future__ import annotations
 
-import html
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from silotune.runs.callbacks.base import Callback, RoundEnd
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 _EVERY = 60.0
 """Seconds after which a line tells how far a round is that has not ended."""
@@ -19,20 +22,46 @@ _FEW = 8
 """So many silos are named with their scores; of more, the lowest and the highest score are."""
 
 
-class RoundLines(Callback):
-    """Prints a line a round with scores and the time left, and one a minute within long rounds."""
+class _Rounds(Callback):
+    """Knows a run's rounds and the time left, for those that show them."""
 
-    def __init__(self, write: Callable[[str], None], title: str, rounds: int, silos: bool = False) -> None:
-        self._write = write
+    def __init__(self, title: str, rounds: int) -> None:
         self._title = title
         self._rounds = rounds
-        self._silos = silos
         self._time_left = TimeLeft(rounds)
-        self._last_line = 0.0
 
     @override
     def on_progress(self, round: int, what: str, done: int, total: int) -> None:
         self._time_left.start(round)
+
+    def _and_time_left(self, text: str, ended: RoundEnd) -> str:
+        left = self._time_left.after(ended.round)
+        return f"{text}; {left}" if left else text
+
+
+class RoundLines(_Rounds):
+    """Prints a line a round with scores and the time left, and one a minute within long rounds.
+
+    Args:
+        write: prints a line.
+        title: what each line begins with.
+        rounds: of the run.
+        silos: print a line for each silo's round, too.
+        replayed: print rounds that ended before, too.
+    """
+
+    def __init__(
+        self, write: Callable[[str], None], title: str, rounds: int, silos: bool = False, replayed: bool = False
+    ) -> None:
+        super().__init__(title, rounds)
+        self._write = write
+        self._silos = silos
+        self._replayed = replayed
+        self._last_line = 0.0
+
+    @override
+    def on_progress(self, round: int, what: str, done: int, total: int) -> None:
+        super().on_progress(round, what, done, total)
         if time.monotonic() - self._last_line >= _EVERY:
             self._line(f"round {round}/{self._rounds}: {what} ({done} of {total} silos done)")
 
@@ -44,65 +73,68 @@ class RoundLines(Callback):
 
     @override
     def on_round(self, ended: RoundEnd) -> None:
-        if not ended.replayed:
-            left = self._time_left.after(ended.round)
-            self._line(f"round {ended.round}/{self._rounds}: {scores_text(ended)}{f'; {left}' if left else ''}")
+        if self._replayed or not ended.replayed:
+            self._line(f"round {ended.round}/{self._rounds}: {self._and_time_left(scores_text(ended), ended)}")
 
     def _line(self, text: str) -> None:
         self._last_line = time.monotonic()
         self._write(f"{self._title}: {text}")
 
 
-class NotebookBar(Callback):
-    """Draws a bar with the last round's scores under the cell that runs; it stays there as text."""
+def new_bars(console: Console) -> Progress:
+    """Return an empty set of bars, one for each run; as a context it draws them on a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    def __init__(self, title: str, rounds: int) -> None:
-        from importlib import import_module  # IPython is there wherever a notebook is
+    title, text = (TextColumn(form, markup=False) for form in ("{task.fields[title]:<12}", "{task.description}"))
+    return Progress(title, BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn(), text, console=console)
 
-        display_module: Any = import_module("IPython.display")
-        self._html = display_module.HTML
-        self._title = title
-        self._rounds = rounds
-        self._time_left = TimeLeft(rounds)
+
+class RunBar(_Rounds):
+    """Draws a run's bar: its rounds, the work at hand, and the scores of the last round.
+
+    Args:
+        bars: the set to which the bar is added.
+        title: what stands before the bar.
+        rounds: of the run.
+        redraw: called after each change, where the set does not draw itself.
+    """
+
+    def __init__(self, bars: Progress, title: str, rounds: int, redraw: Callable[[], object] = lambda: None) -> None:
+        super().__init__(title, rounds)
+        self._bars = bars
+        self._redraw = redraw
+        self._task = bars.add_task("loading", total=rounds, title=title)
         self._scores = ""
-        self._shown = ""
-        self._share, self._finished = 0.0, False
-        self._display = display_module.display(self._html(self._page(0.0, "loading")), display_id=True)
 
     @override
     def on_progress(self, round: int, what: str, done: int, total: int) -> None:
-        self._time_left.start(round)
-        self._show((round - 1 + done / max(total, 1)) / max(self._rounds, 1), f"round {round}/{self._rounds}: {what}")
+        super().on_progress(round, what, done, total)
+        self._show(round - 1 + done / max(total, 1), f"{what}{self._scores}")
 
     @override
     def on_round(self, ended: RoundEnd) -> None:
-        left = self._time_left.after(ended.round)
-        self._scores = f"round {ended.round}: {scores_text(ended)}{f'; {left}' if left else ''}"
+        scores = self._and_time_left(_mean_text(ended), ended)
+        self._scores = f"; {scores}"
+        self._show(ended.round, scores)
 
     @override
     def on_end(self, summary: Mapping[str, Any]) -> None:
-        self._show(1.0, f"{self._rounds} rounds, {duration(float(summary['seconds']))}")
-        self._finished = True
+        self._show(self._rounds, f"done{self._scores}")
 
-    @override
-    def close(self) -> None:
-        """Close the bar; after an error or an interruption it stays visible and says so."""
-        if not self._finished:
-            self._show(self._share, "stopped")
+    def _show(self, rounds: float, text: str) -> None:
+        self._bars.update(self._task, completed=rounds, description=text)
+        self._redraw()
 
-    def _show(self, share: float, text: str) -> None:
-        self._share = share
-        page = self._page(share, text)
-        if page != self._shown and self._display is not None:
-            self._shown = page
-            self._display.update(self._html(page))
 
-    def _page(self, share: float, text: str) -> str:
-        bar = f'<progress value="{share:.3f}" max="1" style="width: 20em" aria-label="progress"></progress>'
-        lines = f"{bar} {html.escape(text)}" + (
-            f"<br><small>{html.escape(self._scores)}</small>" if self._scores else ""
-        )
-        return f"<div><b>{html.escape(self._title)}</b> {lines}</div>"
+def _notebook_bar(title: str, rounds: int) -> RunBar:
+    """Draw a bar under the cell that runs; it stays there as text."""
+    from importlib import import_module  # IPython is there wherever a notebook is
+
+    from rich.console import Console
+
+    bars = new_bars(Console())
+    handle = import_module("IPython.display").display(bars, display_id=True)
+    return RunBar(bars, title, rounds, lambda: handle.update(bars))
 
 
 class TimeLeft:
@@ -129,10 +161,14 @@ class TimeLeft:
         return f"about {duration(per_round * (self._rounds - number))} left"
 
 
+def _mean_text(ended: RoundEnd) -> str:
+    return "not judged" if ended.mean is None else f"validation {ended.mean:.2f}"
+
+
 def scores_text(ended: RoundEnd) -> str:
     """Return a round's validation scores in words: the mean, and each silo's or the range; how long the run is."""
     scores = {silo: score for silo, score in ended.validation.items() if score is not None}
-    text = "not judged" if ended.mean is None else f"validation {ended.mean:.2f}"
+    text = _mean_text(ended)
     if 1 < len(scores) <= _FEW:
         text += f" ({', '.join(f'{silo} {score:.2f}' for silo, score in scores.items())})"
     elif scores and len(scores) > _FEW:
@@ -161,7 +197,7 @@ def default_display(progress: bool | None, title: str, rounds: int) -> Sequence[
     if progress is False:
         return []
     if in_notebook():
-        return [NotebookBar(title, rounds)]
+        return [_notebook_bar(title, rounds)]
     return [RoundLines(_to_stderr, title, rounds)] if progress else []
 
 
