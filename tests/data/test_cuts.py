@@ -18,7 +18,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.generation import GenerationOptions
 from silotune.models.heads import LanguageModelHead
 from silotune.models.heads.lm import prompt_rows
-from silotune.runs.build.resolve import on_this_machine, read_config
+from silotune.runs.build.resolve import read_config, resolve
 from silotune.runs.run import run
 from tests.support.chats import chat_tokenizer
 from tests.support.language_models import backbone_of, folder_of, made
@@ -87,7 +87,7 @@ def test_a_run_in_which_most_prompts_are_cut_is_refused(federation, silotune):
 )
 def test_a_silo_on_a_machine_of_its_own_refuses_it_too_but_never_under_noise(federation, words, fits):
     """Under noise on rows a refusal would tell something about rows for which no ε is paid."""
-    config = on_this_machine(read_config("long.yaml", words))
+    config = resolve(read_config("long.yaml", words)).config
     setup = SiloSetup(local_configs(config, federation)["east"])
     with nullcontext() if fits else pytest.raises(InputError, match=r"^silo 'east': its rows cannot be used"):
         setup.prepare(wire_config(config, ["east"]), None)

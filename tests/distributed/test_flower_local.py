@@ -14,7 +14,7 @@ from silotune.core.files import folder_lock
 from silotune.distributed.flower.commands import supernode_command
 from silotune.distributed.local.run_local import run_local
 from silotune.errors import InputError
-from silotune.runs.build.resolve import on_this_machine
+from silotune.runs.build.resolve import resolve
 from silotune.runs.run import run
 from silotune.runs.storage.run_folder import RunFolder
 from tests.support.command_line import Silotune
@@ -50,7 +50,7 @@ def test_sums_under_masks_have_the_bits_of_one_process(start, whole):
 
 def test_what_cannot_be_resumed_stays_as_it_is(tiny_config, tmp_path):
     """A folder of something else, of another configuration, of another engine; one in which another run is at work."""
-    config = on_this_machine(tiny_config("fedmcp", "rounds=1", "train.steps=1"))
+    config = resolve(tiny_config("fedmcp", "rounds=1", "train.steps=1")).config
     other, whole = tmp_path / "other", tmp_path / "whole"
     other.mkdir()
     (other / "thesis.txt").write_text("mine")
@@ -72,7 +72,7 @@ def test_what_cannot_be_resumed_stays_as_it_is(tiny_config, tmp_path):
 
 def test_what_the_command_checks_is_what_its_coordinator_writes(tiny_config, tmp_path):
     """Else no run could be resumed."""
-    config = on_this_machine(tiny_config("fedmcp", "rounds=1", "train.steps=1"))
+    config = resolve(tiny_config("fedmcp", "rounds=1", "train.steps=1")).config
     federate(config, tmp_path / "run")
     RunFolder.check(tmp_path / "run", dump(config), resume=True)
 

@@ -18,7 +18,7 @@ from silotune.distributed.silo.setup import SiloSetup
 from silotune.errors import InputError
 from silotune.models.forward.view_program import ViewProgram
 from silotune.runs.build.model import BackboneRequirements
-from silotune.runs.build.resolve import on_this_machine
+from silotune.runs.build.resolve import resolve
 from silotune.runs.run import run
 from tests.support.session_rig import DirectLink, job, local_configs
 
@@ -55,7 +55,7 @@ def at_loading(monkeypatch):
 
 @pytest.mark.parametrize(("word", "expected"), [("true", (2, ":4096:8")), ("false", (0, None))])
 def test_a_silos_worker_sets_them_before_it_loads_the_backbone(tiny_config, tmp_path, at_loading, word, expected):
-    config = on_this_machine(tiny_config("fedavg", f"precision.deterministic={word}"))
+    config = resolve(tiny_config("fedavg", f"precision.deterministic={word}")).config
     settings = local_configs(config, tmp_path)["alpha"]
     with pytest.raises(InputError, match="seen"):
         SiloSetup(settings).prepare(wire_config(config, ["alpha"]), None)
@@ -63,7 +63,7 @@ def test_a_silos_worker_sets_them_before_it_loads_the_backbone(tiny_config, tmp_
 
 
 def test_so_does_the_coordinator(tiny_config, tmp_path, at_loading):
-    config = on_this_machine(tiny_config("fedavg"))
+    config = resolve(tiny_config("fedavg")).config
     with pytest.raises(InputError, match="seen"):
         coordinator.run_job(
             job(config, tmp_path, ["alpha"]), DirectLink({}), Records(tmp_path), RunStatus(), BackboneRequirements.load
@@ -84,7 +84,7 @@ def test_a_refused_operation_ends_a_run_with_the_key(tiny_config, tmp_path, monk
 
 
 def test_and_a_silo_says_it_to_its_coordinator(tiny_config, tmp_path, monkeypatch):
-    settings = local_configs(on_this_machine(tiny_config("fedavg")), tmp_path)["alpha"]
+    settings = local_configs(resolve(tiny_config("fedavg")).config, tmp_path)["alpha"]
     torch.set_deterministic_debug_mode("error")
     monkeypatch.setattr(Session, "_answer", lambda *_: torch.zeros(3).put_(torch.tensor([0]), torch.ones(1)))
     reply = decode(Session(settings).answer(Frame("round").encode()))

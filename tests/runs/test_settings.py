@@ -8,7 +8,7 @@ from transformers.utils import logging as transformers_logging
 
 from silotune import run
 from silotune.errors import InputError
-from silotune.runs.build.resolve import read_config, with_threads_for
+from silotune.runs.build.resolve import read_config, resolve
 from silotune.runs.storage.run_folder import continued
 from silotune.training.local_trainer import LocalTrainer
 
@@ -50,8 +50,8 @@ def test_threads_and_transformers_messages_are_those_of_the_program_again(tiny_c
 @pytest.mark.parametrize(("cores", "processes", "threads"), [(2, 6, 1), (8, 3, 2), (8, 8, 1), (4, 1, 4)])
 def test_processes_share_the_cores(cores, processes, threads, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
-    assert with_threads_for(read_config("demo"), processes).threads == threads
-    assert with_threads_for(read_config("demo", ["threads=3"]), processes).threads == 3
+    assert resolve(read_config("demo"), processes=processes).config.threads == threads
+    assert resolve(read_config("demo", ["threads=3"]), processes=processes).config.threads == 3
 
 
 def test_a_run_goes_on_with_its_threads(tmp_path):

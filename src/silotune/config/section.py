@@ -113,7 +113,19 @@ _SMALLEST, _LARGEST = 1.2e-38, 3.4e38
 """Numbers that float32 holds with all of its digits."""
 
 
-class Choice(BaseModel):
+class Group(BaseModel):
+    """Base of all groups of keys."""
+
+    def replace(self, **values: Any) -> Self:
+        """Return a copy with other values, unchecked; a dictionary for a group inside changes these keys of it."""
+        update = {}
+        for name, value in values.items():
+            group = getattr(self, name, None)
+            update[name] = group.replace(**value) if isinstance(group, Group) and isinstance(value, dict) else value
+        return self.model_copy(update=update)
+
+
+class Choice(Group):
     """A name with options (`method`, `tuner`), which the named class checks."""
 
     model_config = ConfigDict(extra="allow")
@@ -130,7 +142,7 @@ class Choice(BaseModel):
         return dict(self.model_extra or {})
 
 
-class Section(BaseModel):
+class Section(Group):
     """A group of keys. It refuses unknown keys, NaN, infinity, a yes or no for a number, and keys without effect.
 
     Attributes:

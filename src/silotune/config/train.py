@@ -175,7 +175,7 @@ class TrainConfig(Section):
 
     def with_lr(self, lr: float) -> TrainConfig:
         """Return the same section with another learning rate."""
-        return self.model_copy(update={"lr": lr})
+        return self.replace(lr=lr)
 
 
 class SamplingConfig(Section):

@@ -124,7 +124,7 @@ def _load(config: Config) -> tuple[list[SiloData], list[SiloData]]:
         raise InputError(f"{key}: not of a data set that is partitioned (partition={partition.name})")
     data = config.data
     if absent and data.tasks:
-        data = data.model_copy(update={"tasks": list(dict.fromkeys([*data.tasks, *absent]))})
+        data = data.replace(tasks=list(dict.fromkeys([*data.tasks, *absent])))
     unit, noised = config.privacy.unit_column, config.privacy.unit is not None
     if config.silos:
         sets = own_sets(config.silos, partition.column, unit, declared=noised)

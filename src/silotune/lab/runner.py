@@ -19,7 +19,7 @@ from silotune.lab.shared_training import take_rounds, trained_by_others
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
 from silotune.runs.build.model import BackboneRequirements
-from silotune.runs.build.resolve import make_method, on_this_machine
+from silotune.runs.build.resolve import make_method, resolve
 from silotune.runs.callbacks import Callback
 from silotune.runs.run import run
 from silotune.runs.storage.run_folder import RunFolder, continued
@@ -203,7 +203,7 @@ def _finished(cell: Cell, out: Path, kind: CellKind) -> bool:
     folder = out / cell.folder
     if not (folder / "config.yaml").is_file():
         return False
-    RunFolder.check(folder, dump(on_this_machine(continued(cell.config, folder))), resume=True)
+    RunFolder.check(folder, dump(resolve(continued(cell.config, folder)).config), resume=True)
     return (folder / kind.file).exists()
 
 

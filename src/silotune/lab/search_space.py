@@ -201,7 +201,7 @@ class Sweep:
         configs = [
             read_config(self.source, [*run_words, f"seed={seed}"], trial_words, **self.given) for seed in self.seeds
         ]
-        name = sha256(dump(configs[0].model_copy(update={"seed": 0})).encode()).hexdigest()[:10]
+        name = sha256(dump(configs[0].replace(seed=0)).encode()).hexdigest()[:10]
         return [Cell(f"{method}-{name}", config.seed, config) for config in configs]
 
 

@@ -41,7 +41,6 @@ def take_rounds(trained: Path, folder: Path, config: Config) -> None:
     if folder.exists() or not (trained / "checkpoints").is_dir():
         return
     before = load_resolved(trained / "config.yaml")
-    head = before.head.model_copy(update={"beams": config.head.beams})
     method = with_options(config, make_method(config)).method
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -49,7 +48,7 @@ def take_rounds(trained: Path, folder: Path, config: Config) -> None:
     for name in ("versions.json", "events.jsonl", FILE):
         if (trained / name).exists():
             shutil.copy(trained / name, part / name)
-    write_text(part / "config.yaml", dump(before.model_copy(update={"method": method, "head": head})))
+    write_text(part / "config.yaml", dump(before.replace(method=method, head={"beams": config.head.beams})))
     part.rename(folder)
 
 
@@ -60,5 +59,4 @@ def _training(config: Config) -> str:
     """
     method = make_method(config)
     options = method.options.model_dump(mode="json", exclude=set(method.at_prediction))
-    head = config.head.model_copy(update={"beams": 1})
-    return dump(config.model_copy(update={"method": Choice(name=method.name, **options), "head": head}))
+    return dump(config.replace(method=Choice(name=method.name, **options), head={"beams": 1}))

@@ -21,7 +21,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.stored_model import has_chat_template
 from silotune.models.heads import HEADS
 from silotune.runs.build.model import model_for
-from silotune.runs.build.resolve import read_config, with_template
+from silotune.runs.build.resolve import read_config
 from silotune.runs.evaluation import Evaluation
 from silotune.training.context import TrainingContext
 
@@ -108,7 +108,7 @@ def score_templates(config: Config, silos: Sequence[SiloData], backbone: Backbon
     split = "validation" if all(silo.splits.validation for silo in silos) else "train"
     found: dict[str, dict[str, float | None]] = {silo.name: {} for silo in silos}
     for template in (CHAT, PLAIN):
-        _, context = _context(with_template(config, template), silos, backbone)
+        _, context = _context(config.replace(head={"template": template}), silos, backbone)
         backbone = context.backbone
         tokenize = context.head.row_tokenizer(backbone, context.max_length)
         for silo in silos:

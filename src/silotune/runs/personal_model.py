@@ -120,7 +120,7 @@ class PersonalModel:
         if backbone is None:
             device_map = "auto" if file.backbone.device_map is not None and device == "auto" else None
             backbone = load_backbone(
-                file.backbone.model_copy(update={"device_map": device_map}),
+                file.backbone.replace(device_map=device_map),
                 precision=precision,
                 device=device,
                 keep_master=tuner.trains_backbone,

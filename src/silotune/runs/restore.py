@@ -24,7 +24,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners.start_adapter import FILE
 from silotune.runs.build.coordinator import make_aggregation
 from silotune.runs.build.model import make_context, run_backbone
-from silotune.runs.build.resolve import make_method, use_this_machine, with_options, with_template
+from silotune.runs.build.resolve import resolve
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.model_file import MODELS, OWN_FILE, check_weights, recorded_files
 from silotune.runs.model_folder import write_models
@@ -52,9 +52,7 @@ def restore(
     Arguments as for `load_run`.
     """
     summary = read_summary(path)
-    config = _configuration(path, summary, precision, device)
-    method = make_method(config)
-    config = with_options(config, method)
+    config, method = resolve(_configuration(path, summary, precision, device))
     if summary.get("engine") == "flower" and names_with(method.parts(), Scope.PRIVATE):  # initial ones are not trained
         raise InputError(f"{path}: is of a federation, whose private parts are in the silos' own folders")
     tasks, texts = _tasks(path, summary)
@@ -85,19 +83,18 @@ def restore(
 def _configuration(path: Path, summary: dict[str, Any], precision: str | None, device: str) -> Config:
     config = load_resolved(path / "config.yaml")
     if summary.get("template") == CHAT:  # chosen by the silos' rows
-        config = with_template(config, CHAT)
+        config = config.replace(head={"template": CHAT})
     elif config.head.writes and config.head.template is None:  # of a run before the model's own was the default
-        config = with_template(config, PLAIN)
+        config = config.replace(head={"template": PLAIN})
     changes: dict[str, Any] = {"device": device}
     if config.backbone.device_map is not None:
-        device_map = "auto" if device == "auto" else None
-        changes["backbone"] = config.backbone.model_copy(update={"device_map": device_map})
+        changes["backbone"] = {"device_map": "auto" if device == "auto" else None}
     check_precision(precision)
     if precision is not None:
-        changes["precision"] = config.precision.model_copy(update={"name": precision})
+        changes["precision"] = {"name": precision}
     if config.start is not None:  # the run's own copy, or its own models: what is configured may be gone
         changes["start"] = str(path / FILE if (path / FILE).exists() else path)
-    return use_this_machine(config.model_copy(update=changes))
+    return config.replace(**changes)
 
 
 def _tasks(path: Path, summary: dict[str, Any]) -> tuple[dict[str, Task], dict[str, int]]:

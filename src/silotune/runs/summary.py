@@ -82,7 +82,7 @@ def head_section(federation: Federation) -> HeadConfig:
     """Return the section `head` as it took effect: conversations use the chat template by default."""
     head, config = federation.method.setting.head, federation.config.head
     if config.template != CHAT and isinstance(head, LanguageModelHead) and head.chat:
-        return config.model_copy(update={"template": CHAT})
+        return config.replace(template=CHAT)
     return config
 
 

@@ -38,14 +38,7 @@ from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import BackboneRequirements, build_model
-from silotune.runs.build.resolve import (
-    check_ranks,
-    make_method,
-    on_this_machine,
-    read_config,
-    use_this_machine,
-    with_ranks,
-)
+from silotune.runs.build.resolve import check_ranks, read_config, resolve, with_ranks
 from silotune.runs.build.silos import server_silo
 from silotune.runs.build.start import keep_start
 from silotune.runs.build.validation import check_labels, check_tasks
@@ -95,8 +88,8 @@ class RunStart:
     @classmethod
     def of(cls, job: Job, record: Records, load: Load) -> RunStart:
         """Check a job, load its backbone, and give the run its id."""
-        config, names = _checked(job)
-        method = make_method(config)
+        config, method = resolve(read_config(job.config))
+        names = _checked_names(job, config)
         backbone = load(BackboneRequirements.of(config, method))
         text = wire_config(_with_named_start(config), names)
         admission = AdmissionPolicy(Identity.of(backbone), _registry(config, Path(job.out), names), record)
@@ -111,8 +104,7 @@ class RunStart:
         # also of silos that have left the run: its configuration stays
         bounded = {name: silo.rank for name, silo in silos.items() if silo.rank is not None}
         if bounded:
-            config = with_ranks(config, bounded)
-            method = make_method(config)
+            config, method = resolve(with_ranks(config, bounded))
         check_ranks(method, [*self.names, *silos])
         federation = _federation(config, method, self.backbone, {name: silos[name] for name in self.names}, labeled)
         self.admission.expect(lambda silo: federation.coordinator.expected_of(silo).shapes)
@@ -198,9 +190,8 @@ def greet(
     return dispatcher
 
 
-def _checked(job: Job) -> tuple[Config, list[str]]:
-    """Return a job's configuration on this machine, and the silos' names in order."""
-    config = on_this_machine(read_config(job.config))
+def _checked_names(job: Job, config: Config) -> list[str]:
+    """Check the keys that are the coordinator's own, and return the silos' names in order."""
     set_numerics(config.precision.deterministic, config.precision.tf32)
     if config.aggregation.noise_multiplier is not None and config.privacy.secret is None and not job.local:
         raise InputError(
@@ -210,14 +201,14 @@ def _checked(job: Job) -> tuple[Config, list[str]]:
     names = sorted(job.silos or config.federation.silos)
     if config.aggregation.secure:
         require_masks(len(names))
-    return config, names
+    return names
 
 
 def _with_named_start(config: Config) -> Config:
     """Return the configuration with the id by which silos know the run that it starts from, if it is a federation's."""
     if config.start is None or not (Path(config.start) / FEDERATION_FOLDER / "run.json").exists():
         return config
-    return config.model_copy(update={"start": f"run-{RunRegistry.open(Path(config.start)).run}"})
+    return config.replace(start=f"run-{RunRegistry.open(Path(config.start)).run}")
 
 
 def _registry(config: Config, out: Path, names: list[str]) -> RunRegistry:
@@ -236,7 +227,6 @@ def _federation(
     config: Config, method: Method, backbone: Backbone, silos: Mapping[str, SiloInfo], labeled: SiloData | None
 ) -> Federation:
     """Build the coordinator's side of the federation: silos are known by name and task, their rows are elsewhere."""
-    config = use_this_machine(config)
     tasks = {name: silo.task for name, silo in silos.items()}
     method.setting.head.check_names(tasks.values())
     check_labels(config, tasks.values())

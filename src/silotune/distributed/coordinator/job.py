@@ -20,7 +20,7 @@ from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, RunSt
 from silotune.distributed.protocol.frames import Frame, HandshakeRefused
 from silotune.distributed.protocol.handshake import NO_LIST, Hello, Identity, check_federated, check_identity
 from silotune.errors import OR_RESUME, InputError, require_unused
-from silotune.runs.build.resolve import on_this_machine
+from silotune.runs.build.resolve import resolve
 from silotune.runs.storage.run_folder import RunFolder
 
 
@@ -194,4 +194,4 @@ def _federated(config: Config) -> Config:
     check_federated(config)
     if not config.federation.silos:
         raise InputError("federation.silos: name the silos that take part")
-    return on_this_machine(config).model_copy(update={"partition": PartitionConfig()})
+    return resolve(config).config.replace(partition=PartitionConfig())

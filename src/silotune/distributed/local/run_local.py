@@ -51,7 +51,7 @@ from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.runs.build.coordinator import privacy_guarantee, sampling_groups
 from silotune.runs.build.model import build_model
-from silotune.runs.build.resolve import SUMS_ALONE, make_method, on_this_machine, with_chat_template, with_threads_for
+from silotune.runs.build.resolve import SUMS_ALONE, resolve, with_chat_template
 from silotune.runs.build.validation import check_tasks
 from silotune.runs.engines.base import Progress
 from silotune.runs.storage.readers import read_summary
@@ -95,9 +95,8 @@ def run_local(
         require_unused(out, "--out", OR_RESUME)
     check_federated(config)
     data = load_silos(config)
-    config = on_this_machine(with_threads_for(continued(config, out) if resume else config, len(data)))
-    config = with_chat_template(config, data)
-    method = make_method(config)
+    config = with_chat_template(continued(config, out) if resume else config, data)
+    config, method = resolve(config, processes=len(data))
     tasks = {silo.name: silo.task for silo in data}
     check_tasks(config, method, tasks)
     if config.aggregation.secure:

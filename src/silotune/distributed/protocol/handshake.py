@@ -226,18 +226,18 @@ def check_federated(config: Config) -> None:
 def wire_config(config: Config, silos: Iterable[str]) -> str:
     """Write a resolved configuration as YAML for the silos, without local paths and the secret's file name."""
     sent = {key: getattr(config.data, key) for key in _SENT_KEYS}
-    update: dict[str, Any] = {
-        "backbone": BackboneConfig(name=Path(config.backbone.name).name, quantization=config.backbone.quantization),
-        "start": None if config.start is None else Path(config.start).name,
-        "threads": None,
-        "device": "auto",
-        "privacy": config.privacy.model_copy(update={"secret": config.privacy.secret and "own"}),
-        "silos": [],
-        "data": DataConfig(**sent),
-        "partition": PartitionConfig(),
-        "federation": FederationConfig(silos=sorted(silos)),  # deadlines and quorum are the coordinator's own
-    }
-    return dump(config.model_copy(update=update))
+    wired = config.replace(
+        backbone=BackboneConfig(name=Path(config.backbone.name).name, quantization=config.backbone.quantization),
+        start=None if config.start is None else Path(config.start).name,
+        threads=None,
+        device="auto",
+        privacy={"secret": config.privacy.secret and "own"},
+        silos=[],
+        data=DataConfig(**sent),
+        partition=PartitionConfig(),
+        federation=FederationConfig(silos=sorted(silos)),  # deadlines and quorum are the coordinator's own
+    )
+    return dump(wired)
 
 
 def parse_wire_config(text: str) -> Config:

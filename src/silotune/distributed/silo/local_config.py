@@ -100,14 +100,14 @@ def local_config(settings: SiloSettings, config: Config, split_seed: int | None)
         "silos": [] if settings.data is None else [settings.data],
     }
     if split_seed is not None:
-        update["data"] = config.data.model_copy(update={"seed": split_seed})
-    return config.model_copy(update=update)
+        update["data"] = config.data.replace(seed=split_seed)
+    return config.replace(**update)
 
 
 def _privacy(settings: SiloSettings, config: Config) -> PrivacyConfig:
     """Return a run's noise on rows as it is, whose budget the ledger keeps; else the budget of noise on changes."""
     if config.privacy.unit is not None:
-        return config.privacy.model_copy(update={"secret": None})
+        return config.privacy.replace(secret=None)
     budgets = [epsilon for epsilon in (config.privacy.epsilon, settings.budget) if epsilon is not None]
     delta, chosen = config.privacy.delta, config.privacy.delta or config.uplink.delta
     if settings.epsilon is not None and chosen is not None:
@@ -138,4 +138,4 @@ def _backbone(settings: SiloSettings, config: Config) -> BackboneConfig:
     own = settings.backbone
     if own.quantization != NONE:  # if it is another one, the handshake says so
         return own
-    return own.model_copy(update={"quantization": config.backbone.quantization})
+    return own.replace(quantization=config.backbone.quantization)

@@ -45,7 +45,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import cut_lines
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import BackboneRequirements, build_model
-from silotune.runs.build.resolve import for_silo, make_method, rank_of, read_config, use_this_machine
+from silotune.runs.build.resolve import for_silo, make_method, read_config, resolve
 from silotune.runs.build.row_privacy import make_row_privacy
 from silotune.runs.build.silos import build_silos
 from silotune.runs.build.validation import check_tasks
@@ -170,26 +170,22 @@ class SiloSetup:
     def _build(self, text: str, coordinator_identity: Identity | None) -> Prepared:
         if len(text) > LONGEST_CONFIGURATION:
             raise HandshakeRefused(f"silo {self.settings.name!r}: a configuration of {len(text):,} characters")
-        config = parse_wire_config(text)
+        sent = parse_wire_config(text)
         if self._agreed is not None:
             try:
-                check_agreed(config, self._agreed)
+                check_agreed(sent, self._agreed)
             except InputError as error:
                 raise HandshakeRefused(f"silo {self.settings.name!r}: another {error}") from error
-        check_federated(config)
-        check_settings(self.settings, config)
-        method = make_method(config)
-        check_sent(self.settings, method)
-        name, bound = self.settings.name, self.settings.rank
-        rank = rank_of(method, name, bound)
-        bounded = None if rank == rank_of(method, name) else rank
-        config = for_silo(local_config(self.settings, config, self._split_seed(config)), method, name, bound)
-        method = make_method(config)
+        check_federated(sent)
+        check_settings(self.settings, sent)
+        check_sent(self.settings, make_method(sent))
+        name = self.settings.name
+        config, bounded = for_silo(local_config(self.settings, sent, self._split_seed(sent)), name, self.settings.rank)
+        config, method = resolve(config)
         set_numerics(config.precision.deterministic, config.precision.tf32)
         backbone = self._load(config, method)
         if coordinator_identity is not None:  # first, as another backbone makes later steps fail
             check_identity(self.settings.name, coordinator_identity, Identity.of(backbone))
-        sent = parse_wire_config(text)
         try:
             data, marks, left_out = without_withdrawn(self.store.records, self._rows(config))
             federation, private = self._assemble(config, method, backbone, data)
@@ -240,7 +236,6 @@ class SiloSetup:
 
     def _assemble(self, config: Config, method: Method, backbone: Backbone, data: SiloData) -> tuple[Federation, State]:
         """Build the silo's side of the federation, this silo alone, and its private parts; parts have no data."""
-        config = use_this_machine(config)
         tasks, texts = {data.name: data.task}, {data.name: len(data.splits.train[0].texts)}
         check_tasks(config, method, tasks)
         context = build_model(config, method, tasks.values(), backbone)

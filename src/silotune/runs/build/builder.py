@@ -17,7 +17,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.heads import Head, LanguageModelHead
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import BackboneRequirements, build_model
-from silotune.runs.build.resolve import check_ranks, make_method, use_this_machine, with_chat_template
+from silotune.runs.build.resolve import check_ranks, resolve
 from silotune.runs.build.row_privacy import make_row_privacy
 from silotune.runs.build.silos import absent_silo, build_silos, server_silo
 from silotune.runs.build.validation import check_labels, check_tasks
@@ -46,10 +46,9 @@ def build(
     called once all is built with the silos' rows (the federation keeps them as token ids only), the model, and a line
     for each silo whose rows are cut.
     """
-    config = use_this_machine(config, backbone)
     absent = load_absent(config) if data is None else []
     rows = load_silos(config) if data is None else data
-    method = make_method(with_chat_template(config, rows))
+    config, method = resolve(config, rows, backbone)
     if data is None:
         method.setting.head.check_names(silo.task for silo in [*rows, *absent])
         check_labels(config, (silo.task for silo in [*rows, *absent]))
@@ -62,8 +61,7 @@ def build(
         labeled = own_labeled_rows(config)
     check_tasks(config, method, tasks, absent_tasks, None if labeled is None else labeled.task)
     context = build_model(config, method, [*tasks.values(), *absent_tasks.values()], backbone, load)
-    train = config.train.model_copy(update={"tokens_at_once": context.tokens_at_once})
-    config = config.model_copy(update={"train": train})  # the run folder says what `auto` came to
+    config = config.replace(train={"tokens_at_once": context.tokens_at_once})  # the run folder says what `auto` came to
     if labeled is None and method.needs_labeled_rows:
         labeled = draw_labeled_rows(rows, config.server, config.data_seed)
     silos, malicious = build_silos(config, context, rows, labeled if method.labeled_only else None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import torch
+
 from silotune.config import BackboneConfig, Config
 from silotune.data.rows import SiloData
 from silotune.data.tasks import Task
@@ -19,7 +21,7 @@ from silotune.models.backbone.stored_model import ModelClass
 from silotune.models.forward.activation_cache import ActivationCache
 from silotune.models.tuners import TUNERS
 from silotune.runs.build import validation
-from silotune.runs.build.resolve import make_method, use_this_machine, with_chat_template
+from silotune.runs.build.resolve import resolve
 from silotune.runs.build.start import read_start
 from silotune.training.at_once import rows_scored, rows_written, tokens_at_once
 from silotune.training.context import TrainingContext
@@ -97,8 +99,8 @@ def model_for(
     config: Config, silos: Iterable[SiloData], backbone: Backbone | None = None
 ) -> tuple[Config, TrainingContext]:
     """Build the model for reading these silos' rows without training; return the resolved configuration, too."""
-    silos, config = list(silos), use_this_machine(config, backbone)
-    method = make_method(with_chat_template(config, silos))
+    silos = list(silos)
+    config, method = resolve(config, silos, backbone)
     tasks = {silo.name: silo.task for silo in silos}
     method.setting.head.check_names(tasks.values())
     validation.check_tasks(config, method, tasks)
@@ -111,7 +113,9 @@ def run_backbone(
     backbone: Backbone | None = None,
     load: Callable[[BackboneRequirements], Backbone] = BackboneRequirements.load,
 ) -> Backbone:
-    """Load a run's backbone, or check the given one."""
+    """Load a run's backbone, or check the given one; from here on this process computes with the run's threads."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
     if backbone is None:
         return load(BackboneRequirements.of(config, method))
     validation.check_backbone(config, method, backbone)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TypeVar, Unpack, cast
+from typing import NamedTuple, TypeVar, Unpack, cast
 
 import torch
 from pydantic import BaseModel, ValidationError
@@ -33,8 +33,7 @@ def with_silo_ranks(config: Config) -> Config:
     ranks = {silo.name: silo.rank for silo in config.silos if silo.rank is not None}
     if not ranks:
         return config
-    silos = [silo.model_copy(update={"rank": None}) for silo in config.silos]
-    return with_ranks(config.model_copy(update={"silos": silos}), ranks)
+    return with_ranks(config.replace(silos=[silo.replace(rank=None) for silo in config.silos]), ranks)
 
 
 def with_ranks(config: Config, ranks: Mapping[str, int]) -> Config:
@@ -42,27 +41,21 @@ def with_ranks(config: Config, ranks: Mapping[str, int]) -> Config:
     if "ranks" not in TUNERS.find(config.tuner.name).Options.model_fields:
         able = ", ".join(name for name, tuner in TUNERS.items() if "ranks" in tuner.Options.model_fields)
         raise InputError(f"silos.{next(iter(ranks))}.rank: tuner={config.tuner.name} has no rank; allowed: {able}")
-    options = config.tuner.options
-    given = options.get("ranks") or {}
-    return config.model_copy(
-        update={"tuner": Choice(name=config.tuner.name, **options | {"ranks": {**given, **ranks}})}
-    )
+    return config.replace(tuner={"ranks": {**(config.tuner.options.get("ranks") or {}), **ranks}})
 
 
-def rank_of(method: Method, silo: str, most: int | None = None) -> int | None:
-    """Return the rank of a silo in a run, which is at most `most`; None: the tuner has no ranks."""
-    tuner = method.setting.tuner
-    return None if tuner.rank is None else min(tuner.ranks.get(silo, tuner.rank), most or tuner.rank)
+def for_silo(config: Config, silo: str, most: int | None) -> tuple[Config, int | None]:
+    """Return the configuration of a run for one silo alone: `tuner.ranks` has this silo only, at most its own bound.
 
-
-def for_silo(config: Config, method: Method, silo: str, most: int | None) -> Config:
-    """Return the configuration of a run for one silo alone: `tuner.ranks` has this silo only, at most its own bound."""
-    rank, tuner = rank_of(method, silo, most), method.setting.tuner
-    if rank is None:
-        return config
-    options = {key: value for key, value in config.tuner.options.items() if key != "ranks"}
-    own = {} if rank == tuner.rank else {"ranks": {silo: rank}}
-    return config.model_copy(update={"tuner": Choice(name=config.tuner.name, **options | own)})
+    Also return the silo's rank, if the bound is what lowers it.
+    """
+    tuner = make_method(config).setting.tuner
+    if tuner.rank is None:
+        return config, None
+    planned = tuner.ranks.get(silo, tuner.rank)
+    rank = min(planned, most or planned)
+    config = config.replace(tuner={"ranks": {} if rank == tuner.rank else {silo: rank}})
+    return config, rank if rank < planned else None
 
 
 def check_ranks(method: Method, silos: Collection[str]) -> None:
@@ -110,7 +103,7 @@ def with_plan(config: Config, method: Method) -> Config:
     delta, phases = privacy.delta or usual_delta(privacy.units), method.local_phases()
     rounds = sum(phase.runs_in(number) for phase in phases if phase.trains for number in range(1, config.rounds + 1))
     plan = proposed(step_plans(privacy.epsilon, delta, steps=[max(1, rounds * config.train.steps)]))
-    return config.model_copy(update={"privacy": privacy.model_copy(update={"rate": plan.rate, "delta": delta})})
+    return config.replace(privacy={"rate": plan.rate, "delta": delta})
 
 
 def _check_defined(method: type[Method] | Method, key: str, name: str, allowed: Collection[str] | None) -> None:
@@ -123,11 +116,9 @@ def _check_defined(method: type[Method] | Method, key: str, name: str, allowed: 
 def with_options(config: Config, method: Method) -> Config:
     """Return the configuration with all options of its method and of the method's tuner filled in."""
     tuner = method.setting.tuner
-    return config.model_copy(
-        update={
-            "method": Choice(name=config.method.name, **method.options.model_dump(mode="json")),
-            "tuner": Choice(name=config.tuner.name, **tuner.options.model_dump(mode="json")),
-        }
+    return config.replace(
+        method=Choice(name=config.method.name, **method.options.model_dump(mode="json")),
+        tuner=Choice(name=config.tuner.name, **tuner.options.model_dump(mode="json")),
     )
 
 
@@ -139,17 +130,43 @@ def keys_of(source: str | Config) -> str | dict[str, object]:
     return given | {"method": source.method.model_dump()}
 
 
-def on_this_machine(config: Config, backbone: Backbone | None = None) -> Config:
-    """Return the configuration with what is `auto` resolved, for this machine and for the model."""
+class Resolved(NamedTuple):
+    """A run's configuration as it takes place on this machine, and its method."""
+
+    config: Config
+    method: Method
+
+
+def resolve(
+    config: Config, silos: Iterable[SiloData] = (), backbone: Backbone | None = None, processes: int = 1
+) -> Resolved:
+    """Return what a run does here, in the one order that all engines, the parties of a federation and `restore` have.
+
+    1. What the model decides: `head.pooling`, `head.template`.
+    2. What this machine decides: threads (an equal share of the cores for each process), precision, quantization.
+    3. The method; where rows are conversations, its head uses the chat template, which the configuration need not say.
+    4. All options of the method and of its tuner.
+
+    Keys of one silo come before (`local_config`, `for_silo`, `with_ranks`); what the loaded backbone decides
+    (`train.tokens_at_once=auto`, `cohort=auto`) comes after, in `build`.
+
+    Args:
+        config: as `read_config` returns it, or as another party sent it.
+        silos: the rows of the run, as far as they are here.
+        backbone: the run's, if it is loaded already.
+        processes: the number of those that share this machine's cores.
+    """
     config = with_model_defaults(config, backbone)
-    threads = config.threads or torch.get_num_threads()
-    device = resolve_device(config.device)
-    auto = "auto" if config.privacy.unit is None else "fp32"
-    name = auto if config.precision.name == "auto" else config.precision.name
-    precision = config.precision.model_copy(update={"name": resolve_precision(name, device)})
-    quantization = resolve_quantization(config.backbone.quantization, device)
-    section = config.backbone.model_copy(update={"quantization": quantization})
-    return config.model_copy(update={"backbone": section, "precision": precision, "threads": threads})
+    device, precision = resolve_device(config.device), config.precision.name
+    if precision == "auto" and config.privacy.unit is not None:
+        precision = "fp32"
+    config = config.replace(
+        threads=config.threads or max(1, torch.get_num_threads() // processes),
+        precision={"name": resolve_precision(precision, device)},
+        backbone={"quantization": resolve_quantization(config.backbone.quantization, device)},
+    )
+    method = make_method(with_chat_template(config, silos))
+    return Resolved(with_options(config, method), method)
 
 
 def with_model_defaults(config: Config, backbone: Backbone | None = None) -> Config:
@@ -157,7 +174,7 @@ def with_model_defaults(config: Config, backbone: Backbone | None = None) -> Con
 
     A model that cannot be read has the usual ones: an error that says why comes when it is loaded.
     """
-    head, chosen = config.head, {}
+    head, chosen = config.head, dict[str, str]()
     try:
         if head.pools and head.pooling == "auto":
             chosen["pooling"] = "first"
@@ -167,7 +184,7 @@ def with_model_defaults(config: Config, backbone: Backbone | None = None) -> Con
             chosen["template"] = CHAT if has_chat_template(config.backbone, backbone) else PLAIN
     except (InputError, OSError, ValueError):
         pass
-    return config.model_copy(update={"head": head.model_copy(update=chosen)}) if chosen else config
+    return config.replace(head=chosen)
 
 
 SUMS_ALONE = (
@@ -191,33 +208,14 @@ def chosen_defaults(given: Config, config: Config) -> list[str]:
     return lines
 
 
-def with_threads_for(config: Config, processes: int) -> Config:
-    """Return the configuration with a number of threads, if none is given: an equal share of the cores."""
-    if config.threads is not None:
-        return config
-    return config.model_copy(update={"threads": max(1, torch.get_num_threads() // processes)})
-
-
-def use_this_machine(config: Config, backbone: Backbone | None = None) -> Config:
-    """Set the configured number of threads in this process; return the configuration as `on_this_machine`."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    return on_this_machine(config, backbone)
-
-
 def with_chat_template(config: Config, data: Iterable[SiloData]) -> Config:
     """Return the configuration with the chat template as template, if rows are conversations and no text is given."""
     head = config.head
     if not head.writes or head.template not in (None, PLAIN):
         return config
     if any(row.turns for silo in data for row in silo.splits.train):
-        return with_template(config, CHAT)
+        return config.replace(head={"template": CHAT})
     return config
-
-
-def with_template(config: Config, template: str) -> Config:
-    """Return the configuration with another `head.template`."""
-    return config.model_copy(update={"head": config.head.model_copy(update={"template": template})})
 
 
 def make_method(config: Config) -> Method:

@@ -169,11 +169,11 @@ def continued(config: Config, path: Path) -> Config:
     if not isinstance(tree, dict):
         return config
     if config.threads is None and isinstance(tree.get("threads"), int):
-        config = config.model_copy(update={"threads": tree["threads"]})
-    config = config.model_copy(update={"head": _continued_head(config.head, tree.get("head") or {})})
+        config = config.replace(threads=tree["threads"])
+    config = config.replace(head=_continued_head(config.head, tree.get("head") or {}))
     chosen = (tree.get("train") or {}).get("tokens_at_once")
     if config.train.tokens_at_once == "auto" and isinstance(chosen, int):
-        config = config.model_copy(update={"train": config.train.model_copy(update={"tokens_at_once": chosen})})
+        config = config.replace(train={"tokens_at_once": chosen})
     return config
 
 
@@ -184,7 +184,7 @@ def _continued_head(head: HeadConfig, before: Mapping[str, Any]) -> HeadConfig:
         kept["pooling"] = before["pooling"]
     if head.writes and head.template is None and "template" in before:
         kept["template"] = before["template"] or PLAIN
-    return head.model_copy(update=kept)
+    return head.replace(**kept)
 
 
 @cache
