@@ -16,8 +16,8 @@ from silotune.runs.storage.readers import read_summary
 from tests.support.session_rig import DirectLink, LostError, answering, job, local_configs
 
 PATIENCE = 10.0
-HELLO = Frame("hello", {}).encode()
-ROUND = Frame("round", {}).encode()
+HELLO = Frame("hello", {})
+ROUND = Frame("round", {})
 
 
 @dataclass

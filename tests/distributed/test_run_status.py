@@ -80,7 +80,7 @@ def test_how_it_ended_is_raised(folder, error, lost, raised, message):
 
 def test_what_the_one_before_said_is_forgotten_and_what_it_counted_is_kept(folder):
     before = RunStatus.begin(folder)
-    before.sent("north", Frame("hello").encode())
+    before.sent("north", "hello", 99)
     before.received("north", Frame("waiting", {"silo": "north"}), 7)
     before.report(1, "", 0, 1)
     before.end(SilotuneError("no"))

@@ -52,9 +52,9 @@ def running(tmp_path, monkeypatch) -> CoordinatorSettings:
     board = RunStatus.begin(tmp_path / "one" / "federation")
     board.report(2, "north, south", 0, 2)
     for silo, more in (("north", {"status": STATUS}), ("south", {})):
-        board.sent(silo, Frame("hello").encode())
+        board.sent(silo, "hello", 99)
         board.received(silo, hello(silo, **more), 100)
-    board.sent("north", Frame("round").encode())
+    board.sent("north", "round", 99)
     board.received("south", Frame("waiting", {"silo": "south"}), 50)
     board.write(at_once=True)
     events = [

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,6 @@ import typer
 from silotune.errors import InputError, require_known
 
 if TYPE_CHECKING:
-    from silotune.config import Config
     from silotune.core.workers import Workers
 
 IN_PROCESS, FLOWER, RAY = "inprocess", "flower-local", "ray"
@@ -47,10 +47,6 @@ FederationOption = Annotated[
     ),
 ]
 
-plan_runners: list[Callable[[Path, Path, Callable[[str], None], Mapping[str, Config], Callable[[], None]], None]] = []
-"""Has what runs a plan over a federation (`silotune.deploy` adds it): given the coordinator's file, the folder of the
-runs, what prints a line, folder → configuration, and what is called once the plan is taken."""
-
 
 def elsewhere_of(
     federation: Path | None, workers: Workers, out: Path, tell: Callable[[str], None]
@@ -60,7 +56,8 @@ def elsewhere_of(
         return None
     if not workers.here:
         raise InputError("--federation: excludes --engine, --workers and --address; silos have machines of their own")
-    return partial(plan_runners[0], federation, out.resolve(), tell)
+    run_plan = import_module("silotune.deploy.commands").run_plan  # of a room above, as its commands are
+    return partial(run_plan, federation, out.resolve(), tell)
 
 
 def workers_of(

@@ -12,7 +12,6 @@ import typer
 
 from silotune.cli.app import FEDERATION
 from silotune.cli.console import JsonOption, Overrides, say
-from silotune.cli.workers import plan_runners
 from silotune.core.clock import log_line
 from silotune.deploy.silo_commands import InstallOption, silo
 from silotune.errors import InputError
@@ -36,8 +35,7 @@ WaitOption = Annotated[bool, typer.Option(help="Follow the run until it ends.")]
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add `worker`, `federation …` and `silo …` to the application, and `--federation` to the commands that have it."""
-    plan_runners.append(_run_plan)
+    """Add `worker`, `federation …` and `silo …` to the application."""
     app.command(rich_help_panel=FEDERATION)(worker)
     app.add_typer(federation, name="federation", rich_help_panel=FEDERATION)
     app.add_typer(silo, name="silo", rich_help_panel=FEDERATION)
@@ -301,7 +299,7 @@ def _begun(settings: CoordinatorSettings, run: QueuedRun, wait: bool) -> None:
     console.print(result_table([read_summary(Path(run.out))]))
 
 
-def _run_plan(
+def run_plan(
     coordinator: Path, out: Path, tell: Callable[[str], None], cells: Mapping[str, Config], begun: Callable[[], None]
 ) -> None:
     """Run a plan, or continue waiting for its end; names the silos whose operators have not approved it."""

@@ -174,9 +174,9 @@ def greet(
     known: Collection[str] = (),
 ) -> SiloDispatcher:
     """Wait until all silos are admitted; for silos of an earlier start of the run, only `federation.away` seconds."""
-    names, options, data = start.names, start.config.federation, greeting.encode()
+    names, options = start.names, start.config.federation
     dispatcher = SiloDispatcher(
-        link, names, data, admit, failures, options.patience, status=status, record=record.append
+        link, names, greeting, admit, failures, options.patience, status=status, record=record.append
     )
     status.report(0, "waiting for silos to join", 0, len(names))
     absent = dispatcher.wait_for_all(options.join, known, options.away)

@@ -61,7 +61,7 @@ class SiloDispatcher:
 
     Args:
         silos: names of all silos; others are refused.
-        greeting: bytes of the frame that asks a node for its hello.
+        greeting: asks a node for its hello.
         admit: checks the reply to a greeting; raises HandshakeRefused to refuse the node. Before round 1 a refusal ends
             the run, later it excludes the node.
         patience: seconds after which an unanswered request is sent again. They double with each repetition, because a
@@ -71,7 +71,7 @@ class SiloDispatcher:
 
     link: Link
     silos: Sequence[str]
-    greeting: bytes
+    greeting: Frame
     admit: Callable[[Frame], None]
     report: Report = lambda *_: None
     patience: float = 120.0
@@ -110,19 +110,19 @@ class SiloDispatcher:
             if (new or absent == missing) and self.clock() >= began + (deadline if new else min(away, deadline)):
                 return absent
             self._update_nodes()
-            for arrival in self._pull():
-                self._handle(arrival, {})
+            for answered in self._pull():
+                self._handle(*answered, {})
             self.sleep(POLL_INTERVAL)
         return []
 
-    def request(self, requests: Mapping[str, bytes], deadline: float, away: float = float("inf")) -> Iterator[Frame]:
+    def request(self, requests: Mapping[str, Frame], deadline: float, away: float = float("inf")) -> Iterator[Frame]:
         """Send requests to silos and yield their replies as they arrive, until all replied or the deadline passed.
 
         A silo that is not connected, or whose worker is not, gets its request when it is back. Late replies are
         dropped.
 
         Args:
-            requests: silo → bytes of a frame.
+            requests: silo → its request.
             deadline: seconds for all silos.
             away: seconds after which a silo that is not connected is given up.
         """
@@ -141,8 +141,8 @@ class SiloDispatcher:
                     self.status.given_up(name)
                     self.report(name, f"not connected for {away:g} s")
                     del waiting[name]
-            for arrival in self._pull():
-                reply = self._handle(arrival, waiting)
+            for answered in self._pull():
+                reply = self._handle(*answered, waiting)
                 if reply is not None:
                     del waiting[str(reply.fields["silo"])]
                     yield reply
@@ -178,7 +178,7 @@ class SiloDispatcher:
         node = self._nodes.get(name)
         return node if node is not None and node in self._online else None
 
-    def _send(self, name: str, request: bytes, waiting: dict[str, float]) -> None:
+    def _send(self, name: str, request: Frame, waiting: dict[str, float]) -> None:
         """Send a silo's request if its node is connected and the request is due."""
         now, node = self.clock(), self._node_of(name)
         if node is None or now < waiting[name]:
@@ -192,45 +192,38 @@ class SiloDispatcher:
         if not self._push(name, node, request):
             waiting[name] = now + RETRY_DELAY
 
-    def _push(self, silo: str, node: int, data: bytes) -> bool:
+    def _push(self, silo: str, node: int, frame: Frame) -> bool:
         """Record and send a request (an empty name: a greeting), and return whether it could be sent."""
-        frame = decode(data)
-        asked = request_of(frame)
+        data, asked = frame.encode(), request_of(frame)
         self.record({"direction": "sent", "node": str(node), **asked, **describe_frame(data, frame)})
         message = self.link.push(node, data)
         if message:
-            self.status.sent(silo, data)
+            self.status.sent(silo, frame.kind, len(data))
             self._pending[message] = _PendingRequest(silo, node, self.clock(), asked["round"])
         return bool(message)
 
     # -- replies -------------------------------------------------------------------------------------------------------
 
-    def _pull(self) -> Iterator[Arrival]:
-        """Yield the replies that came since the last call, each recorded."""
-        run = request_of(decode(self.greeting))["run"]
+    def _pull(self) -> Iterator[tuple[_PendingRequest, Frame | str]]:
+        """Yield the requests that were answered since the last call, with the reply or an error; each is recorded."""
         for arrival in self.link.pull(list(self._pending)):
-            request = self._pending.get(arrival.message_id)
-            node, number = (None, None) if request is None else (request.node, request.round)
-            came = {"kind": "error", "reason": arrival.error[:500]} if arrival.error else describe_frame(arrival.data)
-            self.record({"direction": "came", "node": str(node), "run": run, "round": number, **came})
-            yield arrival
+            request, reply = self._pending.pop(arrival.message_id), _read(arrival)
+            if arrival.error:
+                came = {"kind": "error", "reason": arrival.error[:500]}
+            else:
+                came = describe_frame(arrival.data, None if isinstance(reply, str) else reply)
+            run = request_of(self.greeting)["run"]
+            self.record({"direction": "came", "node": str(request.node), "run": run, "round": request.round, **came})
+            if isinstance(reply, Frame):
+                reply = _plain(reply)
+                self._note(request, reply, len(arrival.data))
+            yield request, reply
 
-    def _handle(self, arrival: Arrival, waiting: dict[str, float]) -> Frame | None:
+    def _handle(self, request: _PendingRequest, frame: Frame | str, waiting: dict[str, float]) -> Frame | None:
         """Return the reply to a silo's request; greetings, errors and late replies are handled here."""
-        request = self._pending.pop(arrival.message_id, None)
-        if request is None:
-            return None
         sender = request.silo or f"node {request.node}"
-        frame, error = None, arrival.error
-        if not error:
-            try:
-                frame = _plain(decode(arrival.data))
-            except ProtocolError as problem:
-                error = str(problem)
-        if frame is not None:
-            self._note(request, frame, len(arrival.data))
-        if frame is None or frame.kind == "unavailable":
-            self.report(sender, error or str(frame and frame.fields.get("reason")))
+        if isinstance(frame, str) or frame.kind == "unavailable":
+            self.report(sender, frame if isinstance(frame, str) else str(frame.fields.get("reason")))
             if request.greeting:
                 self._greet_at[request.node] = self.clock()
             elif request.silo in waiting:
@@ -291,6 +284,14 @@ class SiloDispatcher:
         elif (node, reason) not in self._refused:
             self._refused.add((node, reason))
             self.report(name or f"node {node}", reason)
+
+
+def _read(arrival: Arrival) -> Frame | str:
+    """Return the frame that came, or what is wrong with it."""
+    try:
+        return arrival.error or decode(arrival.data)
+    except ProtocolError as problem:
+        return str(problem)
 
 
 def _plain(frame: Frame) -> Frame:

@@ -150,10 +150,10 @@ class FlowerEngine(Engine):
         states = [point.history["taken"].get(name) for point in (self._last, self._best) if point is not None]
         return sorted({state for state in states if state is not None})
 
-    def _request(self, kind: str, round_number: int, name: str, broadcast: bytes = b"", **fields: Any) -> bytes:
+    def _request(self, kind: str, round_number: int, name: str, broadcast: bytes = b"", **fields: Any) -> Frame:
         identity = self._admission.identity_for(name).fields()
         header = {**self._run, "identity": identity, "round": round_number, "base": self._base(name), **fields}
-        return Frame(kind, header, {"broadcast": broadcast}).encode()
+        return Frame(kind, header, {"broadcast": broadcast})
 
     def _until_quorum(
         self, kind: str, round_number: int, silos: Sequence[str], broadcast: Broadcast

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from silotune.core.clock import utc_now
 from silotune.core.files import is_locked, read_json, write_text
-from silotune.distributed.protocol.frames import Frame, peek_kind
+from silotune.distributed.protocol.frames import Frame
 from silotune.errors import InputError, SilotuneError
 
 if TYPE_CHECKING:
@@ -111,12 +111,12 @@ class RunStatus:
             self.exit_code = error.exit_code if isinstance(error, SilotuneError) else 1
         self.write(at_once=True)
 
-    def sent(self, silo: str, data: bytes) -> None:
+    def sent(self, silo: str, kind: str, size: int) -> None:
         """Note a message to a silo; the empty name is a node that was only greeted."""
         self.messages_down += 1
-        self.bytes_down += len(data)
+        self.bytes_down += size
         if silo:
-            self._of(silo).asked = {"kind": peek_kind(data), "round": self.round, "since": utc_now()}
+            self._of(silo).asked = {"kind": kind, "round": self.round, "since": utc_now()}
 
     def received(self, silo: str, frame: Frame, size: int) -> None:
         """Note a message from a silo, whose node was asked in its name or is registered under it."""

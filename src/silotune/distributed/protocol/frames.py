@@ -206,12 +206,10 @@ def printable(text: str, longest: int | None = None) -> str:
 # -- the audit log -----------------------------------------------------------------------------------------------------
 
 
-def describe_frame(data: bytes, frame: Frame | None = None) -> dict[str, Any]:
-    """Describe a frame: kind, run, round, shapes, numbers, bytes and digest; what is no frame is of kind `?`."""
+def describe_frame(data: bytes, frame: Frame | None) -> dict[str, Any]:
+    """Describe a frame and its bytes: kind, shapes, numbers, size and digest; what is no frame is of kind `?`."""
     size = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    try:
-        frame = frame or decode(data)
-    except ProtocolError:
+    if frame is None:
         return {"kind": "?", **size}
     return {"kind": frame.kind[:40], **_said(frame), **_tensors(frame), **size}
 

@@ -59,13 +59,16 @@ from silotune.distributed.silo.run_description import (
     read_plan,
 )
 from silotune.distributed.silo.secret import derived_from_secret
-from silotune.distributed.silo.setup import UNDISCLOSED_ROWS, DoesNotFit, Prepared, SiloSetup, phrase
+from silotune.distributed.silo.setup import DoesNotFit, Prepared, SiloSetup, phrase
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.store import Answer, Price
 from silotune.errors import InputError, SilotuneError
 from silotune.runs.build.resolve import read_config
 from silotune.training.row_privacy import RowPlan
 from silotune.version import __version__
+
+UNDISCLOSED_ROWS = 1
+"""Stands for the number of rows of a silo that does not share it."""
 
 CHANGED_ROWS = "its rows changed within this run"
 

@@ -59,9 +59,6 @@ from silotune.training.silo import Silo
 LONGEST_CONFIGURATION = 2**18
 """Characters of a configuration; those that wait for approval are kept, and a person reads them."""
 
-UNDISCLOSED_ROWS = 1
-"""Stands for the number of rows of a silo that does not share it."""
-
 
 class DoesNotFit(InputError):
     """A run that cannot take place over this silo's rows; its operator reads why before the coordinator does.
@@ -74,15 +71,6 @@ class DoesNotFit(InputError):
         super().__init__(str(reason))
         self.config = config
         self.reason = reason
-
-
-class SiloWithoutRowCount(Silo):
-    """A silo that does not share its number of rows."""
-
-    @property
-    def rows(self) -> int:
-        """Stands for the number of rows."""
-        return UNDISCLOSED_ROWS
 
 
 @dataclass
@@ -248,13 +236,6 @@ class SiloSetup:
             check_rows(context, silos.values(), config.privacy.unit is not None)
         except InputError as error:  # it may say which row, or how long one is
             raise self._rows_refused(error, "they do not suit the run's head or limits") from error
-        if "rows" not in self.settings.share and not config.aggregation.secure:
-            silos = {
-                name: SiloWithoutRowCount(
-                    name, silo.train, silo.evaluations, canaries=silo.canaries, empty_units=silo.empty_units
-                )
-                for name, silo in silos.items()
-            }
         (silo,) = silos.values()
         shared, private = planned_parts(context, silo)
         coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled=False, shared=shared)
