@@ -166,7 +166,7 @@ def test_reference_correction_and_primary(tmp_path: Path) -> None:
     table = verdict_table(Results(entries, plan=plan))
     assert table is not None
     assert table.title == "sharing helps: differences in points, margin 1"
-    assert "(primary)" in table.texts()[2][0][-1]
+    assert "(primary)" in table.frame().iloc[0, -1]
     (first, _) = verdicts(Results(entries, plan=JudgingPlan(seen=(2,))))
     assert first.exploratory
     (first, _) = verdicts(Results(entries, plan=JudgingPlan(seen=(2,), looks=(2, 3))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -85,18 +85,19 @@ def verdict_table(results: Results) -> ResultTable | None:
         (
             f"{each.entry} − {each.reference}"
             + (f", {metric_title(metric_of_column(each.column))}" if several else ""),
-            list(_cells(each)),
+            _texts(each),
         )
         for each in judged
     ]
     claim = f"{plan.claim}: " if plan.claim else ""
-    title = f"{claim}differences in points, margin {plan.margin:g}"
-    return plain_table(title, ["difference", "interval", "seeds", "verdict"], rows, "entry − reference")
+    return plain_table(f"{claim}differences in points, margin {plan.margin:g}", rows, "entry − reference")
 
 
-def _cells(verdict: Verdict) -> Iterator[str]:
+def _texts(verdict: Verdict) -> dict[str, str]:
     judged = verdict.seeds > 0
-    yield f"{verdict.mean:+.2f}" if judged else "–"
-    yield verdict.interval_text
-    yield str(verdict.seeds) if judged else "–"
-    yield verdict.text
+    return {
+        "difference": f"{verdict.mean:+.2f}" if judged else "–",
+        "interval": verdict.interval_text,
+        "seeds": str(verdict.seeds) if judged else "–",
+        "verdict": verdict.text,
+    }

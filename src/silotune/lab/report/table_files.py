@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +45,7 @@ def write_tables(results: Results, out: Path) -> list[Path]:
         "table.tex": as_latex(_joined(scores, costs)),
     }
     if judged := verdict_table(results):
-        texts |= {"verdicts.csv": _csv(_verdict_frame(judged)), "verdicts.tex": as_latex(judged)}
+        texts |= {"verdicts.csv": _csv(judged.frame()), "verdicts.tex": as_latex(judged)}
     if not (baselines := _baselines_frame(results)).empty:
         texts["baselines.csv"] = _csv(baselines)
     for name, text in texts.items():
@@ -61,27 +61,21 @@ def comparison_frame(results: Results) -> pandas.DataFrame:
     """
     import pandas
 
-    attacked, rows = tables.any_attacked(results), []
+    rows = []
     for entry in results.entries:
         error, shares = results.product_error(entry.label), tables.cost_shares(entry)
-        costs = {
-            "trainable_percent": _plain(shares.trained),
-            "sent_percent": _plain(shares.sent),
-            "bytes_up": _plain(entry.mean_of("bytes_up")),
-        }
+        costs = {"trainable_percent": _plain(shares["trained"]), "sent_percent": _plain(shares["sent"])}
+        costs["bytes_up"] = _plain(entry.mean_of("bytes_up"))
+        costs["product_error"] = "" if error is None else f"{error:.6g}"
         for column in [*silo_names([entry]), *results.averages]:
             if (score := results.score(entry.label, column)) is not None:
                 row = {"method": entry.label, "silo": column, "metric": results.metric(column, entry)}
-                row |= _numbers(score) | costs
-                if attacked:
-                    rate = results.success_rate(entry.label, column)
-                    found = _numbers(rate) if rate else {"mean": "", "std": ""}
-                    row |= {"asr_mean": found["mean"], "asr_std": found["std"]}
-                rows.append(row | {"product_error": "" if error is None else f"{error:.6g}"})
+                rate = _numbers(results.success_rate(entry.label, column))
+                rows.append(row | _numbers(score) | costs | {f"asr_{key}": text for key, text in rate.items()})
     columns = ["method", "silo", "metric", "mean", "std", "n", "trainable_percent", "sent_percent", "bytes_up"]
-    columns += ["asr_mean", "asr_std"] if attacked else []
-    averaged = any(results.product_error(entry.label) is not None for entry in results.entries)
-    return pandas.DataFrame(rows, columns=[*columns, *(["product_error"] if averaged else [])])
+    columns += ["asr_mean", "asr_std"] if tables.any_attacked(results) else []
+    columns += ["product_error"] if any(row["product_error"] for row in rows) else []
+    return pandas.DataFrame(rows, columns=columns)
 
 
 def _baselines_frame(results: Results) -> pandas.DataFrame:
@@ -89,27 +83,24 @@ def _baselines_frame(results: Results) -> pandas.DataFrame:
     import pandas
 
     columns = [*results.silos, *results.averages]
-    rows = []
-    for label in results.baselines(columns):
-        for column in columns:
-            if (score := results.score(label, column)) is not None:
-                metric = next(metric for entry in results.entries if (metric := results.metric(column, entry)))
-                rows.append({"baseline": label, "silo": column, "metric": metric} | _numbers(score))
+    entries = results.entries
+    metrics = {name: next(filter(None, (results.metric(name, entry) for entry in entries)), "") for name in columns}
+    rows = [
+        {"baseline": label, "silo": column, "metric": metrics[column]} | _numbers(score)
+        for label in results.baselines(columns)
+        for column in columns
+        if (score := results.score(label, column)) is not None
+    ]
     return pandas.DataFrame(rows)
-
-
-def _verdict_frame(judged: ResultTable) -> pandas.DataFrame:
-    import pandas
-
-    _, header, rows = judged.texts()
-    return pandas.DataFrame(rows, columns=header)
 
 
 def _csv(frame: pandas.DataFrame) -> str:
     return str(frame.to_csv(index=False, lineterminator="\n"))
 
 
-def _numbers(score: Score) -> dict[str, str]:
+def _numbers(score: Score | None) -> dict[str, str]:
+    if score is None:
+        return dict.fromkeys(("mean", "std", "n"), "")
     return {"mean": _plain(score.mean), "std": _plain(score.std), "n": str(score.n)}
 
 
@@ -161,42 +152,34 @@ def _rich_table(result: ResultTable, columns: Sequence[int]) -> Table:
     table.add_column(result.first)
     for number in columns:
         table.add_column(result.header[number], justify="right")
-    styles = {1: "bold", 2: "underline"}
+    marks = {1: "[bold]{}[/]", 2: "[underline]{}[/]"}
     for label, values in result.rows:
-        cells = [(escape(_compact(values[number])), values[number].rank) for number in columns]
-        table.add_row(escape(label), *(f"[{styles[rank]}]{cell}[/]" if rank else cell for cell, rank in cells))
+        cells = _marked([values[number] for number in columns], marks, escape)
+        table.add_row(escape(label), *(cell.replace(" ± ", "±") for cell in cells))
     return table
 
 
-def as_text(table: ResultTable) -> str:
-    """Render as lines of equally wide columns, without the title."""
-    _, header, rows = table.texts()
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = []
-    for label, *cells in [header, *rows]:
-        numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
-        lines.append("  ".join([label.ljust(widths[0]), *numbers]))
-    return "\n".join(lines)
+def _marked(cells: Sequence[TableCell], marks: Mapping[int, str], escape: Callable[[str], str] = str) -> list[str]:
+    """Return the texts of cells with the mark of their rank."""
+    return [marks.get(cell.rank, "{}").format(escape(cell.text)) for cell in cells]
 
 
 def as_markdown(table: ResultTable) -> str:
     """Render as Markdown; the second is underlined by HTML, because Markdown has no underline."""
-    marks = {1: "**{}**", 2: "<u>{}</u>"}
     lines = [f"| {table.first} | " + " | ".join(table.header) + " |", "|---|" + "---:|" * len(table.header)]
-    for label, values in table.rows:
-        cells = [marks.get(value.rank, "{}").format(value.text) for value in values]
-        lines.append("| " + " | ".join([label, *cells]).replace("\n", " ") + " |")
+    for label, cells in table.rows:
+        texts = [label, *_marked(cells, {1: "**{}**", 2: "<u>{}</u>"})]
+        lines.append("| " + " | ".join(texts).replace("\n", " ") + " |")
     return "\n".join(lines) + "\n"
 
 
 def as_latex(table: ResultTable) -> str:
     """Render as a LaTeX tabular (package booktabs)."""
-    marks = {1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"}
     head = " & ".join(_latex(name) for name in [table.first, *table.header])
     lines = [rf"\begin{{tabular}}{{l{'r' * len(table.header)}}}", r"\toprule", rf"{head} \\", r"\midrule"]
-    for label, values in table.rows:
-        cells = [marks.get(value.rank, "{}").format(_latex(value.text)) for value in values]
-        lines.append(rf"{' & '.join([_latex(label), *cells])} \\")
+    for label, cells in table.rows:
+        texts = [_latex(label), *_marked(cells, {1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"}, _latex)]
+        lines.append(rf"{' & '.join(texts)} \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
@@ -207,10 +190,11 @@ def _latex(text: str) -> str:
 def scores_as_text(results: Results) -> str:
     """Return the title, the table, and a line for every data set on which a bag of words is better than all methods."""
     table = tables.score_table(results)
-    return "\n".join([str(table.title), as_text(table), *beaten_by_words(results)])
+    return "\n".join([table.title, table.frame().to_string(index=False), *beaten_by_words(results)])
 
 
 def scores_as_html(results: Results) -> str:
     """Return the same as HTML, for a notebook."""
     remarks = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in beaten_by_words(results))
-    return html_table(*tables.score_table(results).texts()) + remarks
+    table = tables.score_table(results)
+    return html_table(table.title, list(frame := table.frame()), frame.to_numpy().tolist()) + remarks

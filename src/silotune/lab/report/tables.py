@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from silotune.core.numeric import score_text
 from silotune.data.tasks import NUMBER_METRICS, lower_is_better, metric_title
@@ -16,6 +16,9 @@ from silotune.lab.report.entries import FinishedRun, ReportEntry
 from silotune.lab.report.frame import MIB, Interval, Results, Score
 from silotune.runs.scores import TITLES, WHERE_FOUND, average_text, backbones_text, baseline_of, silo_metric
 from silotune.runs.storage.scored_rows import read_test_scores
+
+if TYPE_CHECKING:
+    import pandas
 
 MOST_SILOS = 12
 """Number of silos up to which each has a column; beyond it the table has the average only (`table.csv` has all
@@ -87,22 +90,21 @@ class ResultTable:
     notes: Mapping[str, str] = field(default_factory=dict)
     silos: Sequence[str] = ()
 
-    def texts(self) -> tuple[str, list[str], list[list[str]]]:
-        """Return title, names of all columns and rows as texts."""
+    def frame(self) -> pandas.DataFrame:
+        """Return the texts of all cells under the names of all columns."""
+        import pandas
+
         rows = [[label, *(cell.text for cell in cells)] for label, cells in self.rows]
-        return self.title, [self.first, *self.header], rows
+        return pandas.DataFrame(rows, columns=[self.first, *self.header])
 
 
 def plain_table(
-    title: str,
-    header: Sequence[str],
-    rows: Iterable[tuple[str, Sequence[str]]],
-    first: str = "method",
-    silos: Sequence[str] = (),
+    title: str, rows: Iterable[tuple[str, Mapping[str, str]]], first: str = "method", silos: Sequence[str] = ()
 ) -> ResultTable:
-    """Make a table of texts without ranks."""
-    cells = [(label, [TableCell(text) for text in texts]) for label, texts in rows]
-    return ResultTable(title, [*header], cells, first, {}, silos)
+    """Make a table without ranks from a label and the texts of all columns for each row."""
+    rows = list(rows)
+    cells = [(label, [TableCell(text) for text in texts.values()]) for label, texts in rows]
+    return ResultTable(title, list(rows[0][1]) if rows else [], cells, first, {}, silos)
 
 
 def score_table(results: Results) -> ResultTable:
@@ -193,31 +195,24 @@ def _drawn_by_seeds(results: Results) -> str:
     return "training on the same rows" if fixed == {True} else "rows and training" if fixed == {False} else "runs"
 
 
-@dataclass(frozen=True)
-class CostShares:
-    """Numbers that a method trains (with heads, and adapters alone) and sends, in percent of full fine-tuning.
+def cost_shares(entry: ReportEntry) -> dict[str, float | None]:
+    """Return what a method trains (with heads, and adapters alone) and sends, in percent of full fine-tuning.
 
-    The message is one silo's update as measured, relative to all weights in float32. None if the size is unknown.
-    """
-
-    trained: float | None
-    adapters: float | None
-    sent: float | None
-    message: float | None
-
-
-def cost_shares(entry: ReportEntry) -> CostShares:
-    """Return the shares of an entry; all its runs have those of the first.
-
-    Full fine-tuning trains the bare model with a head for the task with most labels.
+    The message is one silo's update as measured, relative to all weights in float32. All runs of an entry have the
+    shares of the first; they are None if the backbone's size is unknown. Full fine-tuning trains the bare model with a
+    head for the task with most labels.
     """
     summary, head = entry.first.summary, entry.first.config.get("head") or {}
     tasks: dict[str, Any] = summary.get("tasks") or {}
     labels = max((len(task.get("labels") or ()) for task in tasks.values()), default=2)
     full = _full_parameters(str(summary["backbone"]), str(head.get("name", "mlp")), max(labels, 2))
-    trained, adapters, sent = (summary[f"{kind}_parameters"] for kind in ("trainable", "adapter", "sent"))
-    numbers = (trained, adapters, sent, entry.first.message_bytes / _BYTES_PER_WEIGHT)
-    return CostShares(*(100 * number / full if full else None for number in numbers))
+    numbers = {
+        "trained": summary["trainable_parameters"],
+        "adapters": summary["adapter_parameters"],
+        "sent": summary["sent_parameters"],
+        "message": entry.first.message_bytes / _BYTES_PER_WEIGHT,
+    }
+    return {name: 100 * number / full if full else None for name, number in numbers.items()}
 
 
 @cache
@@ -233,19 +228,18 @@ def _full_parameters(backbone: str, head: str, labels: int) -> int | None:
 
 def cost_table(results: Results) -> ResultTable:
     """Make the table of trained and sent parameters, messages and seconds; of LoRAs also of the error of averaging."""
-    errors = [results.product_error(entry.label) for entry in results.entries]
-    averaged = any(error is not None for error in errors)
-    header = ["trained %", "adapters %", "sent %", "message %", "up MiB", "down MiB", "seconds"]
+    errors = {entry.label: results.product_error(entry.label) for entry in results.entries}
+    averaged = any(error is not None for error in errors.values())
     rows = []
-    for entry, error in zip(results.entries, errors, strict=True):
-        shares = cost_shares(entry)
-        texts = [_percent(value) for value in (shares.trained, shares.adapters, shares.sent, shares.message)]
-        texts += [f"{entry.mean_of(key) / MIB:.2f}" for key in ("bytes_up", "bytes_down")]
-        texts += [f"{entry.mean_of('seconds'):.0f}"]
-        texts += ["–" if error is None else f"{100 * error:.2f}"] if averaged else []
+    for entry in results.entries:
+        texts = {f"{name} %": _percent(share) for name, share in cost_shares(entry).items()}
+        texts |= {f"{way} MiB": f"{entry.mean_of(f'bytes_{way}') / MIB:.2f}" for way in ("up", "down")}
+        texts["seconds"] = f"{entry.mean_of('seconds'):.0f}"
+        if averaged:
+            error = errors[entry.label]
+            texts["product error %"] = "–" if error is None else f"{100 * error:.2f}"
         rows.append((entry.label, texts))
-    header += ["product error %"] if averaged else []
-    return plain_table("trained and sent, in % of full fine-tuning; measured messages", header, rows)
+    return plain_table("trained and sent, in % of full fine-tuning; measured messages", rows)
 
 
 def _percent(value: float | None) -> str:
@@ -255,30 +249,38 @@ def _percent(value: float | None) -> str:
 def runs_table(results: Results) -> ResultTable:
     """Make the table of all runs."""
     rows = []
-    for entry in results.entries:
-        for run in entry.runs:
-            summary = run.summary
-            texts = [run.folder.name, str(run.seed), average_text(summary), str(summary["best_round"])]
-            texts += [str(summary.get("rounds", "–")), f"{summary['seconds']:.0f}"]
-            speed = summary.get("samples_per_second")  # None: silos on machines of their own did not share their rows
-            texts += ["–" if speed is None else f"{speed:.1f}", str(summary.get("state_sha256", "–"))[:12]]
-            rows.append((entry.label, texts))
-    header = ["folder", "seed", "average", "best round", "rounds", "seconds", "rows/s", "state sha256"]
-    return plain_table("every run; rows/s are those of local training", header, rows)
+    for entry, run in _labeled_runs(results):
+        summary = run.summary
+        speed = summary.get("samples_per_second")  # None: silos on machines of their own did not share their rows
+        texts = {
+            "folder": run.folder.name,
+            "seed": str(run.seed),
+            "average": average_text(summary),
+            "best round": str(summary["best_round"]),
+            "rounds": str(summary.get("rounds", "–")),
+            "seconds": f"{summary['seconds']:.0f}",
+            "rows/s": "–" if speed is None else f"{speed:.1f}",
+            "state sha256": str(summary.get("state_sha256", "–"))[:12],
+        }
+        rows.append((entry.label, texts))
+    return plain_table("every run; rows/s are those of local training", rows)
+
+
+def _labeled_runs(results: Results) -> list[tuple[ReportEntry, FinishedRun]]:
+    return [(entry, run) for entry in results.entries for run in entry.runs]
 
 
 def privacy_table(results: Results) -> ResultTable | None:
     """Make the table of the guarantee of every run with noise; None without any."""
     rows = []
-    for entry in results.entries:
-        for run in entry.runs:
-            if found := run.summary.get("privacy"):
-                spent = [found[key] for key in ("epsilon_round", "epsilon_total")]
-                epsilons = ["–" if epsilon is None else f"{epsilon:.4g}" for epsilon in spent]
-                texts = [run.folder.name, str(found["mechanism"]), *epsilons]
-                rows.append((entry.label, [*texts, f"{found['delta']:g}", str(found["participations"])]))
-    header = ["folder", "mechanism", "ε a round", "ε in total", "δ", "participations"]
-    return plain_table("differential privacy of every noised run", header, rows) if rows else None
+    for entry, run in _labeled_runs(results):
+        if guarantee := run.summary.get("privacy"):
+            texts = {"folder": run.folder.name, "mechanism": str(guarantee["mechanism"])}
+            for title, key in (("ε a round", "epsilon_round"), ("ε in total", "epsilon_total")):
+                texts[title] = "–" if guarantee[key] is None else f"{guarantee[key]:.4g}"
+            texts |= {"δ": f"{guarantee['delta']:g}", "participations": str(guarantee["participations"])}
+            rows.append((entry.label, texts))
+    return plain_table("differential privacy of every noised run", rows) if rows else None
 
 
 def rows_table(results: Results) -> ResultTable | None:
@@ -286,22 +288,25 @@ def rows_table(results: Results) -> ResultTable | None:
     if len(results.silos) > _MOST_ROWS:
         return None
     known = {name: run for run in reversed(results.runs) for name in run.summary["silos"]}
-    found = {(name, key): baseline_of(known[name].summary, name, key) for name in results.silos for key in TITLES}
-    scored = {key for (_, key), score in found.items() if score is not None}
-    baselines = [key for key in TITLES if key not in WHERE_FOUND or key in scored]
+    scores = {(name, key): baseline_of(known[name].summary, name, key) for name in results.silos for key in TITLES}
+    scored = {key for (_, key), score in scores.items() if score is not None}
     rows = []
     for name in results.silos:
         run = known[name]
         task = (run.summary.get("tasks") or {}).get(name, {})
         counts = run.summary["silos"][name].get("rows") or {}
-        texts = [str(task.get("name", "–")), silo_metric(run.summary, name)]
-        texts += [f"{counts[split]:,}" if split in counts else "–" for split in ("train", "validation", "test")]
+        texts = {"task": str(task.get("name", "–")), "metric": silo_metric(run.summary, name)}
+        for split in ("train", "validation", "test"):
+            texts[split] = f"{counts[split]:,}" if split in counts else "–"
         numbers = task.get("kind") == "regression"
-        texts.append("numbers" if numbers else _classes(task.get("labels") or [], _details(run).get(name, {})))
-        rows.append((name, [*texts, *(score_text(found[name, key]) for key in baselines)]))
-    header = ["task", "metric", "train", "validation", "test", "classes (test rows)", *(TITLES[b] for b in baselines)]
+        classes = "numbers" if numbers else _classes(task.get("labels") or [], _details(run).get(name, {}))
+        texts["classes (test rows)"] = classes
+        for key, title in TITLES.items():
+            if key not in WHERE_FOUND or key in scored:
+                texts[title] = score_text(scores[name, key])
+        rows.append((name, texts))
     title = "rows of every silo, and its baselines (%), with the first seed"
-    return plain_table(title, header, rows, "silo", results.silos)
+    return plain_table(title, rows, "silo", results.silos)
 
 
 def _classes(labels: Sequence[str], details: Mapping[str, Any]) -> str:
@@ -314,66 +319,55 @@ def _classes(labels: Sequence[str], details: Mapping[str, Any]) -> str:
 
 def metrics_table(run: FinishedRun) -> ResultTable | None:
     """Make the table of all metrics per silo with the interval of its score; None without `scores.json`."""
-    found = _details(run)
-    if not found:
+    by_silo = _details(run)
+    if not by_silo:
         return None
-    names = [name for name in (*_METRICS, *_WRITTEN) if any(name in details["metrics"] for details in found.values())]
+    names = [name for name in (*_METRICS, *_WRITTEN) if any(name in details["metrics"] for details in by_silo.values())]
     rows = []
-    for label, details in found.items():
-        texts = [metric_title(details["metric"], details.get("positive", "")), score_text(details["score"])]
-        texts.append(interval_text(details["intervals"].get(details["metric"])) or "–")
-        rows.append((label, [*texts, *(score_text(details["metrics"].get(name)) for name in names)]))
-    header = ["metric", "score", "95 % interval", *map(metric_title, names)]
-    return plain_table(f"test rows in all metrics, seed {run.seed}", header, rows, "silo", list(found))
+    for silo, details in by_silo.items():
+        texts = {
+            "metric": metric_title(details["metric"], details.get("positive", "")),
+            "score": score_text(details["score"]),
+            "95 % interval": interval_text(details["intervals"].get(details["metric"])) or "–",
+        }
+        rows.append((silo, texts | {metric_title(name): score_text(details["metrics"].get(name)) for name in names}))
+    return plain_table(f"test rows in all metrics, seed {run.seed}", rows, "silo", list(by_silo))
 
 
 def classes_table(results: Results) -> ResultTable | None:
     """Make the table of F1 per silo, label and method, mean over seeds; None without labels."""
     import pandas
 
-    found = [
-        (f"{silo}: {label}", silo, entry.label, counts["rows"], counts["f1"])
-        for entry in results.entries
-        for run in entry.runs
+    scores = [
+        (silo, label, entry.label, counts["rows"], counts["f1"])
+        for entry, run in _labeled_runs(results)
         for silo, details in _details(run).items()
         for label, counts in (details.get("per_class") or {}).items()
     ]
-    frame = pandas.DataFrame(found, columns=["row", "silo", "method", "rows", "f1"])
-    rows = []
-    for label, of_label in frame.groupby("row", sort=False):
+    frame = pandas.DataFrame(scores, columns=["silo", "label", "method", "rows", "f1"])
+    rows, silos = [], []
+    for (silo, label), of_label in frame.groupby(["silo", "label"], sort=False):
         least, most = of_label["rows"].min(), of_label["rows"].max()
-        by_method = of_label.groupby("method")["f1"].agg(statistics.fmean)
-        scores = [score_text(by_method.get(entry.label)) for entry in results.entries]
-        rows.append((str(label), [f"{least:,}" if least == most else f"{least:,} to {most:,}", *scores]))
-    header = ["test rows", *(entry.label for entry in results.entries)]
-    silos = list(frame.drop_duplicates("row")["silo"])
-    return plain_table("F1 per label (%), mean over seeds", header, rows, "silo and label", silos) if rows else None
+        means = of_label.groupby("method")["f1"].agg(statistics.fmean)
+        texts = {"test rows": f"{least:,}" if least == most else f"{least:,} to {most:,}"}
+        texts |= {entry.label: score_text(means.get(entry.label)) for entry in results.entries}
+        rows.append((f"{silo}: {label}", texts))
+        silos.append(str(silo))
+    return plain_table("F1 per label (%), mean over seeds", rows, "silo and label", silos) if rows else None
 
 
-@dataclass(frozen=True)
-class Confusion:
-    """How one entry's first run answers a silo's test rows.
+def confusions(results: Results) -> list[tuple[str, str, list[str], Sequence[Sequence[int]]]]:
+    """Return silo, entry, labels and confusion matrix of every entry's first run; none of tasks with many labels.
 
-    Each true label has a row: per predicted label the number of test rows, and their share of that row.
+    A matrix has a row for each true label: its test rows by predicted label.
     """
-
-    silo: str
-    entry: str
-    labels: Sequence[str]
-    rows: Sequence[Sequence[tuple[int, float]]]
-
-
-def confusions(results: Results) -> list[Confusion]:
-    """Return the confusion matrices of every entry's first run, silo by silo; none of tasks with many labels."""
-    found = []
     details = [(entry.label, _details(entry.first)) for entry in results.entries]
-    for silo in dict.fromkeys(name for _, of_entry in details for name in of_entry):
-        for label, of_entry in details:
-            matrix = of_entry.get(silo, {}).get("confusion")
-            if matrix and len(matrix) <= _MOST_CLASSES:
-                shares = [[(number, number / max(1, sum(row))) for number in row] for row in matrix]
-                found.append(Confusion(silo, label, list(of_entry[silo]["per_class"]), shares))
-    return found
+    return [
+        (silo, label, list(by_silo[silo]["per_class"]), matrix)
+        for silo in dict.fromkeys(name for _, by_silo in details for name in by_silo)
+        for label, by_silo in details
+        if (matrix := by_silo.get(silo, {}).get("confusion")) and len(matrix) <= _MOST_CLASSES
+    ]
 
 
 def _details(run: FinishedRun) -> dict[str, Mapping[str, Any]]:
