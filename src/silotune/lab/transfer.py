@@ -1,30 +1,23 @@
-"""Score runs' tuned parts on each other's tasks, from Python or the command line: a matrix, a table and heatmaps."""
+"""Score runs' tuned parts on each other's tasks, from Python or the command line: matrices, tables and heatmaps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from silotune.core.files import make_folder
-from silotune.core.notebook import COLORS, html_table
-from silotune.core.numeric import mean_ignoring_none
+import numpy as np
+
+from silotune.core.files import make_folder, write_text
 from silotune.errors import InputError, require_unused
 from silotune.lab.report.drawing import INK, heatmap
-from silotune.lab.transfer_models import (
-    TransferModel,
-    TransferScore,
-    WhoseHead,
-    alpha_of,
-    describe_differences,
-    exchange,
-    open_models,
-)
+from silotune.lab.report.table_files import as_html, as_latex
+from silotune.lab.report.tables import ResultTable, plain_table
+from silotune.lab.transfer_models import TransferModel, WhoseHead, alpha_of, exchange, open_models
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.axes import Axes
 
     from silotune.runs.run_result import Run
 
@@ -39,11 +32,6 @@ TASK_TYPES: Mapping[str, str] = {
 """The types of GLUE's tasks, as in the paper's Table 1 (CoLA is not among its six)."""
 
 OTHER = "other"
-
-_TYPE_COLORS = {SENTIMENT: "#2563c9", INFERENCE: "#1f8a4c", PARAPHRASE: "#c8323c", OTHER: "#5a6673"}
-"""Colors of task types as in the paper's figures (blue, green, red)."""
-
-MATRIX_TITLE = "absolute (% of the target's own score)"
 
 _CELL = 0.62  # inches
 
@@ -60,7 +48,7 @@ def transfer(
 
     Args:
         runs: finished runs or their folders, one per task (and method, tuner, seed).
-        out: a new or empty folder for `transfer.csv` and `transfer.png`.
+        out: a new or empty folder for `transfer.csv`, `transfer.tex` and `transfer.png`.
         head: whose head reads the labels: the `target`'s, or the `source`'s where the numbers of labels agree.
         types: task → type, beside those of GLUE's tasks.
         status: called with every step in words.
@@ -69,175 +57,195 @@ def transfer(
 
     folder = Path(out)
     require_unused(folder, "--out")
+    folders = [Path(run) if isinstance(run, (str, Path)) else run.folder for run in runs]
     if head not in get_args(WhoseHead):
         raise InputError(f"transfer.head: must be target or source (got {head!r})")
-    folders = [Path(run) if isinstance(run, (str, Path)) else run.folder for run in runs]
     if len(folders) < 2:
         raise InputError(f"transfer: at least 2 finished runs are needed (got {len(folders)})")
     kinds = {**TASK_TYPES, **types}
-    notes: list[str] = []
-    rows: list[dict[str, Any]] = []
-    matrices = []
-    for label, models in open_models(folders, head, lambda name: status(f"opened {name}")).items():
-        scores = []
-        for cell in exchange(models, head):
-            status(f"{label}: {cell.source} on {cell.target}")
-            scores.append(cell)
-        if not any(cell.source != cell.target for cell in scores):
-            raise InputError(
-                f"transfer.head=source: {label} has no two tasks with equally many labels; allowed: target"
-            )
-        notes += [*_differing(models, scores), *filter(None, [describe_differences(label, models)])]
-        matrices.append(matrix(label, scores, kinds))
-        rows += _rows(label, models, scores, kinds)
+    groups = open_models(folders, head, lambda name: status(f"opened {name}"))
+    frames = {label: score_frame(label, models, head, kinds, status) for label, models in groups.items()}
+    matrices = tuple(matrix(label, frame, kinds) for label, frame in frames.items())
     make_folder(folder, f"--out {folder}")
-    files = (folder / "transfer.csv", folder / "transfer.png")
-    pandas.DataFrame(rows).to_csv(files[0], index=False, lineterminator="\r\n")
-    draw_matrices(matrices, files[1])
-    return TransferResult(folder, tuple(matrices), tuple(notes), files)
+    files = tuple(folder / f"transfer.{kind}" for kind in ("csv", "tex", "png"))
+    pandas.concat(frames.values()).to_csv(files[0], index=False, float_format="%.6f", lineterminator="\r\n")
+    tables = [*(one.table() for one in matrices), summary_table(matrices)]
+    write_text(files[1], "\n".join(f"% {table.title}\n{as_latex(table)}" for table in tables))
+    draw_matrices(matrices, files[2])
+    notes = [note for label, models in groups.items() for note in _notes(label, models, frames[label])]
+    return TransferResult(folder, matrices, tuple(notes), files)
 
 
-def _differing(models: Sequence[TransferModel], cells: Sequence[TransferScore]) -> list[str]:
-    """Note scores that differ from the summary: another machine or precision may change a few predictions."""
-    notes = []
-    for model in models:
-        own_score = next(c.absolute for c in cells if c.source == c.target == model.task.name and c.seed == model.seed)
-        if abs(own_score - model.reported) > 1e-6:
-            notes.append(f"note: {model.name} scores {own_score:.2f} here, its summary says {model.reported:.2f}")
-    return notes
+def score_frame(
+    label: str,
+    models: Sequence[TransferModel],
+    head: WhoseHead = "target",
+    types: Mapping[str, str] = TASK_TYPES,
+    status: Callable[[str], None] = lambda _: None,
+) -> pandas.DataFrame:
+    """Return the rows of `transfer.csv` of one method and tuner: one for every source, target and seed.
 
+    Scores are in percent; `relative` is of the target's own score, and NaN if that is 0.
+    """
+    import pandas
 
-def _rows(
-    label: str, models: Sequence[TransferModel], scores: Sequence[TransferScore], types: Mapping[str, str]
-) -> list[dict[str, Any]]:
-    """Return the rows of `transfer.csv` of one method and tuner: one for every source, target and seed."""
-    known = {(model.task.name, model.seed): model for model in models}
     rows = []
-    for cell in sorted(scores, key=lambda cell: (cell.source, cell.target, cell.seed)):
-        ends = {end: known[getattr(cell, end), cell.seed] for end in ("source", "target")}
-        target = ends["target"]
-        row: dict[str, Any] = {"source": cell.source, "target": cell.target, "metric": cell.metric}
-        row |= {"absolute": _six(cell.absolute), "relative": _six(cell.relative)}
-        row |= {"method": target.config.method.name, "tuner": target.config.tuner.name, "setting": label}
-        row |= {"seed": cell.seed, "majority": _six(target.majority)}
+    for source, target, absolute in exchange(models, head):
+        status(f"{label}: {source.task.name} on {target.task.name}")
+        row: dict[str, Any] = {"source": source.task.name, "target": target.task.name, "metric": target.task.metric}
+        row |= {"absolute": absolute, "relative": float("nan"), "method": target.config.method.name}
+        row |= {"tuner": target.config.tuner.name, "setting": label, "seed": target.seed}
+        row |= {"majority": target.majority()}
+        ends = {"source": source, "target": target}
         row |= {f"{end}_type": types.get(model.task.name, OTHER) for end, model in ends.items()}
         row |= {f"{end}_lr": f"{model.config.train.lr:g}" for end, model in ends.items()}
-        alphas = {end: alpha_of(model.config) for end, model in ends.items()}
-        rows.append(row | {f"{end}_alpha": "" if alpha is None else f"{alpha:g}" for end, alpha in alphas.items()})
-    return rows
+        rows.append(row | {f"{end}_alpha": _alpha_text(model) for end, model in ends.items()})
+    frame = pandas.DataFrame(rows).sort_values(["source", "target", "seed"]).astype({"majority": float})
+    own = frame["absolute"].where((frame["source"] == frame["target"]) & (frame["absolute"] != 0))
+    frame["relative"] = 100 * frame["absolute"] / own.groupby([frame["target"], frame["seed"]]).transform("max")
+    return frame
 
 
-def _six(value: float | None) -> str:
-    return "" if value is None else f"{value:.6f}"
+def _alpha_text(model: TransferModel) -> str:
+    alpha = alpha_of(model.config)
+    return "" if alpha is None else f"{alpha:g}"
 
 
-@dataclass(frozen=True)
+def _notes(label: str, models: Sequence[TransferModel], frame: pandas.DataFrame) -> Iterator[str]:
+    """Note scores that differ from the summary, as on another machine, and the rates and skews of unlike runs."""
+    own = frame[frame["source"] == frame["target"]].set_index(["target", "seed"])["absolute"]
+    for model in models:
+        now, then = own[model.task.name, model.seed], float(model.run.summary["average"])
+        if abs(now - then) > 1e-6:
+            yield f"note: {model.run.folder} scores {now:.2f} here, its summary says {then:.2f}"
+    differing = []
+    for key, column in (("train.lr", "target_lr"), ("partition.alpha", "target_alpha")):
+        if frame[column].nunique() > 1:
+            values = frame.groupby("target")[column].unique()
+            texts = (f"{task} {'/'.join(value or 'none' for value in of_task)}" for task, of_task in values.items())
+            differing.append(f"{key} ({', '.join(texts)})")
+    if differing:
+        yield f"{label}: the runs differ in {' and '.join(differing)}"
+
+
+@dataclass(frozen=True, eq=False)
 class Matrix:
-    """The scores of one method by (source, target), as means over seeds; `relative` to the target's own score.
+    """The scores of one method, as means over seeds; `relative` to the target's own score.
 
-    Scores are in percent, and pairs without one are absent. Tasks are grouped by type.
+    Scores are in percent, with a row for each source and a column for each target; NaN where there is none. `types`
+    has the type of each task, by which the tasks are ordered.
     """
 
     label: str
-    tasks: tuple[str, ...]
-    types: tuple[str, ...]
-    absolute: Mapping[tuple[str, str], float]
-    relative: Mapping[tuple[str, str], float]
+    types: Mapping[str, str]
+    absolute: pandas.DataFrame
+    relative: pandas.DataFrame
     seeds: int
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks, in the order of rows and columns."""
+        return tuple(self.types)
 
     def mean(self, alike: bool | None = None) -> float | None:
         """Return the mean relative score between tasks of the same type, of different types, or (None) of any.
 
         Pairs with a task of unknown type (`OTHER`) count only among any.
         """
-        types = dict(zip(self.tasks, self.types, strict=True))
-
-        def counts(source: str, target: str) -> bool:
-            kinds = types[source], types[target]
-            return alike is None or (OTHER not in kinds and alike == (kinds[0] == kinds[1]))
-
-        return mean_ignoring_none(value for (s, t), value in self.relative.items() if s != t and counts(s, t))
+        kinds = np.array(list(self.types.values()))
+        counted = ~np.eye(len(kinds), dtype=bool)
+        if alike is not None:
+            known = kinds != OTHER
+            counted &= np.logical_and.outer(known, known) & (np.equal.outer(kinds, kinds) == alike)
+        return _mean(self.relative.where(counted))
 
     def asymmetry(self) -> float | None:
         """Return the mean of |A on B − B on A| over pairs of tasks, in points of relative score."""
-        scores = self.relative
-        gaps = [abs(value - scores[t, s]) for (s, t), value in scores.items() if s < t and (t, s) in scores]
-        return mean_ignoring_none(gaps)
+        gaps = (self.relative - self.relative.T).abs()
+        return _mean(gaps.where(~np.eye(len(gaps), dtype=bool)))
 
-    def texts(self) -> list[list[str]]:
-        """Return the matrix as texts: a row for each source, which begins with its name."""
-        shares = {pair: f"{value:.0f}" for pair, value in self.relative.items()}
-        cells = {pair: f"{value:.1f} ({shares.get(pair, '–')})" for pair, value in self.absolute.items()}
-        return [[source, *(cells.get((source, target), "–") for target in self.tasks)] for source in self.tasks]
+    def table(self) -> ResultTable:
+        """Make the table: absolute scores with relative ones in parentheses."""
+        rows = [
+            (
+                source,
+                {
+                    target: _cell(self.absolute.at[source, target], self.relative.at[source, target])
+                    for target in self.tasks
+                },
+            )
+            for source in self.tasks
+        ]
+        return plain_table(f"{self.label}: absolute (% of the target's own score)", rows, "source ↓ target →")
 
 
-def matrix(label: str, scores: Sequence[TransferScore], types: Mapping[str, str] = TASK_TYPES) -> Matrix:
+def _cell(absolute: float, relative: float) -> str:
+    return "–" if np.isnan(absolute) else f"{absolute:.1f} ({'–' if np.isnan(relative) else f'{relative:.0f}'})"
+
+
+def _mean(values: pandas.DataFrame) -> float | None:
+    mean = float(values.stack().mean())
+    return None if np.isnan(mean) else mean
+
+
+def matrix(label: str, scores: pandas.DataFrame, types: Mapping[str, str] = TASK_TYPES) -> Matrix:
     """Make the matrix of one method's scores; tasks are in the order of `types`, unknown tasks last."""
-    import pandas
-
-    names = list(dict.fromkeys(one.target for one in scores))
-    kinds = {name: types.get(name, OTHER) for name in names}
+    kinds = {name: types.get(name, OTHER) for name in scores["target"].unique()}
     order, known = list(dict.fromkeys([*types.values(), OTHER])), list(types)
-    tasks = sorted(names, key=lambda name: (order.index(kinds[name]), known.index(name) if name in known else 0))
-    frame = pandas.DataFrame(scores).astype({"relative": float})
-    frame = frame.groupby(["source", "target"])[["absolute", "relative"]].mean()
-    absolute, relative = (frame[name].dropna().to_dict() for name in ("absolute", "relative"))
-    seeds = len({one.seed for one in scores})
-    return Matrix(label, tuple(tasks), tuple(kinds[name] for name in tasks), absolute, relative, seeds)
+    tasks = sorted(kinds, key=lambda name: (order.index(kinds[name]), known.index(name) if name in known else 0))
+    absolute, relative = (
+        scores.pivot_table(values, "source", "target", dropna=False).reindex(tasks, columns=tasks)
+        for values in ("absolute", "relative")
+    )
+    return Matrix(label, {name: kinds[name] for name in tasks}, absolute, relative, scores["seed"].nunique())
+
+
+def summary_table(matrices: Sequence[Matrix]) -> ResultTable:
+    """Make the table of mean relative scores between tasks."""
+    rows = []
+    for one in matrices:
+        means = {"all": one.mean(), "same type": one.mean(alike=True), "other type": one.mean(alike=False)}
+        means["|A on B − B on A|"] = one.asymmetry()
+        rows.append((one.label, {name: "–" if value is None else f"{value:.1f}" for name, value in means.items()}))
+    return plain_table("relative score between two tasks, mean (%)", rows, "")
 
 
 def draw_matrices(matrices: Sequence[Matrix], path: Path) -> Path:
-    """Draw one row of heatmaps per matrix, relative and absolute scores, into a PNG file.
+    """Draw one row of heatmaps per matrix, relative and absolute scores, into a PNG file; lines lie between types.
 
     Relative scores share one scale centered at 100 (white: as good as the target's own model), absolute scores another.
-    Task names have the color of their type.
     """
     from matplotlib.colors import Normalize, TwoSlopeNorm
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
     side = _CELL * max(len(one.tasks) for one in matrices)
     names = 0.09 * max(len(task) for one in matrices for task in one.tasks)
-    size = (2 * (side + names + 1.9), len(matrices) * (side + names + 1.0) + 0.5)
+    size = (2 * (side + names + 1.9), len(matrices) * (side + names + 1.0))
     figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(len(matrices), 2, squeeze=False)
-    reach = max([10.0, *(abs(value - 100) for one in matrices for value in one.relative.values())])
-    absolute = [value for one in matrices for value in one.absolute.values()]
-    scales = (
-        ("relative", "% of the target's own score", "BrBG", TwoSlopeNorm(100, 100 - reach, 100 + reach)),
-        ("absolute", "score (%)", "Purples", Normalize(min(absolute), max(max(absolute), min(absolute) + 1))),
-    )
-    kinds = dict.fromkeys(kind for one in matrices for kind in one.types)
-    unnamed = [kind for kind in kinds if kind not in _TYPE_COLORS]
-    more = {kind: COLORS[(4 + number) % len(COLORS)] for number, kind in enumerate(unnamed)}
-    colors = {kind: (_TYPE_COLORS | more)[kind] for kind in kinds}
-    for line, one in zip(panels, matrices, strict=True):
+    reach = max([10.0, *(float(np.nanmax(abs(one.relative - 100).to_numpy(), initial=0)) for one in matrices)])
+    low, high = (limit([limit(one.absolute) for one in matrices]) for limit in (np.nanmin, np.nanmax))
+    scales: dict[str, dict[str, Any]] = {
+        "relative": {"cmap": "BrBG", "norm": TwoSlopeNorm(100, 100 - reach, 100 + reach)},
+        "absolute": {"cmap": "Purples", "norm": Normalize(low, max(high, low + 1))},
+    }
+    for line, one in zip(figure.subplots(len(matrices), 2, squeeze=False), matrices, strict=True):
         seeds = f" (mean of {one.seeds} seeds)" if one.seeds > 1 else ""
-        for panel, (values, quantity, color_map, norm) in zip(line, scales, strict=True):
-            _draw_matrix(panel, one, getattr(one, values), colors, cmap=color_map, norm=norm)
-            panel.set_title(f"{one.label}{seeds}: {quantity}", fontsize=9, color=INK, loc="left")
-            figure.colorbar(panel.images[0], ax=panel, shrink=0.85).ax.tick_params(labelsize=7)
-    handles = [Line2D([], [], marker="s", linestyle="none", color=color, label=kind) for kind, color in colors.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False, fontsize=8)
+        for axes, (name, unit) in zip(
+            line, (("relative", "% of the target's own score"), ("absolute", "score (%)")), strict=True
+        ):
+            table = getattr(one, name).to_numpy()
+            image = heatmap(axes, table, one.tasks, one.tasks, _shown, bold_diagonal=True, **scales[name])
+            axes.tick_params(axis="x", rotation=45)
+            axes.set(xlabel="target", ylabel="source")
+            axes.set_title(f"{one.label}{seeds}: {unit}", fontsize=9, loc="left")
+            figure.colorbar(image, ax=axes, shrink=0.85)
+            kinds = list(one.types.values())
+            for position in range(1, len(kinds)):
+                if kinds[position] != kinds[position - 1]:
+                    axes.axhline(position - 0.5, color=INK, linewidth=1)
+                    axes.axvline(position - 0.5, color=INK, linewidth=1)
     figure.savefig(path, dpi=150)
     return path
-
-
-def _draw_matrix(
-    panel: Axes, one: Matrix, values: Mapping[tuple[str, str], float], colors: Mapping[str, str], **style: Any
-) -> None:
-    tasks = one.tasks
-    table = [[values.get((source, target), float("nan")) for target in tasks] for source in tasks]
-    heatmap(panel, table, tasks, tasks, _shown, bold_diagonal=True, **style)
-    for axis, rotation in ((panel.xaxis, 45), (panel.yaxis, 0)):
-        for tick, kind in zip(axis.get_ticklabels(), one.types, strict=True):
-            tick.set(color=colors[kind], fontweight="bold", fontsize=8, rotation=rotation)
-    for position in range(1, len(tasks)):  # lines between types
-        if one.types[position] != one.types[position - 1]:
-            panel.axhline(position - 0.5, color=INK, linewidth=1)
-            panel.axvline(position - 0.5, color=INK, linewidth=1)
-    panel.set_xlabel("target", fontsize=8)
-    panel.set_ylabel("source", fontsize=8)
 
 
 def _shown(value: float) -> str:
@@ -252,13 +260,13 @@ class TransferResult:
         folder: the folder of the files.
         matrices: one for each method and tuner.
         notes: what differs between the runs, or between their scores now and then.
-        files: `transfer.csv` and `transfer.png`.
+        files: `transfer.csv`, `transfer.tex` and `transfer.png`.
     """
 
     folder: Path
     matrices: tuple[Matrix, ...]
     notes: tuple[str, ...]
-    files: tuple[Path, Path]
+    files: tuple[Path, ...]
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return `transfer.csv`: a row for every source, target and seed."""
@@ -267,18 +275,8 @@ class TransferResult:
         return pandas.read_csv(self.files[0])
 
     def __repr__(self) -> str:
-        lines = [
-            f"{one.label}: {_percent(one.mean())} between two tasks, {_percent(one.mean(alike=True))} of the same type"
-            for one in self.matrices
-        ]
-        return "\n".join([f"TransferResult({str(self.folder)!r}): mean relative score", *lines])
+        table = summary_table(self.matrices)
+        return f"TransferResult({str(self.folder)!r}): {table.title}\n{table.frame().to_string(index=False)}"
 
     def _repr_html_(self) -> str:
-        return "".join(
-            html_table(f"{one.label}: {MATRIX_TITLE}", ["source ↓ target →", *one.tasks], one.texts())
-            for one in self.matrices
-        )
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f} %"
+        return "".join(as_html(one.table()) for one in self.matrices)

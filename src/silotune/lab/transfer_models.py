@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import permutations
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 from silotune.config import Config
 from silotune.core.numeric import mean_ignoring_none
@@ -33,7 +33,6 @@ from silotune.runs.build.model import BackboneRequirements
 from silotune.runs.build.resolve import make_method, read_config
 from silotune.runs.run_result import Run, load_run
 from silotune.runs.storage.readers import read_summary
-from silotune.training.federation import Federation
 
 WhoseHead = Literal["target", "source"]
 
@@ -43,39 +42,39 @@ Groups = dict[str, list["TransferModel"]]
 
 @dataclass(frozen=True)
 class TransferModel:
-    """A finished run that has one model for one task.
+    """A finished run that has one model for one task: its parts at the best round, and sets of test rows.
 
-    `name` stands in messages, `state` has the parts at the best round, `reported` is the test score in the run's
-    summary. A score is the mean over the sets of test rows, `tests`.
+    A score is the mean over the sets, in percent.
     """
 
-    name: str
-    federation: Federation
+    run: Run
     task: Task
-    seed: int
     state: State
     tests: tuple[TokenizedRows, ...]
-    reported: float
-
-    @property
-    def tuned(self) -> tuple[str, ...]:
-        """Names of the parts that its prediction mixes."""
-        return tuple(parts_in(self.federation.context.method.prediction().mix))
-
-    def judge(self, state: State) -> float:
-        """Return the score of a state on the model's test rows, in percent."""
-        average = mean_ignoring_none(score(self.federation.context, state, rows) for rows in self.tests)
-        assert average is not None, "a run without test rows has no score to be compared with"
-        return average
 
     @property
     def config(self) -> Config:
         """The run's configuration."""
-        return self.federation.config
+        return self.run.federation.config
 
-    @cached_property
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return int(self.run.summary["seed"])
+
+    @property
+    def tuned(self) -> tuple[str, ...]:
+        """Names of the parts that its prediction mixes."""
+        return tuple(parts_in(self.run.federation.context.method.prediction().mix))
+
+    def judge(self, state: State) -> float:
+        """Return the score of a state on the model's test rows."""
+        average = mean_ignoring_none(score(self.run.federation.context, state, rows) for rows in self.tests)
+        assert average is not None, "a run without test rows has no score to be compared with"
+        return average
+
     def majority(self) -> float | None:
-        """The score of the best constant answer to its test rows; None without labels, or by loss."""
+        """Return the score of the best constant answer to its test rows; None without labels, or by loss."""
         if not self.task.labeled or self.task.metric in LOSS_METRICS:
             return None
         return mean_ignoring_none(constant_score(self.task, rows.labels) for rows in self.tests)
@@ -88,75 +87,67 @@ def open_models(
 
     If a task and seed would then occur twice, the learning rate and the partition's alpha distinguish groups, too.
     """
-    for folder in folders:
-        if read_summary(folder).get("engine") == "flower":
-            raise InputError(
-                f"{folder}: of a federation over machines, whose rows stay there; transfer needs them here"
-            )
     backbones: dict[BackboneRequirements, Backbone] = {}
     models: list[TransferModel] = []
     for folder in folders:
+        if read_summary(folder).get("engine") == "flower":
+            _refuse(folder, "its test rows are on other machines")
         config = read_config(str(folder / "config.yaml"))
         requirements = BackboneRequirements.of(config, make_method(config))
         run = load_run(folder, backbones.get(requirements))
         backbones[requirements] = run.federation.backbone
         models.append(_model(run))
-        first, backbone = models[0].federation.backbone, run.federation.backbone
-        if backbone.fingerprint != first.fingerprint:
-            raise InputError(
-                f"{folder}: was made with another backbone ({backbone.name}) than {folders[0]} ({first.name}); "
-                "transfer takes runs over one backbone"
-            )
         opened(str(folder))
     groups = _group(models)
     for label, group in groups.items():
-        _check_group(label, group, head)
+        _check_grid(label, group)
+        for model in group[1:]:
+            _check_alike(group[0], model, head)
+        if not any(_readable(*pair, head) for pair in permutations(group, 2)):
+            raise InputError(
+                f"transfer.head=source: {label} has no two tasks that one head reads (equally many labels, and not the "
+                "backbone's own vocabulary); allowed: target"
+            )
     return groups
 
 
+def _refuse(folder: Path, reason: str) -> NoReturn:
+    raise InputError(
+        f"{folder}: {reason}; transfer takes runs with one task, one model for it (e.g. method=fedavg "
+        "head.scope=shared) and its test rows here"
+    )
+
+
 def _model(run: Run) -> TransferModel:
-    """Return the run's only model, with its test rows."""
-    federation, folder = run.federation, str(run.folder)
-    tasks = sorted({task.name for task in federation.tasks.values()})
+    """Return the run's only model, with its test rows; rows shared by silos are there once."""
+    federation, context = run.federation, run.federation.context
+    tasks, prediction = {task.name: task for task in federation.tasks.values()}, context.method.prediction()
     if len(tasks) > 1:
-        raise InputError(f"{folder}: holds {len(tasks)} tasks ({', '.join(tasks)}); transfer takes one run per task")
-    parts, prediction = federation.context.parts, federation.context.method.prediction()
-    private = [
-        name
-        for name in (*parts_in(prediction.mix), *heads_of(prediction.head))
-        if parts[name].scope is Scope.PRIVATE and getattr(parts[name].module, "has_tensors", True)
-    ]
+        _refuse(run.folder, f"holds {len(tasks)} tasks ({', '.join(sorted(tasks))})")
+    parts = {name: context.parts[name] for name in (*parts_in(prediction.mix), *heads_of(prediction.head))}
+    private = [name for name, part in parts.items() if part.scope is Scope.PRIVATE and _has_tensors(part.module)]
     if private and len(federation.silos) > 1:
-        raise InputError(
-            f"{folder}: each of its {len(federation.silos)} silos predicts with its own {' and '.join(private)}; "
-            "transfer takes runs with one model, e.g. method=fedavg head.scope=shared, fedfame or centralised"
-        )
+        _refuse(run.folder, f"each of its {len(federation.silos)} silos predicts with its own {' and '.join(private)}")
     if run.summary["average"] is None:
-        raise InputError(f"{folder}: its summary has no test score to compare with")
-    state = current_model_state(federation, next(iter(federation.silos.values())))
-    task = next(iter(federation.tasks.values()))
-    seed, reported = int(run.summary["seed"]), float(run.summary["average"])
-    return TransferModel(folder, federation, task, seed, state, _test_rows(run), reported)
-
-
-def _test_rows(run: Run) -> tuple[TokenizedRows, ...]:
-    """Read the test rows of the run's data again; rows shared by silos are returned once."""
-    config = run.federation.config
+        _refuse(run.folder, "its summary has no test score")
     try:
-        silos = load_silos(config)
+        silos = load_silos(federation.config)
     except InputError as error:
         raise InputError(f"{run.folder}: {error}") from error
-    rows_now = {silo.name: len(silo.splits.test) for silo in silos}
-    rows_then = {name: silo["rows"]["test"] for name, silo in run.silos.items()}
-    for name in sorted({*rows_now, *rows_then}):
-        if rows_then.get(name) != rows_now.get(name):
-            raise InputError(
-                f"{run.folder}: its data has changed (silo {name!r}: {rows_now.get(name, 'no')} test rows now, "
-                f"{rows_then.get(name, 'none')} when it ran)"
-            )
-    training = run.federation.context
-    tokenize = training.method.setting.head.row_tokenizer(training.backbone, config.train.max_length)
-    return tuple(tokenize(silo.task, silo.splits.test) for silo in {id(s.splits.test): s for s in silos}.values())
+    now = {silo.name: len(silo.splits.test) for silo in silos}
+    then = {name: silo["rows"]["test"] for name, silo in run.silos.items()}
+    for name in sorted(now.keys() | then):
+        if now.get(name) != then.get(name):
+            numbers = f"{now.get(name, 'no')} test rows now, {then.get(name, 'none')} when it ran"
+            _refuse(run.folder, f"its data has changed (silo {name!r}: {numbers})")
+    tokenize = context.method.setting.head.row_tokenizer(context.backbone, federation.config.train.max_length)
+    tests = {id(silo.splits.test): (silo.task, silo.splits.test) for silo in silos}
+    state = current_model_state(federation, next(iter(federation.silos.values())))
+    return TransferModel(run, next(iter(tasks.values())), state, tuple(tokenize(*each) for each in tests.values()))
+
+
+def _has_tensors(module: object) -> bool:
+    return bool(getattr(module, "has_tensors", True))
 
 
 def _group(models: Sequence[TransferModel]) -> Groups:
@@ -179,95 +170,53 @@ def alpha_of(config: Config) -> float | None:
     return config.partition.alpha if skewed else None
 
 
-def describe_differences(label: str, models: Sequence[TransferModel]) -> str | None:
-    """Describe in one line the rates and skews in which the models of a group differ; None if they agree."""
-    differing = []
-    for key, read in {"train.lr": lambda config: config.train.lr, "partition.alpha": alpha_of}.items():
-        values: dict[str, dict[str, None]] = {}
-        for model in models:
-            value = read(model.config)
-            values.setdefault(model.task.name, {})["none" if value is None else f"{value:g}"] = None
-        if len({value for of_task in values.values() for value in of_task}) > 1:
-            details = ", ".join(f"{task} {'/'.join(of_task)}" for task, of_task in values.items())
-            differing.append(f"{key} ({details})")
-    return f"{label}: the runs differ in {' and '.join(differing)}" if differing else None
-
-
-def _check_group(label: str, models: Sequence[TransferModel], head: WhoseHead) -> None:
-    """Check that a group gives a matrix: two tasks or more, the same seeds for each, the same options."""
-    seeds: dict[str, dict[int, TransferModel]] = {}
+def _check_grid(label: str, models: Sequence[TransferModel]) -> None:
+    """Check that there is one run for each task and seed, of two tasks or more."""
+    seeds: dict[str, list[int]] = {}
     for model in models:
-        earlier = seeds.setdefault(model.task.name, {}).setdefault(model.seed, model)
-        if earlier is not model:
+        seeds.setdefault(model.task.name, []).append(model.seed)
+    distinct = set(map(tuple, map(sorted, seeds.values())))
+    if len(seeds) < 2 or len(distinct) > 1 or any(len(set(each)) < len(each) for each in seeds.values()):
+        runs = "; ".join(f"{task} with seed {', '.join(map(str, each))}" for task, each in seeds.items())
+        raise InputError(f"transfer: {label} has {runs}; it needs one run for each task and seed, of 2 tasks or more")
+
+
+def _check_alike(first: TransferModel, model: TransferModel, head: WhoseHead) -> None:
+    """Check that two runs have the same backbone and tuner, and the same head if the source's is used."""
+    sections = ("tuner", "head") if head == "source" else ("tuner",)
+
+    def facts(model: TransferModel) -> dict[str, object]:
+        backbone = model.run.federation.backbone
+        options = {section: getattr(model.config, section).model_dump() for section in sections}
+        named = {f"{section}.{key}": value for section in sections for key, value in options[section].items()}
+        return {"backbone": f"{backbone.name} ({backbone.fingerprint[:8]})"} | named | {"mix": ", ".join(model.tuned)}
+
+    here, there = facts(model), facts(first)
+    for key in here | there:
+        if here.get(key) != there.get(key):
             raise InputError(
-                f"transfer: {earlier.name} and {model.name} are both {label} on {model.task.name} with seed "
-                f"{model.seed}; give one of them"
-            )
-    if len(seeds) < 2:
-        raise InputError(f"transfer: {label} has runs of one task only ({models[0].task.name}); at least 2 are needed")
-    first = models[0]
-    for model in models[1:]:
-        if set(seeds[model.task.name]) != set(seeds[first.task.name]):
-            one, other = (
-                f"{task} has seed {', '.join(map(str, sorted(seeds[task])))}"
-                for task in (model.task.name, first.task.name)
-            )
-            raise InputError(f"transfer: {label}: {one}, but {other}; every task needs the same seeds")
-        _check_same_options(first, model, head)
-        if model.tuned != first.tuned:
-            raise InputError(
-                f"{model.name}: its tuned parts are {', '.join(model.tuned)}, those of {first.name} "
-                f"{', '.join(first.tuned)}; transfer takes runs with the same tuner and options"
+                f"{model.run.folder}: {key} is {here.get(key)}, in {first.run.folder} it is {there.get(key)}; transfer "
+                f"takes runs with the same backbone and {' and '.join(sections)}"
             )
 
 
-def _check_same_options(model_a: TransferModel, model_b: TransferModel, head: WhoseHead) -> None:
-    """Check that two runs have the same tuner options, and head options if the source's head is used."""
-    for section in ("tuner", "head") if head == "source" else ("tuner",):
-        options_a, options_b = (getattr(model.config, section).model_dump() for model in (model_a, model_b))
-        for key in sorted(options_a.keys() | options_b.keys()):
-            if options_a.get(key) != options_b.get(key):
-                raise InputError(
-                    f"{model_b.name}: {section}.{key} is {options_b.get(key)}, in {model_a.name} it is "
-                    f"{options_a.get(key)}; transfer takes runs with the same {section}"
-                )
-    for model in (model_a, model_b):
-        module = model.federation.method.setting.head
-        if head == "source" and not module.has_tensors:
-            raise InputError(
-                f"transfer.head=source: {model.name} reads labels with the backbone's own vocabulary; allowed: target"
-            )
+def _readable(source: TransferModel, target: TransferModel, head: WhoseHead) -> bool:
+    """Return whether the chosen head can read the target's labels."""
+    alike = (source.task.kind, source.task.outputs) == (target.task.kind, target.task.outputs)
+    return head == "target" or (alike and source.run.federation.method.setting.head.has_tensors)
 
 
-@dataclass(frozen=True)
-class TransferScore:
-    """The score of one source on one target, in percent. `relative` is None if the target's own score is 0."""
+def exchange(
+    models: Sequence[TransferModel], head: WhoseHead = "target"
+) -> Iterator[tuple[TransferModel, TransferModel, float]]:
+    """Yield source, target and the score of the source's tuned parts on the target's task, of the same seed.
 
-    source: str
-    target: str
-    seed: int
-    metric: str
-    absolute: float
-    relative: float | None
-
-
-def exchange(models: Sequence[TransferModel], head: WhoseHead = "target") -> Iterator[TransferScore]:
-    """Yield the score of every model's tuned parts on every task of the same seed, its own task first.
-
-    Where the source's head reads the labels, pairs of different label counts have no score.
+    Pairs whose labels the source's head cannot read have no score.
     """
-    references: dict[str, float] = {}
     for target in models:
-        sources = [source for source in models if source.seed == target.seed]
-        for source in sorted(sources, key=lambda model: model is not target):  # its own comes first
-            if head == "source" and (source.task.kind, source.task.outputs) != (target.task.kind, target.task.outputs):
-                continue
-            absolute = target.judge(transferred(source, target, head))
-            if source is target:
-                references[target.name] = absolute
-            reference = references[target.name]
-            relative = 100 * absolute / reference if reference else None
-            yield TransferScore(source.task.name, target.task.name, target.seed, target.task.metric, absolute, relative)
+        for source in models:
+            if source.seed == target.seed and (source is target or _readable(source, target, head)):
+                yield source, target, target.judge(transferred(source, target, head))
 
 
 def transferred(source: TransferModel, target: TransferModel, head: WhoseHead = "target") -> State:
@@ -280,5 +229,5 @@ def transferred(source: TransferModel, target: TransferModel, head: WhoseHead = 
     def renamed(tensors: Tensors) -> Tensors:
         return {after + key.removeprefix(before): each for key, each in tensors.items() if key.startswith(before)}
 
-    heads = heads_of(source.federation.context.method.prediction().head)
+    heads = heads_of(source.run.federation.context.method.prediction().head)
     return state | {name: renamed(source.state.get(name, {})) for name in heads}

@@ -6,21 +6,24 @@ import json
 from functools import cache
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from silotune.lab.transfer import matrix
-from silotune.lab.transfer_models import TransferScore, describe_differences, exchange, open_models
+from silotune.lab.transfer import INFERENCE, OTHER, SENTIMENT, matrix, score_frame
+from silotune.lab.transfer_models import open_models
 from silotune.runs.run_result import load_run
 from tests.support.tiny import LABELS
 
 TASKS = ("alpha", "beta", "gamma")
 
 
-def cells_of(folders, head="target") -> dict[tuple[str, str, int], TransferScore]:
-    cells = [cell for models in open_models(list(folders), head).values() for cell in exchange(models, head)]
-    return {(cell.source, cell.target, cell.seed): cell for cell in cells}
+def frames_of(folders, head="target") -> dict[str, pandas.DataFrame]:
+    """Setting → its scores, with source, target and seed as index."""
+    groups = open_models(list(folders), head)
+    frames = {label: score_frame(label, models, head) for label, models in groups.items()}
+    return {label: frame.set_index(["source", "target", "seed"]) for label, frame in frames.items()}
 
 
 def summary(folder):
@@ -66,7 +69,7 @@ def score_by_hand(source, head, task, data, backbone) -> float:
 @pytest.mark.parametrize("head", ["target", "source"])
 def test_every_cell_is_what_a_plain_model_scores(made, data_folder, backbone_folder, head):
     folders = {task: made("fedavg", task) for task in TASKS}
-    cells = cells_of(folders.values(), head)
+    (frame,) = frames_of(folders.values(), head).values()
     expected = {}
     for source in TASKS:
         for target in TASKS:
@@ -75,9 +78,9 @@ def test_every_cell_is_what_a_plain_model_scores(made, data_folder, backbone_fol
             reader = folders[target if head == "target" else source]
             hand = score_by_hand(folders[source], reader, target, data_folder, backbone_folder("bert"))
             expected[source, target, 1] = hand
-    assert {pair: cell.absolute for pair, cell in cells.items()} == pytest.approx(expected)
-    for (source, target, seed), cell in cells.items():
-        assert cell.relative == pytest.approx(100 * expected[source, target, seed] / expected[target, target, seed])
+    assert frame["absolute"].to_dict() == pytest.approx(expected)
+    relative = {pair: 100 * score / expected[pair[1], pair[1], 1] for pair, score in expected.items()}
+    assert frame["relative"].to_dict() == pytest.approx(relative)
     others = {score for (source, target, _), score in expected.items() if source != target}
     assert len(others) > 1  # else nothing would have been told apart
 
@@ -85,14 +88,12 @@ def test_every_cell_is_what_a_plain_model_scores(made, data_folder, backbone_fol
 def test_methods_and_tuners_are_groups_of_their_own(made):
     runs = [made(method, task) for method in ("fedavg", "fedfame", "centralised") for task in ("alpha", "beta")]
     runs += [made("fedavg", task, "tuner=bitfit") for task in ("alpha", "beta")]
-    groups = open_models(runs)
-    names = ["fedavg, lora", "fedfame, lora", "centralised, lora", "fedavg, bitfit"]
-    assert list(groups) == names
-    for models in groups.values():
-        cells = {(cell.source, cell.target): cell for cell in exchange(models)}
-        for model in models:
-            assert cells[model.task.name, model.task.name].absolute == model.reported
-        assert len(cells) == 4
+    frames = frames_of(runs)
+    assert list(frames) == ["fedavg, lora", "fedfame, lora", "centralised, lora", "fedavg, bitfit"]
+    for number, frame in enumerate(frames.values()):
+        for run, task in zip(runs[2 * number :], ("alpha", "beta"), strict=False):
+            assert frame["absolute"][task, task, 1] == summary(run)["average"]
+        assert len(frame) == 4
 
 
 def test_learning_rate_and_alpha_tell_groups_apart_where_tasks_come_twice(made):
@@ -100,48 +101,47 @@ def test_learning_rate_and_alpha_tell_groups_apart_where_tasks_come_twice(made):
     twice = [made("fedavg", task, *skewed, *more) for more in ((), ("train.lr=0.01",)) for task in ("alpha", "beta")]
     assert list(open_models(twice)) == ["fedavg, lora, lr 0.03, α 2", "fedavg, lora, lr 0.01, α 2"]
     apart = [made("fedavg", "alpha"), made("fedavg", "beta", "train.lr=0.01")]  # the best rate of each task
-    ((label, models),) = open_models(apart).items()
-    assert label == "fedavg, lora"
-    assert describe_differences(label, models) == "fedavg, lora: the runs differ in train.lr (alpha 0.03, beta 0.01)"
+    assert list(open_models(apart)) == ["fedavg, lora"]
 
 
 def test_seeds_are_paired_and_averaged(made):
     folders = [made("fedavg", task, *more) for more in ((), ("seed=2",)) for task in ("alpha", "beta")]
-    ((label, models),) = open_models(folders).items()
-    cells = list(exchange(models))
-    assert sorted((cell.source, cell.target, cell.seed) for cell in cells) == sorted(
+    ((label, frame),) = frames_of(folders).items()
+    assert sorted(frame.index) == sorted(
         (source, target, seed) for source in ("alpha", "beta") for target in ("alpha", "beta") for seed in (1, 2)
     )
-    transfer_matrix = matrix(label, cells)
+    transfer_matrix = matrix(label, frame.reset_index())
     assert transfer_matrix.seeds == 2
-    one, two = (next(c for c in cells if (c.source, c.target, c.seed) == ("alpha", "beta", seed)) for seed in (1, 2))
-    assert transfer_matrix.absolute["alpha", "beta"] == pytest.approx((one.absolute + two.absolute) / 2)
-    assert transfer_matrix.relative["alpha", "beta"] == pytest.approx((one.relative + two.relative) / 2)
+    for values, means in (("absolute", transfer_matrix.absolute), ("relative", transfer_matrix.relative)):
+        one, two = (frame[values]["alpha", "beta", seed] for seed in (1, 2))
+        assert means.at["alpha", "beta"] == pytest.approx((one + two) / 2)
 
 
 def test_a_private_head_in_one_silo_is_one_model(made):
     """Centralised training keeps its head in its only silo."""
     folder = made("centralised", "alpha", "head.scope=private")
-    cells = cells_of([folder, made("centralised", "beta", "head.scope=private")])
-    assert cells["alpha", "alpha", 1].absolute == summary(folder)["average"]
+    (frame,) = frames_of([folder, made("centralised", "beta", "head.scope=private")]).values()
+    assert frame["absolute"]["alpha", "alpha", 1] == summary(folder)["average"]
 
 
 # -- the numbers that are read off a matrix ----------------------------------------------------------------------------
 
 
-def cell(source: str, target: str, absolute: float, relative: float | None) -> TransferScore:
-    return TransferScore(source, target, 1, "accuracy", absolute, relative)
+def cells_of(*cells: tuple[str, str, float, float | None]) -> pandas.DataFrame:
+    """Rows of source, target, absolute and relative score."""
+    frame = pandas.DataFrame(cells, columns=["source", "target", "absolute", "relative"])
+    return frame.astype({"relative": float}).assign(seed=1)
 
 
 def test_a_matrix_by_hand():
-    cells = [
-        *(cell("SST-2", "SST-2", 80, 100), cell("RTE", "SST-2", 60, 75), cell("QNLI", "SST-2", 40, 50)),
-        *(cell("RTE", "RTE", 50, 100), cell("QNLI", "RTE", 45, 90), cell("SST-2", "RTE", 60, 120)),
-        *(cell("QNLI", "QNLI", 70, 100), cell("RTE", "QNLI", 49, 70), cell("SST-2", "QNLI", 35, 50)),
-    ]
+    cells = cells_of(
+        *(("SST-2", "SST-2", 80, 100), ("RTE", "SST-2", 60, 75), ("QNLI", "SST-2", 40, 50)),
+        *(("RTE", "RTE", 50, 100), ("QNLI", "RTE", 45, 90), ("SST-2", "RTE", 60, 120)),
+        *(("QNLI", "QNLI", 70, 100), ("RTE", "QNLI", 49, 70), ("SST-2", "QNLI", 35, 50)),
+    )
     transfer_matrix = matrix("fedavg", cells)
     assert transfer_matrix.tasks == ("SST-2", "RTE", "QNLI")
-    assert transfer_matrix.types == ("sentiment analysis", "natural language inference", "natural language inference")
+    assert list(transfer_matrix.types.values()) == [SENTIMENT, INFERENCE, INFERENCE]
     assert transfer_matrix.mean() == pytest.approx((75 + 50 + 90 + 120 + 70 + 50) / 6)
     assert transfer_matrix.mean(alike=True) == pytest.approx((90 + 70) / 2)
     assert transfer_matrix.mean(alike=False) == pytest.approx((75 + 50 + 120 + 50) / 4)
@@ -151,9 +151,10 @@ def test_a_matrix_by_hand():
 def test_tasks_of_unknown_type_are_neither_alike_nor_different():
     score = {("SST-2", "mine"): 10, ("mine", "SST-2"): 20, ("mine", "yours"): 30, ("yours", "mine"): 40}
     score |= {("SST-2", "yours"): 50, ("yours", "SST-2"): 60}
-    cells = [cell(s, t, value, value) for (s, t), value in score.items()]
+    score |= {(task, task): 100 for task in ("SST-2", "mine", "yours")}
+    cells = cells_of(*((s, t, value, value) for (s, t), value in score.items()))
     transfer_matrix = matrix("fedavg", cells)
-    assert transfer_matrix.types == ("sentiment analysis", "other", "other")
+    assert transfer_matrix.types == {"SST-2": SENTIMENT, "mine": OTHER, "yours": OTHER}
     assert transfer_matrix.mean() == pytest.approx(35)
     assert (transfer_matrix.mean(alike=True), transfer_matrix.mean(alike=False)) == (None, None)
     known = matrix("fedavg", cells, {"SST-2": "a", "mine": "b", "yours": "b"})
@@ -164,10 +165,12 @@ def test_tasks_of_unknown_type_are_neither_alike_nor_different():
 
 def test_types_stand_together_and_an_own_score_of_0_has_no_relative():
     pairs = [(s, t) for t in ("MRPC", "SST-2", "QQP") for s in ("MRPC", "SST-2", "QQP")]
-    cells = [cell(s, t, 0.0 if t == "MRPC" else 50.0, None if t == "MRPC" else 100.0) for s, t in pairs]
+    cells = cells_of(*((s, t, 0.0 if t == "MRPC" else 50.0, None if t == "MRPC" else 100.0) for s, t in pairs))
     transfer_matrix = matrix("fedavg", cells)
     assert transfer_matrix.tasks == ("SST-2", "MRPC", "QQP")  # in the paper's order, whatever order the runs came in
-    assert {target for _, target in transfer_matrix.relative} == {"QQP", "SST-2"}
-    assert transfer_matrix.absolute["SST-2", "MRPC"] == 0
+    assert list(transfer_matrix.relative.dropna(axis="columns")) == ["SST-2", "QQP"]
+    assert transfer_matrix.absolute.at["SST-2", "MRPC"] == 0
+    assert transfer_matrix.table().rows[0][1][1].text == "0.0 (–)"
     own = matrix("fedavg", cells, {"MRPC": "a", "QQP": "b"})
-    assert (own.tasks, own.types) == (("MRPC", "QQP", "SST-2"), ("a", "b", "other"))
+    assert own.types == {"MRPC": "a", "QQP": "b", "SST-2": OTHER}
+    assert own.tasks == ("MRPC", "QQP", "SST-2")

@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from silotune.cli.console import JsonOption, console, new_table, say
+from silotune.cli.console import JsonOption, console, say
 from silotune.errors import InputError, require_known, require_unused
 from silotune.lab.commands.verdicts import AgainstOption, MarginOption, show_verdicts
 
 if TYPE_CHECKING:
-    from silotune.lab.transfer import Matrix
     from silotune.lab.transfer_models import WhoseHead
 
 
@@ -47,11 +44,11 @@ def personalization(
     ddof: Annotated[int, typer.Option(min=0, max=1, help="Divisor n − ddof of the standard deviation over seeds.")] = 1,
 ) -> None:
     """Write tables and figures of FedDPA's personalization measures; the runs need evaluation.test_time=true."""
-    from silotune.core.files import make_folder
+    from silotune.core.files import make_folder, write_text
     from silotune.lab.personalization import measure_tables, rounds_figure, silo_task_heatmap, unseen_table
     from silotune.lab.report.entries import read_entries
     from silotune.lab.report.frame import Results
-    from silotune.lab.report.table_files import as_markdown, as_terminal
+    from silotune.lab.report.table_files import as_latex, as_markdown, as_terminal
 
     require_unused(out, "--out")
     results = Results(read_entries(runs), ddof)
@@ -60,11 +57,11 @@ def personalization(
     for table in result_tables:
         console.print(as_terminal(table, console.width))
     make_folder(out, f"--out {out}")
-    text = "\n".join(f"## {table.title}\n\n{as_markdown(table)}" for table in result_tables)
-    (out / "tables.md").write_text(text, encoding="utf-8")
+    write_text(out / "tables.md", "\n".join(f"## {table.title}\n\n{as_markdown(table)}" for table in result_tables))
+    write_text(out / "tables.tex", "\n".join(f"% {table.title}\n{as_latex(table)}" for table in result_tables))
     silo_task_heatmap(results.entries, out / "silo-task.png")
     rounds_figure(results.entries, out / "rounds.png")
-    say(f"wrote {out}: tables.md and figures")
+    say(f"wrote {out}: tables.md, tables.tex and figures")
 
 
 def release(
@@ -94,7 +91,7 @@ def transfer(
             metavar="RUN…",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Where transfer.csv and transfer.png go.")],
+    out: Annotated[Path, typer.Option(help="Where transfer.csv, .tex and .png go.")],
 ) -> None:
     """Evaluate each run's tuned parts on every other run's task, without training: absolute and relative matrices.
 
@@ -102,15 +99,16 @@ def transfer(
     numbers of labels agree.
     """
     head, types, folders = _parse_words(runs)
+    from silotune.lab.report.table_files import as_terminal
+    from silotune.lab.transfer import summary_table
     from silotune.lab.transfer import transfer as exchange
 
     with console.status("opening runs") as status:
         result = exchange(folders, out, head=head, types=types, status=status.update)
     for note in result.notes:
         say(note)
-    for group_matrix in result.matrices:
-        console.print(_table(group_matrix))
-    console.print(_summary(result.matrices))
+    for table in (*(matrix.table() for matrix in result.matrices), summary_table(result.matrices)):
+        console.print(as_terminal(table, console.width))
     say(f"wrote {', '.join(map(str, result.files))}")
 
 
@@ -130,22 +128,3 @@ def _parse_words(words: Sequence[str]) -> tuple[WhoseHead, dict[str, str], list[
     if not isinstance(types, dict) or not all(isinstance(word, str) for word in (*types, *types.values())):
         raise InputError(f"transfer.types: must map tasks to types, e.g. '{{SST-2: sentiment}}' (got {types!r})")
     return cast("WhoseHead", head), types, folders
-
-
-def _table(matrix: Matrix) -> Table:
-    from silotune.lab.transfer import MATRIX_TITLE
-
-    title = escape(f"{matrix.label}: {MATRIX_TITLE}")
-    table = new_table(title, ["source ↓ target →"], map(escape, matrix.tasks))
-    for cells in matrix.texts():
-        table.add_row(*map(escape, cells))
-    return table
-
-
-def _summary(matrices: Sequence[Matrix]) -> Table:
-    columns = ("all", "same type", "other type", "|A on B − B on A|")
-    table = new_table("relative score between two tasks, mean (%)", [""], columns)
-    for matrix in matrices:
-        values = (matrix.mean(), matrix.mean(alike=True), matrix.mean(alike=False), matrix.asymmetry())
-        table.add_row(escape(matrix.label), *("–" if value is None else f"{value:.1f}" for value in values))
-    return table

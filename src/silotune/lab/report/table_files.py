@@ -30,6 +30,8 @@ _LATEX = {
     "±": r"$\pm$",
     "–": "--",
     "−": "$-$",
+    "→": r"$\rightarrow$",
+    "↓": r"$\downarrow$",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     **{letter: rf"\{letter}" for letter in "&%$#_{}"},
@@ -196,5 +198,10 @@ def scores_as_text(results: Results) -> str:
 def scores_as_html(results: Results) -> str:
     """Return the same as HTML, for a notebook."""
     remarks = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in beaten_by_words(results))
-    table = tables.score_table(results)
-    return html_table(table.title, list(frame := table.frame()), frame.to_numpy().tolist()) + remarks
+    return as_html(tables.score_table(results)) + remarks
+
+
+def as_html(table: ResultTable) -> str:
+    """Render for a notebook."""
+    frame = table.frame()
+    return html_table(table.title, list(frame), frame.to_numpy().tolist())
