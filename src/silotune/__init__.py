@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from silotune.communication.uplink import register_codec
     from silotune.config import Config
     from silotune.core.workers import Workers
+    from silotune.data.kinds import Kind, Prediction, register_kind
     from silotune.lab.compare import ComparisonResult, Report, compare, report
     from silotune.lab.partition import PartitionResult, partition
     from silotune.lab.sweep import SweepResult, sweep
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from silotune.runs.callbacks import Callback, RoundEnd
     from silotune.runs.callbacks.trackers import CsvLog, MLflow, TensorBoard, WandB
     from silotune.runs.evaluation import Evaluation, evaluate
-    from silotune.runs.personal_model import PersonalModel, Prediction, load_model
+    from silotune.runs.personal_model import PersonalModel, load_model
     from silotune.runs.run import run
     from silotune.runs.run_result import Run, load_run
 
@@ -59,6 +60,7 @@ __all__ = [
     "Evaluation",
     "Head",
     "InputError",
+    "Kind",
     "MLflow",
     "Method",
     "MethodOptions",
@@ -94,6 +96,7 @@ __all__ = [
     "register_aggregation",
     "register_codec",
     "register_head",
+    "register_kind",
     "register_method",
     "register_tuner",
     "report",
@@ -110,7 +113,8 @@ _MODULES = {
     **dict.fromkeys((*_METHOD_CLASSES, *_METHOD_FUNCTIONS), "silotune.methods"),
     **dict.fromkeys(("Tuner", "TunerOptions", "register_tuner"), "silotune.models.tuners"),
     **dict.fromkeys(("Head", "register_head"), "silotune.models.heads"),
-    **dict.fromkeys(("PersonalModel", "Prediction", "load_model"), "silotune.runs.personal_model"),
+    **dict.fromkeys(("Kind", "Prediction", "register_kind"), "silotune.data.kinds"),
+    **dict.fromkeys(("PersonalModel", "load_model"), "silotune.runs.personal_model"),
     **dict.fromkeys(("Callback", "RoundEnd"), "silotune.runs.callbacks"),
     **dict.fromkeys(("CsvLog", "MLflow", "TensorBoard", "WandB"), "silotune.runs.callbacks.trackers"),
     "Config": "silotune.config",

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from silotune.data.kinds.multilabel import read_label_set
+from silotune.data.kinds.regression import read_number
 from silotune.data.loading import load_silos
 from silotune.data.own_silos import read_folder
 from silotune.data.row_folder import read_rows, write_rows
 from silotune.data.rows import Row, SiloData, Splits, known_text
-from silotune.data.targets import read_label_set, read_number, target_tensor
+from silotune.data.targets import target_tensor
 from silotune.data.tasks import Task, read_task
 from silotune.errors import InputError
 from silotune.runs.build.resolve import read_config

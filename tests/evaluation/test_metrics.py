@@ -10,7 +10,7 @@ import torch
 from sklearn import metrics as library
 from sklearn.calibration import calibration_curve as library_curve
 
-from silotune.data.scores import METRICS, Classified, exact_match, majority_score, roc_areas, rouge1, rouge_l, scores_of
+from silotune.data.scores import METRICS, Classified, constant_score, exact_match, roc_areas, rouge1, rouge_l, scores_of
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.score_details import (
@@ -75,8 +75,8 @@ def test_the_majority_by_every_metric():
     labels = torch.tensor([0, 0, 0, 1])
     expected = {"accuracy": 75, "f1": 0, "macro_f1": 100 * (6 / 7) / 2, "balanced_accuracy": 50, "mcc": 0, "auroc": 50}
     for metric, value in expected.items():
-        assert majority_score(metric, labels, 1) == pytest.approx(value), metric
-    assert majority_score("f1", labels, 0) == pytest.approx(100 * 6 / 7)
+        assert constant_score(Task("t", ("a", "b"), metric, positive="b"), labels) == pytest.approx(value), metric
+    assert constant_score(Task("t", ("a", "b"), "f1", positive="a"), labels) == pytest.approx(100 * 6 / 7)
 
 
 # -- intervals --------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from transformers import (
 
 import silotune
 from silotune.data.batching import make_batch
+from silotune.data.kinds import Prediction
 from silotune.data.rows import Row
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.predict import logits
@@ -32,7 +33,6 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import ModelClass, load_backbone
 from silotune.models.forward.mixing import make_plan
 from silotune.models.tuners import TUNERS
-from silotune.runs.personal_model import Prediction
 from silotune.runs.run_result import load_run
 from tests.support.tiny import FAMILIES, drawn, save, tiny_overrides, write_data
 

@@ -22,7 +22,8 @@ from silotune.core.files import decode_text, text_lines
 from silotune.errors import InputError, file_errors
 
 if TYPE_CHECKING:
-    from silotune.runs.personal_model import PersonalModel, Prediction, Text
+    from silotune.data.kinds import Prediction
+    from silotune.runs.personal_model import PersonalModel, Text
 
 
 RunArgument = Annotated[

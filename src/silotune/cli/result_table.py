@@ -8,6 +8,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from silotune.data.kinds import KINDS
 from silotune.data.tasks import lower_is_better, metric_title
 from silotune.runs.scores import AVERAGE, TITLES, backbones_text, baseline_of, metrics_of, ranks, score_of, silo_metric
 
@@ -21,13 +22,6 @@ _FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 _WIDEST = 32
 """Characters of a silo's name that a narrow terminal shows."""
-
-_CONSTANTS = {
-    "classification": "the most frequent label",
-    "regression": "the mean number",
-    "multilabel": "the labels of most rows",
-}
-"""What the constant answer to central test rows is, by the task's kind."""
 
 
 def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
@@ -64,7 +58,7 @@ def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
         add(f"{len(silos)} silos, one test set", metric, [summary["average"] for summary in summaries], AVERAGE)
         majority = [(summary["global"] or {}).get("majority") for summary in summaries]
         if all(score is not None for score in majority):
-            constant = _CONSTANTS[(first.get("tasks") or {}).get(silos[0], {}).get("kind", "classification")]
+            constant = KINDS[(first.get("tasks") or {}).get(silos[0], {}).get("kind", "classification")].constant
             row(f"always {constant}", metric, *(f"{score:.1f}" for score in majority))
     else:
         for name in silos:

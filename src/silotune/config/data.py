@@ -6,7 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from silotune.config.section import Section
+from silotune.config.registries import KINDS
+from silotune.config.section import Section, one_of
 from silotune.config.validators import ConfigPath, Labels, Metric, Name, Names, label_name, listed, quoted
 
 DATA_SOURCES = ("set", "path", "tasks", "task", "labels", "metric", "positive")
@@ -97,9 +98,10 @@ class SiloConfig(Section):
         min_length=2,
         description="the label names; rows may spell them differently (`Pos`). Unset, those in the training rows.",
     )
-    kind: Literal["classification", "regression", "multilabel", "generation"] = Field(
+    kind: str = Field(
         "classification",
-        description="the answer of a row: one label, a number, any number of labels, or a text.",
+        description="the answer of a row: one label (`classification`), a number (`regression`), any number of labels "
+        "(`multilabel`), or a text (`generation`).",
     )
     metric: Metric | None = Field(
         None,
@@ -127,6 +129,8 @@ class SiloConfig(Section):
         min_length=1,
         description="separator of the labels in a cell (`kind: multilabel`); unset, a comma.",
     )
+
+    _known = field_validator("kind", mode="before")(one_of(KINDS))
 
     @field_validator("text", mode="before")
     @classmethod
@@ -157,7 +161,7 @@ class SiloConfig(Section):
     def _of_kind(self) -> SiloConfig:
         if self.label_separator is not None and self.kind != "multilabel":
             raise ValueError("label_separator belongs to kind: multilabel")
-        if self.positive is not None and self.kind in ("regression", "multilabel"):
+        if self.positive is not None and self.kind not in ("classification", "generation"):
             raise ValueError(f"positive is a label of kind: classification (got kind: {self.kind})")
         if self.labels is not None and self.kind == "regression":
             raise ValueError("labels are those of classification; with kind: regression a row has a number")

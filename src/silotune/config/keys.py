@@ -28,7 +28,7 @@ class SiloKeys(TypedDict, total=False):
     label: str
     task: str | None
     labels: Sequence[str | int] | None
-    kind: Literal["classification", "regression", "multilabel", "generation"]
+    kind: str
     metric: Metric | None
     positive: str | None
     encoding: str

@@ -1,4 +1,4 @@
-"""The registries of methods, tuners, heads, aggregations and codecs, to which other packages add theirs.
+"""The registries of methods, tuners, heads, kinds of tasks, aggregations, codecs, which other packages add to.
 
 They add by a call (`silotune.register_method`), or by an entry point of the group `silotune.methods`, and so on for
 every kind. A process reads a group once: when a name is looked up that is not registered, or when all names are listed.
@@ -159,6 +159,11 @@ TUNERS: Registry[Any] = Registry("tuner")
 HEADS: Registry[Any] = Registry(
     "head", reserved=("mlp", "linear", "verbalizer", "lm", "dpo"), home="silotune.models.heads"
 )
+
+KINDS: Registry[Any] = Registry(
+    "kind", reserved=("classification", "regression", "multilabel", "generation"), home="silotune.data.kinds"
+)
+"""Kinds of tasks, subclasses of `silotune.data.kinds.Kind`."""
 
 AGGREGATIONS: Registry[Any] = Registry(
     "aggregation",

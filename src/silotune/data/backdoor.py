@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from silotune.core.numeric import ceil_fraction
 from silotune.core.randomness import sampler
 from silotune.data.rows import Row, SiloData
-from silotune.data.tasks import KINDS, Task
+from silotune.data.tasks import Task
 from silotune.errors import InputError, require_known
 
 if TYPE_CHECKING:
@@ -118,8 +118,8 @@ def _can_poison(silo: SiloData, config: AttackConfig) -> bool:
 def check_attack(config: AttackConfig, tasks: Mapping[str, Task]) -> None:
     """Check that the attack's target and the silos' tasks fit."""
     for silo, task in tasks.items():
-        if task.kind != "classification":
-            what = "writes answers" if task.kind == "generation" else f"holds {KINDS[task.kind]}"
+        if not task.rules.one_label:
+            what = "writes answers" if not task.labeled else f"holds {task.rules.rows}"
             raise InputError(f"attack={config.name}: needs texts with labels, but silo {silo!r} {what}")
     labels = dict.fromkeys(label for task in tasks.values() for label in task.labels)
     require_known("label in attack.target", config.target, labels)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from silotune.config.paths import HUB_PREFIX
+from silotune.data.kinds.regression import number_of
 from silotune.data.readers import Record
 from silotune.data.rows import LabeledSet, Row, Splits
-from silotune.data.targets import number_of
 from silotune.data.tasks import Task, make_task
 from silotune.errors import InputError, library_errors
 

@@ -15,7 +15,7 @@ from silotune.data.own_silos import own_sets, read_folder, task_folders
 from silotune.data.partition import partition_by_value, partition_rows, silo_names
 from silotune.data.row_folder import read_rows
 from silotune.data.rows import LabeledSet, Row, SiloData, Splits, check_silo
-from silotune.data.tasks import KINDS, Task, make_task, numbered_positive
+from silotune.data.tasks import Task, make_task, numbered_positive
 from silotune.errors import InputError, require_known
 
 if TYPE_CHECKING:
@@ -165,8 +165,8 @@ def _partition(sets: dict[str, LabeledSet], config: Config, seed: int) -> list[S
             "partition=none"
         )
     ((name, labeled_set),) = sets.items()
-    if labeled_set.task.kind != "classification" and partition.name in ("dirichlet", "shards"):
-        rows = KINDS[labeled_set.task.kind]
+    if not labeled_set.task.rules.one_label and partition.name in ("dirichlet", "shards"):
+        rows = labeled_set.task.rules.rows
         raise InputError(
             f"partition={partition.name}: needs rows of one label each, and {name!r} holds {rows}; allowed: "
             "iid, quantity, column"
@@ -256,9 +256,9 @@ def _published(data: DataConfig, column: str | None) -> dict[str, HubSet]:
 def _judged_by(task: Task, metric: str, positive: str | None, name: str) -> Task:
     """Return the task with another metric or positive label; `name` is the data set's."""
     culprit = f"data.metric ({name!r})"
-    if task.kind != "classification":
+    if not task.rules.one_label:
         if positive is not None:
-            what = {"generation": "answers", "regression": "numbers"}.get(task.kind, "several labels a row")
+            what = task.rules.rows.removeprefix("texts with ")
             raise InputError(f"data.positive: is a label, and {name!r} has {what}")
         return make_task(task.name, culprit, task.kind, task.labels, metric)
     if metric == "f1":  # the data set numbers its labels
@@ -271,7 +271,7 @@ def _renamed(task: Task, name: str, wanted: list[str] | None) -> Task:
     if wanted is None:
         return replace(task, name=name)
     if not task.labels:
-        raise InputError(f"data.labels: {task.name!r} has none, but {KINDS[task.kind]}; leave it out")
+        raise InputError(f"data.labels: {task.name!r} has none, but {task.rules.rows}; leave it out")
     if len(wanted) != len(task.labels):
         labels = ", ".join(task.labels)
         raise InputError(f"data.labels: {len(wanted)} names, but {task.name!r} has {len(task.labels)}: {labels}")
@@ -307,7 +307,7 @@ def draw_labeled_rows(data: Sequence[SiloData], server: ServerConfig, seed: int)
     """
     task = data[0].task
     task_names = sorted({silo.task.name for silo in data})
-    if len(task_names) > 1 or task.kind != "classification":
+    if len(task_names) > 1 or not task.rules.one_label:
         raise InputError(f"server: labeled rows are of one classification task, found {', '.join(task_names)}")
     if server.labels_per_class is None and server.labelled_rows is None:
         raise InputError("server.labels_per_class: say how many labeled rows of each label the coordinator has")

@@ -17,12 +17,12 @@ from silotune.config.validators import NAME_RULE, is_name
 from silotune.core.files import decode_text
 from silotune.data.generation_rows import Format, find_format, generation_rows, instruction_rows
 from silotune.data.hub import read_hub_records
+from silotune.data.kinds import KINDS, Reading
 from silotune.data.readers import (
     FORMATS,
     Record,
     file_format,
     label_names,
-    read_labels,
     read_records,
     require_columns,
     with_groups,
@@ -30,7 +30,7 @@ from silotune.data.readers import (
 )
 from silotune.data.row_checks import alike_labels
 from silotune.data.rows import LabeledSet, Row, Splits
-from silotune.data.targets import label_set_names, target_rows
+from silotune.data.targets import target_rows
 from silotune.data.tasks import Task, are_truth_values, label_form, make_task, numbered_positive
 from silotune.errors import InputError, unknown_name_error
 
@@ -54,7 +54,7 @@ def own_sets(
     tasks: dict[str, Task] = {}
     for silo in silos:
         name = silo.task or silo.name
-        has_labels = silo.kind in ("classification", "multilabel") and formats[silo.name] is None
+        has_labels = KINDS[silo.kind].least_labels and formats[silo.name] is None
         if declared and has_labels and not _declared(silos, name):
             raise InputError(
                 f"silo {silo.name!r}: labels: are to be declared beside privacy.unit, as names read from rows tell "
@@ -106,7 +106,7 @@ def _rows(
 ) -> list[Row]:
     if format is not None:
         return generation_rows(path, records, format)
-    if task.kind == "generation":
+    if not task.labeled:
         return instruction_rows(path, records, silo.columns, silo.label)
     separator = silo.label_separator
     return target_rows(
@@ -124,21 +124,18 @@ def _rows(
 
 def _task(silo: SiloConfig, name: str, format: Format | None, labels: Callable[[], tuple[str, ...]]) -> Task:
     culprit = f"silo {silo.name!r}"
-    if silo.kind == "generation" or format is not None:
+    if format is not None or not KINDS[silo.kind].labeled:
         if silo.positive is not None:
             raise InputError(f"{culprit}: positive is a label, and this silo's rows have answers")
         usual = "loss" if format == "preferences" else None
         return make_task(name, culprit, "generation", metric=silo.metric or usual)
-    if silo.kind == "regression":
-        return make_task(name, culprit, "regression", metric=silo.metric)
-    if silo.kind == "multilabel":
-        return make_task(name, culprit, "multilabel", labels(), silo.metric)
-    return make_task(name, culprit, "classification", labels(), silo.metric, silo.positive)
+    names = labels() if KINDS[silo.kind].least_labels else ()
+    return make_task(name, culprit, silo.kind, names, silo.metric, silo.positive)
 
 
 def _format(silo: SiloConfig, record: Record) -> Format | None:
     """Return the format of generation data that the columns show; None if they are the configured ones."""
-    given = silo.kind in ("regression", "multilabel") or {*silo.columns, silo.label} & record.keys()
+    given = silo.kind not in ("classification", "generation") or {*silo.columns, silo.label} & record.keys()
     return None if given else find_format(record)
 
 
@@ -192,11 +189,9 @@ def _labels(
     for silo in members:
         path, rows = files[silo.name]["train"], records[silo.name]["train"]
         with _naming(silo):
-            require_columns(path, rows[0], [*silo.columns, silo.label])
-            if silo.kind == "multilabel":
-                found |= {*label_set_names(path, rows, silo.label, silo.label_separator)}
-            else:
-                found |= {*map(str, read_labels(path, rows, silo.label))}
+            reading = Reading(path, silo.columns, silo.label, separator=silo.label_separator)
+            require_columns(path, rows[0], KINDS[silo.kind]().columns(reading, rows[0]))
+            found |= {*KINDS[silo.kind]().label_names(reading, rows)}
     composed = {unicodedata.normalize("NFC", label) for label in found}
     forms = {label_form(label, are_truth_values(composed)) for label in composed}
     names = label_names(forms if len(forms) < len(composed) else composed)
@@ -206,10 +201,6 @@ def _labels(
             "labels that are meant in `labels` of one of these silos"
         )
     return names
-
-
-_KINDS = ("classification", "regression", "multilabel")
-"""What `meta.json` may name as `kind`; the columns tell generation."""
 
 
 def task_folders(path: Path) -> list[str]:
@@ -286,12 +277,10 @@ def _labeled_task(name: str, path: Path) -> Task:
     meta, culprit = _meta(path), f"data file {path}"
     labels = tuple(str(label) for label in meta.get("label_names", ()))
     metric = str(meta["metric"]) if "metric" in meta else None
-    if meta["kind"] != "classification":
-        return make_task(name, culprit, meta["kind"], labels, metric)
-    positive = meta.get("positive")
+    positive = meta.get("positive") if KINDS[meta["kind"]].one_label else None
     if positive is None and metric == "f1":
         positive = numbered_positive(labels)
-    return make_task(name, culprit, "classification", labels, metric, None if positive is None else str(positive))
+    return make_task(name, culprit, meta["kind"], labels, metric, None if positive is None else str(positive))
 
 
 def _json(path: Path) -> Any:
@@ -306,12 +295,16 @@ def _meta(path: Path) -> Record:
         raise InputError(f"data file {path}: not found (a task folder needs label names)")
     meta = _json(path)
     fields = {"kind": "classification", **meta} if isinstance(meta, dict) else {"kind": "classification"}
-    if fields["kind"] not in _KINDS:
-        raise unknown_name_error(f"kind of data file {path}", str(fields["kind"]), _KINDS)
-    names = fields.get("label_names")
-    if fields["kind"] == "regression":
+    labeled = [kind for kind in KINDS.names if KINDS[kind].labeled]  # the columns tell generation
+    if fields["kind"] not in labeled:
+        raise unknown_name_error(f"kind of data file {path}", str(fields["kind"]), labeled)
+    names, kind = fields.get("label_names"), KINDS[fields["kind"]]
+    if not kind.least_labels:
         if names is not None:
-            raise InputError(f"data file {path}: 'label_names' are not of kind regression, whose rows have numbers")
-    elif not isinstance(names, list) or len(names) < 2 or len(set(map(str, names))) < len(names):
-        raise InputError(f"data file {path}: needs 'label_names', a list of at least 2 different names")
+            what = f"kind {kind.name}, whose rows are {kind.rows}"
+            raise InputError(f"data file {path}: 'label_names' are not of {what}")
+    elif not isinstance(names, list) or len(names) < kind.least_labels or len(set(map(str, names))) < len(names):
+        raise InputError(
+            f"data file {path}: needs 'label_names', a list of at least {kind.least_labels} different names"
+        )
     return fields

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from silotune.data.chat_template import ChatTemplate
+from silotune.data.kinds.regression import number_of
 from silotune.data.rows import Row, SiloData, Splits
-from silotune.data.targets import label_set_of, number_of
 from silotune.data.tasks import Task, label_spelling, metric_title
 from silotune.data.tokenized import TokenizedRows
 
@@ -217,14 +217,13 @@ def _texts(row: Row) -> list[str]:
 
 
 def _label_counts(silo: SiloData, rows: Sequence[Row]) -> dict[str, int]:
-    of_rows = [label_set_of(row) for row in rows] if silo.task.kind == "multilabel" else [(row.label,) for row in rows]
-    found = Counter(label for labels in of_rows for label in labels)
+    found = Counter(label for row in rows for label in silo.task.rules.label_indices(row))
     return {label: found[index] for index, label in enumerate(silo.task.labels)}
 
 
 def _contradictions(silo: SiloData, keys: Sequence[tuple[str, ...]]) -> int:
     """Count the training rows whose texts have several labels."""
-    if silo.task.kind not in ("classification", "multilabel"):
+    if not silo.task.labels:
         return 0
     labels: dict[tuple[str, ...], set[object]] = {}
     for key, row in zip(keys, silo.splits.train, strict=True):

@@ -88,9 +88,5 @@ def _known(task: Task, known: Any) -> tuple[int, float | tuple[int, ...] | None]
     """Return `label` and `target` of a row; a folder of a coordinator's labeled rows is written by hand."""
     if type(known) is int and known == UNREAD:
         return UNREAD, None
-    if task.kind == "regression":
-        return 0, float(known)
-    indices = tuple(map(int, known if task.kind == "multilabel" else [known]))
-    if task.labels and not {*indices} <= {*range(len(task.labels))}:
-        raise ValueError(f"label {known!r}")
-    return (0, indices) if task.kind == "multilabel" else (indices[0], None)
+    found: tuple[int, float | tuple[int, ...] | None] = task.rules.known(task, known)
+    return found

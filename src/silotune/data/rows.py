@@ -134,10 +134,9 @@ def check_silo(data: SiloData, noised: bool = False) -> SiloData:
     known = {row.known for row in rows.train}
     if len(known) < 2 and data.task.labeled and not noised:
         only, task = rows.train[0], data.task
-        what = {"regression": "number", "multilabel": "set of labels"}.get(task.kind, "class")
         raise InputError(
-            f"silo {data.name!r}: only one {what} in its training rows ({known_text(task, only)!r}); at least 2 are "
-            "needed"
+            f"silo {data.name!r}: only one {task.rules.answer} in its training rows ({known_text(task, only)!r}); at "
+            "least 2 are needed"
         )
     if not rows.test:
         raise InputError(f"silo {data.name!r}: no test rows")
@@ -146,11 +145,8 @@ def check_silo(data: SiloData, noised: bool = False) -> SiloData:
 
 def known_text(task: Task, row: Row) -> str:
     """Return a row's label, number, labels or answer for display."""
-    if task.kind == "generation":
-        return row.answer
-    if isinstance(row.target, tuple):
-        return ", ".join(task.labels[index] for index in row.target) or "no label"
-    return task.labels[row.label] if row.target is None else f"{row.target:.9g}"
+    text: str = task.rules.text(task, row)
+    return text
 
 
 def text_fault(text: str) -> str:

@@ -7,7 +7,7 @@ resamples costs a few products of matrices.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,9 @@ from torch import Tensor
 from silotune.data.tasks import Task
 
 Counts = NDArray[Any]
+
+Scores = dict[str, float | None]
+"""Baseline or metric → score; None where it is not defined."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +103,6 @@ METRICS: dict[str, Callable[[Classified], float | None]] = {
     "auroc": auroc,
 }
 """Metrics of tasks whose rows have labels, in percent. F1 is of the positive class, as MRPC and QQP are judged."""
-
-
-def majority_score(metric: str, labels: Tensor, positive: int = -1) -> float | None:
-    """Score of always predicting the most frequent class (F1 is 0 if that is not the positive one)."""
-    classes = max(2, int(labels.max()) + 1)
-    constant = torch.zeros(len(labels), classes)
-    constant[:, int(torch.bincount(labels).argmax())] = 1
-    return METRICS[metric](Classified(constant, labels, positive))
 
 
 def rouge1(written: Sequence[str], answers: Sequence[str]) -> float:
@@ -303,43 +298,21 @@ def _ranks(values: Counts, drawn: Counts) -> Counts:
 
 
 def judge(task: Task, metric: str, logits: Tensor, targets: Tensor) -> float | None:
-    """Return the score of logits.
+    """Return the score of logits; None where it is not defined.
 
     The task is not one of generation, and the metric is no loss. Logits have shape (rows, outputs), targets are as
-    `target_tensor` (`data/targets.py`) makes them.
-
-    Returns:
-        The score; None where it is not defined.
+    `Kind.targets` makes them.
     """
-    if task.kind == "classification":
-        return METRICS[metric](Classified(logits, targets, task.positive_index))
-    return all_scores(task, logits, targets)[metric]
+    score: float | None = task.rules.judge(task, metric, logits, targets)
+    return score
 
 
 def all_scores(task: Task, logits: Tensor, targets: Tensor) -> dict[str, float | None]:
-    """Return the scores by all metrics of numbers or sets of labels; arguments as for `judge`."""
-    scores = {name: float(values[0]) for name, values in resampled_scores(task, logits, targets).items()}
+    """Return the scores that follow from `Kind.scores`; arguments as for `judge`."""
+    scores = {name: float(values[0]) for name, values in task.rules.scores(task, logits, targets).items()}
     return {name: None if math.isnan(score) else score for name, score in scores.items()}
 
 
-def resampled_scores(task: Task, logits: Tensor, targets: Tensor, drawn: Any = None) -> Mapping[str, Any]:
-    """Return metric → scores of resamples of the rows, shape (resamples,); NaN where a score is not defined.
-
-    The task is a regression or one of rows with several labels; arguments as for `judge` and `number_scores`.
-    """
-    if task.kind == "regression":
-        return number_scores(logits[:, 0].double().numpy(), targets.double().numpy(), drawn)
-    return label_set_scores(logits.double().numpy(), targets.numpy(), drawn)
-
-
 def constant_score(task: Task, targets: Tensor) -> float | None:
-    """Return the score of the best constant answer.
-
-    It is the most frequent class (F1 is 0 if that is not the positive one), the mean of numbers, or the labels that
-    most rows have.
-    """
-    if task.kind == "classification":
-        return majority_score(task.metric, targets, task.positive_index)
-    if task.kind == "regression":
-        return judge(task, task.metric, targets.mean().expand(len(targets), 1), targets)
-    return judge(task, task.metric, (targets.mean(0) - 0.5).expand(len(targets), -1), targets)
+    """Return the score of the best constant answer (`Kind.constant`)."""
+    return judge(task, task.metric, task.rules.constant_outputs(task, targets), targets)

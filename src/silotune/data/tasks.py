@@ -8,8 +8,9 @@ import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
+from silotune.config.registries import KINDS
 from silotune.errors import InputError, unknown_name_error
 
 LABEL_METRICS = ("accuracy", "f1", "macro_f1", "balanced_accuracy", "mcc", "auroc")
@@ -74,26 +75,6 @@ def metric_range(metric: str) -> tuple[float, float]:
     return (-100.0 if metric in SIGNED else 0.0), 100.0
 
 
-TaskKind = Literal["classification", "regression", "multilabel", "generation"]
-"""What a row is answered with: one of the task's labels, a number, any of the labels, or a written text."""
-
-KINDS: dict[TaskKind, str] = {
-    "classification": "texts with labels",
-    "regression": "texts with numbers",
-    "multilabel": "texts with several labels",
-    "generation": "instructions with outputs",
-}
-"""Kind → its rows in words."""
-
-METRICS_OF: dict[TaskKind, tuple[str, ...]] = {
-    "classification": (*LABEL_METRICS, *LOSS_METRICS),
-    "regression": (*NUMBER_METRICS, *LOSS_METRICS),
-    "multilabel": (*LABEL_SET_METRICS, *LOSS_METRICS),
-    "generation": (*TEXT_METRICS, *LOSS_METRICS),
-}
-"""Kind → the metrics that a task of this kind may have; the first is the usual one."""
-
-
 @dataclass(frozen=True)
 class Task:
     """Meaning of a row's label or answer.
@@ -101,16 +82,21 @@ class Task:
     Args:
         name: silos with the same task name share label names and may share a head.
         labels: label names; empty for regression and generation.
-        metric: one of the kind's metrics (`METRICS_OF`).
-        kind: what a row is answered with.
+        metric: one of the kind's metrics (`Kind.metrics`).
+        kind: what a row is answered with, a name of `KINDS`.
         positive: the label that F1 is about; empty if none is.
     """
 
     name: str
     labels: tuple[str, ...]
     metric: str = "accuracy"
-    kind: TaskKind = "classification"
+    kind: str = "classification"
     positive: str = ""
+
+    @property
+    def rules(self) -> Any:
+        """The task's `Kind` (`silotune.data.kinds`): how rows are read and answers are scored."""
+        return KINDS[self.kind]()
 
     @property
     def positive_index(self) -> int:
@@ -119,13 +105,15 @@ class Task:
 
     @property
     def outputs(self) -> int:
-        """How many logits a head computes for a row: one per label; one for a regression, the number itself."""
-        return 1 if self.kind == "regression" else len(self.labels)
+        """How many logits a head computes for a row, or for each position that it reads."""
+        outputs: int = self.rules.outputs(self)
+        return outputs
 
     @property
     def labeled(self) -> bool:
         """Whether rows have labels or numbers, which a head's logits are compared with; not so for generation."""
-        return self.kind != "generation"
+        labeled: bool = self.rules.labeled
+        return labeled
 
     def label_index(self, label: str) -> int:
         """Return the index of a label, in whatever form it is written (`label_form`); −1 if there is no such label."""
@@ -174,21 +162,23 @@ def label_spelling(label: str) -> str:
 def make_task(
     name: str,
     culprit: str,
-    kind: TaskKind = "classification",
+    kind: str = "classification",
     labels: Sequence[str] = (),
     metric: str | None = None,
     positive: str | None = None,
 ) -> Task:
     """Make a task, after checking that its metric, labels and positive label fit its kind.
 
-    The usual metric is the first of `METRICS_OF`; `f1` without a positive label becomes `macro_f1`. Errors name the
+    The usual metric is the kind's first one; `f1` without a positive label becomes `macro_f1`. Errors name the
     `culprit`, a configuration key or file.
     """
-    metric = metric or METRICS_OF[kind][0]
-    if metric not in METRICS_OF[kind]:
-        raise unknown_name_error(f"metric of {culprit}, whose rows are {KINDS[kind]},", metric, METRICS_OF[kind])
-    if kind == "multilabel" and len(labels) < 2:
-        raise InputError(f"{culprit}: kind=multilabel needs at least 2 labels, found {', '.join(labels) or 'none'}")
+    rules = KINDS.find(kind)
+    metric = metric or rules.metrics[0]
+    if metric not in rules.metrics:
+        raise unknown_name_error(f"metric of {culprit}, whose rows are {rules.rows},", metric, rules.metrics)
+    if not rules.one_label and len(labels) < rules.least_labels:  # of classes, `check_silo` says which silo has one
+        needed = f"{rules.least_labels} label{'s'[: rules.least_labels - 1]}"
+        raise InputError(f"{culprit}: kind={kind} needs at least {needed}, found {', '.join(labels) or 'none'}")
     if positive is not None and positive not in labels:
         raise unknown_name_error(f"positive label of {culprit}", positive, labels)
     if metric == "f1" and positive is None:
@@ -214,7 +204,7 @@ def read_task(fields: Any) -> Task:
         raise ValueError("not a task's labels")
     positive = fields.get("positive", "")
     texts = all(isinstance(text, str) for text in (name, metric, kind, *labels))
-    if not texts or metric not in METRICS_OF.get(kind, ()):
+    if not texts or kind not in KINDS or metric not in KINDS[kind].metrics:
         raise ValueError("not a task, or not a metric of its kind")
     if positive not in ("", *labels) or (metric == "f1" and not positive):
         raise ValueError("not a task's positive label")

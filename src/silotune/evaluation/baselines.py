@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from silotune.data.rows import Row, SiloData
-from silotune.data.scores import judge
+from silotune.data.scores import Scores, judge
 from silotune.data.targets import target_tensor
 from silotune.data.tasks import LOSS_METRICS, Task
 
@@ -27,8 +27,6 @@ MOST_WORDS = 50_000
 
 MOST_SILOS = 200
 """Silos up to which each has baselines of its own."""
-
-Scores = dict[str, float | None]
 
 _known: dict[bytes, Scores] = {}
 """Digest of a task and its rows → scores, kept in a process: runs that are compared have the same rows."""
@@ -87,8 +85,11 @@ def _digest(task: Task, train: Sequence[Row], test: Sequence[Row]) -> bytes:
 def _fit_and_score(task: Task, train: Sequence[Row], test: Sequence[Row]) -> Scores:
     from sklearn.dummy import DummyClassifier, DummyRegressor
 
-    constant = DummyRegressor() if task.kind == "regression" else DummyClassifier(strategy="prior")
-    scores = {MEAN if task.kind == "regression" else MAJORITY: _score(task, constant, train, test)}
+    own: Scores | None = task.rules.own_baselines(task, train, test)
+    if own is not None:
+        return own
+    constant = DummyClassifier(strategy="prior") if task.labels else DummyRegressor()
+    scores = {task.rules.constant_name: _score(task, constant, train, test)}
     if len({row.known for row in train}) > 1 and any(re.search(r"\w", text) for row in train for text in row.texts):
         scores[BAG_OF_WORDS] = _score(task, _bag_of_words(task), train, test)
     return scores
@@ -101,8 +102,8 @@ def _bag_of_words(task: Task) -> Any:
     from sklearn.pipeline import make_pipeline
 
     words = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b", max_features=MOST_WORDS)
-    model: Any = Ridge() if task.kind == "regression" else LogisticRegression(max_iter=200)
-    return make_pipeline(words, OneVsRestClassifier(model) if task.kind == "multilabel" else model)
+    model: Any = LogisticRegression(max_iter=200) if task.labels else Ridge()
+    return make_pipeline(words, OneVsRestClassifier(model) if task.labels and not task.rules.one_label else model)
 
 
 def _score(task: Task, model: Any, train: Sequence[Row], test: Sequence[Row]) -> float | None:
@@ -117,10 +118,10 @@ def _score(task: Task, model: Any, train: Sequence[Row], test: Sequence[Row]) ->
 
 def _logits(task: Task, model: Any, texts: Sequence[str]) -> Any:
     """Return a fitted model's predictions as a head's logits, shape (rows, outputs)."""
-    if task.kind == "regression":
+    if not task.labels:
         return np.asarray(model.predict(texts), dtype=float).reshape(-1, 1)
     found = model.predict_proba(texts)
-    if task.kind == "multilabel":
+    if not task.rules.one_label:
         if isinstance(found, list):  # one array of no and yes for each label; of a single class where all rows agree
             shares = [
                 of[:, list(known).index(1)] if 1 in known else 0 * of[:, 0]

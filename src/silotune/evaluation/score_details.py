@@ -22,7 +22,6 @@ from silotune.data.scores import (
     exact_matches,
     perplexity,
     ratio,
-    resampled_scores,
     roc_areas,
     rouge_scores,
     scores_of,
@@ -85,7 +84,7 @@ class Bootstrap:
         """Return intervals of the metrics of numbers or sets of labels, by the name of the metric."""
         if not len(targets):
             return {}
-        return self._intervals(np.ones(len(targets), dtype=int), partial(resampled_scores, task, logits, targets))
+        return self._intervals(np.ones(len(targets), dtype=int), partial(task.rules.scores, task, logits, targets))
 
     def of_means(self, row_scores: Mapping[str, Sequence[float]]) -> dict[str, Interval]:
         """Return intervals of means over rows, in percent; `row_scores` has each row's score by metric, from 0 to 1."""
@@ -141,10 +140,10 @@ def score_details(measured: Measured, rows: TokenizedRows, bootstrap: Bootstrap)
     task, losses = rows.task, {}
     if measured.loss is not None:
         losses["loss"] = measured.loss
-        if task.kind == "generation" and not rows.pairs:
+        if not task.labeled and not rows.pairs:
             losses["perplexity"] = perplexity(measured.loss)
     details: dict[str, Any] = {"metrics": {}, "intervals": {}}
-    if measured.logits is not None and task.kind != "classification":
+    if measured.logits is not None and not task.rules.one_label:
         details = target_details(measured.logits, rows, bootstrap)
     elif measured.logits is not None:
         details = label_details(Classified(measured.logits, rows.labels, task.positive_index), task, bootstrap)
@@ -166,9 +165,8 @@ def target_details(logits: Tensor, rows: TokenizedRows, bootstrap: Bootstrap) ->
         "metrics": all_scores(task, logits, rows.labels),
         "intervals": bootstrap.of_targets(task, logits, rows.labels),
     }
-    if task.kind == "multilabel":
-        said, true = (marks.numpy() for marks in (logits > 0, rows.labels > 0))
-        details["per_class"] = class_table(task, (said & true).sum(0), true.sum(0), said.sum(0))
+    if counts := task.rules.by_label(task, logits, rows.labels):
+        details["per_class"] = class_table(task, *counts)
     return details
 
 

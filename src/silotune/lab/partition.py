@@ -40,7 +40,7 @@ def partition(source: str, *overrides: str, **keys: Unpack[Keys]) -> PartitionRe
     splits = silos[0].splits.counts()
     return PartitionResult(
         config.partition.model_dump(mode="json"),
-        tuple(silos[0].task.labels) if silos[0].task.kind == "classification" else ("rows",),
+        tuple(silos[0].task.labels) if silos[0].task.rules.one_label else ("rows",),
         _label_counts(silos),
         splits["validation"],
         splits["test"],
@@ -145,7 +145,7 @@ def _label_counts(silos: Sequence[SiloData]) -> dict[str, tuple[int, ...]]:
     """Count training rows per silo and label; per silo where rows do not have one label each."""
     counts = {}
     for silo in silos:
-        numbers = [0] * (len(silo.task.labels) if silo.task.kind == "classification" else 1)
+        numbers = [0] * (len(silo.task.labels) if silo.task.rules.one_label else 1)
         for row in silo.splits.train:
             numbers[row.label] += 1
         counts[silo.name] = tuple(numbers)

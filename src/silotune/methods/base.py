@@ -16,7 +16,6 @@ from torch import Tensor
 
 from silotune.aggregation.update import PartAggregation
 from silotune.config.section import Options
-from silotune.data.tasks import TaskKind
 from silotune.methods.head_first import head_first
 from silotune.methods.instance_weighting import InstanceWeighting
 from silotune.methods.parts import HEAD, Part, Scope, names_with
@@ -99,7 +98,7 @@ class Method(ABC):
     """The tuners that the method is defined for; None: all."""
     aggregations: ClassVar[tuple[str, ...] | None] = None
     """The aggregations that the method is defined for; None: all."""
-    kinds: ClassVar[tuple[TaskKind, ...] | None] = None
+    kinds: ClassVar[tuple[str, ...] | None] = None
     """The kinds of tasks that the method is defined for; None: all."""
     optimizers: ClassVar[tuple[str, ...] | None] = None
     """The optimizers of local training (`train.optimizer`) that the method is defined for; None: all."""

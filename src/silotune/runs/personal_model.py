@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,6 +15,7 @@ from silotune.core.files import damage_named
 from silotune.core.serialization import read_tensor_file
 from silotune.core.tensors import State
 from silotune.data.generation_rows import asked_row
+from silotune.data.kinds import Prediction
 from silotune.data.rows import Row
 from silotune.data.tasks import Task, read_task
 from silotune.data.tokenized import TokenizedRows
@@ -34,23 +35,6 @@ from silotune.training.prediction import PredictionContext
 
 Text = str | tuple[str, str] | list[dict[str, Any]] | dict[str, Any]
 """A text, a pair of texts, or a conversation as a list of turns, or as an object with `messages` and `tools`."""
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """A model's answer for one text.
-
-    Args:
-        label: its label; empty for a number or several labels.
-        probabilities: label → probability; they sum to 1, except for several labels. Empty for a number.
-        value: the number of a regression.
-        labels: the labels with a probability above ½, for a task with several labels.
-    """
-
-    label: str
-    probabilities: dict[str, float] = field(default_factory=dict)
-    value: float | None = None
-    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -209,14 +193,8 @@ class PersonalModel:
 
 def predictions(task: Task, outputs: Tensor) -> list[Prediction]:
     """Return what logits or numbers, shape (texts, outputs), mean for a task."""
-    if task.kind == "regression":
-        return [Prediction("", value=value) for value in outputs[:, 0].tolist()]
-    several = task.kind == "multilabel"
-    probabilities = (torch.sigmoid(outputs) if several else torch.softmax(outputs, -1)).tolist()
-    by_label = [dict(zip(task.labels, row, strict=True)) for row in probabilities]
-    if several:
-        return [Prediction("", row, labels=tuple(label for label in row if row[label] > 0.5)) for row in by_label]
-    return [Prediction(max(row, key=row.__getitem__), row) for row in by_label]
+    found: list[Prediction] = task.rules.predictions(task, outputs)
+    return found
 
 
 def check_precision(precision: str | None) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from silotune.core.numeric import mean_ignoring_none, score_text
-from silotune.data.tasks import METRICS_OF, metric_title
+from silotune.data.kinds import KINDS
+from silotune.data.tasks import metric_title
 from silotune.evaluation.baselines import BAG_OF_WORDS, MAJORITY, MEAN
 from silotune.evaluation.untouched import SHOWN, UNTOUCHED
 from silotune.runs.summary import averages
 
-ALL_METRICS = {metric for metrics in METRICS_OF.values() for metric in metrics}
+ALL_METRICS = {metric for kind in KINDS.values() for metric in kind.metrics}
 
 AVERAGE = "average"
 """The column of the mean over silos. Where silos of a run have unlike metrics there is one for each: `average f1`."""

@@ -13,7 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from silotune.data.generation_rows import MESSAGES, TOOLS
-from silotune.runs.personal_model import Prediction, Text
+from silotune.data.kinds import Prediction
+from silotune.runs.personal_model import Text
 from silotune.serve.jobs import Event, Piece, Refusal, Scored, TokenScore, Write
 
 Json = dict[str, Any]

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from silotune.runs.personal_model import Prediction, Text
+from silotune.data.kinds import Prediction
+from silotune.runs.personal_model import Text
 
 Reason = Literal["stop", "length"]
 

@@ -87,8 +87,10 @@ def _rank(federation: Federation, silo: str) -> list[str]:
 
 
 def _labels(federation: Federation) -> str:
-    words = {"regression": "numbers, which stay", "generation": "texts"}
-    return "; ".join(f"{task.name}: {', '.join(task.labels) or words[task.kind]}" for task in federation.tasks.values())
+    words = {True: "numbers, which stay", False: "texts"}
+    return "; ".join(
+        f"{task.name}: {', '.join(task.labels) or words[task.labeled]}" for task in federation.tasks.values()
+    )
 
 
 def _noise(federation: Federation, settings: SiloSettings) -> str:

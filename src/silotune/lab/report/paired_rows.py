@@ -11,16 +11,8 @@ from typing import Any
 import numpy as np
 
 from silotune.core.randomness import derive
-from silotune.data.scores import (
-    Counts,
-    exact_matches,
-    label_set_scores,
-    number_scores,
-    roc_areas,
-    rouge_scores,
-    scores_of,
-)
-from silotune.data.tasks import LOSS_METRICS, METRICS_OF, Task, lower_is_better, read_task
+from silotune.data.scores import Counts
+from silotune.data.tasks import LOSS_METRICS, Task, lower_is_better, read_task
 from silotune.errors import InputError
 from silotune.lab.report.entries import FinishedRun, ReportEntry
 from silotune.lab.report.verdicts import Differences
@@ -68,31 +60,10 @@ def _rows_of(run: FinishedRun, metric: str, by: str) -> dict[str, SiloRows]:
 
 def _score(task: Task, metric: str, columns: Mapping[str, Sequence[Any]]) -> Score:
     """Return what scores resamples of rows by a metric; a larger score is better, whatever the metric."""
-    if metric in LOSS_METRICS or metric not in METRICS_OF[task.kind]:
+    if metric in LOSS_METRICS or metric not in task.rules.metrics:
         raise InputError(f"no {metric} of single rows is kept")
-    label, predicted = columns["label"], columns["predicted"]
-    sign = -1 if lower_is_better(metric) else 1
-    if task.kind == "generation":
-        rouge = metric in ("rouge1", "rougeL")
-        each = rouge_scores(metric, predicted, label) if rouge else exact_matches(predicted, label)
-        values = np.array(each)
-        return lambda drawn: 100 * (drawn @ values) / drawn.sum(1)
-    if task.kind == "regression":
-        said, wanted = (np.array([float(value) for value in column]) for column in (predicted, label))
-        return lambda drawn: sign * number_scores(said, wanted, drawn)[metric]
-    if task.kind == "multilabel":
-        probabilities = np.array([*map(np.asarray, columns["probabilities"])])
-        true = np.array([[name in json.loads(names) for name in task.labels] for names in label], dtype=float)
-        return lambda drawn: label_set_scores(probabilities - 0.5, true, drawn)[metric]
-    true, chosen = (np.array([task.labels.index(name) for name in names]) for names in (label, predicted))
-    if metric == "auroc":
-        probabilities = np.array([*map(np.asarray, columns["probabilities"])])
-        classes = [1] if len(task.labels) == 2 else sorted({*true.tolist()})
-        return lambda drawn: 100 * np.mean([roc_areas(drawn, true == of, probabilities[:, of]) for of in classes], 0)
-    marks, marked = np.eye(len(task.labels))[true], np.eye(len(task.labels))[chosen]
-    return lambda drawn: scores_of(
-        drawn @ (marks * marked), drawn @ marks, drawn @ marked, positive=task.positive_index
-    )[metric]
+    score, sign = task.rules.resampled(task, metric, columns), -1 if lower_is_better(metric) else 1
+    return lambda drawn: sign * score(drawn)
 
 
 def paired_differences(entry: ReportEntry, reference: ReportEntry, metric: str = "", by: str = "") -> Differences:

@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from silotune.core.numeric import score_text
+from silotune.data.kinds import KINDS
 from silotune.data.tasks import NUMBER_METRICS, lower_is_better, metric_title
 from silotune.errors import InputError
 from silotune.evaluation.untouched import UNTOUCHED
@@ -298,7 +299,7 @@ def rows_table(results: Results) -> ResultTable | None:
         texts = {"task": str(task.get("name", "–")), "metric": silo_metric(run.summary, name)}
         for split in ("train", "validation", "test"):
             texts[split] = f"{counts[split]:,}" if split in counts else "–"
-        numbers = task.get("kind") == "regression"
+        numbers = not task.get("labels") and KINDS[task.get("kind", "classification")].labeled
         classes = "numbers" if numbers else _classes(task.get("labels") or [], _details(run).get(name, {}))
         texts["classes (test rows)"] = classes
         for key, title in TITLES.items():

@@ -17,7 +17,7 @@ from silotune.config.train import ClassWeights
 from silotune.core.tensors import Tensors
 from silotune.data.batching import Batch
 from silotune.data.rows import Row
-from silotune.data.tasks import Task, TaskKind
+from silotune.data.tasks import Task
 from silotune.data.tokenized import RowTokenizer, TokenizedRows
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
@@ -60,7 +60,7 @@ class LossRecipe:
 
         Logits have shape (rows, outputs).
         """
-        if batch.task.kind != "classification":  # `check_tasks` has refused all but the plain recipe
+        if not batch.task.rules.one_label:  # `check_tasks` has refused all but the plain recipe
             return task_loss(logits, batch)
         weights = self._weights(batch)
         return nn.functional.cross_entropy(
@@ -84,19 +84,9 @@ class LossRecipe:
 
 
 def task_loss(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the plain loss of a batch's logits, shape (), by the kind of its task.
-
-    Cross-entropy of labels; the squared error of numbers; the binary cross-entropy of several labels, as a mean over
-    rows and labels.
-
-    Logits have shape (rows, outputs).
-    """
-    targets = batch.labels.to(logits.device)
-    if batch.task.kind == "regression":
-        return nn.functional.mse_loss(logits[:, 0], targets.to(logits.dtype))
-    if batch.task.kind == "multilabel":
-        return nn.functional.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype))
-    return nn.functional.cross_entropy(logits, targets)
+    """Return the plain loss of a batch's logits, shape (rows, outputs), by the kind of its task: `Kind.loss`."""
+    loss: Tensor = batch.task.rules.loss(logits, batch.labels.to(logits.device))
+    return loss
 
 
 PLAIN = LossRecipe()
@@ -120,7 +110,7 @@ class Head(ABC):
     """
 
     name: ClassVar[str]
-    task_kind: ClassVar[TaskKind] = "classification"
+    task_kind: ClassVar[str] = "classification"
     """The kind of task it answers; see `answers`."""
     model_class: ClassVar[ModelClass] = "AutoModel"
     """The class of transformers with which the backbone is loaded."""
@@ -138,7 +128,7 @@ class Head(ABC):
     """How a classifier pools the last layer's states: the first token's, the last one's, or the mean."""
 
     @classmethod
-    def answers(cls, kind: TaskKind) -> bool:
+    def answers(cls, kind: str) -> bool:
         """Return whether the head answers tasks of this kind."""
         return kind == cls.task_kind
 

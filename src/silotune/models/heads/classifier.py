@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from silotune.core.tensors import Tensors, draw_linear
-from silotune.data.tasks import Task, TaskKind
+from silotune.data.kinds import KINDS
+from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.stored_model import is_causal
@@ -41,9 +42,9 @@ class Classifier(Head):
 
     @classmethod
     @override
-    def answers(cls, kind: TaskKind) -> bool:
-        """Return whether the head answers a kind of task: every kind but generation."""
-        return kind != "generation"
+    def answers(cls, kind: str) -> bool:
+        """Return whether the head answers a kind of task: every kind whose rows have one answer as a whole."""
+        return KINDS[kind].labeled
 
     @classmethod
     @override

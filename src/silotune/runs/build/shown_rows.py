@@ -11,7 +11,6 @@ from silotune.config import Config
 from silotune.data.generation_rows import row_format
 from silotune.data.row_checks import describe_rows, spread
 from silotune.data.rows import SiloData, known_text
-from silotune.data.tasks import KINDS
 from silotune.data.tokenized import ANY_LENGTH, TokenizedRows, count_cuts, cut_text
 from silotune.errors import InputError
 from silotune.models.backbone.loading import silence_transformers
@@ -47,10 +46,10 @@ class ShownRow:
 def describe_silo(silo: SiloData) -> dict[str, Any]:
     """Return a silo's task, format, metric and numbers of rows, and what its rows are like (`describe_rows`)."""
     row, task, described = silo.splits.train[0], silo.task, describe_rows(silo)
-    labeled = KINDS[task.kind].replace("texts", "text pairs" if len(row.texts) > 1 else "texts")
+    labeled = task.rules.rows.replace("texts", "text pairs" if len(row.texts) > 1 else "texts")
     return {
         "task": task.name,
-        "format": row_format(row) if task.kind == "generation" else labeled,
+        "format": row_format(row) if not task.labeled else labeled,
         "labels": list(task.labels),
         "metric": task.metric,
         "positive": task.positive,

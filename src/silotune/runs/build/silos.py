@@ -170,16 +170,8 @@ def make_canaries(task: Task, texts: int, count: int, silo: str, secret: bytes) 
     for number in range(count):
         words = [_text(stream, f"{number}/{place}") for place in range(texts)]
         draw = float(stream.uniform("label", str(number), (1,)))
-        row = Row(tuple(words), 0, unit=f"canary {number}")
-        if task.kind == "generation":
-            row = Row((words[0], ""), 0, _text(stream, f"{number}/answer"), unit=row.unit)
-        elif task.kind == "regression":
-            row = Row(row.texts, 0, target=draw, unit=row.unit)
-        elif task.kind == "multilabel":
-            row = Row(row.texts, 0, target=(int(draw * len(task.labels)),), unit=row.unit)
-        else:
-            row = Row(row.texts, int(draw * len(task.labels)), unit=row.unit)
-        rows.append(row)
+        drawn = (*words,) if task.labeled else (words[0], _text(stream, f"{number}/answer"))
+        rows.append(replace(task.rules.drawn_row(task, drawn, draw), unit=f"canary {number}"))
     return Canaries(rows, (stream.uniform("coins", "", (count,)) < 0.5).tolist())
 
 

@@ -8,7 +8,8 @@ from types import MappingProxyType
 
 from silotune.config import Config, registries
 from silotune.data.backdoor import check_attack
-from silotune.data.tasks import KINDS, Task, lower_is_better
+from silotune.data.kinds import KINDS
+from silotune.data.tasks import Task, lower_is_better
 from silotune.errors import InputError, require_known
 from silotune.methods import Method
 from silotune.methods.parts import Scope, Table, names_with
@@ -43,12 +44,12 @@ def check_tasks(
             fitting = sorted(
                 name for name, other in HEADS.items() if other.answers(task.kind) and not other.reads_reference
             )
-            rows = KINDS[task.kind]
+            rows = task.rules.rows
             raise InputError(f"head={config.head.name}: silo {silo!r} holds {rows}; allowed: {', '.join(fitting)}")
         if method.kinds is not None and task.kind not in method.kinds:
-            allowed = ", ".join(KINDS[kind] for kind in method.kinds)
-            raise InputError(f"method={method.name}: silo {silo!r} holds {KINDS[task.kind]}; allowed: {allowed}")
-        if task.kind in ("regression", "multilabel"):
+            allowed = ", ".join(KINDS[kind].rows for kind in method.kinds)
+            raise InputError(f"method={method.name}: silo {silo!r} holds {task.rules.rows}; allowed: {allowed}")
+        if task.labeled and not task.rules.one_label:
             _check_without_classes(config, method, silo, task)
     if config.attack.name != "none":
         check_attack(config.attack, tasks)
@@ -68,7 +69,7 @@ def check_tasks(
 
 def _check_without_classes(config: Config, method: Method, silo: str, task: Task) -> None:
     """Refuse settings that need one label per row if a silo's rows have numbers or several labels."""
-    rows = f"silo {silo!r} holds {KINDS[task.kind]}"
+    rows = f"silo {silo!r} holds {task.rules.rows}"
     if method.needs_labeled_rows:
         raise InputError(
             f"method={method.name}: the coordinator trains on rows of one label each, and {rows}; allowed: methods "

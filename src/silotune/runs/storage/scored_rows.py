@@ -8,11 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from silotune.core.files import write_bytes, write_text
-from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.federation_scores import all_share_one_model
 from silotune.evaluation.predict import Measured
@@ -120,40 +116,19 @@ def _write_tables(path: Path, tables: Sequence[Any]) -> None:
     write_bytes(path, buffer.getvalue())
 
 
-def _numbers(values: Tensor) -> list[str]:
-    return [f"{value:.9g}" for value in values.tolist()]
-
-
-def _label_lists(task: Task, marks: Tensor) -> list[str]:
-    """Return each row's labels, those with a mark or logit above 0, as a JSON list."""
-    return [
-        json.dumps([label for label, mark in zip(task.labels, row, strict=True) if mark > 0], ensure_ascii=False)
-        for row in marks.tolist()
-    ]
-
-
 def _columns(silo: str | None, measured: Measured, rows: TokenizedRows, tokenizer: Any) -> dict[str, Any]:
     task, number = rows.task, rows.examples
-    probabilities: list[list[float] | None] = [None] * number
-    prompts: list[str | None] = [None] * number
-    if measured.logits is not None and task.kind == "regression":
-        label, predicted = _numbers(rows.labels), _numbers(measured.logits[:, 0])
-    elif measured.logits is not None and task.kind == "multilabel":
-        label, predicted = _label_lists(task, rows.labels), _label_lists(task, measured.logits)
-        probabilities = torch.sigmoid(measured.logits.double()).tolist()
-    elif measured.logits is not None:
-        label = [task.labels[index] for index in rows.labels.tolist()]
-        predicted = [task.labels[index] for index in measured.logits.argmax(-1).tolist()]
-        probabilities = torch.softmax(measured.logits.double(), -1).tolist()
+    empty: list[Any] = [None] * number
+    if measured.logits is not None:
+        columns = task.rules.written(task, measured.logits, rows.labels)
     else:
-        label, predicted = list(rows.answers or []), list(measured.written or [])
-        prompts = tokenizer.batch_decode(prompt_rows(rows).ids)
+        columns = {"label": list(rows.answers or []), "predicted": list(measured.written or [])}
+        columns["prompt"] = tokenizer.batch_decode(prompt_rows(rows).ids)
     return {
         "silo": [silo] * number,
         "task": [task.name] * number,
         "row": list(range(number)),
-        "prompt": prompts,
-        "label": label,
-        "predicted": predicted,
-        "probabilities": probabilities,
+        "prompt": empty,
+        "probabilities": empty,
+        **columns,
     }

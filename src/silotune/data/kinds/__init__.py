@@ -1,0 +1,35 @@
+"""Register the kinds of tasks by name. A new kind is a file here and a line in `_ALL`."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from silotune.config import registries
+from silotune.config.registries import Registry
+from silotune.data.kinds.base import Kind, Prediction, Reading, Span
+from silotune.data.kinds.classification import Classification
+from silotune.data.kinds.generation import Generation
+from silotune.data.kinds.multilabel import Multilabel
+from silotune.data.kinds.regression import Regression
+
+_ALL: tuple[type[Kind], ...] = (Classification, Regression, Multilabel, Generation)
+
+KINDS: Registry[type[Kind]] = registries.KINDS
+
+KINDS.problem = registries.subclass_problem(Kind)
+
+KINDS.provide(lambda: {kind.name: kind for kind in _ALL})
+
+Class = TypeVar("Class", bound=type[Kind])
+
+
+def register_kind(kind: Class) -> Class:
+    """Make a kind of task known in this process, under its `name`; also a decorator of its class.
+
+    Processes that a run starts know it if their script or an entry point of group `silotune.kinds` registers it.
+    """
+    KINDS.register(getattr(kind, "name", ""), kind)
+    return kind
+
+
+__all__ = ["KINDS", "Kind", "Prediction", "Reading", "Span", "register_kind"]
