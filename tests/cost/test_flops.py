@@ -150,9 +150,9 @@ def silo_of(tokens, rows):
     [
         ("fedavg", ("tuner=lora", "method.adapters=2")),
         ("fedmcp", ("tuner=bottleneck",)),
-        ("moon", ("tuner=bottleneck", "method.adapters=1")),
+        pytest.param("moon", ("tuner=bottleneck", "method.adapters=1"), marks=pytest.mark.long),
         ("fedrep", ("tuner=lora", "method.adapters=1")),  # two phases, each with constant parts
-        ("ditto", ("tuner=bottleneck",)),
+        pytest.param("ditto", ("tuner=bottleneck",), marks=pytest.mark.long),
         ("fedprox", ("tuner=prefix", "tuner.tokens=3", "tuner.reparametrise=8", "method.adapters=1")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -237,15 +237,21 @@ RUNS = {
 NO_NOISE = {"fedmcp": "couples the rows", "moon": "couples the rows", "full": "tuner", "balanced": "class_weights"}
 """Runs that noise on rows cannot cover, with words of the reason."""
 
-SHORT = (
-    *("defaults", "fedmcp", "fedmcp without similarity", "scaffold", "ditto", "flora", "full", "balanced"),
-    *("one row a step", "three hundred rounds", "few bytes"),
+SHORT = {
+    "trusting": ("defaults", "fedmcp", "full", "three hundred rounds", "few bytes"),
+    "private": ("defaults", "fedmcp", "scaffold", "full", "balanced", "one row a step"),
+}
+"""Runs of `make test` by policy; the others take the same ways."""
+
+
+@pytest.mark.parametrize(
+    ("policy", "name"),
+    [
+        pytest.param(policy, name, marks=() if name in SHORT[policy] else pytest.mark.long)
+        for policy in SHORT
+        for name in RUNS
+    ],
 )
-"""Runs of `make test`; the others take the same ways."""
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SHORT else pytest.mark.long) for n in RUNS])
-@pytest.mark.parametrize("policy", ["trusting", "private"])
 def test_an_ordinary_run(policy, name, attack):
     method, *words = RUNS[name]
     settings = {"policy": {"preset": policy}, "caps": False}

@@ -246,7 +246,14 @@ def test_kills_at_any_moment_leave_no_answer_unpaid(kills, tmp_path):
 # -- a federation ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [("fedmcp", "method.mu=0"), ("fedlora",), ("fedlora", "privacy.parts=all")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(("fedmcp", "method.mu=0"), marks=pytest.mark.long),
+        ("fedlora",),
+        ("fedlora", "privacy.parts=all"),
+    ],
+)
 def test_a_federation_in_which_only_noised_parts_leave(words, tiny_config, tmp_path, capsys):
     """FedLoRA has a final phase without noise, after which nothing leaves; with noise on all parts it is paid for."""
     config = tiny_config(*words, *NOISE)

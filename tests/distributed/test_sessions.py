@@ -47,7 +47,7 @@ def federated(tiny_config, tmp_path_factory):
     return finished
 
 
-@pytest.mark.parametrize("method", ["fedmcp", "fedfame", "fedlora", "fedalt"])
+@pytest.mark.parametrize("method", ["fedmcp", "fedfame", "fedlora", pytest.param("fedalt", marks=pytest.mark.long)])
 def test_same_bits_as_in_one_process(whole, federated, method):
     _, expected = whole(method)
     _, summary, _ = federated(method)

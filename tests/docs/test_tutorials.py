@@ -11,11 +11,10 @@ from pathlib import Path
 
 import click
 import pytest
-import typer
 
 from silotune.cli.app import add_commands, app
 from tests.support.chats import chat_model, write_lines
-from tests.support.command_line import Silotune
+from tests.support.command_line import Silotune, get_command
 from tests.support.tiny import save_backbone
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +64,7 @@ def words_of(lines: list[str]) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_and_options_exist(page: Path) -> None:
     add_commands()
-    root = typer.main.get_command(app)
+    root = get_command(app)
     for words in commands(page):
         known: click.Command = root
         rest = list(words)

@@ -137,6 +137,7 @@ def test_three_malicious_silos_of_five_succeed_and_a_clean_federation_has_no_bac
 REPLACEMENT = ("attack.fraction=0.2", "attack.scale=5")
 
 
+@pytest.mark.long
 def test_a_single_silo_with_a_scaled_update_succeeds_and_clipping_lowers_it(attacked):
     plain = attacked(*REPLACEMENT).summary["attack"]["asr"]
     assert plain > 90

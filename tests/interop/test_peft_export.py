@@ -24,6 +24,7 @@ from silotune.interop.export import export
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.tuners import TUNERS
 from silotune.models.tuners.base import MergedAdapter
+from tests.support.method_cases import of_kinds
 from tests.support.small_runs import (
     PAIRS,
     SINGLE,
@@ -46,6 +47,8 @@ PAIRS_OF = [
     for tuner in ("lora", "ia3", *VIRTUAL)
     if (family, tuner) != ("t5", "prefix")  # peft has no prefix in an encoder; tested to be refused
 ] + [*((family, tuner) for family in ("bert", "gpt2") for tuner in ("dora", "vera")), ("bert", "loha"), ("t5", "loha")]
+REPEATED = [(family, tuner) for family in ("gpt2", "llama") for tuner in ("ia3", "prompt", "p-tuning", "vera")]
+"""In `make test` BERT and T5 have these, and the decoders LoRA, DoRA and prefixes."""
 
 
 def plain_peft(auto, base, folder):
@@ -61,7 +64,10 @@ def peft_states(model, family, folder, texts):
     return rows_of(model(**inputs).encoder_last_hidden_state, inputs["attention_mask"])
 
 
-@pytest.mark.parametrize(("family", "tuner"), PAIRS_OF)
+@pytest.mark.parametrize(
+    ("family", "tuner"),
+    [pytest.param(*pair, marks=pytest.mark.long if pair in REPEATED else ()) for pair in PAIRS_OF],
+)
 def test_the_same_states_and_logits(runs, family, tuner, tmp_path):
     run = runs.run(family, tuner)
     base = runs.model(family)
@@ -79,8 +85,9 @@ def test_the_same_states_and_logits(runs, family, tuner, tmp_path):
 @pytest.mark.parametrize(
     ("tuner", "words"),
     [
-        *((tuner, ()) for tuner in ("lora", "ia3", *VIRTUAL, "dora", "vera")),
-        ("lora", ("tuner.scaling=rslora", "tuner.init=pissa")),
+        *((tuner, ()) for tuner in ("lora", "ia3", "prefix")),
+        *(pytest.param(tuner, (), marks=pytest.mark.long) for tuner in ("prompt", "p-tuning", "dora", "vera")),
+        pytest.param("lora", ("tuner.scaling=rslora", "tuner.init=pissa"), marks=pytest.mark.long),
         ("dora", ("tuner.scaling=rslora", "tuner.init=pissa", "tuner.lr_ratio=2")),
     ],
 )
@@ -133,7 +140,7 @@ def test_a_causal_language_model(runs, tuner, tmp_path):
         close([actual[-len(ids) :]], [expected])
 
 
-@pytest.mark.parametrize("tuner", ["lora", "prompt", "p-tuning", "prefix"])
+@pytest.mark.parametrize("tuner", of_kinds(["lora", "prefix", "prompt", "p-tuning"], ["lora", "prefix"]))
 def test_an_encoder_decoder_with_its_language_model_head(runs, tuner, tmp_path):
     more = ["tuner.stack=decoder"] if tuner == "prefix" else []
     run = runs.generation("t5", "seq2seq", tuner, *more)

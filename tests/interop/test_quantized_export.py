@@ -33,7 +33,11 @@ def as_in_training(model):
 
 @pytest.mark.parametrize(
     ("quantization", "tuner"),
-    [*(("nf4", tuner) for tuner in ("lora", "dora", "vera", "ia3", "prompt")), ("int8", "lora"), ("int8", "dora")],
+    [
+        *(("nf4", tuner) for tuner in ("lora", "dora", "prompt")),
+        ("int8", "lora"),
+        *(pytest.param(*pair, marks=pytest.mark.long) for pair in (("nf4", "vera"), ("nf4", "ia3"), ("int8", "dora"))),
+    ],
 )
 def test_plain_peft_over_the_same_quantized_base(runs, quantization, tuner, tmp_path):
     run = run_of(runs, quantization, tuner)

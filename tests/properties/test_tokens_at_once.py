@@ -216,10 +216,18 @@ def test_other_families(make, method, head, family, monkeypatch):
     compare(make(method, head, *DROPOUT, family=family), monkeypatch)
 
 
-@pytest.mark.parametrize("words", [DROPOUT, (), (*DROPOUT, "train.gradient_checkpointing=true")], ids=str)
+AGAIN = (*DROPOUT, "train.gradient_checkpointing=true")
+
+
 @pytest.mark.parametrize(
-    ("method", "head"),
-    [("fedmcp", "mlp"), ("feddpa-t", "lm"), pytest.param("fedit", "dpo", marks=pytest.mark.long)],
+    ("method", "head", "words"),
+    [
+        *(("fedmcp", "mlp", AGAIN), ("feddpa-t", "lm", DROPOUT)),
+        *(pytest.param("fedmcp", "mlp", words, marks=pytest.mark.long) for words in (DROPOUT, ())),
+        *(pytest.param("feddpa-t", "lm", words, marks=pytest.mark.long) for words in ((), AGAIN)),
+        *(pytest.param("fedit", "dpo", words, marks=pytest.mark.long) for words in (DROPOUT, (), AGAIN)),
+    ],
+    ids=str,
 )
 def test_cohorts(make, method, head, words, monkeypatch):
     compare(make(method, head, "tuner=lora", *words), monkeypatch, together=True)

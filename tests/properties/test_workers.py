@@ -24,7 +24,11 @@ from silotune.lab.runner import CellKind, run_cells
 from silotune.lab.sweep import sweep
 from silotune.runs.engines import multi_process as workers
 from silotune.runs.run import run
-from tests.support.method_cases import every_case, logged, same, snapshot, timeless
+from tests.support.method_cases import CASES, logged, of_kinds, same, snapshot, timeless
+
+ACROSS = ("fedmcp", "scaffold", "flora, ranks", "feddpa-t, dropout", "fedfame")
+"""Cases of `make test`: private parts, memory, ranks and redrawn parts, draws and a final phase, rows of one party and
+a phase of the server."""
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +69,7 @@ def assert_the_same(run, whole) -> None:
         assert found[0] == found[1]
 
 
-@every_case
+@pytest.mark.parametrize("case", of_kinds(CASES, ACROSS))
 @pytest.mark.usefixtures("one_pool")
 def test_two_processes_give_the_bits_of_one(federate, reference, case, tmp_path):
     run = federate.run(case, tmp_path / "run", workers=2)
@@ -129,6 +133,7 @@ def test_divergence_and_another_backbone_are_named(federate, monkeypatch, tmp_pa
         federate.run("fedavg", tmp_path / "other", workers=2)
 
 
+@pytest.mark.long
 def test_a_script_without_guard_ends_with_one_line(tmp_path):
     """Workers import the script; what starts processes in it would start them again, in every worker."""
     script = tmp_path / "script.py"
@@ -192,7 +197,7 @@ def test_deterministic_settings_reach_the_processes_and_leave_the_caller(tiny_co
 
 @pytest.mark.usefixtures("one_pool")
 def test_two_processes_add_the_same_noise_to_rows(tiny_config, tmp_path):
-    config = tiny_config("fedavg", "privacy.unit=row", "privacy.epsilon=4", "train.steps=2", "train.batch_size=30")
+    config = tiny_config("fedavg", "privacy.unit=row", "privacy.epsilon=4", "train.steps=2", "train.batch_size=10")
     runs = [run(config, out=tmp_path / str(number), workers=number) for number in (1, 2)]
     assert runs[0].summary["state_sha256"] == runs[1].summary["state_sha256"]
 

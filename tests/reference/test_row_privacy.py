@@ -28,6 +28,8 @@ from tests.support.proof import RECIPE, TUNER_WORDS, double_backbone, in_double
 from tests.support.tiny import BAD, GOOD
 
 TUNERS = [name for name in TUNER_WORDS if name not in ("full", "p-tuning")]
+FEW = ("lora", "bottleneck", "prefix")
+"""Tuners on causal models in `make test`, one of each kind."""
 CLIP = 0.05
 TRAINING = LocalTraining(0.1, {}, {})
 
@@ -146,8 +148,15 @@ def test_a_row_that_overflows_spoils_no_other(tuner, tiny_config, backbone_folde
     assert not all(tensor.isfinite().all() for piece in found[1] for tensor in piece[0])
 
 
-@pytest.mark.parametrize("head", ["lm", "linear"])
-@pytest.mark.parametrize("tuner", [name for name in TUNERS if name != "bitfit"])  # Llama has no biases
+@pytest.mark.parametrize(
+    ("tuner", "head"),
+    [
+        pytest.param(tuner, head, marks=() if tuner in FEW and (head == "lm" or tuner == "lora") else pytest.mark.long)
+        for tuner in TUNERS
+        for head in ("lm", "linear")
+        if tuner != "bitfit"  # Llama has no biases
+    ],
+)
 def test_a_causal_model(tuner, head, tmp_path, tmp_path_factory):
     folder, data = folder_of("llama", tmp_path_factory.getbasetemp()), tmp_path / "rows.jsonl"
     rows = [

@@ -83,7 +83,10 @@ def test_labels_of_models_that_share_no_forward(runs, tuner):
     check_labels(runs.folder("bert", tuner))
 
 
-@pytest.mark.parametrize("method", ["fedmcp", "apfl", "feddpa-t", "fedalt", "fedmatch", "fdlora", "fedrep"])
+PREDICTING = ("fedmcp", "apfl", "feddpa-t", "fedrep", "fedalt", "fedmatch", "fdlora")
+
+
+@pytest.mark.parametrize("method", of_kinds(PREDICTING, PREDICTING[:4]))
 def test_labels_of_every_kind_of_prediction(runs, method):
     more = {"feddpa-t": ["head=mlp"], "fedalt": ["aggregation=rest-of-world"]}.get(method, [])
     check_labels(runs.folder("bert", "lora", f"method={{name: {method}}}", *more), of_a_batch=6)
@@ -116,7 +119,8 @@ def check_answers(run: Any, joins: bool = True) -> None:
 @pytest.mark.parametrize(
     ("family", "tuner"),
     [
-        *(("llama", tuner) for tuner in ("ia3", "full", "lora", "prompt", "prefix")),
+        *(("llama", tuner) for tuner in ("full", "lora", "prompt", "prefix")),
+        pytest.param("llama", "ia3", marks=pytest.mark.long),
         *(("gpt2", "lora"), *(pytest.param("gpt2", tuner, marks=pytest.mark.long) for tuner in ("prompt", "prefix"))),
     ],
 )
@@ -124,7 +128,7 @@ def test_answers_of_silos_share_steps(runs, family, tuner):
     check_answers(runs.generation(family, "causal", tuner), joins=tuner != "full")
 
 
-@pytest.mark.parametrize("method", ["fedmcp", "feddpa-t", "fedalt", "hetlora"])
+@pytest.mark.parametrize("method", of_kinds(["fedmcp", "feddpa-t", "fedalt", "hetlora"], ["feddpa-t", "hetlora"]))
 def test_answers_of_every_kind_of_prediction(runs, method):
     check_answers(runs.generation("llama", "causal", "lora", f"method={{name: {method}}}"))
 

@@ -7,8 +7,11 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
+import typer
 import yaml
 
 from silotune.cli.main import main
@@ -43,12 +46,27 @@ class Outcome:
 
 
 Silotune = Callable[..., Outcome]
+_made: dict[object, click.Command] = {}
+
+
+def get_command(app: typer.Typer, of_typer: Callable[[typer.Typer], click.Command] = typer.main.get_command) -> Any:
+    """Return an application's command, made once for the commands that it has: typer reads each signature anew."""
+    key = (
+        app,
+        *(info.callback for info in app.registered_commands),
+        *(info.typer_instance for info in app.registered_groups),
+    )
+    return _made.get(key) or _made.setdefault(key, of_typer(app))
+
+
 Refused = Callable[..., str]
 
 
 @pytest.fixture(name="silotune")
 def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Silotune:
     """`silotune("run", …)` → `Outcome`. Output is captured at the file descriptors, libraries' warnings included."""
+
+    monkeypatch.setattr(typer.main, "get_command", get_command)
 
     def run(*words: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["silotune", *map(str, words)])

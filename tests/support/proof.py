@@ -85,7 +85,7 @@ CASES = {f"{method} {tuner}": (method, tuner) for method in METHODS for tuner in
 SHORT = [
     name
     for name, (method, tuner) in CASES.items()
-    if method in REPRESENTATIVE or (method in KINDS_OF_METHODS and tuner == default_tuner(method))
+    if method == "fedmcp" or (method in KINDS_OF_METHODS and tuner == default_tuner(method))
 ]
 
 

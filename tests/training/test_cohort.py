@@ -32,7 +32,7 @@ ALIKE = {"east": 10, "north": 21, "west": 14}
 
 CANNOT = {name for name in METHODS if CLASSES[name].defaults.get("tuner") in ("full", "prompt")}
 CAN = [name for name in METHODS if name not in CANNOT and not CLASSES[name].centralized]
-FAST = ["fedavg", "moon", "fedrep", "fedmcp", "feddpa-t"]
+FAST = ["fedmcp", "feddpa-t"]
 
 TUNERS = {
     "lora": ("tuner=lora",),
@@ -148,7 +148,12 @@ def test_a_round_is_the_serial_one(method, federation_of):
         assert_same_round(found, serial.trainer.finals([serial.silos[name]], shared, 2)[0])
 
 
-EVERY_TUNER = [*(("fedmcp", tuner) for tuner in TUNERS), ("feddpa-t", "lora with dropout")]
+FEW = ("lora with dropout", "dora with pissa", "bottleneck behind the feed-forward", "ia3")
+EVERY_TUNER = [
+    *(pytest.param("fedmcp", tuner, marks=() if tuner in FEW else pytest.mark.long) for tuner in TUNERS),
+    pytest.param("feddpa-t", "lora with dropout", marks=pytest.mark.long),
+]
+"""`models/tuners/test_segments.py` has all tuners, without rounds."""
 
 
 @pytest.mark.parametrize(("method", "tuner"), EVERY_TUNER)
@@ -249,7 +254,7 @@ def test_a_run_under_a_whole_recipe_is_the_serial_one(method, federation_of, tmp
     compare_runs(method, lambda name, *words: federation_of(name, *words, *RECIPE), tmp_path)
 
 
-@pytest.mark.parametrize("method", ["fedmcp", "fedlora"])
+@pytest.mark.parametrize("method", [pytest.param("fedmcp", marks=pytest.mark.long), "fedlora"])
 def test_resumed_in_the_middle_with_the_same_bits(method, words, tmp_path):
     config = read_config("demo", words(method, "cohort=2"))
     calls = []

@@ -130,6 +130,7 @@ def test_a_real_partitioned_run(tiny_config, tmp_path: Path) -> None:
         assert (points["x"], points["mean"]) == ([1, 2], logged)
 
 
+@pytest.mark.usefixtures("no_figure_files")
 def test_long_names_leave_room_for_the_data(tmp_path: Path) -> None:
     """matplotlib warns where labels squeeze a diagram to nothing."""
     silos = {f"the {word} silo of a very long name without an end": 50.0 for word in ("first", "second")}

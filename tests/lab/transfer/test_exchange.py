@@ -96,6 +96,7 @@ def test_methods_and_tuners_are_groups_of_their_own(made):
         assert len(frame) == 4
 
 
+@pytest.mark.long
 def test_learning_rate_and_alpha_tell_groups_apart_where_tasks_come_twice(made):
     skewed = ("partition=dirichlet", "partition.alpha=2.0")
     twice = [made("fedavg", task, *skewed, *more) for more in ((), ("train.lr=0.01",)) for task in ("alpha", "beta")]
