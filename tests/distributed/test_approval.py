@@ -204,11 +204,19 @@ def test_the_operators_commands(asking, tmp_path, silotune, monkeypatch):
         "the coordinator sees each change", "no run was approved before", "alpha: bad, good",
     ):  # fmt: skip
         assert words in shown
+    keys = said("show", "aaaa").split("keys off their defaults:")[1].split("no run was approved")[0]
+    assert {line.split(" = ")[0].strip() for line in keys.splitlines() if " = " in line} >= {"tuner.r", "train.steps"}
+    assert not {"method.gamma", "tuner.sites"} & {line.split(" = ")[0].strip() for line in keys.splitlines()}
+    state = json.loads(said("status", "--json"))
+    assert ([name[:1] for name in state["waiting"]], state["run"], state["worker"]) == (["a", "b"], None, None)
     assert "2 runs wait for approval" in silotune("silo", "approve", "--config", path).err
     assert "is approved" in said("approve", "aaaa")
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))  # to the question about the only one that waits
     asked = silotune("silo", "approve", "--config", path)
     assert (asked.code, "rounds: 1 → 2" in asked.out, "is approved" in asked.out) == (1, True, False)
+    assert coordinator.ask("round").kind == "answer"
+    assert coordinator.session.present == {"run": "a" * 16, "rounds": 1}
+    assert f"run {'a' * 16}: round, round 1 of 1\nwaits for approval: bbbb" in said("status")
     shown = said("show", "b")
     assert "\x1b" not in shown
     assert r"description: '\x1b[2Jharmless\nrun approved' → 'six small" in " ".join(shown.split())
@@ -216,6 +224,14 @@ def test_the_operators_commands(asking, tmp_path, silotune, monkeypatch):
     assert "train.lr: 0.001 → 0.002" in shown
     assert "is rejected" in said("reject", "b")
     assert "no run waits" in said("pending")
+    assert (
+        "no run waits for approval yet; `silotune silo approve --wait`"
+        in silotune("silo", "approve", "--config", path).err
+    )
+    third = asking(run="d" * 16)
+    monkeypatch.setattr("silotune.deploy.silo_commands.time.sleep", lambda _: third.ask("hello"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert f"run {'d' * 16}" in said("approve", "--wait")
     for words, error in ((("show", "c"), "unknown run 'c'"), (("approve", ""), "unknown run ''")):
         failed = silotune("silo", *words, "--config", path)
         assert (failed.code, error in failed.err) == (2, True)

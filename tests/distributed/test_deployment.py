@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,23 @@ def test_a_partys_file_is_checked(tmp_path, tree, change, message):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("party", ["node", "coordinator"])
+def test_a_port_that_is_in_use_is_said_before_anything_starts(tmp_path, party):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        plain = {"folder": "state", "insecure": True, "port": port}
+        if party == "node":
+            more = {"name": "north", "socket": "run/w.sock", "superlink": "127.0.0.1:8000"}
+            begin, settings = (
+                partial(processes.join, tmp_path / "file.yaml"),
+                read_party(written(tmp_path, plain | more)),
+            )
+        else:
+            begin, settings = processes.up, read_party(written(tmp_path, plain))
+        with pytest.raises(InputError, match=f"port {port}: is in use"):
+            begin(settings, print)
+
+
 def test_one_command_at_a_time_works_in_a_folder(tmp_path):
     party = processes._processes
     with party(tmp_path), pytest.raises(InputError, match="already running"), party(tmp_path):
@@ -159,9 +177,9 @@ def test_a_nodes_status_tells_its_link_and_fails_while_it_is_down(silotune, tmp_
         assert down.code == 1
         assert "(certificate has expired)" in down.out
         told = json.loads(silotune("federation", "status", file, "--json").out)["link"]
-        assert (told["losses"], told["days"]) == (1, {"coordinator": 11, "authority": 1800})
+        assert (told["losses"], told["days"]) == (1, {"authority": 1800})  # nobody knows of the coordinator's
         values = {metric.name: metric.samples[0].value for metric in link_measures(tmp_path / "node")}
-    assert values == {"silotune_link_up": 0, "silotune_link_losses": 1, "silotune_certificate_days_left": 11}
+    assert values == {"silotune_link_up": 0, "silotune_link_losses": 1, "silotune_certificate_days_left": 1800}
 
 
 def test_logs_may_be_json(tmp_path, monkeypatch, capfd):

@@ -20,7 +20,7 @@ import yaml
 from silotune.deploy import enrollment, initialize, joining
 from silotune.deploy import nodes as admission
 from silotune.deploy.certificates import check_public_key, fingerprint, make_node_key, names_in, public_node_key
-from silotune.deploy.doctor import check_proxy, check_secret
+from silotune.deploy.doctor import check_proxy, check_rows, check_secret, examine_silo
 from silotune.deploy.files import TEMPLATES, filled
 from silotune.deploy.joining import Answers
 from silotune.deploy.nodes import Invitation, InvitationRefused, claim, note, unclaim
@@ -86,8 +86,8 @@ def served(settings, nodes):
 @pytest.fixture
 def rows(tmp_path):
     path = tmp_path / "rows.csv"
-    lines = [f"words of row {number},{'good' if number % 2 else 'bad'}" for number in range(60)]
-    path.write_text("review,opinion\n" + "\n".join(lines) + "\n")
+    lines = [f"words of row {number},{'good' if number % 2 else 'bad'},p{number // 3}" for number in range(60)]
+    path.write_text("review,opinion,patient\n" + "\n".join(lines) + "\n")
     return Answers(path, "trusting", ("review",), "opinion")
 
 
@@ -345,7 +345,9 @@ def test_what_a_silo_cannot_join_with(settings, tmp_path, nodes, served, rows):
         ({}, replace(rows, data=tmp_path / "none.csv"), r"none\.csv: not found"),
         ({}, replace(rows, label="stars"), "stars"),
         ({}, replace(rows, policy="anything"), r"silo\.yaml: policy"),
-        ({}, replace(rows, policy="private"), "needs the budget of each row or person"),
+        ({}, replace(rows, policy="private"), r"labels: are to be declared .*\(`silo join --labels`\)"),
+        ({}, replace(rows, policy="private", labels=("bad", "good")), "needs the budget of each row or person"),
+        ({}, replace(rows, policy="private", labels=("bad", "good"), unit="person"), "person"),
         ({}, replace(rows, share=("everything",)), r"silo\.yaml: share"),
     ]:
         with pytest.raises(InputError, match=message) as refused:
@@ -354,7 +356,8 @@ def test_what_a_silo_cannot_join_with(settings, tmp_path, nodes, served, rows):
         assert ".silo.yaml.new" not in str(refused.value)
         assert not (tmp_path / "new" / "silo.yaml").exists()
     assert nodes == {}
-    joining.join(invitation, tmp_path / "new", replace(rows, policy="private", epsilon=8.0, unit="patient"))
+    private = replace(rows, policy="private", epsilon=8.0, unit="patient", labels=("bad", "good"))
+    joining.join(invitation, tmp_path / "new", private)
     made = read_silo_or_node_settings(tmp_path / "new" / "silo.yaml")
     assert (made.policy.preset, made.privacy.unit, made.privacy.epsilon) == ("private", "patient", 8.0)
     joining.join(invitation, tmp_path / "noised", replace(rows, epsilon=8.0), registers=False)
@@ -450,6 +453,29 @@ def test_the_doctor_says_what_is_wrong(settings, tmp_path, nodes, served):
     secret.chmod(0o600)
     assert check_secret("key", secret).state == "ok"
     assert check_secret("key", tmp_path / "none").state == "problem"
+
+
+def test_the_doctor_trains_under_the_policy_and_looks_who_reads_the_rows(
+    settings, tmp_path, rows, backbone_folder, short
+):
+    private = replace(rows, policy="private", epsilon=8.0, unit="patient", labels=("bad", "good"))
+    private = replace(private, backbone=str(backbone_folder("bert")))
+    silo = joining.join(invited(settings, tmp_path), tmp_path / "north", private, registers=False).settings
+
+    def found(change=()):
+        local = read_silo_or_node_settings(silo)
+        local = local.model_copy(update={"superlink": None, "data": local.data.model_copy(update=dict(change))})
+        return {finding.check: finding for finding in examine_silo(local)}
+
+    good = found()
+    assert good["dry round"].detail.startswith("trained one step with noise for each patient, scored")
+    assert "labels: are to be declared" in found({"labels": None})["dry round"].detail
+    short.chmod(0o755)  # else no other user enters
+    path = short / "rows.csv"
+    path.write_bytes(rows.data.read_bytes())
+    assert (found({"path": str(path)})["rows"].state, check_rows(path).remedy) == ("problem", f"chmod -R go= {path}")
+    path.chmod(0o600)
+    assert check_rows(path).state == "ok"
 
 
 # -- templates ---------------------------------------------------------------------------------------------------------

@@ -182,8 +182,7 @@ def test_three_silos_from_nothing(machines, capsys):
         shutil.copy(coordinator.root / "home" / f"{silo}.invite", machine.root / "home")  # by another channel
         said = machine.typed(join.replace("north", silo).replace("chmod 640", "true"))
         assert fingerprint in said
-        machine.typed(re.search(r"chown -R \S+ \S+", said)[0])
-        machine.typed("chmod 600 /srv/silotune/reviews.csv", counted=False)
+        machine.typed(re.search(r"chown -R .*", said)[0])
         machine.systemd("silotune-worker")
         wait(lambda at=machine: (at.root / "run/silotune/worker.sock").exists(), "worker", machine)
         machine.systemd("silotune-node")

@@ -160,6 +160,14 @@ def test_another_backbone_or_tokenizer(started, backbone_folder, tmp_path, chang
     assert message.startswith(f"silo 'beta': another {named}")
 
 
+def test_another_backbone_is_said_before_what_the_head_needs_of_it(started, backbone_folder, model_folder):
+    """The silo's model has no head over the vocabulary; that it is another model says why."""
+    words = f"backbone={model_folder('bert')}", "head=verbalizer", "head.words={bad: awful, good: [great, warm]}"
+    other = BackboneConfig(name=str(backbone_folder("bert")))
+    message = started(lambda local: local.model_copy(update={"backbone": other}), *words)
+    assert message.startswith("silo 'beta': another backbone (sha256")
+
+
 def test_another_configuration_than_the_one_agreed_on(started, tiny_config, tmp_path):
     agreed = tmp_path / "agreed.yaml"
     agreed.write_text(dump(tiny_config("fedmcp", "rounds=1", "train.steps=1", "train.lr=0.5")), encoding="utf-8")

@@ -6,6 +6,7 @@ import csv
 import json
 from pathlib import Path
 
+import pytest
 import yaml
 
 from silotune.core.records import check_audit
@@ -14,11 +15,12 @@ from silotune.core.tensors import digest
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.silo.session import Session
 from silotune.distributed.silo.silo_config import REHEARSAL, read_silo_settings
+from silotune.errors import InputError
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
 from tests.support.command_line import Silotune
 from tests.support.method_cases import logged
-from tests.support.session_rig import DirectLink, coordinated, job, local_configs
+from tests.support.session_rig import DirectLink, answering, coordinated, job, local_configs
 
 SHORT = ("rounds=1", "train.steps=2")
 
@@ -52,6 +54,16 @@ def test_two_runs_end_as_they_do_in_one_process(tiny_config, tmp_path: Path) -> 
         event["silo"] for event in logged(tmp_path / "three", "silo") if "begin untrained" in event.get("note", "")
     }
     assert notes == {"alpha"}
+
+
+def test_another_methods_run_is_refused_before_any_silo_is_asked(tiny_config, tmp_path: Path) -> None:
+    first, second = tiny_config("fedmcp", *SHORT), tiny_config("fedavg", *SHORT, f"start={tmp_path / 'one'}")
+    configs = local_configs(first, tmp_path / "silos")
+    one_run(first, configs, tmp_path / "one")
+    link = DirectLink(answering(configs))
+    with pytest.raises(InputError, match=r"start: .* was trained with method=fedmcp, which has no shared part"):
+        coordinate(job(second, tmp_path / "two", configs, local=False), link)
+    assert link.sent == []
 
 
 def test_withdrawn_rows(tiny_config, backbone_folder, tmp_path: Path, silotune: Silotune) -> None:

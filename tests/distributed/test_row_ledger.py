@@ -452,6 +452,21 @@ def test_runs_of_another_unit(unit, budget, refused, attack):
     assert refused in attacker.reason("hello")
 
 
+def test_reasons_that_do_not_follow_from_rows_reach_the_coordinator(private):
+    """Whether labels are declared, a file is there, or the parts suit the backbone, is no matter of rows."""
+    attacker = private()
+    (task,) = Path(attacker.settings.rows).glob("task.json")
+    declared = task.read_text()
+    task.write_text(json.dumps({**json.loads(declared), "declared": False}))
+    assert "labels were declared" in attacker.reason("hello")
+    task.unlink()
+    assert attacker.reason("hello") == "silo 'alpha': its rows cannot be used: a file is missing (see the worker's log)"
+    task.write_text(declared.replace('"good"', '"a":'))  # what is in a file may be rows
+    assert attacker.reason("hello") == "see the worker's log"
+    task.write_text(declared)
+    assert attacker.reason("hello") == ""
+
+
 def test_reasons_that_follow_from_rows_stay(private, monkeypatch):
     attacker = private()
     monkeypatch.setattr(

@@ -277,7 +277,7 @@ def test_a_methods_term_may_not_wear_the_logs_names(name):
 
 @pytest.mark.parametrize(
     ("share", "full", "missing"),
-    [([], "OSError", "its rows cannot be used"),
+    [([], "OSError: no space is left on the disk", "its rows cannot be used: a file is missing"),
      (["reasons"], "OSError: no space is left on the disk", "its rows cannot be used: a file is missing")],
 )  # fmt: skip
 def test_why_something_failed_leaves_as_one_of_a_few_phrases_if_at_all(attack, monkeypatch, share, full, missing):

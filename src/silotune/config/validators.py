@@ -10,7 +10,7 @@ from unicodedata import normalize
 
 from pydantic import AfterValidator, BeforeValidator
 
-NAME_RULE = "letters, digits, spaces, '.', '_' and '-', beginning with a letter or digit"
+NAME_RULE = "letters a to z and A to Z, digits, spaces, '.', '_' and '-', beginning with a letter or digit"
 
 
 def distinct(names: list[Any]) -> list[Any]:

@@ -31,7 +31,7 @@ from silotune.data.readers import (
 from silotune.data.row_checks import alike_labels
 from silotune.data.rows import LabeledSet, Row, Splits
 from silotune.data.targets import target_rows
-from silotune.data.tasks import Task, are_truth_values, label_form, make_task, numbered_positive
+from silotune.data.tasks import Task, UndeclaredLabels, are_truth_values, label_form, make_task, numbered_positive
 from silotune.errors import InputError, unknown_name_error
 
 
@@ -56,9 +56,9 @@ def own_sets(
         name = silo.task or silo.name
         has_labels = KINDS[silo.kind].least_labels and formats[silo.name] is None
         if declared and has_labels and not _declared(silos, name):
-            raise InputError(
+            raise UndeclaredLabels(
                 f"silo {silo.name!r}: labels: are to be declared beside privacy.unit, as names read from rows tell "
-                "which ones they have; allowed: a list such as [negative, positive]"
+                "which ones they have; allowed: a list such as [negative, positive] (`silo join --labels`)"
             )
         task = _task(silo, name, formats[silo.name], partial(_labels, silos, name, paths, records))
         if tasks.setdefault(name, task) != task:

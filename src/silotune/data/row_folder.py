@@ -12,8 +12,7 @@ from typing import Any
 
 from silotune.core.files import damage_named, read_json, write_text
 from silotune.data.rows import UNREAD, Row, SiloData, Splits
-from silotune.data.tasks import Task, read_task
-from silotune.errors import InputError
+from silotune.data.tasks import Task, UndeclaredLabels, read_task
 
 _TASK = "task.json"
 
@@ -49,7 +48,7 @@ def read_rows(folder: Path, silo: str, noised: bool = False) -> SiloData:
         if not splits["train"]:
             raise ValueError("train.jsonl has no row")
     if noised and task.labels and not declared:
-        raise InputError(
+        raise UndeclaredLabels(
             f"rows: {folder / _TASK} does not say that its labels were declared, and names read from rows tell which "
             f'ones they have; allowed beside privacy.unit: data with labels, or "{_DECLARED}": true where they were'
         )

@@ -57,6 +57,10 @@ SIGNED = ("mcc", "pearson", "spearman", "pearson_spearman")
 """Metrics that may be negative, down to −100."""
 
 
+class UndeclaredLabels(InputError):
+    """Label names that are read from rows where they must be declared; that they are not is no matter of the rows."""
+
+
 def metric_title(metric: str, positive: str = "") -> str:
     """Return a metric's name for display; F1 with the label that it is about."""
     name = NAMES.get(metric, metric)

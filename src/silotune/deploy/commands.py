@@ -234,12 +234,9 @@ def status(
     ] = False,
 ) -> None:
     """Show the state of a coordinator and its silos, or of a silo's processes and its link."""
-    from silotune.core.files import is_locked
-    from silotune.deploy.printing import days_text, print_status
+    from silotune.deploy.printing import print_silo, print_status
     from silotune.deploy.settings import CoordinatorSettings, read_party
-    from silotune.deploy.status import federation_status
-    from silotune.distributed.metrics import read_link
-    from silotune.distributed.silo.worker import ping
+    from silotune.deploy.status import federation_status, silo_status
 
     party = read_party(file)
     if isinstance(party, CoordinatorSettings):
@@ -250,19 +247,9 @@ def status(
             print_status(state)
         healthy = state["coordinator"]["running"] and not state["coordinator"]["superlink"]
     else:
-        folder = Path(party.folder)
-        running, answer, link = is_locked(folder), ping(party.socket_path), read_link(folder)
-        if as_json:
-            fields = {"silo": party.name, "running": running, "worker": answer, "link": link and vars(link)}
-            typer.echo(json.dumps(fields, indent=1))
-        else:
-            say(f"silo {party.name!r}: {'running' if running else 'not running'}")
-            say(f"worker: {'no answer' if answer is None else answer.get('busy') or 'ready'}")
-            if link is not None:
-                told = f"down since {link.since} ({link.reason})" if link.reason else f"up since {link.since}"
-                say(f"link: {told}")
-                say(f"certificates: {days_text(link.days)}")
-        healthy = running and (link is None or not link.reason)
+        state = silo_status(party, file)
+        print_silo(state, as_json)
+        healthy = state["running"] and not (state["link"] or {}).get("reason")
     if check and not healthy:
         raise typer.Exit(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import tempfile
 import time
@@ -84,6 +85,9 @@ def examine_silo(settings: SiloSettings | NodeSettings, train: bool = True) -> l
         found.append(check_secret("identity", settings.masked.identity))
         remedy = "put the identities of all silos into masked.peers; each operator tells theirs (`silo join` showed it)"
         found.append(attempt("peers", remedy, lambda: (True, masks_line(settings))))
+    rows = Path(settings.rows or (settings.data.path if settings.data else ""))
+    if rows.exists():
+        found.append(check_rows(rows))
     found.append(_backbone(settings.backbone, settings.device))
     if train:
         found.append(attempt("dry round", "correct data, backbone or device in the file", lambda: _dry_round(settings)))
@@ -112,6 +116,19 @@ def check_secret(check: str, path: str | Path) -> Finding:
         return not mode & 0o077, f"{path}: {'others may read it, ' if mode & 0o077 else ''}mode {mode:04o}"
 
     return attempt(check, f"chmod 600 {path}, and run the doctor as its user", look)
+
+
+def check_rows(path: Path) -> Finding:
+    """Check that no other user of this machine can read the rows."""
+
+    def look() -> Judged:
+        for folder in path.absolute().parents:  # who cannot enter a folder reads nothing below it
+            if not folder.stat().st_mode & 0o011:
+                return True, f"{path}: no other user enters {folder}"
+        files = [file for file in (path, *path.rglob("*")) if file.is_file() and file.stat().st_mode & 0o044]
+        return not files, f"{files[0]}: other users may read it" if files else f"{path}: no other user may read it"
+
+    return attempt("rows", f"chmod -R go= {shlex.quote(str(path))}", look)
 
 
 def check_proxy(address: str, certificates: str | Path) -> list[Finding]:
@@ -193,7 +210,7 @@ def _backbone(backbone: BackboneConfig, device: str) -> Finding:
 
 
 def _dry_round(settings: SiloSettings) -> Judged:
-    """Train one step over this silo's rows, in a folder that is removed."""
+    """Train one step over this silo's rows as its policy has it, in a folder that is removed."""
     from silotune.data.row_folder import read_rows
     from silotune.runs.run import run
 
@@ -208,7 +225,10 @@ def _dry_round(settings: SiloSettings) -> Judged:
         "backbone": settings.backbone.model_dump(mode="json"),
         "device": settings.device,
     }
+    if settings.privacy is not None:  # noise needs a method that sends something
+        tree |= {"method": "fedavg", "privacy": settings.privacy.model_dump()}
     with tempfile.TemporaryDirectory(prefix="silotune-") as folder:
         summary = run(config_of_one(tree), out=Path(folder) / "run").summary
     rows = summary["silos"][settings.name]["rows"]
-    return True, f"trained one step, scored {rows['validation']} validation and {rows['test']} test rows"
+    noised = "" if settings.privacy is None else f" with noise for each {settings.privacy.unit}"
+    return True, f"trained one step{noised}, scored {rows['validation']} validation and {rows['test']} test rows"

@@ -46,6 +46,7 @@ class Answers:
     policy: str
     text: tuple[str, ...] = ("text",)
     label: str = "label"
+    labels: tuple[str, ...] | None = None
     task: str | None = None
     approval: str = "ask"
     share: tuple[str, ...] = ("validation", "test", "rows")
@@ -62,7 +63,8 @@ class Answers:
         """Return the silo's rows as an entry of `silos`."""
         text: str | list[str] = list(self.text) if len(self.text) > 1 else self.text[0]
         entry = {"name": silo, "path": str(self.data.resolve()), "text": text, "label": self.label}
-        return entry if self.task is None else entry | {"task": self.task}
+        more = {"labels": self.labels and [*self.labels], "task": self.task}
+        return entry | {key: value for key, value in more.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def join(
     folder = folder.resolve()
     settings, node, units = folder / "silo.yaml", folder / "node.yaml", folder / "systemd"
     require_absent([settings, node, units], "choose another folder; for a new key of this silo give --new-key")
-    rows = _count_rows(answers.entry(invitation.silo))
+    rows = _count_rows(answers.entry(invitation.silo), answers.unit if answers.policy == "private" else None)
     fresh = folder / ".silo.yaml.new"
     fresh.unlink(missing_ok=True)
     tree, identity = _silo_tree(invitation, answers, rows, apart=installs), ""
@@ -152,11 +154,12 @@ def config_of_one(tree: dict[str, Any]) -> Config:
         return read_config(str(path))
 
 
-def _count_rows(entry: dict[str, Any]) -> int:
-    """Read the rows as a run would, and return how many there are."""
+def _count_rows(entry: dict[str, Any], unit: str | None) -> int:
+    """Read the rows as a run would, with noise if there is a unit, and return how many there are."""
     from silotune.data.loading import load_silos
 
-    splits = load_silos(config_of_one({"silos": [entry]}))[0].splits
+    noise = {} if unit is None else {"privacy": {"unit": unit, "epsilon": 1.0}}
+    splits = load_silos(config_of_one({"silos": [entry], **noise}))[0].splits
     return len(splits.train) + len(splits.validation) + len(splits.test)
 
 

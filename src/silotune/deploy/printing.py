@@ -67,6 +67,28 @@ def print_status(state: Mapping[str, Any]) -> None:
     console.print(table)
 
 
+def print_silo(state: Mapping[str, Any], as_json: bool) -> None:
+    """Print the state of a silo or its node, as `silo_status` returns it."""
+    if as_json:
+        typer.echo(json.dumps(state, indent=1))
+        return
+    worker, link, run, budget = state["worker"], state["link"], state["run"], state["budget"]
+    say(f"silo {state['silo']!r}: {'running' if state['running'] else 'not running'}")
+    say(f"worker: {'no answer' if worker is None else worker.get('busy') or 'ready'}")
+    if run is not None:
+        say(f"run {run['run']}: {run['asked']}, round {run['round']} of {run['rounds'] or 'an unknown number'}")
+    if state["waiting"]:
+        say(f"waits for approval: {', '.join(state['waiting'])}")
+    if budget is not None:
+        say(f"ε left: {budget['left']:.4g} of {budget['epsilon']:g} for {budget['of']}")
+    if link is not None:
+        say(
+            f"link: {'down' if link['reason'] else 'up'} since {link['since']}"
+            + (link["reason"] and f" ({link['reason']})")
+        )
+        say(f"certificates: {days_text(link['days'])}")
+
+
 def days_text(days: Mapping[str, float]) -> str:
     """Return the days left of certificates in words."""
     return ", ".join(f"{name}'s {left:.0f} days left" for name, left in days.items())

@@ -70,8 +70,7 @@ def up(settings: CoordinatorSettings, say: Callable[[str], None]) -> None:
         options += ["--ssl-keyfile", str(settings.key), "--enable-supernode-auth"]
     options += ["--database", str(folder / "superlink.db")]
     with _processes(folder) as processes:
-        if listens(settings.port):
-            raise InputError(f"port {settings.port}: is in use; end what listens there, or set another port")
+        _require_free(settings.port)
         enrollment = serve_enrollment(settings, say)
         serve_metrics(settings.metrics_port, FederationMetrics(settings).measures)
         processes.start("superlink", superlink_command(settings.host, settings.port, options))
@@ -90,6 +89,12 @@ def up(settings: CoordinatorSettings, say: Callable[[str], None]) -> None:
                 _await_superlink(settings, processes)
                 say("the certificate was renewed; the SuperLink has the new one")
             time.sleep(CHECK_INTERVAL)
+
+
+def _require_free(port: int) -> None:
+    """Refuse a port that is in use, which Flower would say between lines of a traceback."""
+    if listens(port):
+        raise InputError(f"port {port}: is in use; end what listens there, or set another port")
 
 
 def _certificate(settings: CoordinatorSettings) -> bytes:
@@ -116,6 +121,7 @@ def join(path: Path, settings: SiloSettings | NodeSettings, say: Callable[[str],
         options = ["--root-certificates", str(settings.root_certificates)]
         options += ["--auth-supernode-private-key", str(settings.private_key)]
     with _processes(Path(settings.folder)) as processes:
+        _require_free(settings.port)
         if isinstance(settings, SiloSettings):
             processes.start("worker", [sys.executable, "-m", "silotune", "worker", str(path.resolve())])
         else:
@@ -208,12 +214,16 @@ class NodeLink:
                 return
 
     def keep(self, reason: str, days: dict[str, float] | None = None) -> None:
-        """Keep that the link is up, or the reason why it is not, and certificates' days left; None: as before."""
+        """Keep that the link is up, or the reason why it is not, and certificates' days left.
+
+        While it is down, nobody knows of the coordinator's certificate.
+        """
         before = read_link(self._folder)
         same = before is not None and (not before.reason) == (not reason)
         before = before or Link("", "", 0, {})
         since, losses = before.since if same else utc_now(), before.losses + (bool(reason) and not same)
-        left = before.days if days is None else {name: int(number) for name, number in days.items()}
+        known = {name: number for name, number in before.days.items() if name == "authority"} if days is None else days
+        left = {name: int(number) for name, number in known.items()}
         found = Link(since, reason, losses, left)
         self._folder.mkdir(parents=True, exist_ok=True)
         write_text(self._folder / LINK_FILE, json.dumps(vars(found)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from silotune.distributed.silo.approvals import Approvals, State, WaitingRun
 
 silo = typer.Typer(help="A silo's own decisions: which federation it joins, and which runs.", no_args_is_help=True)
+
+WAIT_INTERVAL = 2.0
+"""Seconds between looks whether a run waits for approval."""
 
 USUAL_FILES = (Path("silo.yaml"), Path("/etc/silotune/silo.yaml"))
 
@@ -38,6 +43,10 @@ def join(
     data: Annotated[Path | None, typer.Option(help="The rows: a file or folder.")] = None,
     text: Annotated[list[str] | None, typer.Option(help="The text column; twice for a pair.")] = None,
     label: Annotated[str, typer.Option(help="The label column.")] = "label",
+    labels: Annotated[
+        str | None,
+        typer.Option(help="All labels, with commas (default: those in the rows; --policy private needs them)."),
+    ] = None,
     task: Annotated[str | None, typer.Option(help="The name that silos with the same labels share.")] = None,
     policy: Annotated[
         str, typer.Option(help="private, masked or trusting: what the coordinator may learn.")
@@ -73,9 +82,9 @@ def join(
     if policy == "private" and epsilon is None:
         epsilon = 8.0
     folder = to or (Path("/etc/silotune") if install else Path(found.silo))
-    shared = tuple(word.strip() for word in share.split(",") if word.strip())
+    columns, names = tuple(text or ["text"]), None if labels is None else _words(labels)
     answers = joining.Answers(
-        data, policy, tuple(text or ["text"]), label, task, approval, shared, backbone, epsilon, unit
+        data, policy, columns, label, names, task, approval, _words(share), backbone, epsilon, unit
     )
     say(f"coordinator {found.superlink}, fingerprint {found.fingerprint}")
     made = joining.join(found, folder, answers, install, register)
@@ -93,7 +102,8 @@ def join(
     if not install:
         say(f"start: silotune federation join {made.settings}")
         return
-    say(f"to do: let user {joining.WORKER}, and no other, read the rows: chown -R {joining.WORKER} {data.resolve()}")
+    path, user = shlex.quote(str(data.resolve())), joining.WORKER
+    say(f"to do: let user {user}, and no other, read the rows: chown -R {user} {path} && chmod -R go= {path}")
     if not made.started:
         say("systemd does not run here; start the worker and the node as the units say")
 
@@ -110,6 +120,17 @@ def doctor(
     from silotune.deploy.settings import read_silo_or_node_settings
 
     print_findings(examine_silo(read_silo_or_node_settings(usual_file(config)), train), as_json)
+
+
+@silo.command()
+def status(config: SiloFile = None, as_json: JsonOption = False) -> None:
+    """Show the present run and round, runs that wait, the ε that is left, and the link; as root also an own node's."""
+    from silotune.deploy.printing import print_silo
+    from silotune.deploy.status import silo_status
+    from silotune.distributed.silo.silo_config import read_silo_settings
+
+    file = usual_file(config)
+    print_silo(silo_status(read_silo_settings(file), file), as_json)
 
 
 @silo.command()
@@ -147,12 +168,16 @@ def approve(
         str | None, typer.Argument(help="The run, as `silo pending` names it, or its beginning.", metavar="[RUN]")
     ] = None,
     config: SiloFile = None,
+    wait: Annotated[bool, typer.Option("--wait", help="If none waits yet, wait for the next one.")] = False,
 ) -> None:
     """Let this silo take part in a run; without RUN, the only one that waits is shown, and you are asked."""
     if run is None:
         approvals = _approvals(config)
-        waiting = [request for request in approvals.all() if request.state == "pending"]
-        if len(waiting) != 1:
+        while not (waiting := [request for request in approvals.all() if request.state == "pending"]) and wait:
+            time.sleep(WAIT_INTERVAL)
+        if not waiting:
+            raise InputError("RUN: no run waits for approval yet; `silotune silo approve --wait` waits for the next")
+        if len(waiting) > 1:
             raise InputError(f"RUN: {len(waiting)} runs wait for approval; `silotune silo pending` names them")
         _show(approvals, waiting[0])
         if not typer.confirm("approve this run?"):
@@ -213,6 +238,11 @@ def rows(
         say("no run used these rows" if marks else "no run used rows yet")
     elif marks:
         say(row_records.NOT_UNDONE)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """Split an option at its commas."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def _decide(name: str, config: Path | None, state: State) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -17,9 +18,11 @@ from silotune.core.files import is_locked
 from silotune.deploy.certificates import days_left
 from silotune.deploy.nodes import node_statuses, registered_nodes
 from silotune.deploy.queue import STATES, QueuedRun, RunQueue
-from silotune.deploy.settings import CoordinatorSettings
+from silotune.deploy.settings import CoordinatorSettings, NodeSettings, read_silo_or_node_settings
 from silotune.distributed.coordinator.run_status import RunStatus, SiloEntry, read_status
-from silotune.distributed.metrics import Labeled, certificate_measure, measure
+from silotune.distributed.metrics import Labeled, certificate_measure, measure, read_link
+from silotune.distributed.silo.silo_config import SiloSettings
+from silotune.distributed.silo.worker import ping
 from silotune.errors import SilotuneError
 from silotune.runs.storage.readers import events
 from silotune.version import __version__
@@ -81,6 +84,48 @@ def federation_status(settings: CoordinatorSettings, nodes: Nodes = node_statuse
             for name in sorted(names)
         ],
     }
+
+
+def silo_status(party: SiloSettings | NodeSettings, file: Path) -> dict[str, Any]:
+    """Return the state of a silo, or of its node alone; of an installed silo the link is its node's, for root."""
+    node, folder = file.with_name("node.yaml"), Path(party.folder)
+    link, running, worker = read_link(folder), is_locked(folder), ping(party.socket_path)
+    told: dict[str, Any] = {"run": None, "waiting": [], "budget": None}
+    if isinstance(party, SiloSettings):
+        with suppress(OSError, SilotuneError):  # the node's files may be closed to the worker's user
+            apart = read_silo_or_node_settings(node) if link is None and node.is_file() else party
+            link = read_link(Path(apart.folder))
+            running |= is_locked(Path(apart.folder))
+        if folder.is_dir():
+            told |= _silo_records(party, worker)
+    return {"silo": party.name, "running": running, "worker": worker, **told, "link": link and vars(link)}
+
+
+def _silo_records(settings: SiloSettings, worker: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what a silo's records tell of its last run, of runs that wait, and of its budget."""
+    from silotune.distributed.silo.approvals import Approvals
+    from silotune.distributed.silo.store import SiloStore
+
+    folder = Path(settings.folder)
+    if os.geteuid() == 0:  # files of the records that root would make are closed to the worker
+        os.setegid(folder.stat().st_gid)
+        os.seteuid(folder.stat().st_uid)
+    store, known = SiloStore(folder, budget=settings.privacy), Approvals(folder).all()
+    last = store.records.rows("SELECT run, kind, round FROM requests ORDER BY rowid DESC LIMIT 1")
+    state: dict[str, Any] = {"waiting": [run.name for run in known if run.state == "pending"]}
+    for run, asked, number in last:
+        planned = {each.run: each.configuration.get("rounds") for each in known}
+        state["run"] = {"run": run, "asked": asked, "round": number, "rounds": planned.get(run)}
+        if worker is not None and worker.get("run") == run:
+            state["run"]["rounds"] = worker.get("rounds")
+    if (budget := settings.privacy) is not None:
+        spent = store.ledger.spent(budget.unit) or 0.0
+        left, whose = max(0.0, budget.epsilon - spent), f"each {budget.unit}"
+        state["budget"] = {"left": left, "epsilon": budget.epsilon, "of": whose}
+    elif settings.budget is not None:
+        left = max(0.0, settings.budget - store.spent("").epsilon)
+        state["budget"] = {"left": left, "epsilon": settings.budget, "of": "noise on updates"}
+    return state
 
 
 def _days(settings: CoordinatorSettings) -> dict[str, int]:

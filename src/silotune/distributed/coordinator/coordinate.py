@@ -40,7 +40,7 @@ from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import BackboneRequirements, build_model
 from silotune.runs.build.resolve import check_ranks, read_config, resolve, with_ranks
 from silotune.runs.build.silos import server_silo
-from silotune.runs.build.start import keep_start
+from silotune.runs.build.start import keep_start, read_start
 from silotune.runs.build.validation import check_labels, check_tasks
 from silotune.runs.engines.base import Progress
 from silotune.runs.model_folder import gather_models, write_models, write_shared_model
@@ -91,6 +91,7 @@ class RunStart:
         config, method = resolve(read_config(job.config))
         names = _checked_names(job, config)
         backbone = load(BackboneRequirements.of(config, method))
+        read_start(config, method, (), backbone)  # refuses another method's run before anyone is asked
         text = wire_config(_with_named_start(config), names)
         admission = AdmissionPolicy(Identity.of(backbone), _registry(config, Path(job.out), names), record)
         admission.registry.write(Path(job.out))  # a start that nobody approved in time goes on under the same id

@@ -42,6 +42,10 @@ NOT_UNDONE = (
 )
 
 
+class RowsRefused(InputError):
+    """Rows that a run cannot use, for a reason that may follow from them."""
+
+
 def marks_of(folder: Path, rows: Sequence[Row]) -> list[bytes]:
     """Return the digests of rows."""
     key = derived_from_secret(folder, "marks of rows")  # a key of its own: noise is drawn from another
@@ -60,7 +64,7 @@ def without_withdrawn(records: Records, data: SiloData) -> tuple[SiloData, dict[
         marks = {mark: split for mark in of_split if mark not in withdrawn} | marks
     left_out = sum(data.splits.counts().values()) - sum(map(len, kept.values()))
     if left_out and not kept["train"]:
-        raise InputError(f"silo {data.name!r}: all its training rows are withdrawn")
+        raise RowsRefused(f"silo {data.name!r}: all its training rows are withdrawn")
     return replace(data, splits=Splits(**kept)), marks, left_out
 
 

@@ -19,6 +19,7 @@ from silotune.distributed.silo.policy import backbone_parameters
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.store import SiloStore
 from silotune.errors import InputError, SilotuneError
+from silotune.runs.build.resolve import make_method, with_options
 from silotune.training.federation import Federation
 from silotune.training.row_privacy import RowPlan
 
@@ -63,9 +64,13 @@ def describe_unfit(config: Config, reason: str) -> list[str]:
 
 
 def _changed_keys(config: Config) -> list[str]:
-    """Return lines with the keys of a configuration that differ from the schema's defaults."""
-    federation = config.federation.model_dump(mode="json")
-    defaults = dict(flat(type(config).model_validate({"federation": federation}).model_dump(mode="json")))
+    """Return lines with the keys of a configuration that differ from the defaults of its method and tuner."""
+    chosen = {"federation": config.federation.model_dump(mode="json")}
+    chosen |= {key: getattr(config, key).name for key in ("method", "tuner")}
+    plain = type(config).model_validate(chosen)
+    with suppress(InputError):  # else options have no defaults that go with the method and tuner
+        plain = with_options(plain, make_method(plain))
+    defaults = dict(flat(plain.model_dump(mode="json")))
     given = dict(flat(config.model_dump(mode="json")))
     changed = [f"  {key} = {shown(given, key)}" for key in given if key not in defaults or defaults[key] != given[key]]
     return ["keys off their defaults:", *changed] if changed else ["keys off their defaults: none"]

@@ -49,6 +49,7 @@ from silotune.distributed.silo.approvals import Approvals, WaitsForApproval, app
 from silotune.distributed.silo.local_work import UNSAID, LocalWork
 from silotune.distributed.silo.mask_work import answer_masks, erase_secrets, pinned_list
 from silotune.distributed.silo.policy import WorkRefused
+from silotune.distributed.silo.row_records import RowsRefused
 from silotune.distributed.silo.run_description import (
     PlannedRun,
     Undone,
@@ -59,7 +60,7 @@ from silotune.distributed.silo.run_description import (
     read_plan,
 )
 from silotune.distributed.silo.secret import derived_from_secret
-from silotune.distributed.silo.setup import DoesNotFit, Prepared, SiloSetup, phrase
+from silotune.distributed.silo.setup import DoesNotFit, Prepared, SiloSetup, machine_phrase, phrase
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.store import Answer, Price
 from silotune.errors import InputError, SilotuneError
@@ -89,6 +90,15 @@ class Session:
         self._last_plan: tuple[object, list[PlannedRun]] | None = None
         """The last plan that was checked, as it was sent, and what its runs came to."""
         self._run = ""
+
+    @property
+    def present(self) -> dict[str, Any]:
+        """The run of the last request and its number of rounds, for tools on this machine; empty before there is one.
+
+        Other threads may ask.
+        """
+        prepared = self._setup.prepared
+        return {} if prepared is None else {"run": self._run, "rounds": prepared.config.rounds}
 
     def warm(self) -> None:
         """Load backbone and rows for the agreed configuration, before the first request."""
@@ -127,7 +137,8 @@ class Session:
         except Exception as error:  # its text may quote rows
             traceback.print_exc()
             self._quiet |= self.settings.policy.preset == "private"
-            told = f": {phrase(error)}" if "reasons" in self.settings.share else ""
+            reason = machine_phrase(error) or ("reasons" in self.settings.share and phrase(error))
+            told = f": {reason}" if reason else ""
             answer = self._failed(f"{type(error).__name__}{told} (see the worker's log)")
         else:
             self._work.unpaid = None
@@ -186,7 +197,7 @@ class Session:
             prepared = self._setup.prepare(text, coordinators)
             self._quiet = prepared.noise is not None
         except DoesNotFit as error:
-            self._quiet = error.config.privacy.unit is not None
+            self._quiet = error.is_secret
             self._require_approval(run, error.config, partial(describe_unfit, error.config, str(error.reason)))
             raise error.reason from error
         self._require_approval(run, prepared.config, lambda: self._described(run, prepared))
@@ -242,6 +253,7 @@ class Session:
         with suppress(Undone), self.store.records.transaction():  # the ε of all is set aside, or of none
             for run, hello in zip(runs, hellos, strict=True):
                 if run.unfit is not None:
+                    self._quiet &= isinstance(run.unfit, RowsRefused)
                     raise type(run.unfit)(f"{run.name}: {run.unfit}")
                 if run.noise is not None:
                     self._admit(run.run, run.config, *run.noise, reserve=True)

@@ -23,6 +23,7 @@ from silotune.core.tensors import State, flatten
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import read_rows
 from silotune.data.rows import SiloData, Splits
+from silotune.data.tasks import UndeclaredLabels
 from silotune.distributed.protocol.frames import HandshakeRefused
 from silotune.distributed.protocol.handshake import (
     Identity,
@@ -35,13 +36,14 @@ from silotune.distributed.protocol.handshake import (
 )
 from silotune.distributed.silo.local_config import check_sent, check_settings, local_config, run_before
 from silotune.distributed.silo.policy import Policy, WorkGuard, backbone_parameters
-from silotune.distributed.silo.row_records import Marks, remarks, scored_again, without_withdrawn
+from silotune.distributed.silo.row_records import Marks, RowsRefused, remarks, scored_again, without_withdrawn
 from silotune.distributed.silo.secret import derived_from_secret
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.store import SiloStore
 from silotune.errors import InputError, SilotuneError
 from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
+from silotune.models.heads import Head
 from silotune.runs.build.builder import cut_lines
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import BackboneRequirements, build_model
@@ -71,6 +73,11 @@ class DoesNotFit(InputError):
         super().__init__(str(reason))
         self.config = config
         self.reason = reason
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether the reason stays here even if the run is approved: rows have noise, and it may follow from them."""
+        return self.config.privacy.unit is not None and isinstance(self.reason, RowsRefused)
 
 
 @dataclass
@@ -171,7 +178,7 @@ class SiloSetup:
         config, bounded = for_silo(local_config(self.settings, sent, self._split_seed(sent)), name, self.settings.rank)
         config, method = resolve(config)
         set_numerics(config.precision.deterministic, config.precision.tf32)
-        backbone = self._load(config, method)
+        backbone = self._load(config, method, coordinator_identity)
         if coordinator_identity is not None:  # first, as another backbone makes later steps fail
             check_identity(self.settings.name, coordinator_identity, Identity.of(backbone))
         try:
@@ -256,11 +263,18 @@ class SiloSetup:
     def _secret_seed(self, purpose: str) -> int:
         return int.from_bytes(derived_from_secret(Path(self.settings.folder), f"draws {purpose}"), "big")
 
-    def _load(self, config: Config, method: Method) -> Backbone:
+    def _load(self, config: Config, method: Method, coordinator_identity: Identity | None) -> Backbone:
+        """Load the backbone; that it is another than the coordinator's is said before what the head needs of it."""
         needs = BackboneRequirements.of(config, method)
         if self._backbone is None or self._backbone[0] != needs:
             self._backbone = None
-            self._backbone = needs, needs.load()
+            try:
+                self._backbone = needs, needs.load()
+            except InputError:
+                if coordinator_identity is not None and needs.model_class != Head.model_class:
+                    plain = replace(needs, model_class=Head.model_class).load()
+                    check_identity(self.settings.name, replace(coordinator_identity, shapes=None), Identity.of(plain))
+                raise
         return self._backbone[1]
 
     def _rows(self, config: Config) -> SiloData:
@@ -268,14 +282,19 @@ class SiloSetup:
             if self.settings.rows is not None:
                 return read_rows(Path(self.settings.rows), self.settings.name, config.privacy.unit is not None)
             return load_silos(config)[0]
+        except UndeclaredLabels:
+            raise
         except InputError as error:  # its text may quote a cell
             raise self._rows_refused(error, "the file is missing, or not as the silo config says") from None
 
     def _rows_refused(self, error: InputError, unfit: str) -> InputError:
         """Log an error about rows, and return what the coordinator may read of it."""
         log_line(f"silotune worker: {error}")
-        told = f": {phrase(error, unfit)}" if "reasons" in self.settings.share else ""
-        return InputError(f"silo {self.settings.name!r}: its rows cannot be used{told} (see the worker's log)")
+        machine = machine_phrase(error)
+        reason = machine or ("reasons" in self.settings.share and phrase(error, unfit))
+        kind = InputError if machine else RowsRefused
+        told = f": {reason}" if reason else ""
+        return kind(f"silo {self.settings.name!r}: its rows cannot be used{told} (see the worker's log)")
 
 
 def planned_parts(context: TrainingContext, silo: Silo) -> tuple[State, State]:
@@ -304,9 +323,16 @@ def rows_digest(splits: Splits) -> str:
     return digest.hexdigest()
 
 
-_PHRASES: tuple[tuple[type[BaseException], str], ...] = (
+_Phrases = tuple[tuple[type[BaseException], str], ...]
+
+_OF_MACHINES: _Phrases = (
     (FileNotFoundError, "a file is missing"),
     (PermissionError, "a file may not be opened"),
+)
+"""Errors whose cause is the machine, and never what is in the rows."""
+
+_PHRASES: _Phrases = (
+    *_OF_MACHINES,
     (UnicodeError, "a file is not in the encoding that it should have"),
     (MemoryError, "not enough memory"),
     (torch.OutOfMemoryError, "not enough memory of the device"),
@@ -315,13 +341,18 @@ _PHRASES: tuple[tuple[type[BaseException], str], ...] = (
 )
 
 
-def phrase(error: BaseException, otherwise: str = "something else") -> str:
+def machine_phrase(error: BaseException) -> str:
+    """Return the phrase for an error of this machine, which any coordinator may read; empty for other errors."""
+    return phrase(error, "", _OF_MACHINES)
+
+
+def phrase(error: BaseException, otherwise: str = "something else", phrases: _Phrases = _PHRASES) -> str:
     """Return one of a few phrases for an error or its cause; the error's own text may quote a row and stays here."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
             return "no space is left on the disk"
-        for kind, words in _PHRASES:
+        for kind, words in phrases:
             if isinstance(cause, kind):
                 return words
         cause = cause.__cause__

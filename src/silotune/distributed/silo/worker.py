@@ -119,6 +119,7 @@ class _Worker:
     settings: SiloSettings
     requests: queue.SimpleQueue[_Request] = field(default_factory=queue.SimpleQueue)
     busy: str = "loading"
+    session: Session | None = None
     connections: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MOST_CONNECTIONS))
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _bytes: int = 0
@@ -165,6 +166,7 @@ def serve(settings: SiloSettings) -> None:
             if request.given_up.is_set():  # who still wants the reply asks again
                 continue
             worker.busy = "working"
+            worker.session = session
             _log(settings, _work(session, request, metrics))
     except KeyboardInterrupt:
         _log(settings, "stopped")
@@ -244,8 +246,9 @@ def _connection(connection: socket.socket, worker: _Worker) -> None:
             data = receive(connection, time.monotonic() + _SLOW_PEER, worker.largest, claim)
             kind = peek_kind(data)
             if kind == "ping":
+                run = {} if worker.session is None else worker.session.present
                 fields = {"silo": settings.name, "busy": worker.busy, "pid": os.getpid()}
-                send(connection, Frame("pong", fields).encode())
+                send(connection, Frame("pong", fields | run).encode())
                 return
             request = _Request(kind, data)
             worker.requests.put(request)

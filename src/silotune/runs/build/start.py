@@ -86,10 +86,13 @@ def _check_run(source: Path, config: Config, method: Method, tasks: Collection[T
             weights, seed, tuner = files[0].backbone_sha256, files[0].seed, files[0].tuner
             head = HeadConfig.model_validate(files[0].head)
             known = {file.task["name"]: file.task for file in files}
+            name, parts = files[0].method["name"], {part: fields.scope for part, fields in files[0].parts.items()}
         else:  # a coordinator's folder, whose silos keep their models
             before = load_resolved(source / "config.yaml")
             weights, seed, head = read_versions(source)["backbone"], before.seed, before.head
-            tuner = TunerFields.of(make_method(before).setting.tuner)
+            made = make_method(before)
+            tuner, name = TunerFields.of(made.setting.tuner), made.name
+            parts = {part: found.scope for part, found in made.parts().items()}
             known = {task["name"]: task for task in read_summary(source)["tasks"].values()}
         labels = {name: list(task["labels"]) for name, task in known.items()}
     if weights != backbone.fingerprint:
@@ -107,6 +110,12 @@ def _check_run(source: Path, config: Config, method: Method, tasks: Collection[T
     for key, old, new in pairs:
         if old != new:
             raise InputError(f"start: {source} was trained with {key}={old}, this run has {new}; give the same")
+    for part, wanted in method.parts().items():
+        if wanted.scope is not Scope.FIXED and not wanted.redrawn and parts.get(part) is not wanted.scope:
+            raise InputError(
+                f"start: {source} was trained with method={name}, which has no {wanted.scope.value} part {part!r}; "
+                "allowed: a run of the same method, tuner, head and labels"
+            )
     for task in tasks:
         if labels.get(task.name, list(task.labels)) != list(task.labels):
             there, here = (", ".join(names) or "none" for names in (labels[task.name], task.labels))
