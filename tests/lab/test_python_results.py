@@ -16,6 +16,7 @@ from silotune.config.schema import CompareConfig
 from silotune.lab.comparison import read_comparison
 from silotune.lab.report.frame import Results
 from silotune.lab.report.significance import beaten_by_words
+from silotune.lab.runner import Listener
 from silotune.lab.search_space import read_sweep
 
 
@@ -28,7 +29,7 @@ def test_a_comparison_is_a_mapping_a_table_and_files(place: Path) -> None:
         seeds=[2],
         out="out",
         train={"steps": 1},
-        done=lambda cell, _: done.append(cell.folder),
+        listener=Listener(done=lambda cell, _: done.append(cell.folder)),
     )
     assert done == list(compared) == ["local-2", "fedavg-2"]
     assert compared["local-2"] == json.loads((place / "out/local-2/summary.json").read_text())

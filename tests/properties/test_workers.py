@@ -20,7 +20,7 @@ from silotune.core import workers as core_workers
 from silotune.core.workers import Workers, worker_pool
 from silotune.errors import Diverged, InputError, SilotuneError
 from silotune.lab.comparison import Cell
-from silotune.lab.runner import CellKind, run_cells
+from silotune.lab.runner import CellKind, Listener, run_cells
 from silotune.lab.sweep import sweep
 from silotune.runs.engines import multi_process as workers
 from silotune.runs.run import run
@@ -177,7 +177,7 @@ def test_guarantees_of_cells_on_a_cluster_are_told_by_the_parent(tiny_config, tm
     cells = [Cell("local", seed, tiny_config("local")) for seed in (1, 2)]
     told: list[str] = []
     kind = CellKind(announcing, "summary.json")
-    run_cells(cells, tmp_path, kind=kind, workers=Workers(1, "local"), announce=told.append)
+    run_cells(cells, tmp_path, kind=kind, workers=Workers(1, "local"), listener=Listener(announce=told.append))
     assert sorted(told) == ["local-1: at most 1", "local-2: at most 1"]
 
 

@@ -14,7 +14,7 @@ from silotune.cli.termination import ended_by_sigterm
 from silotune.core.clock import utc_now
 from silotune.errors import InputError, file_errors
 from silotune.runs.callbacks import Callback
-from silotune.runs.callbacks.display import RoundLines, RunBar, TimeLeft, new_bars
+from silotune.runs.callbacks.display import RoundLines, RunBar, new_bars
 
 
 @dataclass
@@ -55,23 +55,3 @@ def show_progress(
                 log = stack.enter_context(log_file.open("a", encoding="utf-8", buffering=1))
             lines.append(lambda line: print(utc_now(), line, file=log))
         yield Followers(bars, lines, verbose)
-
-
-class CellCount:
-    """Counts the cells of a comparison or sweep: which one has ended, and how long the others will take."""
-
-    def __init__(self) -> None:
-        self._all, self._ended = 0, 0
-
-    def begin(self, cells: int) -> None:
-        """Note the number of cells that are to be run, and the time."""
-        self._all, self._time_left = cells, TimeLeft(cells)
-        self._time_left.start(1)
-
-    def next(self) -> str:
-        """Count one more cell; return `; 3 of 6, about 2 min 10 s left`, or nothing where their number is unknown."""
-        self._ended += 1
-        if self._ended > self._all:
-            return ""
-        left = self._time_left.after(self._ended)
-        return f"; {self._ended} of {self._all}" + (f", {left}" if left else "")

@@ -48,10 +48,7 @@ def compare(
     variants: Sequence[str] = (),
     ablation: bool = False,
     progress: bool | None = None,
-    callbacks: runner.CallbackFactory | None = None,
-    begin: runner.OnCellsBegin | None = None,
-    done: runner.OnCellDone | None = None,
-    announce: runner.Announce | None = None,
+    listener: runner.Listener | None = None,
     elsewhere: runner.Elsewhere | None = None,
     **keys: Unpack[Keys],
 ) -> ComparisonResult:
@@ -70,10 +67,7 @@ def compare(
         variants: further entries, each "name: key=value key=value".
         ablation: also the ablations of the methods' papers.
         progress: whether to show progress, as for `run`.
-        callbacks: makes the callbacks of a run, instead of `progress`; with one worker only.
-        begin: called with the number of runs still to do.
-        done: called after every run, with its cell and summary.
-        announce: called with every line about a run's privacy guarantee.
+        listener: what is called while the runs are done, instead of `progress`.
         elsewhere: has the runs done, as over a federation; None: they are done here.
         keys: keys of every run; a group of keys is a dictionary.
 
@@ -94,21 +88,16 @@ def compare(
     failure = None
     if elsewhere is not None:
         begun = partial(comparison.write, folder)
-        summaries, failure = runner.run_elsewhere(comparison.cells, folder, elsewhere, begun, done)
+        summaries, failure = runner.run_elsewhere(comparison.cells, folder, elsewhere, begun)
+        for cell in comparison.cells:
+            if listener is not None and cell.folder in summaries:
+                listener.done(cell, summaries[cell.folder])
     else:
         runner.check_cells(comparison.cells, folder, spread)
         make_folder(folder, f"--out {folder}")
         comparison.write(folder)
-        follow = callbacks or partial(default_display, progress)
-        summaries = runner.run_cells(
-            comparison.cells,
-            folder,
-            workers=spread,
-            callbacks=follow,
-            begin=begin,
-            done=done,
-            announce=announce,
-        )
+        follow = listener or runner.Listener(partial(default_display, progress))
+        summaries = runner.run_cells(comparison.cells, folder, workers=spread, listener=follow)
     results = Results(entries_of(comparison, folder, summaries), comparison.ddof, comparison.judging)
     files = [*write_tables(results, folder), write_report(results, folder / "report.html")]
     comparison.judging.look(folder, len(comparison.seeds))

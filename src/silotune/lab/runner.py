@@ -32,15 +32,27 @@ _Outcome = Summary | Diverged
 CallbackFactory = Callable[[str, int], Sequence[Callback]]
 """Makes the callbacks of one run from its title and its number of rounds."""
 
-OnCellDone = Callable[[Cell, Summary], None]
-"""Called after every cell that was run, with the cell and its summary."""
-
-OnCellsBegin = Callable[[int], None]
-"""Called with the number of unfinished cells, before the first of them."""
-
 Announce = Callable[[str], None]
 """Called with the privacy guarantee of a cell before its first round, on a cluster after its last; must be importable
 by name for processes."""
+
+
+@dataclass(frozen=True)
+class Listener:
+    """What is called while many runs are done.
+
+    Args:
+        callbacks: makes the callbacks of a run; with one worker only.
+        begin: called with the number of unfinished runs, before the first of them.
+        done: called after every run, with its cell and summary.
+        announce: called with every line about a run's privacy guarantee.
+    """
+
+    callbacks: CallbackFactory | None = None
+    begin: Callable[[int], None] = lambda _: None
+    done: Callable[[Cell, Summary], None] = lambda *_: None
+    announce: Announce | None = None
+
 
 Elsewhere = Callable[[Mapping[str, Config], Callable[[], None]], None]
 """Has runs done elsewhere to their end, given folder → configuration; calls the second once they are taken."""
@@ -127,7 +139,7 @@ def check_cells(cells: Sequence[Cell], out: Path, workers: Workers) -> None:
 
 
 def run_elsewhere(
-    cells: Sequence[Cell], out: Path, elsewhere: Elsewhere, begun: Callable[[], None], done: OnCellDone | None = None
+    cells: Sequence[Cell], out: Path, elsewhere: Elsewhere, begun: Callable[[], None]
 ) -> tuple[dict[str, Summary], SilotuneError | None]:
     """Run all cells of a command elsewhere as one plan, which includes finished ones.
 
@@ -143,11 +155,7 @@ def run_elsewhere(
     finished = [cell for cell in cells if failure is None or (out / cell.folder / RUN.file).exists()]
     if failure is not None and not finished:
         raise failure
-    summaries = {cell.folder: RUN.read(out / cell.folder) for cell in finished}
-    if done is not None:
-        for cell in finished:
-            done(cell, summaries[cell.folder])
-    return summaries, failure
+    return {cell.folder: RUN.read(out / cell.folder) for cell in finished}, failure
 
 
 def run_cells(
@@ -156,10 +164,7 @@ def run_cells(
     *,
     kind: CellKind = RUN,
     workers: int | Workers = 1,
-    callbacks: CallbackFactory | None = None,
-    begin: OnCellsBegin | None = None,
-    done: OnCellDone | None = None,
-    announce: Announce | None = None,
+    listener: Listener = Listener(),
 ) -> dict[str, Summary]:
     """Run the unfinished cells below the folder `out`, in this process or in several.
 
@@ -170,9 +175,7 @@ def run_cells(
     """
     end_unguarded_worker()
     unfinished = [cell for cell in cells if not _finished(cell, out, kind)]
-    done = done or (lambda *_: None)
-    if begin is not None:
-        begin(len(unfinished))
+    listener.begin(len(unfinished))
     spread = Workers.of(workers)
     spread = replace(spread, number=min(spread.number, len(unfinished) or 1))
     later = trained_by_others(cells) if kind is RUN else {}
@@ -182,15 +185,15 @@ def run_cells(
         for cell in now if waited else ():
             take_rounds(out / later[cell.folder].folder, out / cell.folder, cell.config)
         outcomes = (
-            _run_here(now, out, kind, callbacks, announce)
+            _run_here(now, out, kind, listener)
             if spread.here or not now
-            else _run_in_processes(now, out, kind, spread, announce)
+            else _run_in_processes(now, out, kind, spread, listener.announce)
         )
         for cell, outcome in outcomes:
             if isinstance(outcome, Diverged):
                 diverged[cell.folder] = outcome
             else:
-                done(cell, outcome)
+                listener.done(cell, outcome)
     if diverged:
         details = "; ".join(
             f"{out / cell.folder}: {diverged[cell.folder]}" for cell in unfinished if cell.folder in diverged
@@ -207,17 +210,11 @@ def _finished(cell: Cell, out: Path, kind: CellKind) -> bool:
     return (folder / kind.file).exists()
 
 
-def _run_here(
-    cells: Sequence[Cell],
-    out: Path,
-    kind: CellKind,
-    callbacks: CallbackFactory | None,
-    announce: Announce | None,
-) -> Iterator[tuple[Cell, _Outcome]]:
+def _run_here(cells: Sequence[Cell], out: Path, kind: CellKind, listener: Listener) -> Iterator[tuple[Cell, _Outcome]]:
     backbones = _Backbones()
     for cell in cells:
-        followers = callbacks(cell.folder, cell.config.rounds) if callbacks else ()
-        yield cell, backbones.run(kind, cell.config, out / cell.folder, followers, announce)
+        followers = listener.callbacks(cell.folder, cell.config.rounds) if listener.callbacks else ()
+        yield cell, backbones.run(kind, cell.config, out / cell.folder, followers, listener.announce)
 
 
 class _Backbones:

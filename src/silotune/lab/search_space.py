@@ -63,42 +63,37 @@ def split_search(words: Iterable[str]) -> tuple[list[Dimension], list[str]]:
 
 
 def _dimension(key: str, text: str) -> Dimension | None:
-    from optuna.distributions import CategoricalDistribution
-
     method, plain_key = None, key
     if key.startswith("per_method."):
         _, method, plain_key = ([*key.split(".", 2), ""])[:3]
         if method not in METHODS:
             raise unknown_name_error("key", f"per_method.{method}", [f"per_method.{name}" for name in METHODS])
-    if _takes_list(plain_key):
-        return None
+    values = None if _takes_list(plain_key) else _distribution(key, text)
+    return None if values is None else Dimension(plain_key, values, method)
+
+
+def _distribution(key: str, text: str) -> BaseDistribution | None:
+    """Parse `low..high`, `low..high:log` or `a,b,c`; None if the text is a single value."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
     low, dots, high = text.partition("..")
     if dots and isinstance(_value(low), int | float):
-        return Dimension(plain_key, _range(key, low, high), method)
-    if "," not in text:
-        return None
+        log = high.lower().endswith(":log")
+        ends = _value(low), _value(high[:-4] if log else high)
+        kind = IntDistribution if all(isinstance(end, int) for end in ends) else FloatDistribution
+        try:
+            return kind(*ends, log=log)
+        except (TypeError, ValueError) as error:
+            rule = "a range is low..high with low below high, or low..high:log with low also above 0"
+            raise InputError(f"{key}: {rule} (got {text!r})") from error
     values = [_value(word) for word in text.split(",")]
+    if len(values) == 1:
+        return None
     if None in values:
         raise InputError(f"{key}: must be values with commas between (got {text!r})")
-    for position, value in enumerate(values):
-        if value in values[:position]:
-            raise InputError(f"{key}: {value!r} appears twice")
-    return Dimension(plain_key, CategoricalDistribution(values), method)
-
-
-def _range(key: str, low: str, high: str) -> BaseDistribution:
-    from optuna.distributions import FloatDistribution, IntDistribution
-
-    text, log = f"{low}..{high}", high.lower().endswith(":log")
-    least, most = _value(low), _value(high[:-4] if log else high)
-    kind = IntDistribution if isinstance(least, int) and isinstance(most, int) else FloatDistribution
-    try:
-        return kind(least, most, log=log)
-    except TypeError as error:
-        raise InputError(f"{key}: a range is low..high, or low..high:log (got {text!r})") from error
-    except ValueError as error:
-        bound = "above 0 and below" if log else "below"
-        raise InputError(f"{key}: the low end must be {bound} the high one (got {text!r})") from error
+    if repeated := [value for position, value in enumerate(values) if value in values[:position]]:
+        raise InputError(f"{key}: {repeated[0]!r} appears twice")
+    return CategoricalDistribution(values)
 
 
 def _value(text: str) -> Any:

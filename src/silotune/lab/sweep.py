@@ -28,6 +28,7 @@ from silotune.data.tasks import lower_is_better
 from silotune.errors import OR_RESUME, Diverged, InputError, SilotuneError, require_unused
 from silotune.lab import runner
 from silotune.lab.comparison import BEST_FILE, Cell, words_of
+from silotune.lab.report.tables import ResultTable, TableCell
 from silotune.lab.search_space import Sweep, read_sweep
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
@@ -59,9 +60,7 @@ def sweep(
     resume: bool = False,
     workers: int | Workers = 1,
     progress: bool | None = None,
-    callbacks: runner.CallbackFactory | None = None,
-    begin: runner.OnCellsBegin | None = None,
-    done: runner.OnCellDone | None = None,
+    listener: runner.Listener | None = None,
     elsewhere: runner.Elsewhere | None = None,
     **keys: Unpack[Keys],
 ) -> SweepResult:
@@ -80,9 +79,8 @@ def sweep(
         workers: processes, or `Workers` on a Ray cluster. All combinations run in parallel; with a sampler only the
             seeds of one trial do, because a proposal depends on the scores before it.
         progress: whether to show progress, as for `run`.
-        callbacks: makes the callbacks of a trial, instead of `progress`; with one worker only.
-        begin: called with the number of runs still to do; not with a sampler, which proposes them one by one.
-        done: called after every run, with its cell and summary.
+        listener: what is called while the trials run, instead of `progress`; with a sampler, which proposes them one by
+            one, it does not learn their number.
         elsewhere: has all combinations run, as over a federation, where silos score test rows, too (values are chosen
             by validation rows all the same); None: they are run here.
         keys: keys of every run; a group of keys is a dictionary.
@@ -102,11 +100,10 @@ def sweep(
     if elsewhere is None:
         runner.check_cells(cells, folder, spread)
         make_folder(folder, f"--out {folder}")
-    follow = callbacks or partial(default_display, progress)
-
-    def run(cells: Sequence[Cell]) -> dict[str, runner.Summary]:
-        announced = begin if plan.trials is None else None
-        return runner.run_cells(cells, folder, kind=TRIAL, workers=spread, callbacks=follow, begin=announced, done=done)
+    follow = listener or runner.Listener(partial(default_display, progress))
+    if plan.trials is not None:
+        follow = replace(follow, begin=lambda _: None)
+    run = partial(runner.run_cells, out=folder, kind=TRIAL, workers=spread, listener=follow)
 
     failure = None
     if plan.trials is not None:
@@ -115,7 +112,7 @@ def sweep(
         if elsewhere is None:
             summaries = run(cells)
         else:
-            summaries, failure = _run_elsewhere(cells, folder, elsewhere, done)
+            summaries, failure = _run_elsewhere(cells, folder, elsewhere, follow)
         results = [_trial_of(*trial, summaries) for trial in plan.planned]
     write_text(folder / TABLE, _table(plan, results).to_csv(index=False, lineterminator="\n"))
     if failure is not None:
@@ -170,7 +167,7 @@ TRIAL = runner.CellKind(_trial, TRIAL_FILE)
 
 
 def _run_elsewhere(
-    cells: Sequence[Cell], out: Path, elsewhere: runner.Elsewhere, done: runner.OnCellDone | None
+    cells: Sequence[Cell], out: Path, elsewhere: runner.Elsewhere, listener: runner.Listener
 ) -> tuple[dict[str, runner.Summary], SilotuneError | None]:
     """Run trials as whole runs on other machines; return validation scores, and the error of those that failed."""
     summaries, failure = runner.run_elsewhere(cells, out, elsewhere, lambda: None)
@@ -185,8 +182,7 @@ def _run_elsewhere(
             raise InputError(f"{cell.folder}: no silo shares validation scores, so there is nothing to choose by")
         lower = cell.config.validates_by_loss or any(lower_is_better(silo["metric"]) for silo in silos)
         trials[cell.folder] = {"validation": score} | ({"lower_is_better": True} if lower else {})
-        if done is not None:
-            done(cell, trials[cell.folder])
+        listener.done(cell, trials[cell.folder])
     return trials, failure
 
 
@@ -214,14 +210,16 @@ class TrialResult:
     @property
     def score(self) -> float | None:
         """Mean over seeds; None if training diverged with any of them."""
-        scores = [score for score in self.scores if score is not None]
-        return statistics.fmean(scores) if len(scores) == len(self.scores) else None
+        return statistics.fmean(self._known) if self._known else None
 
     @property
     def std(self) -> float | None:
         """Standard deviation over seeds; None with one seed, or if training diverged."""
-        scores = [score for score in self.scores if score is not None]
-        return statistics.stdev(scores) if len(scores) == len(self.scores) > 1 else None
+        return statistics.stdev(self._known) if len(self._known) > 1 else None
+
+    @property
+    def _known(self) -> list[float]:
+        return [] if None in self.scores else [score for score in self.scores if score is not None]
 
     @property
     def goodness(self) -> float:
@@ -331,6 +329,18 @@ class SweepResult:
         ]
         return "\n".join([f"SweepResult({str(self.folder)!r}): {len(self.trials)} trials, best values", *lines])
 
+    def table(self) -> ResultTable:
+        """Make the table of trials, for display; each method's best score is marked."""
+        rows = []
+        for trial in self.trials:
+            score = "diverged" if trial.score is None else f"{trial.score:.2f}"
+            score += "" if trial.std is None else f" ± {trial.std:.2f}"
+            values = [str(trial.number), *(str(trial.chosen.get(key, "")) for key in self.plan.keys)]
+            best = TableCell(score, rank=int(trial is self.best[trial.method]))
+            rows.append((trial.method, [*map(TableCell, values), best]))
+        header = ["trial", *self.plan.keys, "validation"]
+        return ResultTable("validation score at each trial's best round", header, rows)
+
     def _repr_html_(self) -> str:
         table = _table(self.plan, self.trials).astype(str)
-        return html_table("validation score at each trial's best round", list(table.columns), table.to_numpy().tolist())
+        return html_table("validation score at each trial's best round", list(table), table.to_numpy().tolist())

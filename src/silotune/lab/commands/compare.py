@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from silotune.cli.console import (
     JsonOption,
@@ -39,8 +38,7 @@ from silotune.lab.commands.verdicts import AgainstOption, MarginOption, show_ver
 if TYPE_CHECKING:
     from silotune.lab.compare import ComparisonResult
     from silotune.lab.comparison import Cell
-    from silotune.lab.search_space import Sweep
-    from silotune.lab.sweep import TrialResult
+    from silotune.lab.runner import Listener
 
 
 ComparisonWords = Annotated[
@@ -99,19 +97,17 @@ def compare(
 
         _preview(read_comparison(source, words, variant or [], ablation, only or []).cells)
         return
-    from silotune.cli.progress import CellCount, show_progress
     from silotune.lab.compare import compare as run_all
     from silotune.runs.scores import average_text
 
     if out is None:
         raise InputError("--out: is missing; compare needs a folder for its runs")
-    count, tell = CellCount(), say_aside if as_json else say
-    with show_progress(quiet, verbose, log_file, write=tell) as followers:
 
-        def done(cell: Cell, summary: dict[str, Any]) -> None:
-            followers.clear()
-            tell(f"{cell.folder}: test {average_text(summary)} ({summary['seconds']:.0f} s){count.next()}")
+    def describe(summary: dict[str, Any]) -> str:
+        return f"test {average_text(summary)} ({summary['seconds']:.0f} s)"
 
+    tell = say_aside if as_json else say
+    with _listener(quiet, verbose, log_file, describe, tell) as listener:
         finished = run_all(
             source,
             *words,
@@ -121,16 +117,45 @@ def compare(
             variants=variant or [],
             ablation=ablation,
             only=only or [],
-            callbacks=followers,
-            begin=count.begin,
-            done=done,
-            announce=tell,
+            listener=listener,
             elsewhere=elsewhere_of(federation, where, out, tell),
         )
     if as_json:
         typer.echo(json.dumps(finished.as_json(), indent=1))
     else:
         _show(finished)
+
+
+@contextmanager
+def _listener(
+    quiet: bool,
+    verbose: bool,
+    log_file: Path | None,
+    describe: Callable[[dict[str, Any]], str],
+    tell: Callable[[str], None] = say,
+) -> Iterator[Listener]:
+    """Show the progress of runs, and a line after each: its result, how many are done, and the time left."""
+    from silotune.cli.progress import show_progress
+    from silotune.lab.runner import Listener
+    from silotune.runs.callbacks.display import TimeLeft
+
+    ended, number, time_left = 0, 0, TimeLeft(0)
+
+    def begin(cells: int) -> None:
+        nonlocal number, time_left
+        number, time_left = cells, TimeLeft(cells)
+        time_left.start(1)
+
+    def done(cell: Cell, summary: dict[str, Any]) -> None:
+        nonlocal ended
+        ended += 1
+        followers.clear()
+        left = time_left.after(ended)
+        count = (f"; {ended} of {number}" if ended <= number else "") + (f", {left}" if left else "")
+        tell(f"{cell.folder}: {describe(summary)}{count}")
+
+    with show_progress(quiet, verbose, log_file, write=tell) as followers:
+        yield Listener(followers, begin, done, tell)
 
 
 def _preview(cells: Sequence[Cell]) -> None:
@@ -211,17 +236,13 @@ def sweep(
 ) -> None:
     """Search learning rates and other keys for each method, on validation rows alone: `sweep.csv` and `best.yaml`."""
     where = workers_of(engine, workers, address)
-    from silotune.cli.progress import CellCount, show_progress
+    from silotune.lab.report.table_files import as_terminal
     from silotune.lab.sweep import sweep as run_all
 
-    count = CellCount()
-    with show_progress(quiet, verbose, log_file) as followers:
+    def describe(summary: dict[str, Any]) -> str:
+        return str(summary["reason"]) if summary["validation"] is None else f"{summary['validation']:.2f}"
 
-        def done(cell: Cell, summary: dict[str, Any]) -> None:
-            followers.clear()
-            score = summary["validation"]
-            say(f"{cell.folder}: {summary['reason'] if score is None else f'{score:.2f}'}{count.next()}")
-
+    with _listener(quiet, verbose, log_file, describe) as listener:
         finished = run_all(
             source,
             *(words or []),
@@ -229,27 +250,8 @@ def sweep(
             trials=trials,
             resume=resume,
             workers=where,
-            callbacks=followers,
-            begin=count.begin,
-            done=done,
+            listener=listener,
             elsewhere=elsewhere_of(federation, where, out, say),
         )
-    console.print(_trials_table(finished.plan, finished.trials))
+    console.print(as_terminal(finished.table(), console.width))
     say(f"wrote {', '.join(map(str, finished.files))}; silotune compare {source} best={out} … takes each method's best")
-
-
-def _trials_table(search: Sweep, trials: Sequence[TrialResult]) -> Table:
-    """Make a table of all trials with their validation scores; each method's best trial is bold."""
-    from silotune.lab.sweep import best_trial
-
-    columns = ("trial", *search.keys, "validation")
-    table = new_table("validation score at each trial's best round", ["method"], columns)
-    for method in search.spaces:
-        best = best_trial(trials, method)
-        for trial in (trial for trial in trials if trial.method == method):
-            score = "diverged" if trial.score is None else f"{trial.score:.2f}"
-            score += "" if trial.std is None else f" ± {trial.std:.2f}"
-            values = ["" if (value := trial.chosen.get(key)) is None else escape(f"{value}") for key in search.keys]
-            table.add_row(method, str(trial.number), *values, score, style="bold" if trial is best else None)
-        table.add_section()
-    return table
