@@ -26,7 +26,7 @@ ALL_METHODS["apfl, ranks"] = ("tuner=lora", "aggregation=hetlora", *RANKS)
 ALL_METHODS["rolora, ranks"] = ("aggregation=flexlora", *RANKS)
 UPLINKS = [(), ("sampling.count=2",), ("uplink=clip,laplace,int8",), ("uplink=topk", "uplink.fraction=0.3")]
 SHORT = ("rounds=3", "train.steps=2")
-NO_FEEDBACK = ("flexlora", "fedsvd", "fedalt", "flexlora, ranks", "rolora, ranks")
+NO_FEEDBACK = ("flexlora", "fedsvd", "fedalt", "fedmomentum", "flexlora, ranks", "rolora, ranks")
 
 
 def same(summary):

@@ -51,13 +51,16 @@ SENT = {
     "fedex-lora": {"global"},
     "flora": {"global"},
     "lora-fair": {"global"},
+    "fedrot-lora": {"global"},
+    "fedmomentum": {"global"},
+    "flora-na": {"global"},
     "scaffold": {"global", "global_c"},
     "feddyn": {"global"},
     "fedproto": {"prototypes"},
 }
 """Sent parts by the papers; heads are private unless the case shares them, the demo's baselines have two adapters."""
 
-ONLY_DOWN = {"fedsvd": {"lora_A"}, "fedex-lora": {"delta"}, "flora": {"delta"}}
+ONLY_DOWN = {"fedsvd": {"lora_A"}, "fedex-lora": {"delta"}, "flora": {"delta"}, "fedmomentum": {"delta"}}
 """Shared parts that silos receive and never send."""
 
 

@@ -1,4 +1,4 @@
-"""FedEx-LoRA, FLoRA and LoRA-FAIR: two rounds of two silos by hand in float64; limits; products against dense NumPy."""
+"""FedEx-LoRA, FLoRA, LoRA-FAIR, FedMomentum: two rounds of two silos by hand; limits; products against dense NumPy."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from silotune.aggregation.product_error import ProductError
 from silotune.communication.messages import read_broadcast
 from silotune.core.tensors import flatten
 from silotune.errors import InputError
+from silotune.methods.fedmomentum import BalancedSVD, BalancedSVDOptions
 from silotune.methods.lora_products import CorrectedMeans, MeansAndResidual, StackedProducts
 from tests.support.method_cases import logged
 from tests.support.numeric_rig import doubled, random_parts
@@ -100,7 +101,23 @@ def fair_by_hand(shared, found, drawn):
         shared["global"][f"{module}.lora_A.weight"] = torch.from_numpy(a)
 
 
+def balanced(mean, rank=RANK):
+    """B and A of the largest components of a matrix, each with the roots of its singular values."""
+    u, values, vt = np.linalg.svd(mean)
+    signs = np.sign(vt[range(rank), np.abs(vt[:rank]).argmax(1)])
+    return u[:, :rank] * signs * np.sqrt(values[:rank]), (vt[:rank].T * signs * np.sqrt(values[:rank])).T
+
+
+def momentum_by_hand(shared, found, drawn):
+    for module, (product, _, _) in found.items():
+        b, a = balanced(product)
+        shared["global"][f"{module}.lora_B.weight"] = torch.from_numpy(b)
+        shared["global"][f"{module}.lora_A.weight"] = torch.from_numpy(a)
+        shared["delta"][f"{module}.delta.weight"] += torch.from_numpy(product - b @ a)
+
+
 BY_HAND = {
+    "fedmomentum": (momentum_by_hand, ()),
     "fedex-lora": (fedex_by_hand, ()),
     "flora": (flora_by_hand, ()),
     "lora-fair": (fair_by_hand, (f"aggregation.regularization={REGULARIZATION}",)),
@@ -138,6 +155,7 @@ def test_two_rounds_of_two_silos(tiny_federation, method):
 # -- limits, over random updates --------------------------------------------------------------------------------------
 
 OUT, IN = 7, 11
+EXACT = BalancedSVD(BalancedSVDOptions())
 
 
 def made(silos=3, ranks=(3,), seed=1, dtype=torch.float64):
@@ -171,11 +189,38 @@ def mean_effective(before, updates):
 
 def test_effective_weights_of_fedex_and_flora_are_the_mean_of_the_silos():
     before, updates = made()
-    for aggregation in (MeansAndResidual(), StackedProducts()):
+    for aggregation in (MeansAndResidual(), StackedProducts(), EXACT):
         error = ProductError(before, by_rows=True)
         after = before | aggregation.aggregate(error.watch(iter(updates)), before)
         torch.testing.assert_close(effective(after), mean_effective(before, updates), rtol=0, atol=1e-12)
         assert error.of(after) < 1e-12
+
+
+def test_fedmomentum_with_all_ranks_is_fedex():
+    """Where LoRA holds the whole mean product the delta stays; with less energy the smallest components are lost."""
+    before, updates = made(ranks=(9,))
+    fedex, whole = (
+        before | aggregation.aggregate(iter(updates), before) for aggregation in (MeansAndResidual(), EXACT)
+    )
+    torch.testing.assert_close(effective(whole), effective(fedex), rtol=0, atol=1e-12)
+    torch.testing.assert_close(whole["delta/q.delta.weight"], before["delta/q.delta.weight"], rtol=0, atol=1e-12)
+    a, b = (whole[f"global/q.lora_{letter}.weight"] for letter in "AB")
+    torch.testing.assert_close(b.T @ b, a @ a.T, rtol=0, atol=1e-12)
+    before, updates = made(ranks=(2,))
+    mean = (mean_effective(before, updates) - before["delta/q.delta.weight"]).numpy()
+    u, values, vt = np.linalg.svd(mean, full_matrices=False)
+    count = 1 + int((np.cumsum(values**2) < 0.9 * np.sum(values**2)).sum())
+    assert 2 < count < 6
+    after = before | BalancedSVD(BalancedSVDOptions(energy=0.9)).aggregate(iter(updates), before)
+    best = torch.from_numpy((u[:, :count] * values[:count]) @ vt[:count]) + before["delta/q.delta.weight"]
+    torch.testing.assert_close(effective(after), best, rtol=0, atol=1e-12)
+
+
+def test_fedmomentum_leaves_a_lora_that_is_zero():
+    before, updates = made()
+    zeros = {"global/q.lora_B.weight": torch.zeros(OUT, 3, dtype=torch.float64)}
+    unmoved = [replace(update, tensors=update.tensors | zeros) for update in updates]
+    assert EXACT.aggregate(iter(unmoved), before | zeros).keys() <= {"head/out.weight"}
 
 
 def test_silos_of_unlike_ranks_are_merged_exactly():

@@ -34,7 +34,9 @@ AGGREGATIONS: dict[str, Callable[..., Any]] = {
 }
 """The aggregations of any method without options; `methods.catalog` adds those of one method."""
 
-BY_ROWS = frozenset(("samples", "flexlora", "hetlora", "fedsvd", "fedex-lora", "flora", "lora-fair"))
+BY_ROWS = frozenset(
+    ("samples", "flexlora", "hetlora", "fedsvd", "fedex-lora", "flora", "lora-fair", "fedmomentum", "flora-na")
+)
 """The built-in aggregations that weigh silos by their rows; the others weigh all alike."""
 
 

@@ -67,7 +67,7 @@ class BroadcastAggregation(ABC):
         if self.needs_delta and missing:
             raise InputError(
                 f"aggregation={self.name}: the shared parts hold no delta of {missing[0].module}; "
-                "allowed: method=fedex-lora or flora, or another one with a Delta"
+                "allowed: method=fedex-lora, flora or fedmomentum, or another one with a Delta"
             )
         if self.adopted_whole and not optimizer.adopts:
             raise InputError(

@@ -169,7 +169,7 @@ AGGREGATIONS: Registry[Any] = Registry(
     "aggregation",
     reserved=(
         *("uniform", "samples", "median", "flexlora", "hetlora", "fedsvd", "fedex-lora", "flora", "lora-fair"),
-        *("rest-of-world",),
+        *("rest-of-world", "flora-na"),
         *("trimmed-mean", "krum", "multi-krum"),
     ),
     home="silotune.methods.catalog",

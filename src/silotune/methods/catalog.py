@@ -17,8 +17,11 @@ from silotune.methods.fedit import FedIT
 from silotune.methods.fedlora import FedLoRA
 from silotune.methods.fedmatch import FedMatch
 from silotune.methods.fedmcp import FedMCP
+from silotune.methods.fedmomentum import BalancedSVD, FedMomentum
 from silotune.methods.fedproto import FedProto
 from silotune.methods.fedprox import FedProx
+from silotune.methods.fedrot import FedRotLoRA
+from silotune.methods.flora_na import FLoRANA, MixedFactors
 from silotune.methods.hetlora import HetLoRA, NormWeightedMeans
 from silotune.methods.local import Centralized, Local, ServerOnly
 from silotune.methods.lora_factors import FedSALoRA, FFALoRA, RoLoRA
@@ -42,9 +45,19 @@ BUILT_IN: tuple[type[Method], ...] = (
     *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, APFL, PFedMe, FedMCP, FedFAME, FedProto, FedPrompt),
     *(FedIT, FedLoRA, FedDPAF, FedDPAT),
     *(FFALoRA, FedSALoRA, RoLoRA, FlexLoRA, HetLoRA, FedSVD, FedExLoRA, FLoRA, LoRAFAIR, FDLoRA, FedALT),
+    *(FedRotLoRA, FedMomentum, FLoRANA),
 )
 
-OF_METHODS = (ProductSVD, NormWeightedMeans, FactorSVD, MeansAndResidual, StackedProducts, RestOfWorld)
+OF_METHODS = (
+    ProductSVD,
+    NormWeightedMeans,
+    FactorSVD,
+    MeansAndResidual,
+    StackedProducts,
+    RestOfWorld,
+    BalancedSVD,
+    MixedFactors,
+)
 """Aggregations of one method that others may choose, too; LoRA-FAIR's is made with a key of the section."""
 
 registries.AGGREGATIONS.provide(lambda: {**AGGREGATIONS, **{kind.name: kind for kind in OF_METHODS}})
