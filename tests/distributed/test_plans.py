@@ -112,7 +112,7 @@ def test_a_comparison_and_a_grid_have_the_tables_of_one_process(federation, tmp_
     failed = silotune(
         "transfer", *(tmp_path / "over" / f"{name}-1" for name in ("fedmcp", "fedavg")), "--out", tmp_path / "t"
     )
-    assert (failed.code, "whose rows stay there" in failed.err) == (2, True)
+    assert (failed.code, "its test rows are on other machines" in failed.err) == (2, True)
 
 
 def test_a_run_that_fails_is_named_beside_the_table_of_the_others(federation, tmp_path, silotune, monkeypatch):
