@@ -174,3 +174,21 @@ def test_what_is_not_said_of_units(config):
         load_silos(config(labels=None))
     with pytest.raises(InputError, match=r"partition, data\.parts: would divide one unit's rows"):
         config("partition=iid", "partition.silos=2")
+
+
+def test_a_unit_of_evaluation_stays_in_one_split_and_is_known_of_test_rows(tmp_path, backbone_folder):
+    file = tmp_path / "notes.csv"
+    rows = [f"note {n} of many,{('bad', 'good')[n % 2]},{n // 3 if n else ''}" for n in range(120)]
+    file.write_text("\n".join(["text,label,document", *rows]))
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump({"silos": [{"name": "north", "path": str(file)}]}))
+    words = ["method=local", f"backbone={backbone_folder('bert')}", "rounds=1", "evaluation.unit=document"]
+    federation = build(read_config(str(tmp_path / "own.yaml"), words))
+    (data,) = load_silos(federation.config)
+    units = [[row.unit for row in getattr(data.splits, name) if row.unit] for name in ("train", "validation", "test")]
+    assert sum(map(len, units)) == 119
+    assert sum(len({*of_split}) for of_split in units) == 40
+    silo = federation.silos["north"]
+    assert silo.train["north"].units is None
+    named = silo.evaluations["north"].test.units
+    assert named is not None
+    assert [unit for unit in named if not unit.startswith(" ")] == units[2]

@@ -176,7 +176,7 @@ class SiloConfig(Section):
 class PartitionConfig(Section):
     """How one labeled data set is divided among silos."""
 
-    common: ClassVar = ("silos", "alpha", "seed", "min_rows")
+    common: ClassVar = ("silos", "alpha", "seed", "min_rows", "evaluation")
     doubles: ClassVar = ("alpha",)
     owners: ClassVar = {
         "silos": ("iid", "dirichlet", "quantity", "shards"),
@@ -198,12 +198,22 @@ class PartitionConfig(Section):
     balanced: bool = Field(False, description="equal sizes with `dirichlet`.")
     shards: int = Field(2, ge=1, le=1000, description="shards per silo.")
     column: str | None = Field(None, min_length=1, description="the column of `column`.")
+    evaluation: Literal["shared", "own"] = Field(
+        "shared",
+        description="the held-out rows that judge a silo: `shared`, all alike, or `own`, those of its own kind (by "
+        "labels, by the value of `column`, else a quota by size).",
+    )
 
     @model_validator(mode="after")
     def _fitting(self) -> PartitionConfig:
         if self.name == "column" and self.column is None:
             raise ValueError("which column makes the silos? give partition.column=NAME")
         return self
+
+    @property
+    def judges_alike(self) -> bool:
+        """Whether one data set is partitioned and all silos are judged on the same rows."""
+        return self.name != "none" and self.evaluation == "shared"
 
 
 class AttackConfig(Section):

@@ -179,6 +179,7 @@ class PartitionKeys(TypedDict, total=False):
     balanced: bool
     shards: int
     column: str | None
+    evaluation: Literal["shared", "own"]
 
 
 class UplinkKeys(TypedDict, total=False):
@@ -189,6 +190,7 @@ class UplinkKeys(TypedDict, total=False):
     norm: Literal["l1", "l2"] | None
     epsilon: float | None
     delta: float | None
+    scale: float | None
     rounding: Literal["nearest", "stochastic"] | None
     feedback: bool | None
 
@@ -238,6 +240,7 @@ class EvaluationKeys(TypedDict, total=False):
     new_silos: str | Sequence[str]
     rows_at_once: int | Literal["auto"]
     bootstrap: int
+    unit: str | None
     baselines: bool
     shots: int
     predictions: bool

@@ -51,6 +51,12 @@ class EvaluationConfig(Section):
         le=100_000,
         description="bootstrap resamples of the test rows for 95 % intervals; 0: no intervals.",
     )
+    unit: str | None = Field(
+        None,
+        min_length=1,
+        description="the column that says whose a row is, such as `document`: a unit's rows stay in one split, and "
+        "verdicts draw them together. With noise on rows it is that of `privacy.unit`.",
+    )
     baselines: bool = Field(
         True,
         description="also score the most frequent label and a bag of words, learned from each silo's training rows, "

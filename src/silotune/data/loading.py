@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from silotune.config import Config, DataConfig
 from silotune.core.randomness import sampler
 from silotune.data.hub import HUB, HubSet, read_hub_set
+from silotune.data.own_rows import with_own_rows
 from silotune.data.own_silos import own_sets, read_folder, task_folders
 from silotune.data.partition import partition_by_value, partition_rows, silo_names
 from silotune.data.row_folder import read_rows
@@ -125,7 +126,8 @@ def _load(config: Config) -> tuple[list[SiloData], list[SiloData]]:
     data = config.data
     if absent and data.tasks:
         data = data.replace(tasks=list(dict.fromkeys([*data.tasks, *absent])))
-    unit, noised = config.privacy.unit_column, config.privacy.unit is not None
+    noised = config.privacy.unit is not None
+    unit = config.privacy.unit_column if noised else config.evaluation.unit
     if config.silos:
         sets = own_sets(config.silos, partition.column, unit, declared=noised)
     else:
@@ -156,7 +158,10 @@ def _divide_train(silo: SiloData, number: int) -> list[SiloData]:
 
 
 def _partition(sets: dict[str, LabeledSet], config: Config, seed: int) -> list[SiloData]:
-    """Divide one data set's training rows among silos; its other rows stay together for central evaluation."""
+    """Divide one data set's training rows among silos; its other rows stay together, and are weighted for each silo.
+
+    Where `partition.evaluation` is `own`, they may be dealt to the silos, too (`data/own_rows.py`).
+    """
     partition = config.partition
     if len(sets) != 1:
         only = "data.tasks=NAME" if not config.silos else "one entry of silos"
@@ -173,19 +178,17 @@ def _partition(sets: dict[str, LabeledSet], config: Config, seed: int) -> list[S
         )
     rule = replace(_split_rule(config), halve=True, rows_per_silo=config.data.rows)
     all_rows = _split_silo(name, labeled_set, rule, seed).splits
+    draw_seed = seed if partition.seed is None else partition.seed
     if partition.name == "column":
         groups = partition_by_value([row.group for row in all_rows.train], partition.min_rows)
     else:
-        divided = partition_rows(
-            [row.label for row in all_rows.train], partition, seed if partition.seed is None else partition.seed
-        )
+        divided = partition_rows([row.label for row in all_rows.train], partition, draw_seed)
         groups = dict(zip(silo_names(partition.silos), divided, strict=True))
-    return [
-        SiloData(
-            silo, labeled_set.task, Splits([all_rows.train[row] for row in rows], all_rows.validation, all_rows.test)
-        )
+    silos = [
+        SiloData(silo, labeled_set.task, replace(all_rows, train=[all_rows.train[row] for row in rows]))
         for silo, rows in groups.items()
     ]
+    return with_own_rows(silos, list(groups.values()), all_rows, partition, draw_seed)
 
 
 def _split_silo(name: str, labeled_set: LabeledSet, rule: SplitRule, seed: int, noised: bool = False) -> SiloData:
@@ -249,7 +252,9 @@ def _published(data: DataConfig, column: str | None) -> dict[str, HubSet]:
         what = f"data set {data.set!r}" if not data.tasks else f"{', '.join(data.tasks)} of data set {data.set!r}"
         raise InputError(f"data.path: {what} needs a folder (data.path=FOLDER)")
     if column is not None:
-        raise InputError("partition.column, privacy.unit: data from the hub has no such column; give data.path=FOLDER")
+        raise InputError(
+            "partition.column, privacy.unit, evaluation.unit: hub data have no such column; give data.path=FOLDER"
+        )
     return published
 
 

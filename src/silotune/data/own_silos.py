@@ -75,9 +75,8 @@ def own_sets(
                 part: _rows(silo, task, formats[silo.name], own_paths[part], of_part, named, declared)
                 for part, of_part in own_records.items()
             }
-            rows["train"] = with_groups(own_paths["train"], own_records["train"], rows["train"], column)
-            rows["train"] = with_units(own_paths["train"], own_records["train"], rows["train"], unit)
-        sets[silo.name] = LabeledSet(task, Splits(**rows), unsplit=len(rows) == 1)
+            splits = _splits(own_paths, own_records, rows, column, unit, declared)
+        sets[silo.name] = LabeledSet(task, splits, unsplit=len(rows) == 1)
     return sets
 
 
@@ -236,7 +235,7 @@ def read_folder(
         metric = meta.get("metric", usual) if isinstance(meta, dict) else usual
         culprit = f"data file {folder / 'meta.json'}"
         task = make_task(name, culprit, "generation", metric=None if metric is None else str(metric))
-        return LabeledSet(task, _splits(paths, records, rows, column, unit))
+        return LabeledSet(task, _splits(paths, records, rows, column, unit, noised))
     task = _labeled_task(name, folder / "meta.json")
     records = {split: [_without_nul(record) for record in split_records] for split, split_records in records.items()}
     pairs = any("sentence2" in record for record in records["train"])
@@ -245,7 +244,7 @@ def read_folder(
         split: target_rows(paths[split], split_records, text, "label", task, by_index=True, noised=noised)
         for split, split_records in records.items()
     }
-    return LabeledSet(task, _splits(paths, records, rows, column, unit))
+    return LabeledSet(task, _splits(paths, records, rows, column, unit, noised))
 
 
 def _without_nul(record: Record) -> Record:
@@ -259,17 +258,19 @@ def _splits(
     rows: dict[str, list[Row]],
     column: str | None,
     unit: str | None,
+    noised: bool,
 ) -> Splits:
     """Add the columns of groups and units; only the training rows must have them."""
-    rows = rows | {"train": with_units(files["train"], records["train"], rows["train"], unit)}
-    return Splits(
-        **{
-            split: with_groups(files[split], records[split], split_rows, column)
-            if split == "train" or column in records[split][0]
-            else split_rows
-            for split, split_rows in rows.items()
-        }
-    )
+    made = dict(rows)
+    for split, file in files.items():
+        if split not in rows:
+            continue
+        train, columns = split == "train", records[split][0]
+        if train or (unit in columns and not noised):
+            made[split] = with_units(file, records[split], made[split], unit, noised)
+        if train or column in columns:
+            made[split] = with_groups(file, records[split], made[split], column)
+    return Splits(**made)
 
 
 def _labeled_task(name: str, path: Path) -> Task:

@@ -262,15 +262,20 @@ def with_groups(path: Path, records: Sequence[Record], rows: Sequence[Row], colu
     return [replace(row, group=_group_name(record.get(column))) for row, record in zip(rows, records, strict=True)]
 
 
-def with_units(path: Path, records: Sequence[Record], rows: Sequence[Row], column: str | None) -> list[Row]:
-    """Set each row's `unit`, whom noise protects, to its cell in a column; without a column rows stay as they are.
+def with_units(
+    path: Path, records: Sequence[Record], rows: Sequence[Row], column: str | None, noised: bool
+) -> list[Row]:
+    """Set each row's `unit` to its cell in a column; without a column rows stay as they are.
 
-    A row whose cell is empty is `UNREAD`, and a unit of its own, with a blank before its name, which no cell keeps.
+    A row whose cell is empty has none. Where noise protects units (`noised`) it is `UNREAD`, and a unit of its own,
+    with a blank before its name, which no cell keeps.
     """
     if column is None:
         return list(rows)
     require_columns(path, records[0], [column])
     named = [(row, _group_name(record.get(column))) for row, record in zip(rows, records, strict=True)]
+    if not noised:
+        return [replace(row, unit=unit) for row, unit in named]
     return [
         replace(row, unit=unit) if unit else replace(row, unit=f" row {number}", label=UNREAD, target=None)
         for number, (row, unit) in enumerate(named, start=1)

@@ -16,6 +16,9 @@ from silotune.data.tasks import Task, UndeclaredLabels, read_task
 
 _TASK = "task.json"
 
+_WEIGHTS = "weights.json"
+"""How much each held-out row counts in scores, by split; missing where all count alike."""
+
 _DECLARED = "declared"
 """The key of `task.json` that is true if the label names were declared, and not read from rows."""
 
@@ -26,13 +29,18 @@ _NAMED = ("unit", "said", "tools")
 
 
 def write_rows(folder: Path, data: SiloData, declared: bool = False) -> None:
-    """Write a silo's rows; only the owner of the folder may read them. `declared`: its label names were."""
+    """Write a silo's rows and their weights; only the owner of the folder may read them.
+
+    `declared`: its label names were.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     for name in _SPLITS:
         rows: list[Row] = getattr(data.splits, name)
         lines = (json.dumps(_fields(row), ensure_ascii=False) for row in rows)
         write_text(folder / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
+    if data.weights:
+        write_text(folder / _WEIGHTS, json.dumps(data.weights))
     write_text(
         folder / _TASK, json.dumps(data.task.fields() | ({_DECLARED: True} if declared else {}))
     )  # last: marks the folder as complete
@@ -47,12 +55,13 @@ def read_rows(folder: Path, silo: str, noised: bool = False) -> SiloData:
         splits = {name: _read(folder / f"{name}.jsonl", task) for name in _SPLITS}
         if not splits["train"]:
             raise ValueError("train.jsonl has no row")
+        weights = read_json(folder / _WEIGHTS) if (folder / _WEIGHTS).exists() else {}
     if noised and task.labels and not declared:
         raise UndeclaredLabels(
             f"rows: {folder / _TASK} does not say that its labels were declared, and names read from rows tell which "
             f'ones they have; allowed beside privacy.unit: data with labels, or "{_DECLARED}": true where they were'
         )
-    return SiloData(silo, task, Splits(**splits))
+    return SiloData(silo, task, Splits(**splits), weights)
 
 
 def _fields(row: Row) -> list[Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 from unicodedata import is_normalized, normalize
 
@@ -19,6 +20,8 @@ ASSISTANT = "assistant"
 _WRITTEN = ("answer", "rejected", "group", "unit", "said", "tools")
 """Fields of a row that are texts, beside `texts` and `turns`."""
 
+
+SPLITS = ("train", "validation", "test")
 
 UNREAD = -2
 """Label of a row whose label was not declared, or that does not say whose it is: noise on rows counts it as empty."""
@@ -44,7 +47,7 @@ class Row:
         rejected: the answer that `answer` is preferred to (preference pairs).
         target: the number of a regression, or the ascending indices of the labels of a row with several.
         untrained: the assistant's turns that are only read (`weight: 0`), counted from the end, where the answer is −1.
-        unit: value of the column `privacy.unit`: whose row it is, if noise protects more than single rows.
+        unit: value of the column `privacy.unit`, or `evaluation.unit`: whose row it is, if that matters.
         said: the further keys of the answer's turn, as JSON; empty: it has none.
         tools: the tools that the assistant may call, as JSON; empty: there are none.
         remarks: what of the file's row was left out, or read differently from how it stands there; for warnings.
@@ -86,6 +89,9 @@ class Row:
         return self.label if self.target is None else self.target
 
 
+_FIELDS = tuple(each.name for each in fields(Row) if each.name != "remarks")
+
+
 @dataclass
 class Splits:
     """Rows of one data set by split."""
@@ -116,11 +122,32 @@ class LabeledSet:
 
 @dataclass
 class SiloData:
-    """A silo's name and its rows, all of one task."""
+    """A silo's name and its rows, all of one task.
+
+    `weights` says by held-out split how much a row of each label counts among the silo's own kind (`data/own_rows.py`).
+    """
 
     name: str
     task: Task
     splits: Splits
+    weights: dict[str, list[float]] = field(default_factory=dict)
+
+
+class RowDigests:
+    """Fingerprints of silos' splits; rows that silos share are read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, str] = {}
+
+    def of(self, splits: Splits, split: str) -> str:
+        """Return the sha256 of a split's rows in order; the splits must live as long as this object."""
+        rows: list[Row] = getattr(splits, split)
+        if id(rows) not in self._known:
+            sha = hashlib.sha256()
+            for row in rows:
+                sha.update(json.dumps([getattr(row, name) for name in _FIELDS]).encode())
+            self._known[id(rows)] = sha.hexdigest()
+        return self._known[id(rows)]
 
 
 def check_silo(data: SiloData, noised: bool = False) -> SiloData:

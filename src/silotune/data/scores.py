@@ -33,11 +33,13 @@ class Classified:
         logits: shape (rows, classes).
         labels: class indices, shape (rows,).
         positive: index of the class that F1 is about; −1 if none is.
+        weights: how much each row counts, shape (rows,); None: each 1.
     """
 
     logits: Tensor
     labels: Tensor
     positive: int = -1
+    weights: Tensor | None = None
 
     @cached_property
     def predicted(self) -> Tensor:
@@ -62,11 +64,14 @@ class Classified:
     @cached_property
     def counts(self) -> tuple[Counts, Counts, Counts]:
         """Rows of each class predicted as it, rows of each class, rows predicted as it; each of shape (classes,)."""
-        (labels, predicted), classes = self.arrays, self.logits.shape[1]
-        hits, true, said = (
-            np.bincount(of, minlength=classes).astype(float) for of in (labels[labels == predicted], labels, predicted)
-        )
-        return hits, true, said
+        (labels, predicted), classes, counted = self.arrays, self.logits.shape[1], self.counted
+        hits = np.bincount(labels, counted * (labels == predicted), classes)
+        return hits, np.bincount(labels, counted, classes), np.bincount(predicted, counted, classes)
+
+    @property
+    def counted(self) -> Counts:
+        """How much each row counts, shape (rows,)."""
+        return np.ones(len(self.labels)) if self.weights is None else self.weights.numpy()
 
     @cached_property
     def scores(self) -> dict[str, float]:
@@ -89,13 +94,13 @@ def auroc(rows: Classified) -> float | None:
     if len(occurring) < 2 or not rows.has_probabilities:
         return None
     classes = [1] if probabilities.shape[1] == 2 else occurring
-    once = np.ones((1, len(labels)), dtype=int)
+    once = rows.counted[None]
     areas = [float(roc_areas(once, labels == of, probabilities[:, of])[0]) for of in classes]
     return 100.0 * math.fsum(areas) / len(areas)
 
 
 METRICS: dict[str, Callable[[Classified], float | None]] = {
-    "accuracy": lambda rows: accuracy(rows.predicted, rows.labels),
+    "accuracy": lambda rows: rows.scores["accuracy"],
     "f1": lambda rows: rows.scores.get("f1", 0.0),
     "macro_f1": lambda rows: rows.scores["macro_f1"],
     "balanced_accuracy": lambda rows: rows.scores["balanced_accuracy"],
@@ -170,7 +175,9 @@ def scores_of(hits: Counts, true: Counts, predicted: Counts, positive: int) -> d
     rows = true.sum(-1)
     f1 = ratio(2 * hits, true + predicted)
     covariance = hits.sum(-1) * rows - (true * predicted).sum(-1)
-    spread = np.sqrt((rows**2 - (true**2).sum(-1)) * (rows**2 - (predicted**2).sum(-1)))
+    spreads = [np.maximum(rows**2 - (of**2).sum(-1), 0) for of in (true, predicted)]
+    varies = np.minimum(*spreads) > 1e-12 * rows**2  # of weights less is rounding
+    spread = np.where(varies, np.sqrt(spreads[0] * spreads[1]), 0)
     scores = {
         "accuracy": hits.sum(-1) / rows,
         "macro_f1": f1.sum(-1) / ((true + predicted) > 0).sum(-1),
@@ -297,12 +304,15 @@ def _ranks(values: Counts, drawn: Counts) -> Counts:
     return ranks
 
 
-def judge(task: Task, metric: str, logits: Tensor, targets: Tensor) -> float | None:
-    """Return the score of logits; None where it is not defined.
+def judge(task: Task, metric: str, logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> float | None:
+    """Return the score of logits; None where it is not defined, as where no row counts.
 
     The task is not one of generation, and the metric is no loss. Logits have shape (rows, outputs), targets are as
-    `Kind.targets` makes them.
+    `Kind.targets` makes them; `weights`, shape (rows,), say how much each row counts that has one label.
     """
+    if weights is not None:
+        rows = Classified(logits, targets, task.positive_index, weights)
+        return METRICS[metric](rows) if bool(weights.any()) else None
     score: float | None = task.rules.judge(task, metric, logits, targets)
     return score
 

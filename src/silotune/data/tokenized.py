@@ -58,7 +58,8 @@ class TokenizedRows:
         pairs: whether rows are preference pairs: a chosen answer, then a rejected one of the same prompt, and so on.
         poisoned: number of rows that an attacker added; they are trained on but excluded from all statistics.
         choices: per row, the answers that its prompt lists, where all rows have some.
-        units: per row, its unit (`privacy.unit`); None: every row is a unit.
+        units: per row, its unit (`privacy.unit`; of held-out rows also `evaluation.unit`); None: every row is one.
+        shares: how much a held-out row of each label counts in scores, shape (classes,), float64; None: each 1.
     """
 
     task: Task
@@ -76,6 +77,7 @@ class TokenizedRows:
     pairs: bool = False
     units: list[str] | None = None
     choices: list[list[str]] | None = None
+    shares: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -84,6 +86,16 @@ class TokenizedRows:
     def clean_count(self) -> int:
         """Number of rows, not counting rows that an attacker added."""
         return self.examples - self.poisoned
+
+    @property
+    def weights(self) -> Tensor | None:
+        """How much each row counts in scores, shape (rows,), float64; None: each 1."""
+        return None if self.shares is None else self.shares[self.labels]
+
+    @property
+    def judges(self) -> bool:
+        """Whether there are rows that count in scores."""
+        return self.examples > 0 and (self.shares is None or bool(self.shares.any()))
 
     @property
     def examples(self) -> int:

@@ -6,14 +6,16 @@ import hashlib
 import json
 import re
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from silotune.data.generation_rows import lists_options
 from silotune.data.rows import Row, SiloData
-from silotune.data.scores import Scores, judge
+from silotune.data.scores import TEXT_SCORES, Scores, judge
 from silotune.data.targets import target_tensor
 from silotune.data.tasks import LOSS_METRICS, Task
 
@@ -35,15 +37,18 @@ _known: dict[bytes, Scores] = {}
 def baselines(silos: Sequence[SiloData], central: bool) -> dict[str, Any]:
     """Score the baselines of all silos on their test rows, by their tasks' metrics: `silos` (name → scores), `global`.
 
-    Of a partitioned (`central`) data set, one baseline learns from all silos' training rows. Rows without labels, and
-    more than `MOST_SILOS` silos, have none.
+    Of a partitioned data set whose rows judge all silos alike (`central`), one baseline learns from all silos' training
+    rows. Rows without labels, and more than `MOST_SILOS` silos, have none.
     """
     if central:
         train = [row for silo in silos for row in silo.splits.train]
         return {"silos": {}, "global": baseline_scores(silos[0].task, train, silos[0].splits.test) or None}
     if len(silos) > MOST_SILOS:
         return {"silos": {}, "global": None}
-    scored = {silo.name: baseline_scores(silo.task, silo.splits.train, silo.splits.test) for silo in silos}
+    scored = {
+        silo.name: baseline_scores(silo.task, silo.splits.train, silo.splits.test, silo.weights.get("test"))
+        for silo in silos
+    }
     return {"silos": {name: scores for name, scores in scored.items() if scores}, "global": None}
 
 
@@ -56,25 +61,31 @@ def joined(found: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def baseline_scores(task: Task, train: Sequence[Row], test: Sequence[Row]) -> Scores:
-    """Return baseline → score on test rows; empty where rows have no labels, or the metric is a loss.
+def baseline_scores(
+    task: Task, train: Sequence[Row], test: Sequence[Row], weights: Sequence[float] | None = None
+) -> Scores:
+    """Return baseline → score on test rows; empty where rows have no labels and no options, or the metric is a loss.
 
     `majority` predicts the training rows' most frequent label (of several labels those that most rows have), `mean` the
     mean of their numbers. `bag_of_words` is logistic regression (for numbers ridge regression) over the TF-IDF of words
-    and pairs of neighboring words; it is missing if the texts hold no word.
+    and pairs of neighboring words; it is missing if the texts hold no word. A test row counts by the one of `weights`
+    that its label has.
     """
-    if not task.labeled or task.metric in LOSS_METRICS or not test or not train:
+    if task.metric in LOSS_METRICS or not test or not train:
         return {}
+    if not task.labeled:
+        return _commonest_answer(task, train, test) if all(map(lists_options, (*train[:MOST_ROWS], *test))) else {}
     train = train[:MOST_ROWS]
-    key = _digest(task, train, test)
+    key = _digest(task, train, test, weights)
     if key not in _known:
-        _known[key] = _fit_and_score(task, train, test)
+        of_rows = None if weights is None else torch.tensor(weights, dtype=torch.float64)[[row.label for row in test]]
+        _known[key] = _fit_and_score(task, train, test, of_rows)
     return dict(_known[key])
 
 
-def _digest(task: Task, train: Sequence[Row], test: Sequence[Row]) -> bytes:
+def _digest(task: Task, train: Sequence[Row], test: Sequence[Row], weights: Sequence[float] | None) -> bytes:
     """Return the SHA-256 of the rows from which baselines are computed."""
-    sha = hashlib.sha256(json.dumps(task.fields()).encode())
+    sha = hashlib.sha256(json.dumps([task.fields(), weights]).encode())
     for rows in (train, test):
         sha.update(f"{len(rows)} rows\n".encode())
         for row in rows:
@@ -82,16 +93,22 @@ def _digest(task: Task, train: Sequence[Row], test: Sequence[Row]) -> bytes:
     return sha.digest()
 
 
-def _fit_and_score(task: Task, train: Sequence[Row], test: Sequence[Row]) -> Scores:
+def _commonest_answer(task: Task, train: Sequence[Row], test: Sequence[Row]) -> Scores:
+    """Score the training rows' most frequent answer, where every row lists its options."""
+    answer = Counter(row.answer.strip() for row in train[:MOST_ROWS]).most_common(1)[0][0]
+    return {MAJORITY: TEXT_SCORES[task.metric]([answer] * len(test), [row.answer for row in test])}
+
+
+def _fit_and_score(task: Task, train: Sequence[Row], test: Sequence[Row], weights: torch.Tensor | None) -> Scores:
     from sklearn.dummy import DummyClassifier, DummyRegressor
 
     own: Scores | None = task.rules.own_baselines(task, train, test)
     if own is not None:
         return own
     constant = DummyClassifier(strategy="prior") if task.labels else DummyRegressor()
-    scores = {task.rules.constant_name: _score(task, constant, train, test)}
+    scores = {task.rules.constant_name: _score(task, constant, train, test, weights)}
     if len({row.known for row in train}) > 1 and any(re.search(r"\w", text) for row in train for text in row.texts):
-        scores[BAG_OF_WORDS] = _score(task, _bag_of_words(task), train, test)
+        scores[BAG_OF_WORDS] = _score(task, _bag_of_words(task), train, test, weights)
     return scores
 
 
@@ -106,14 +123,17 @@ def _bag_of_words(task: Task) -> Any:
     return make_pipeline(words, OneVsRestClassifier(model) if task.labels and not task.rules.one_label else model)
 
 
-def _score(task: Task, model: Any, train: Sequence[Row], test: Sequence[Row]) -> float | None:
+def _score(
+    task: Task, model: Any, train: Sequence[Row], test: Sequence[Row], weights: torch.Tensor | None
+) -> float | None:
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a baseline needs no last digit
         warnings.filterwarnings("ignore", message="Label .* is present in", category=UserWarning)
         model.fit(_texts(train), target_tensor(task, train).numpy())
-    return judge(task, task.metric, torch.from_numpy(_logits(task, model, _texts(test))), target_tensor(task, test))
+    logits = torch.from_numpy(_logits(task, model, _texts(test)))
+    return judge(task, task.metric, logits, target_tensor(task, test), weights)
 
 
 def _logits(task: Task, model: Any, texts: Sequence[str]) -> Any:

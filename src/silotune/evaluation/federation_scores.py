@@ -7,9 +7,11 @@ silo, or, where one training silo holds the rows of several (`centralised`), eac
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+import torch
 from torch import Tensor
 
 from silotune.core.numeric import mean_ignoring_none
@@ -19,7 +21,7 @@ from silotune.data.tasks import LOSS, LOSS_METRICS
 from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.instance_vectors import personalized_state
 from silotune.evaluation.joint import joint_logits
-from silotune.evaluation.predict import Measured, logits, measure
+from silotune.evaluation.predict import Measured, logits, measure, weighed
 from silotune.methods.parts import Scope, names_with
 from silotune.methods.step import heads_of
 from silotune.models.forward.mixing import parts_in
@@ -31,7 +33,7 @@ Result = TypeVar("Result")
 
 Model = Callable[[], State]
 
-_Key = tuple[str, int]
+_Key = tuple[str, tuple[int, int]]
 """The silo whose model it is ("" if all silos have one model), and the identity of the rows that score it."""
 
 
@@ -74,7 +76,8 @@ def measure_silos(federation: Federation, split: Literal["validation", "test"]) 
         return measure(context, state, rows, metric, test, logits_of_rows)
 
     scores = {key: measured(key) for key in models}
-    return {name: scores[key] for name, key in key_of.items()}
+    evaluations = {name: rows for silo in federation.silos.values() for name, rows in silo.evaluations.items()}
+    return {name: weighed(scores[key], getattr(evaluations[name], split), metric) for name, key in key_of.items()}
 
 
 def evaluate_silos(federation: Federation, evaluate: Callable[[Model, EvaluationRows], Result]) -> dict[str, Result]:
@@ -90,15 +93,15 @@ def evaluate_silos(federation: Federation, evaluate: Callable[[Model, Evaluation
 def _models(federation: Federation) -> tuple[dict[_Key, tuple[Model, EvaluationRows]], dict[str, _Key]]:
     """Return the models to score, each with its rows, and reported silo → its model's key.
 
-    If one data set is partitioned, all silos are scored on the same central rows. If they also have the same model,
-    because only shared parts predict, it is scored once.
+    If one data set is partitioned, all silos read the same rows, whatever each of these counts. If they also have the
+    same model, because only shared parts predict, it reads them once.
     """
     same_model = all_share_one_model(federation.context)
     models: dict[_Key, tuple[Model, EvaluationRows]] = {}
     key_of = {}
     for silo in federation.silos.values():
         for name, evaluation in silo.evaluations.items():
-            key_of[name] = ("" if same_model else silo.name, id(evaluation))
+            key_of[name] = ("" if same_model else silo.name, evaluation.key)
             models.setdefault(key_of[name], (partial(current_model_state, federation, silo), evaluation))
     return models, key_of
 
@@ -152,7 +155,15 @@ def summary_entries(
                 entries[name]["validation_metric"] = LOSS
             if test[name].accuracy is not None:
                 entries[name]["accuracy"] = test[name].accuracy
+            if evaluation.own is not None:
+                entries[name] |= _own_and_shared(test[name], evaluation.test, evaluation.own)
     return entries
+
+
+def _own_and_shared(test: Measured, rows: TokenizedRows, own: Tensor) -> dict[str, float | None]:
+    """Return the test score on a silo's own kind of rows, and on all rows alike."""
+    both = {"test_own": own, "test_shared": torch.ones_like(own)}
+    return {name: weighed(test, replace(rows, shares=shares)).score for name, shares in both.items()}
 
 
 def success_rate(predicted: Tensor, labels: Tensor, target: int) -> float | None:

@@ -43,7 +43,7 @@ def embed(context: PredictionContext, state: State, rows: TokenizedRows) -> Tens
     assert weighting is not None, f"method {context.method_name} does not weigh texts"
     if kept is None:
         return _embed(context, weighting, state, rows)
-    key = id(rows), _made_with(weighting, state)
+    key = id(rows.ids), _made_with(weighting, state)
     if key not in kept:
         kept[key] = _embed(context, weighting, state, rows)
     return kept[key]

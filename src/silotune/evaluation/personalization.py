@@ -19,7 +19,7 @@ from silotune.core.numeric import mean_ignoring_none
 from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.federation_scores import all_share_one_model, current_model_state
 from silotune.evaluation.instance_vectors import keeping_vectors, personalized_state, weigh
-from silotune.evaluation.predict import Measured, measure, score
+from silotune.evaluation.predict import Measured, measure, score, weighed
 from silotune.training.federation import Federation
 from silotune.training.silo import Silo, SiloState
 
@@ -75,7 +75,11 @@ def score_test_time(federation: Federation) -> TestTime:
     """
     sets, label_of = _test_sets(federation)
     measured = _measure_on_sets(federation, sets)
-    reported = {name: measured[silo.name] for silo in federation.silos.values() for name in silo.evaluations}
+    reported = {
+        name: measured[silo.name] | {label_of[name]: weighed(measured[silo.name][label_of[name]], evaluation.test)}
+        for silo in federation.silos.values()
+        for name, evaluation in silo.evaluations.items()
+    }
     return TestTime(reported, label_of)
 
 
@@ -125,12 +129,12 @@ def _test_sets(federation: Federation) -> tuple[dict[str, TokenizedRows], dict[s
     A label is the task's name; if one task has several sets of rows, the label is the first silo evaluated on the set.
     All labels are silos' names if one of those is also a task's name.
     """
-    by_rows: dict[int, list[str]] = {}
-    rows: dict[int, TokenizedRows] = {}
+    by_rows: dict[tuple[int, int], list[str]] = {}
+    rows: dict[tuple[int, int], TokenizedRows] = {}
     for silo in federation.silos.values():
         for name, evaluation in silo.evaluations.items():
-            by_rows.setdefault(id(evaluation), []).append(name)
-            rows[id(evaluation)] = evaluation.test
+            by_rows.setdefault(evaluation.key, []).append(name)
+            rows[evaluation.key] = evaluation.test
     tasks = [test.task.name for test in rows.values()]
     labels = {
         key: names[0] if tasks.count(rows[key].task.name) > 1 else rows[key].task.name for key, names in by_rows.items()

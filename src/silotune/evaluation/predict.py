@@ -11,7 +11,7 @@ from functools import cached_property, partial
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from silotune.core.tensors import State
 from silotune.data.batching import Batch, evaluation_batches
@@ -229,12 +229,14 @@ def measure(
     metric = metric or task.metric
     if not len(rows):
         return Measured(None)
+    if rows.weights is not None and metric in LOSS_METRICS:
+        return weighed(Measured(None, logits=logits(context, state, rows) if known is None else known), rows, metric)
     if metric in LOSS_METRICS:
         loss = mean_loss(context, state, rows)
         return Measured(LOSS_SCORES[metric](loss), loss=loss)
     if task.labeled:
         outputs = logits(context, state, rows) if known is None else known
-        return Measured(judge(task, metric, outputs, rows.labels), logits=outputs)
+        return Measured(judge(task, metric, outputs, rows.labels, rows.weights), logits=outputs)
     if rows.pairs:
         raise InputError(f"metric of task {task.name!r}: preference pairs are judged by loss, not by {metric}")
     head = context.head
@@ -245,6 +247,19 @@ def measure(
     picked = rows.options and TEXT_SCORES[metric] is not exact_match
     right = TEXT_SCORES["accuracy"](written, expected) if picked else None
     return Measured(result, right, written=written, loss=mean_loss(context, state, rows) if with_loss else None)
+
+
+def weighed(measured: Measured, rows: TokenizedRows, metric: str | None = None) -> Measured:
+    """Judge a model's logits again, with these rows' weights; without weights or logits return what was measured."""
+    task, outputs = rows.task, measured.logits
+    metric = metric or task.metric
+    if rows.weights is None or outputs is None:
+        return measured
+    if metric not in LOSS_METRICS:
+        return replace(measured, score=judge(task, metric, outputs, rows.labels, rows.weights))
+    losses = nn.functional.cross_entropy(outputs.double(), rows.labels, reduction="none")
+    loss = float((losses * rows.weights).sum() / rows.weights.sum()) if rows.judges else None
+    return replace(measured, score=None if loss is None else LOSS_SCORES[metric](loss), loss=loss)
 
 
 def score(context: PredictionContext, state: State, rows: TokenizedRows) -> float | None:

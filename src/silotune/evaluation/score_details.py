@@ -6,6 +6,7 @@ They are written into the run folder, or at a silo into its own: a coordinator g
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -52,33 +53,32 @@ class Bootstrap:
     def of_classes(self, rows: Classified) -> dict[str, Interval]:
         """Return intervals of the metrics that follow from a confusion matrix, by the name of the metric.
 
-        A resample of rows is a multinomial draw of the cells of their confusion matrix, so that many resamples are
-        scored at once. Metrics are those of `scores_of`.
+        A resample of rows is a multinomial draw of the cells of their confusion matrix (rows that count differently
+        are in cells apart), so that many resamples are scored at once. Metrics are those of `scores_of`.
         """
         if not len(rows.labels):
             return {}
-        pairs, counts = np.unique(np.stack(rows.arrays, 1), axis=0, return_counts=True)
-        classes = rows.logits.shape[1]
-        true, predicted = np.eye(classes)[pairs[:, 0]], np.eye(classes)[pairs[:, 1]]
-        hit = true * predicted
+        cells, counts = np.unique(np.stack([*rows.arrays, rows.counted], 1), axis=0, return_counts=True)
+        classes, (label, said) = rows.logits.shape[1], cells[:, :2].astype(int).T
+        true, predicted = (cells[:, 2:] * np.eye(classes)[of] for of in (label, said))
+        hit = true * np.eye(classes)[said]
         return self._intervals(
             counts,
             lambda drawn: scores_of(drawn @ hit, drawn @ true, drawn @ predicted, positive=rows.positive),
             classes,
         )
 
+    def of_average(self, silos: Sequence[Classified], metric: str) -> Interval | None:
+        """Return the interval of the mean of silos' scores on the same rows, each drawn once for all of them."""
+
+        def mean(drawn: Counts) -> dict[str, Counts]:
+            return {metric: np.mean([_resampled(rows, metric, drawn) for rows in silos], axis=0)}
+
+        return self._intervals(np.ones(len(silos[0].labels), dtype=int), mean).get(metric)
+
     def of_areas(self, rows: Classified) -> Interval | None:
         """Return the interval of AUROC; None where it is not defined, as in resamples without rows of a class."""
-        classes = [1] if rows.logits.shape[1] == 2 else sorted({*rows.labels.tolist()})
-        if METRICS["auroc"](rows) is None:
-            return None
-        labels, probabilities = rows.labels.numpy(), rows.probabilities.numpy()
-
-        def areas(drawn: Counts) -> dict[str, Counts]:
-            by_class = [roc_areas(drawn, labels == of, probabilities[:, of]) for of in classes]
-            return {"auroc": 100 * np.mean(by_class, axis=0)}
-
-        return self._intervals(np.ones(len(labels), dtype=int), areas).get("auroc")
+        return None if METRICS["auroc"](rows) is None else self.of_average([rows], "auroc")
 
     def of_targets(self, task: Task, logits: Tensor, targets: Tensor) -> dict[str, Interval]:
         """Return intervals of the metrics of numbers or sets of labels, by the name of the metric."""
@@ -115,6 +115,18 @@ class Bootstrap:
             yield generator.multinomial(rows, counts / rows, size=size)
 
 
+def _resampled(rows: Classified, metric: str, drawn: Counts) -> Counts:
+    """Score resamples by how often they draw each row, shape (resamples, rows), by a metric of labels."""
+    (labels, predicted), classes, counted = rows.arrays, rows.logits.shape[1], drawn * rows.counted
+    if metric == "auroc":
+        of_classes = [1] if classes == 2 else sorted({*labels.tolist()})
+        probabilities = rows.probabilities.numpy()
+        areas = [roc_areas(counted, labels == of, probabilities[:, of]) for of in of_classes]
+        return np.asarray(100 * np.mean(areas, axis=0))
+    true, said = np.eye(classes)[labels], np.eye(classes)[predicted]
+    return scores_of(counted @ (true * said), counted @ true, counted @ said, positive=rows.positive)[metric]
+
+
 def _interval(values: Counts) -> Interval:
     tail = (100 - LEVEL) / 2
     low, high = np.percentile(values, [tail, 100 - tail])
@@ -132,10 +144,11 @@ def score_details(measured: Measured, rows: TokenizedRows, bootstrap: Bootstrap)
     """Compute all metrics of predictions, with intervals, per-class scores and the confusion matrix.
 
     JSON values: `metric`, `score`, `rows`, `metrics` (name → score) and `intervals` (name → two bounds); of rows with
-    labels also `per_class`, and if they have one each `confusion` (true class, predicted class) and `calibration`. None
-    without rows.
+    labels also `per_class`, and if they have one each `confusion` (true class, predicted class) and `calibration`.
+    Where answers are labels or options, `commonest` is the most frequent one and its share in percent. None without
+    rows.
     """
-    if not rows.examples:
+    if not rows.judges:
         return None
     task, losses = rows.task, {}
     if measured.loss is not None:
@@ -146,16 +159,31 @@ def score_details(measured: Measured, rows: TokenizedRows, bootstrap: Bootstrap)
     if measured.logits is not None and not task.rules.one_label:
         details = target_details(measured.logits, rows, bootstrap)
     elif measured.logits is not None:
-        details = label_details(Classified(measured.logits, rows.labels, task.positive_index), task, bootstrap)
+        classified = Classified(measured.logits, rows.labels, task.positive_index, rows.weights)
+        details = label_details(classified, task, bootstrap)
+        said = classified.counts[2]
+        details["commonest"] = [task.labels[int(said.argmax())], 100 * float(said.max() / said.sum())]
     elif measured.written is not None and rows.answers is not None:
         by_row = {kind: rouge_scores(kind, measured.written, rows.answers) for kind in ("rouge1", "rougeL")}
         by_row["exact_match"] = exact_matches(measured.written, rows.answers)
         if task.metric == "accuracy":  # of answers that are options
             by_row["accuracy"] = by_row["exact_match"]
         details["metrics"] = {name: 100 * sum(scores) / len(scores) for name, scores in by_row.items()}
+        if rows.options:
+            answer, number = Counter(text.strip() for text in measured.written).most_common(1)[0]
+            details["commonest"] = [answer, 100 * number / len(rows)]
+            details["metrics"]["balanced_accuracy"] = balanced_matches(by_row["exact_match"], rows.answers)
         details["intervals"] = bootstrap.of_means(by_row)
     details["metrics"] = {name: finite(value) for name, value in (details["metrics"] | losses).items()}
     return {"metric": task.metric, "score": finite(measured.score), "rows": rows.examples, **details}
+
+
+def balanced_matches(matches: Sequence[float], answers: Sequence[str]) -> float:
+    """Return the mean over the expected answers of the share of their rows that are right, in percent."""
+    of_answer: dict[str, list[float]] = {}
+    for match, answer in zip(matches, answers, strict=True):
+        of_answer.setdefault(answer.strip(), []).append(match)
+    return 100 * sum(sum(each) / len(each) for each in of_answer.values()) / len(of_answer)
 
 
 def target_details(logits: Tensor, rows: TokenizedRows, bootstrap: Bootstrap) -> dict[str, Any]:
@@ -174,11 +202,12 @@ def class_table(task: Task, hits: Counts, true: Counts, said: Counts) -> dict[st
     """Return label → precision, recall, F1 (percent) and rows.
 
     Counts have the shape (labels,): `true` rows of each label, rows that are `said` to have it, and both (`hits`).
+    Where rows have weights, `rows` is the sum of these, rounded.
     """
     hits = hits.astype(float)
     columns = ratio(hits, said), ratio(hits, true), ratio(2 * hits, true + said), true
     return {
-        name: {"precision": 100 * float(p), "recall": 100 * float(r), "f1": 100 * float(f), "rows": int(number)}
+        name: {"precision": 100 * float(p), "recall": 100 * float(r), "f1": 100 * float(f), "rows": round(number)}
         for name, p, r, f, number in zip(task.labels, *columns, strict=True)
     }
 
@@ -213,9 +242,13 @@ def confusion_matrix(rows: Classified) -> Counts:
 
 
 def log_loss(rows: Classified) -> float:
-    """Return the mean of −log of the true class's probability, in float64; no probability counts as less than ε."""
+    """Return the mean of −log of the true class's probability, in float64; no probability counts as less than ε.
+
+    Rows count by their weights.
+    """
     of_true = rows.probabilities.gather(1, rows.labels[:, None])
-    return float(-of_true.clamp(min=np.finfo(float).eps).log().mean())
+    losses = -of_true[:, 0].clamp(min=np.finfo(float).eps).log()
+    return float(losses.mean()) if rows.weights is None else float(losses @ rows.weights / rows.weights.sum())
 
 
 def calibration_curve(rows: Classified) -> dict[str, Any]:
@@ -227,7 +260,7 @@ def calibration_curve(rows: Classified) -> dict[str, Any]:
     confidence, right = rows.probabilities.max(-1).values.numpy(), (rows.predicted == rows.labels).numpy()
     confidence = np.clip(confidence, 0, 1)  # a sum of rounded shares may exceed 1
     bins = np.searchsorted(np.linspace(0, 1, BINS + 1)[1:-1], confidence)
-    numbers, hits, sums = (np.bincount(bins, weights, BINS) for weights in (None, right, confidence))
+    numbers, hits, sums = (np.bincount(bins, rows.counted * of, BINS) for of in (np.ones(len(bins)), right, confidence))
     filled = numbers > 0
     weights, accuracy, mean_confidence = numbers[filled], hits[filled] / numbers[filled], sums[filled] / numbers[filled]
     return {

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from silotune.data.chat_template import ChatTemplate
 from silotune.data.generation_tokenizer import GenerationTokenizer
 from silotune.data.rows import ASSISTANT, Row, SiloData, Turn
@@ -80,10 +82,12 @@ def untouched_baselines(
         if not silo.splits.test:
             continue
         rows = tokenized[silo.name] if silo.name in tokenized else tokenize(silo.task, silo.splits.test)
-        scores = {UNTOUCHED: _score(context, rows)}
+        own = silo.weights.get("test")
+        shares = None if central or own is None else torch.tensor(own, dtype=torch.float64)
+        scores = {UNTOUCHED: _score(context, replace(rows, shares=shares))}
         if shots:
             after_shown = with_shots(context, silo.task, silo.splits.train[:shots])
-            scores[SHOWN] = _score(context, after_shown(silo.task, silo.splits.test))
+            scores[SHOWN] = _score(context, replace(after_shown(silo.task, silo.splits.test), shares=shares))
         found[silo.name] = scores
     return {"silos": {}, "global": next(iter(found.values()), None)} if central else {"silos": found, "global": None}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain, product
@@ -43,6 +43,9 @@ ABLATIONS: Mapping[str, Variants] = {
 
 BEST_FILE = "best.yaml"
 """The best values of a sweep, by method."""
+
+TABLE = "sweep.csv"
+"""The trials of a sweep with their validation scores."""
 
 _COMPARISON_WORDS = ("methods", "seeds", "best", "std.ddof", "against", "margin")
 """Words that stand for keys of the section `compare`."""
@@ -115,15 +118,18 @@ def read_comparison(
     if duplicate := next((entry for (entry, _), number in folders.items() if number > 1), None):
         raise InputError(f"variants: two entries would be called {duplicate!r}; choose another name for the variant")
     name = source if isinstance(source, str) else "Config"
-    return Comparison(name, entries, seeds, section.std.ddof, tuple(cells), _judging(section, entries))
+    return Comparison(name, entries, seeds, section.std.ddof, tuple(cells), _judging(section, entries, methods))
 
 
-def _judging(section: CompareConfig, entries: Sequence[str]) -> JudgingPlan:
+def _judging(section: CompareConfig, entries: Sequence[str], methods: Sequence[str]) -> JudgingPlan:
     for key, label in (("against", section.against), ("primary", section.primary)):
         if label and label not in entries:
             raise InputError(f"compare.{key}: {unknown_name_error('entry', label, entries)}")
     looks = tuple(sorted(section.looks))
-    return JudgingPlan(section.against, section.margin, section.claim, section.primary, section.metric, looks)
+    remarks = tuple(remark for name in section.best for remark in sweep_remarks(Path(name), methods))
+    return JudgingPlan(
+        section.against, section.margin, section.claim, section.primary, section.metric, looks, remarks=remarks
+    )
 
 
 def words_of(methods: Sequence[str], seeds: Sequence[int]) -> list[str]:
@@ -247,3 +253,23 @@ def read_best(folders: Sequence[str], methods: Sequence[str]) -> dict[str, tuple
             f"best={','.join(folders)}: has nothing for method {missing[0]!r}, only for {', '.join(best)}; sweep it too"
         )
     return best
+
+
+def sweep_remarks(folder: Path, methods: Sequence[str]) -> Iterator[str]:
+    """Yield what a sweep's trials leave open: values at the edge of what was searched, unequal numbers of trials."""
+    import pandas
+
+    if not (folder / TABLE).is_file():
+        return
+    table = pandas.read_csv(folder / TABLE)
+    table = table[table["method"].isin(methods)]
+    searched = list(table.columns[2 : list(table.columns).index("validation")])
+    for row in table[table["best"] == "yes"].to_dict("records"):
+        of_method = table[table["method"] == row["method"]]
+        for key in searched:
+            values = sorted({*pandas.to_numeric(of_method[key], errors="coerce").dropna()})
+            if len(values) > 1 and (edge := {values[0]: "least", values[-1]: "largest"}.get(row[key])):
+                yield f"{row['method']}: {key}={row[key]:g} is the {edge} value searched; a better one may lie beyond"
+    trials = table["method"].value_counts(sort=False).to_dict()
+    if len({*trials.values()}) > 1:
+        yield f"Unequal numbers of trials: {', '.join(f'{method} {number}' for method, number in trials.items())}"

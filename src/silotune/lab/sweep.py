@@ -27,7 +27,7 @@ from silotune.data.rows import Row
 from silotune.data.tasks import lower_is_better
 from silotune.errors import OR_RESUME, Diverged, InputError, SilotuneError, require_unused
 from silotune.lab import runner
-from silotune.lab.comparison import BEST_FILE, Cell, words_of
+from silotune.lab.comparison import BEST_FILE, TABLE, Cell, words_of
 from silotune.lab.report.tables import ResultTable, TableCell
 from silotune.lab.search_space import Sweep, read_sweep
 from silotune.models.backbone.backbone import Backbone
@@ -44,7 +44,7 @@ from silotune.runs.storage.run_folder import working_in
 if TYPE_CHECKING:
     import pandas
 
-TABLE, TRIAL_FILE = "sweep.csv", "trial.json"
+TRIAL_FILE = "trial.json"
 
 _DIGITS = 4  # significant digits of a number drawn from a range
 

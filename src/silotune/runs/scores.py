@@ -19,6 +19,9 @@ ALL_METRICS = {metric for kind in KINDS.values() for metric in kind.metrics}
 AVERAGE = "average"
 """The column of the mean over silos. Where silos of a run have unlike metrics there is one for each: `average f1`."""
 
+BESIDE = {"own rows": "average_own", "shared rows": "average_shared"}
+"""Columns of the mean over silos that are judged on their own kinds of rows or all alike → their key in a summary."""
+
 TITLES = {
     MAJORITY: "most frequent label",
     MEAN: "mean number",
@@ -36,6 +39,8 @@ def score_of(summary: Mapping[str, Any], column: str) -> float | None:
     """Return a run's test score for a silo or for a column of averages."""
     if column == AVERAGE:
         value = summary["average"]
+    elif column in BESIDE:
+        value = summary.get(BESIDE[column])
     elif metric := metric_of_column(column):
         value = averages(summary["silos"]).get(metric)
     else:

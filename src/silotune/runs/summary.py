@@ -71,6 +71,7 @@ def summarize(engine: Engine) -> dict[str, Any]:
         **left_out(federation),
         "average": central["test"] if central else mean_test(silos),
         "averages": averages(silos),
+        **averages_beside(silos),
         **average_sampled(silos, central is not None and all_share_one_model(federation.context)),
         **({"template": CHAT} if head_section(federation).template == CHAT else {}),
         **({"attack": attack} if attack else {}),
@@ -104,11 +105,23 @@ def averages(silos: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
     }
 
 
+def averages_beside(silos: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
+    """Return the mean test scores over silos on their own kinds of rows and on all rows, where both are known."""
+    kinds = {kind: [silo[f"test_{kind}"] for silo in silos.values() if f"test_{kind}" in silo] for kind in BESIDE}
+    return {f"average_{kind}": mean_ignoring_none(scores) for kind, scores in kinds.items() if scores}
+
+
+BESIDE = ("own", "shared")
+"""The rows that may judge a silo of a partitioned data set."""
+
+
 def intervals(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the 95 % bootstrap intervals of the test scores: `silos` (name → two bounds) and `global`."""
+    """Return the 95 % bootstrap intervals of the test scores: `silos` (name → two bounds), `global` and `average`."""
     of_silos = {name: details["intervals"].get(details["metric"]) for name, details in scores["silos"].items()}
     central = scores["global"]
-    return {"silos": of_silos, "global": central["intervals"].get(central["metric"]) if central else None}
+    overall = central["intervals"].get(central["metric"]) if central else None
+    average = scores.get("average")
+    return {"silos": of_silos, "global": overall} | ({"average": average} if average else {})
 
 
 def average_sampled(silos: Mapping[str, Mapping[str, Any]], alike: bool) -> dict[str, float | None]:

@@ -62,8 +62,8 @@ class Federation:
 
     @property
     def central(self) -> EvaluationRows | None:
-        """The rows that all silos are judged on, if one data set is partitioned; otherwise None."""
-        if self.config.partition.name == "none":
+        """The rows that all silos are judged on alike, if one data set is partitioned; otherwise None."""
+        if not self.config.partition.judges_alike:
             return None
         return next(evaluation for silo in self.silos.values() for evaluation in silo.evaluations.values())
 

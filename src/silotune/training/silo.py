@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from silotune.core import tensors as part_tools
 from silotune.core.tensors import State, Tensors
@@ -50,11 +51,33 @@ class AttackedRows:
 
 @dataclass
 class EvaluationRows:
-    """The rows a silo is judged on; `attack`: rows that measure the success of a backdoor, if one is looked for."""
+    """The rows a silo is judged on.
+
+    Args:
+        validation: rows that choose the best round.
+        test: rows of the result.
+        attack: rows that measure the success of a backdoor, if one is looked for.
+        own: how much a test row of each label counts among the silo's own kind of rows, shape (classes,), whether or
+            not it does so in `test`; None where no labeled data set is partitioned.
+    """
 
     validation: TokenizedRows
     test: TokenizedRows
     attack: AttackedRows | None = None
+    own: Tensor | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Identifies the token ids: silos that weigh the same rows differently have equal keys."""
+        return id(self.validation.ids), id(self.test.ids)
+
+    def weighted(self, weights: Mapping[str, Sequence[float]], primary: bool) -> EvaluationRows:
+        """Return the rows with a silo's own weights of labels by split; with `primary` they count in its scores."""
+        validation, test = (torch.tensor(weights[split], dtype=torch.float64) for split in ("validation", "test"))
+        if not primary:
+            return replace(self, own=test)
+        rows = replace(self.validation, shares=validation), replace(self.test, shares=test)
+        return EvaluationRows(*rows, self.attack, test)
 
 
 @dataclass

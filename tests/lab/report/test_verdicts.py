@@ -61,6 +61,49 @@ def two_entries(place: Path, right: dict[str, np.ndarray], true: dict[int, np.nd
     return read_entries([place])
 
 
+def test_rows_of_a_unit_are_drawn_together(tmp_path):
+    """Twenty documents of three equal rows each vary as twenty rows do, against NumPy's draws of documents."""
+    draws = np.random.default_rng(4)
+    documents = {method: np.repeat(draws.random((1, 1, 20)) < p, 3, axis=2) for method, p in (("a", 0.8), ("b", 0.6))}
+    entries = two_entries(tmp_path, documents, {1: np.arange(60) % 2})
+    alone = paired_differences(*entries).rows_variance
+    for run in (run for entry in entries for run in entry.runs):
+        table = pandas.read_parquet(run.folder / "predictions.parquet")
+        table.assign(unit=np.repeat(np.arange(20), 3).astype(str)).to_parquet(run.folder / "predictions.parquet")
+        run.__dict__.pop("predictions")
+    apart = 100 * (documents["a"][0, 0, ::3].astype(float) - documents["b"][0, 0, ::3])
+    means = apart[draws.integers(20, size=(20_000, 20))].mean(1)
+    together = paired_differences(*entries).rows_variance
+    assert math.sqrt(together) == pytest.approx(means.std(), rel=0.1)
+    assert together / alone == pytest.approx(3, rel=0.15)
+
+
+def test_a_row_counts_by_its_weight_and_is_drawn_for_all_silos_together(tmp_path):
+    """Against NumPy's own resamples of two silos that weigh the same rows in opposite ways."""
+    draws = np.random.default_rng(3)
+    true, weights = {1: np.arange(60) % 2}, np.array([0.9, 0.2])[np.stack([np.arange(60) % 2, 1 - np.arange(60) % 2])]
+    right = {"mine": draws.random((1, 2, 60)) < 0.8, "theirs": draws.random((1, 2, 60)) < 0.6}
+    entries = two_entries(tmp_path, right, true)
+    for run in (run for entry in entries for run in entry.runs):
+        table = pandas.read_parquet(run.folder / "predictions.parquet")
+        table.assign(weight=weights.ravel()).to_parquet(run.folder / "predictions.parquet")
+    found = paired_differences(*entries)
+    apart = right["mine"][0].astype(float) - right["theirs"][0]
+    drawn = draws.integers(60, size=(20_000, 60))
+
+    def mean(rows: np.ndarray) -> np.ndarray:
+        return np.mean(
+            [100 * (w[rows] * a[rows]).sum(-1) / w[rows].sum(-1) for w, a in zip(weights, apart, strict=True)], 0
+        )
+
+    assert found.by_seed == pytest.approx((float(mean(np.arange(60))),))
+    assert math.sqrt(found.rows_variance) == pytest.approx(mean(drawn).std(), rel=0.1)
+    table.assign(weight=1.0).to_parquet(entries[0].runs[0].folder / "predictions.parquet")
+    entries[0].runs[0].__dict__.pop("predictions", None)
+    with pytest.raises(InputError, match="tested on different rows"):
+        paired_differences(*entries)
+
+
 def test_words_and_intervals_by_hand() -> None:
     values = (1.0, 2.0, 3.0, 2.5, 1.5)
     half = math.sqrt(stats.t.ppf(0.975, 4) ** 2 * np.var(values, ddof=1) / 5 + stats.norm.ppf(0.975) ** 2 * 0.09)

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,8 @@ def _prepare(config: Config, out: Path, method: Method, data: list[SiloData]) ->
     write_text(folder / "config.yaml", dump(config))
     write_text(folder / "silos.yaml", wire_config(config, names))
     for silo in data:
+        if config.partition.judges_alike:
+            silo = replace(silo, weights={})
         write_rows(out / "silos" / silo.name / "rows", silo, config.privacy.unit is not None)
     job = Job(
         str(folder / "config.yaml"),
@@ -155,14 +158,14 @@ def _finished(out: Path, config: Config, data: list[SiloData], method: Method) -
     silos have to where a run in one process has it: the scores' details and the predictions.
     """
     summary, names = read_summary(out), [silo.name for silo in data]
-    if config.partition.name != "none" and summary["global"]:
+    if config.partition.judges_alike and summary["global"]:
         test, task = data[0].splits.test, data[0].task
         if task.labeled and task.metric not in LOSS_METRICS and test:
             summary["global"]["majority"] = constant_score(task, target_tensor(task, test))
     scores = collect_test_scores(out, [_silo_folder(out, name) for name in names])
     summary["intervals"] = intervals(scores)
     if config.evaluation.baselines:
-        central = config.partition.name != "none"
+        central = config.partition.judges_alike
         summary["baselines"] = baselines(data, central)
         if not method.setting.head.has_tensors:
             context = build_model(config, method, [silo.task for silo in data])

@@ -236,6 +236,7 @@ def sweep(
 ) -> None:
     """Search learning rates and other keys for each method, on validation rows alone: `sweep.csv` and `best.yaml`."""
     where = workers_of(engine, workers, address)
+    from silotune.lab.comparison import sweep_remarks
     from silotune.lab.report.table_files import as_terminal
     from silotune.lab.sweep import sweep as run_all
 
@@ -254,4 +255,6 @@ def sweep(
             elsewhere=elsewhere_of(federation, where, out, say),
         )
     console.print(as_terminal(finished.table(), console.width))
+    for remark in sweep_remarks(out, list(finished.plan.spaces)):
+        say(remark)
     say(f"wrote {', '.join(map(str, finished.files))}; silotune compare {source} best={out} … takes each method's best")

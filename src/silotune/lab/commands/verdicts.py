@@ -22,9 +22,12 @@ MarginOption = Annotated[
 
 def show_verdicts(results: Results) -> None:
     """Print the table of verdicts with the rule in words; nothing where there is nothing to compare."""
+    from silotune.lab.report.alarms import alarms
     from silotune.lab.report.judging import NOTE, verdict_table
     from silotune.lab.report.table_files import as_terminal
 
     if (judged := verdict_table(results)) is not None:
         console.print(as_terminal(judged, console.width))
         say(NOTE)
+    for line in alarms(results):
+        say(f"alarm: {line}")

@@ -64,10 +64,12 @@ class FinishedRun:
         """Text that identifies the test data and metrics; runs with equal texts and seeds have comparable scores.
 
         The configuration of a deployed federation does not name its data, so tasks, metrics and row counts are part of
-        the text.
+        the text; where silos are judged on their own kinds of rows, so is the partition.
         """
+        divided = self.config.get("partition") or {}
+        kinds = divided if divided.get("evaluation") == "own" else None
         data = {key: value for key, value in (self.config.get("data") or {}).items() if key not in _TRAINING_KEYS}
-        return json.dumps([data, self.config.get("silos"), self._test_sets()], sort_keys=True, default=str)
+        return json.dumps([data, kinds, self.config.get("silos"), self._test_sets()], sort_keys=True, default=str)
 
     def _test_sets(self) -> object:
         """Return task, metric and number of test rows per silo, without names if silos share their test rows."""

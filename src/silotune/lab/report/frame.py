@@ -13,7 +13,7 @@ from silotune.data.tasks import lower_is_better, metric_range
 from silotune.lab.report.entries import FinishedRun, ReportEntry, silo_names
 from silotune.lab.report.judging_plan import JudgingPlan
 from silotune.runs.callbacks.base import logged_values
-from silotune.runs.scores import AVERAGE, TITLES, baseline_of, metric_of_column, metrics_of, ranks, score_of
+from silotune.runs.scores import AVERAGE, BESIDE, TITLES, baseline_of, metric_of_column, metrics_of, ranks, score_of
 
 if TYPE_CHECKING:
     import pandas
@@ -60,6 +60,10 @@ class Results:
         unlike = dict.fromkeys(f"{AVERAGE} {name}" for names in metrics for name in names)
         self.averages = [AVERAGE] if all(len(names) <= 1 for names in metrics) else list(unlike)
         """The columns of averages: one, or one per metric if the silos of a run have unlike metrics."""
+        judged = {str((run.config.get("partition") or {}).get("evaluation")) for run in self.runs}
+        known = [column for column, key in BESIDE.items() if any(key in run.summary for run in self.runs)]
+        self.beside = [column for column in known if {column} != {f"{kind} rows" for kind in judged}]
+        """The columns of averages over the held-out rows that do not judge: silos' own, or those that all share."""
 
     @cached_property
     def parts(self) -> list[Results]:
@@ -89,7 +93,7 @@ class Results:
         return frame.astype(dict.fromkeys(["score", "low", "high", "asr"], float))
 
     def _scores(self) -> Iterator[tuple[Any, ...]]:
-        columns = dict.fromkeys([AVERAGE, *self.averages])
+        columns = dict.fromkeys([AVERAGE, *self.averages, *self.beside])
         for entry in self.entries:
             for run in entry.runs:
                 summary = run.summary
@@ -138,7 +142,7 @@ class Results:
         summary = (entry or self.entries[0]).first.summary
         if metric := metric_of_column(column):
             return metric
-        if column != AVERAGE:
+        if column != AVERAGE and column not in BESIDE:
             return str(summary["silos"].get(column, {}).get("metric", ""))
         names = metrics_of(summary) or [str((summary.get("global") or {}).get("metric", ""))]
         return names[0] if len(names) == 1 else "mixed"
@@ -259,7 +263,7 @@ def _interval_over_rows(summary: Mapping[str, Any], column: str) -> Interval | N
     by_silo: Mapping[str, Any] = known.get("silos") or {}
     metric = metric_of_column(column)
     averaged = column == AVERAGE or bool(metric)
-    found = known.get("global") if averaged else by_silo.get(column)
+    found = (known.get("global") or known.get("average")) if averaged else by_silo.get(column)
     if found is not None or not averaged:
         return None if found is None else (float(found[0]), float(found[1]))
     silos = {

@@ -10,6 +10,7 @@ from typing import Any
 from silotune.core.files import write_text
 from silotune.errors import InputError, file_errors
 from silotune.lab.report import tables
+from silotune.lab.report.alarms import alarms
 from silotune.lab.report.drawing import FigureSpec, line_style, panel_svg, save_figure
 from silotune.lab.report.entries import FinishedRun, ReportEntry
 from silotune.lab.report.figures import report_figures
@@ -158,7 +159,7 @@ def list_caveats(results: Results) -> list[str]:
             "Seeds also choose the rows (data.seed is unset): the standard deviation holds the noise of the split and "
             "that of training together."
         )
-    caveats += _small_test_sets(results.runs) + beaten_by_words(results)
+    caveats += [*alarms(results), *_small_test_sets(results.runs), *beaten_by_words(results)]
     if len({tuple(sorted({run.seed for run in entry.runs})) for entry in entries}) > 1:
         caveats.append("Rows have different seeds: tests pair only those that two rows share.")
     late = [entry.label for entry in entries if all(_chose_its_last_round(run) for run in entry.runs)]

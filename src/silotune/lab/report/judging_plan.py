@@ -26,6 +26,7 @@ class JudgingPlan:
         metric: judge by this metric of the test rows; empty: by each silo's own.
         looks: numbers of seeds after which the results may be looked at.
         seen: numbers of seeds after which tables were written.
+        remarks: what the sweeps that chose values leave open (`sweep_remarks`).
     """
 
     against: str = ""
@@ -35,6 +36,7 @@ class JudgingPlan:
     metric: str = ""
     looks: tuple[int, ...] = ()
     seen: tuple[int, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> JudgingPlan | None:
@@ -42,7 +44,7 @@ class JudgingPlan:
         try:
             fields = json.loads((folder / COMPARISON_FILE).read_text(encoding="utf-8"))["judging"]
             looks, seen = (tuple(fields.pop(key)) for key in ("looks", "seen"))
-            return cls(**fields, looks=looks, seen=seen)
+            return cls(**fields | {"looks": looks, "seen": seen, "remarks": tuple(fields.get("remarks", ()))})
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 

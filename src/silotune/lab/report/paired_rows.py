@@ -35,12 +35,16 @@ class SiloRows:
 
     Args:
         identity: digest of their labels or answers and prompts, in order.
+        weights: digest of how much each counts; empty: all alike.
         rows: their number.
+        units: the number of each row's unit; a unit's rows are drawn together.
         score: scores resamples of them.
     """
 
     identity: str
+    weights: str
     rows: int
+    units: Counts
     score: Score
 
 
@@ -53,9 +57,22 @@ def _rows_of(run: FinishedRun, metric: str, by: str) -> dict[str, SiloRows]:
         task = read_task({key: value for key, value in tasks[name].items() if key != "texts"})
         own = str((results.get(name) or {}).get("metric", task.metric))
         if metric in ("", own):
-            words = hashlib.sha256(json.dumps([columns["label"], columns["prompt"]]).encode()).hexdigest()
-            judged[silo] = SiloRows(words, len(columns["label"]), _score(task, by or own, columns))
+            words, weights = _digest(columns["label"], columns["prompt"]), columns.get("weight")
+            score, rows = _score(task, by or own, columns), len(columns["label"])
+            units = np.unique(columns["unit"], return_inverse=True)[1] if "unit" in columns else np.arange(rows)
+            if weights is not None:
+                score = _weighted(score, np.array(weights))
+            judged[silo] = SiloRows(words, "" if weights is None else _digest(weights), rows, units, score)
     return judged
+
+
+def _digest(*columns: Sequence[Any]) -> str:
+    return hashlib.sha256(json.dumps(columns).encode()).hexdigest()
+
+
+def _weighted(score: Score, weights: Counts) -> Score:
+    """Return a score in which a row that is drawn once counts as much as its weight."""
+    return lambda drawn: score(drawn * weights)
 
 
 def _score(task: Task, metric: str, columns: Mapping[str, Sequence[Any]]) -> Score:
@@ -83,11 +100,12 @@ def paired_differences(entry: ReportEntry, reference: ReportEntry, metric: str =
     """
     pairs = _pairs(entry, reference, metric, by)
     rows = {silo: {run[silo].identity for pair in pairs for run in pair} for silo in pairs[0][0]}
-    once = {each.identity: np.ones((1, each.rows)) for pair in pairs for each in pair[0].values()}
+    units = {each.identity: each.units for pair in pairs for each in pair[0].values()}
+    once = {identity: np.ones((1, len(of_rows))) for identity, of_rows in units.items()}
     by_seed = tuple(float(_difference(pair, once)[0]) for pair in pairs)
     if any(len(identities) > 1 for identities in rows.values()):
         return Differences(by_seed)
-    resampled = np.concatenate([np.stack([_difference(pair, drawn) for pair in pairs]) for drawn in _draws(once)], 1)
+    resampled = np.concatenate([np.stack([_difference(pair, drawn) for pair in pairs]) for drawn in _draws(units)], 1)
     resampled = resampled[:, ~np.isnan(resampled).any(0)]  # an AUROC has no value without rows of a class
     mean = resampled.mean(0)
     variance = float(mean.var())
@@ -107,7 +125,8 @@ def _pairs(entry: ReportEntry, reference: ReportEntry, metric: str, by: str) -> 
             one, other = (_rows_of(each, metric, by) for each in (run, others[run.seed]))
             if _ONE in one or _ONE in other:
                 one, other = _spread(one, other), _spread(other, one)
-            if {silo: rows.identity for silo, rows in one.items()} != {s: rows.identity for s, rows in other.items()}:
+            tested = [{silo: (rows.identity, rows.weights) for silo, rows in side.items()} for side in (one, other)]
+            if tested[0] != tested[1]:
                 raise InputError(f"seed {run.seed}: the two were tested on different rows")
             pairs.append((one, other))
     if not pairs or not pairs[0][0]:
@@ -129,18 +148,19 @@ def _difference(pair: Pair, drawn: Mapping[str, Counts]) -> Counts:
     return mean
 
 
-def _draws(once: Mapping[str, Counts]) -> list[dict[str, Counts]]:
-    """Return pieces of resamples: for each set of rows how often each row counts; equal rows are drawn once."""
-    generators = {identity: np.random.default_rng(derive(0, "verdict", identity)) for identity in once}
-    most = max(counts.shape[1] for counts in once.values())
-    piece = max(1, min(RESAMPLES, _MOST_NUMBERS // most))
+def _draws(units: Mapping[str, Counts]) -> list[dict[str, Counts]]:
+    """Return pieces of resamples: for each set of rows how often each row counts; equal rows are drawn once.
+
+    `units` has the number of each row's unit: as many units are drawn as there are.
+    """
+    generators = {identity: np.random.default_rng(derive(0, "verdict", identity)) for identity in units}
+    piece = max(1, min(RESAMPLES, _MOST_NUMBERS // max(map(len, units.values()))))
     sizes = [min(piece, RESAMPLES - start) for start in range(0, RESAMPLES, piece)]
+    numbers = {identity: int(of_rows.max()) + 1 for identity, of_rows in units.items()}
     return [
         {
-            identity: generators[identity].multinomial(
-                counts.shape[1], np.full(counts.shape[1], 1 / counts.shape[1]), size
-            )
-            for identity, counts in once.items()
+            identity: generators[identity].multinomial(number, np.full(number, 1 / number), size)[:, units[identity]]
+            for identity, number in numbers.items()
         }
         for size in sizes
     ]

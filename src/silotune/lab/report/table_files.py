@@ -16,6 +16,7 @@ from rich.text import Text
 from silotune.core.files import write_text
 from silotune.core.notebook import html_table
 from silotune.lab.report import tables
+from silotune.lab.report.alarms import alarms
 from silotune.lab.report.entries import silo_names
 from silotune.lab.report.frame import Results, Score
 from silotune.lab.report.judging import NOTE, verdict_table
@@ -119,6 +120,7 @@ def _markdown_page(results: Results, scores: ResultTable, costs: ResultTable) ->
     parts += [f"{costs.title}\n", as_markdown(costs), f"{tables.COST_NOTE}\n"]
     if judged := verdict_table(results):
         parts += [f"{judged.title}\n", as_markdown(judged), f"{NOTE}\n"]
+    parts += [f"**Alarm.** {line}\n" for line in alarms(results)]
     return "\n".join(parts)
 
 

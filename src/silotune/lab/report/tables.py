@@ -40,10 +40,11 @@ _METRICS = ("accuracy", "micro_f1", "macro_f1", "balanced_accuracy", "mcc", "aur
 _WRITTEN = ("rouge1", "rougeL", "exact_match", "loss", "perplexity")
 
 INTERVAL_NOTE = (
-    "Small numbers are 95 % intervals: by bootstrap over the test rows (of an average: from its silos' half-widths, as "
-    "if independent), and with several seeds by Student's t over seeds, which is very wide with two, if that is wider. "
-    "The best score is bold, the second underlined. A best score is green with a check mark only if its interval lies "
-    "apart from those of all others on the same data; where none is, no winner is shown."
+    "Small numbers are 95 % intervals: by bootstrap over the test rows (of an average: of rows that its silos share, "
+    "else from the silos' half-widths, as if independent), and with several seeds by Student's t over seeds, which is "
+    "very wide with two, if that is wider. The best score is bold, the second underlined. A best score is green with a "
+    "check mark only if its interval lies apart from those of all others on the same data; where none is, no winner is "
+    "shown."
 )
 
 BASELINE_NOTE = (
@@ -111,7 +112,7 @@ def plain_table(
 def score_table(results: Results) -> ResultTable:
     """Make the table of test scores, mean ± std over seeds; after an attack also its success rate (ASR)."""
     entries, silos = results.entries, results.distinct_silos
-    columns = [*(silos if len(silos) <= MOST_SILOS else []), *results.averages]
+    columns = [*(silos if len(silos) <= MOST_SILOS else []), *results.averages, *results.beside]
     table = [_score_column(results, column) for column in columns]
     notes = {column: _column_note(results, column) for column in columns}
     header = [*columns]
@@ -331,6 +332,8 @@ def metrics_table(run: FinishedRun) -> ResultTable | None:
             "score": score_text(details["score"]),
             "95 % interval": interval_text(details["intervals"].get(details["metric"])) or "–",
         }
+        answer, share = details.get("commonest") or ("–", None)
+        texts["commonest answer"] = answer if share is None else f"{answer} ({share:.0f} %)"
         rows.append((silo, texts | {metric_title(name): score_text(details["metrics"].get(name)) for name in names}))
     return plain_table(f"test rows in all metrics, seed {run.seed}", rows, "silo", list(by_silo))
 

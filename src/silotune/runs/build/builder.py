@@ -8,6 +8,7 @@ from functools import partial
 from silotune.communication.masks.fixed_point import require_masks
 from silotune.config import Config
 from silotune.data.loading import draw_labeled_rows, load_absent, load_silos, own_labeled_rows
+from silotune.data.own_rows import own_warnings
 from silotune.data.row_checks import MOST_WARNINGS, as_one, token_warnings, warnings_of
 from silotune.data.rows import SiloData
 from silotune.data.tokenized import ANY_LENGTH, MOST_LOOKED_AT, count_cuts, cut_text
@@ -124,7 +125,9 @@ def run_warnings(
     if isinstance(start, TrainedParts) and names_with(context.parts, Scope.PRIVATE):
         new = [silo.name for silo in silos if start.read(silo.name) is None]
         lines += [f"silo {name!r}: not in start={start.source}; its private parts begin untrained" for name in new]
-    return lines + pooling_warnings(config)
+    if config.uplink.bare_noise is not None:
+        lines.append(f"uplink.scale: {config.uplink.bare_noise} noise without a clip promises nothing: there is no ε")
+    return [*lines, *own_warnings(silos, config.partition), *pooling_warnings(config)]
 
 
 def pooling_warnings(config: Config) -> list[str]:

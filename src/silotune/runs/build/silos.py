@@ -50,6 +50,9 @@ def build_silos(
             if backdoor is not None and backdoor.has_target(item.task):
                 attacked = tokenize(item.task, backdoor.test_rows(item.task, test))
                 evaluations[key].attack = AttackedRows(attacked, backdoor.target(item.task))
+        own, weights = evaluations[key], item.weights
+        if weights:  # a silo on a machine of its own has no partition, and weights only if they count in its scores
+            own = own.weighted(weights, primary=not config.partition.judges_alike)
         added = [] if backdoor is None else backdoor.poisoned_rows(item)
         key_of_canaries = f"canaries {config.seed}".encode() if secret is None else secret
         texts, count = len(item.splits.train[0].texts), config.audit.canaries
@@ -67,7 +70,7 @@ def build_silos(
         silos[item.name] = Silo(
             item.name,
             {item.task.name: rows},
-            {item.name: evaluations[key]},
+            {item.name: own},
             attack_scale=scale,
             empty_units=unread + len(canaries.rows) - len(canaries.trained),
         )
@@ -92,7 +95,10 @@ def absent_silo(context: TrainingContext, data: SiloData) -> Silo:
 
 def _evaluation(tokenize: TokenizeRows, data: SiloData, noised: bool = False) -> EvaluationRows:
     validation, _ = _tokenized(tokenize, data, "validation", data.splits.validation, noised)
-    return EvaluationRows(validation, _tokenized(tokenize, data, "test", data.splits.test, noised)[0])
+    test, kept = _tokenized(tokenize, data, "test", data.splits.test, noised)
+    if any(row.unit for row in kept):
+        test = replace(test, units=[row.unit or f" row {number}" for number, row in enumerate(kept)])
+    return EvaluationRows(validation, test)
 
 
 def _tokenized(

@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from silotune.config import Config
 from silotune.core.files import write_bytes, write_text
+from silotune.data.scores import Classified
 from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.federation_scores import all_share_one_model
 from silotune.evaluation.predict import Measured
-from silotune.evaluation.score_details import LEVEL, Bootstrap, score_details
+from silotune.evaluation.score_details import LEVEL, Bootstrap, Interval, score_details
 from silotune.models.heads.lm import prompt_rows
 from silotune.training.federation import Federation
 
@@ -25,12 +27,13 @@ def write_test_scores(folder: Path, federation: Federation, tested: Mapping[str,
     """Write both files into a run's or a silo's folder, predictions only if the configuration wants them.
 
     Returns:
-        The content of `scores.json`: `level` (percent) and `resamples` of the intervals, and the details
-        (`evaluation/score_details.py`) of `silos`, or `global` where one model has one set of test rows.
+        The content of `scores.json`: `level` (percent) and `resamples` of the intervals, the details
+        (`evaluation/score_details.py`) of `silos`, or `global` where one model has one set of test rows, and `average`,
+        the interval of the mean over silos where these share labeled rows.
     """
     config, test_rows = federation.config, test_rows_of(federation)
     one = federation.central is not None and all_share_one_model(federation.context)
-    names = [name for name in tested if test_rows[name].examples][: 1 if one else None]
+    names = [name for name in tested if test_rows[name].judges][: 1 if one else None]
     details = {
         name: score_details(
             tested[name], test_rows[name], Bootstrap(config.evaluation.bootstrap, config.seed, "" if one else name)
@@ -43,6 +46,8 @@ def write_test_scores(folder: Path, federation: Federation, tested: Mapping[str,
         "silos": {} if one else details,
         "global": details[names[0]] if one and names else None,
     }
+    average = None if one else _average_interval(config, [(tested[name], test_rows[name]) for name in names])
+    content |= {"average": average} if average else {}
     text = json.dumps(content, indent=1)
     write_text(folder / SCORES_FILE, text + "\n")
     if config.evaluation.predictions:
@@ -50,6 +55,18 @@ def write_test_scores(folder: Path, federation: Federation, tested: Mapping[str,
         with_predictions = [row for row in rows if row[1].logits is not None or row[1].written is not None]
         write_predictions(folder / PREDICTIONS_FILE, with_predictions, federation.context.backbone.tokenizer)
     return dict(json.loads(text))
+
+
+def _average_interval(config: Config, judged: Sequence[tuple[Measured, TokenizedRows]]) -> Interval | None:
+    """Return the interval of the mean over silos; None where they have rows of their own, or rows without labels."""
+    silos = [
+        Classified(measured.logits, rows.labels, rows.task.positive_index, rows.weights)
+        for measured, rows in judged
+        if measured.logits is not None and rows.task.rules.one_label
+    ]
+    if not silos or len(silos) < len(judged) or len({id(rows.ids) for _, rows in judged}) > 1:
+        return None
+    return Bootstrap(config.evaluation.bootstrap, config.seed, "average").of_average(silos, judged[0][1].task.metric)
 
 
 def test_rows_of(federation: Federation) -> dict[str, TokenizedRows]:
@@ -62,7 +79,8 @@ def write_predictions(path: Path, predicted: list[tuple[str | None, Measured, To
 
     For generation, `label` is the reference answer, `predicted` the written one, and `prompt` what the model read; for
     a regression they are numbers as text, and of several labels JSON lists. `probabilities` are in the order of the
-    task's labels. `silo` is null where one model and one set of rows serve all. Nothing is written if no row has a
+    task's labels. `silo` is null where one model and one set of rows serve all. Where rows count differently, a further
+    column has each one's `weight`; where it is known whose they are, one its `unit`. Nothing is written if no row has a
     prediction.
     """
     import pyarrow
@@ -80,6 +98,9 @@ def write_predictions(path: Path, predicted: list[tuple[str | None, Measured, To
             "probabilities": pyarrow.list_(pyarrow.float32()),
         }
     )
+    for name, of_rows, kind in (("weight", "shares", pyarrow.float64()), ("unit", "units", pyarrow.string())):
+        if any(getattr(rows, of_rows) is not None for _, _, rows in predicted):
+            schema = schema.append(pyarrow.field(name, kind))
     _write_tables(path, [pyarrow.table(_columns(*one, tokenizer), schema) for one in predicted])
 
 
@@ -130,5 +151,7 @@ def _columns(silo: str | None, measured: Measured, rows: TokenizedRows, tokenize
         "row": list(range(number)),
         "prompt": empty,
         "probabilities": empty,
+        "weight": empty if rows.weights is None else rows.weights.tolist(),
+        "unit": rows.units or empty,
         **columns,
     }
