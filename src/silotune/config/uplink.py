@@ -33,6 +33,7 @@ class UplinkConfig(ExtensibleSection):
         "clip": ("clip",),
         "norm": ("clip",),
         "epsilon": NOISES,
+        "scale": NOISES,
         "delta": ("gaussian",),
         "rounding": ("int8", "int4"),
         "feedback": CODEC_NAMES,
@@ -49,6 +50,12 @@ class UplinkConfig(ExtensibleSection):
     )
     epsilon: float | None = Field(None, gt=0, description="ε of one round; 8 if unset.")
     delta: float | None = Field(None, gt=0, lt=1, description="δ of one round of Gaussian noise; 1e-5 if unset.")
+    scale: float | None = Field(
+        None,
+        gt=0,
+        description="scale of Laplace noise, or standard deviation of Gaussian noise, on a change without `clip`. It "
+        "promises nothing: there is no ε.",
+    )
     rounding: Literal["nearest", "stochastic"] | None = Field(
         None, description="rounding of int8 and int4: to the nearest code, or stochastic and unbiased."
     )
@@ -77,14 +84,13 @@ class UplinkConfig(ExtensibleSection):
             raise ValueError(
                 f"the order is clip, then laplace or gaussian, then one of {codecs} (got {','.join(names)})"
             )
-        if any(name in NOISES for name in names) and "clip" not in names:
-            raise ValueError(f"without clip before it, noise promises nothing (got {','.join(names)}); add clip")
         return names
 
     @model_validator(mode="after")
     def _fitting(self) -> UplinkConfig:
+        self._check_scale()
         for key, default in _DEFAULTS.items():
-            if getattr(self, key) is None and has_effect(UplinkConfig, key, self.name):
+            if getattr(self, key) is None and self.bare_noise is None and has_effect(UplinkConfig, key, self.name):
                 setattr(self, key, default)
         if "clip" in self.name:
             fitting = {"laplace": "l1", "gaussian": "l2"}.get(self.noise or "")
@@ -100,10 +106,26 @@ class UplinkConfig(ExtensibleSection):
                 self.rounding = self.rounding or "nearest"
         return self
 
+    def _check_scale(self) -> None:
+        steps, given = ",".join(self.name), [key for key in ("epsilon", "delta") if getattr(self, key) is not None]
+        if self.scale is not None and self.noise is not None:
+            raise ValueError(f"scale: that of {steps} follows from clip and epsilon; leave it out, or leave out clip")
+        if self.bare_noise is not None and self.scale is None:
+            raise ValueError(
+                f"without clip before it, noise promises nothing (got {steps}); add clip, or give scale without an ε"
+            )
+        if self.bare_noise is not None and given:
+            raise ValueError(f"{given[0]}: without clip, noise promises nothing (got {steps}); add clip")
+
     @property
     def noise(self) -> str | None:
-        """The step that adds noise, if there is one."""
-        return next((name for name in self.name if name in NOISES), None)
+        """The step that adds noise to a clipped change, which bounds what it tells; None if there is none."""
+        return next((name for name in self.name if name in NOISES and "clip" in self.name), None)
+
+    @property
+    def bare_noise(self) -> str | None:
+        """The step that adds noise to a change without bound, which promises nothing; None if there is none."""
+        return next((name for name in self.name if name in NOISES and "clip" not in self.name), None)
 
     @property
     def codec(self) -> str | None:

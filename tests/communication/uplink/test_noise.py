@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -79,6 +80,17 @@ DISTRIBUTIONS = {
     "laplace": ({"clip": 0.5, "epsilon": 4.0}, stats.laplace(scale=2 * 0.5 / 4.0)),
     "gaussian": ({"clip": 0.5, "epsilon": 4.0, "delta": 1e-5}, None),
 }
+
+BARE = {"laplace": stats.laplace(scale=0.25), "gaussian": stats.norm(scale=0.25)}
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_noise_without_a_clip_is_added_to_the_whole_change(name):
+    made, given = pipeline(name, scale=0.25), change(0, 1000.0, MANY)
+    noise = flat(made.send(given, {}, "alpha", 1)[0]) - flat(given)
+    assert stats.kstest(noise, BARE[name].cdf).pvalue > 1e-3
+    infinite = {"global/a": torch.tensor([1.0, torch.inf])}
+    assert made.send(infinite, {}, "alpha", 1)[0]["global/a"].isinf().tolist() == [False, True]
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)

@@ -141,6 +141,20 @@ class Gaussian:
         return with_noise(whole_tensors(change, self.bound, grid, "l2"), draws, self.deviation, grid, "gaussian")
 
 
+@dataclass(frozen=True)
+class BareNoise:
+    """Adds an independent number of a law to every coordinate of a change without bound, which promises nothing."""
+
+    scale: float
+    law: str
+
+    def __call__(self, change: Tensors, draws: NoiseStream) -> Tensors:
+        """See `uplink.pipeline.UplinkStep`."""
+        nothing = {name: torch.zeros(tensor.shape, dtype=torch.int64) for name, tensor in change.items()}
+        noise = with_noise(nothing, draws, self.scale, grid_of(self.scale, self.scale), self.law)
+        return {name: tensor + noise[name] for name, tensor in change.items()}
+
+
 def whole_tensors(tensors: Tensors, bound: float, grid: float, norm: Norm) -> Tensors:
     """Clip and round tensors as one vector; see `whole_vector`."""
     if not tensors:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from silotune.communication.privacy.accountant import gaussian_multiplier
-from silotune.communication.privacy.noise import Clip, Gaussian, Laplace
+from silotune.communication.privacy.noise import BareNoise, Clip, Gaussian, Laplace
 from silotune.communication.uplink.codecs import Codec, Float16, UniformQuantizer
 from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline, UplinkStep
 from silotune.communication.uplink.sparse import RandomK, TopK
@@ -58,6 +58,9 @@ NOISES: dict[str, Callable[[UplinkConfig], UplinkStep]] = {"laplace": _laplace, 
 
 
 def _steps(config: UplinkConfig) -> tuple[UplinkStep, ...]:
+    if config.bare_noise is not None:
+        assert config.scale is not None, "the section refuses it without"
+        return (BareNoise(config.scale, config.bare_noise),)
     if "clip" not in config.name:
         return ()
     assert config.clip is not None, "the section fills it in"
