@@ -57,6 +57,25 @@ def test_resume_from_a_damaged_checkpoint_is_refused_and_changes_nothing(silotun
     assert snapshot(out) == before
 
 
+def test_versions_say_what_a_run_was_made_on_and_of_which_rows(silotune, run_words, tmp_path):
+    for number in (1, 2):
+        assert silotune(*run_words("local"), "--out", tmp_path / f"{number}").code == 0
+    assert silotune(*run_words("local", "data.seed=6"), "--out", tmp_path / "3").code == 0
+    one, same_rows, other = (json.loads((tmp_path / f"{n}" / "versions.json").read_text()) for n in (1, 2, 3))
+    assert one == same_rows
+    assert one["packages"]["numpy"] == one["numpy"]
+    assert one["processor"]
+    rows = one["rows"]
+    assert rows.keys() == json.loads((tmp_path / "1" / "summary.json").read_text())["silos"].keys()
+    digests = [digest for of_silo in rows.values() for digest in of_silo.values()]
+    assert len({*digests}) == len(digests) == 3 * len(rows)
+    assert all(other["rows"][name] != of_silo for name, of_silo in rows.items())
+    root = Path(__file__).parents[2]
+    if (root / ".git").exists():
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
+        assert one["commit"].startswith(head.stdout.strip())
+
+
 def test_a_silo_may_be_named_like_a_file_of_a_checkpoint(silotune, run_words, silos_folder, tmp_path):
     data, out = tmp_path / "data", tmp_path / "out"
     names = ["reviews.json", "a.safetensors", "shared-0001", "two words", "x.tmp"]

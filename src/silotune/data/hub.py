@@ -97,10 +97,16 @@ def read_hub_records(source: str) -> dict[str, list[Record]]:
     return records
 
 
+hub_fingerprints: dict[str, dict[str, str]] = {}
+"""Data set of the hub that this process has read → split → the fingerprint that `datasets` gives it."""
+
+
 def _load(location: list[str]) -> Any:
     from datasets import load_dataset
 
-    return load_dataset(*location)
+    loaded = load_dataset(*location)
+    hub_fingerprints["/".join(location)] = {name: str(getattr(of, "_fingerprint", "")) for name, of in loaded.items()}
+    return loaded
 
 
 def _rows(split: Any, published: HubSet, task: Task) -> list[Row]:

@@ -123,8 +123,7 @@ def _run(
         if warn is not None:
             for line in run_warnings(config, silos, context, cuts):
                 warn(line)
-        if config.evaluation.baselines:
-            kept.extend(silos)
+        kept.extend(silos)
 
     federation = build(config, backbone, load=partial(BackboneRequirements.load, on_use=not workers.here), look=look)
     if not config.rounds:
@@ -135,6 +134,7 @@ def _run(
     config = federation.config
     with working_in(path, dump(config), federation.backbone, resume, _may_differ(path, federation)) as folder:
         keep_start(path, federation.context)
+        folder.describe_data(kept)
         engine: Engine = InProcessEngine(federation, folder, progress)
         if not workers.here and config.rounds:
             kind = MultiProcessEngine if workers.cluster is None else RayEngine
@@ -148,8 +148,8 @@ def _run(
         shared, whole = digest(flatten(federation.coordinator.shared)), state_digest(federation)
         best = engine.load_best() if config.rounds else 0
         summary = summarize(engine) | {"best_round": best, "shared_sha256": shared, "state_sha256": whole}
-        if kept:  # after training: importing scikit-learn takes longer than a short round
-            central = config.partition.name != "none"
+        if config.evaluation.baselines:  # after training: importing scikit-learn takes longer than a short round
+            central = config.partition.judges_alike
             summary["baselines"] = baselines(kept, central)
             if config.rounds:  # without rounds the run itself is that
                 shots, rows = config.evaluation.shots, test_rows_of(federation)

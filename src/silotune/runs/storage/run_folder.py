@@ -17,7 +17,10 @@ from silotune.config import Config, differences
 from silotune.config.head import PLAIN, HeadConfig
 from silotune.core.clock import utc_now
 from silotune.core.files import LOCK_FILE, folder_lock, load_yaml, make_folder, write_text
+from silotune.core.provenance import made_on
 from silotune.core.records import FILE as RECORDS
+from silotune.data.hub import hub_fingerprints
+from silotune.data.rows import SPLITS, RowDigests, SiloData
 from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.storage.checkpoints import Checkpoints
@@ -76,7 +79,9 @@ class RunFolder:
         cls.check(path, config, resume)
         folder = cls(path)
         make_folder(folder.checkpoints.path, f"--out {path}")
-        write_text(path / "versions.json", json.dumps({**versions(), "backbone": backbone}, indent=1) + "\n")
+        write_text(
+            path / "versions.json", json.dumps({**versions(), **made_on(), "backbone": backbone}, indent=1) + "\n"
+        )
         write_text(path / "config.yaml", config)
         return folder
 
@@ -99,6 +104,15 @@ class RunFolder:
             f"{name} {made.get(name)} → {now}" for name, now in versions().items() if made.get(name) != now
         ]
         return folder
+
+    def describe_data(self, silos: Sequence[SiloData]) -> None:
+        """Add to `versions.json` the fingerprints of the silos' rows, and of data sets read from the hub."""
+        made, digests = read_versions(self.path), RowDigests()
+        if "rows" in made:  # of a run that goes on
+            return
+        rows = {silo.name: {split: digests.of(silo.splits, split) for split in SPLITS} for silo in silos}
+        text = json.dumps(made | {"rows": rows, "data_sets": dict(hub_fingerprints)}, indent=1)
+        write_text(self.path / "versions.json", text + "\n")
 
     @staticmethod
     def _made(path: Path, config: str, may_differ: Sequence[str]) -> dict[str, Any]:
