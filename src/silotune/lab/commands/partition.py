@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from silotune.cli.console import JsonOption, Overrides, Source, console, new_tab
 from silotune.config.validators import NAME_RULE, is_name
 from silotune.core.files import make_folder
 from silotune.errors import InputError, file_errors, require_known
+from silotune.lab.published import SOURCES, chosen_rows
 
 Record = dict[str, Any]
 """A row: column → cell."""
@@ -22,11 +24,12 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class PublishedTask:
-    """A task as it was published: its folder's name, its splits and its label names, if rows have labels."""
+    """A task as it was published: its folder's name, its splits, its label names, if rows have labels, and its card."""
 
     name: str
     splits: Mapping[str, Sequence[Record]]
     labels: Sequence[str] = ()
+    card: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_feddpa(source: Path) -> list[PublishedTask]:
@@ -79,7 +82,19 @@ def _mails(folder: Path, label: int) -> list[Path]:
     return files
 
 
-PUBLISHED: dict[str, Callable[[Path], list[PublishedTask]]] = {"feddpa": read_feddpa, "lingspam": read_lingspam}
+def read_chosen(kind: str, source: Path) -> list[PublishedTask]:
+    """Read the rows of mixed6 or sentiment5 from the folder in which their sources were cloned."""
+    return [
+        PublishedTask(name, dict(chosen_rows(kind, name, source)), of_task.labels, of_task.card)
+        for name, of_task in SOURCES[kind].items()
+    ]
+
+
+PUBLISHED: dict[str, Callable[[Path], list[PublishedTask]]] = {
+    "feddpa": read_feddpa,
+    "lingspam": read_lingspam,
+    **{kind: partial(read_chosen, kind) for kind in SOURCES},
+}
 """Kind → reader of the folder that was downloaded and unpacked."""
 
 
@@ -95,7 +110,7 @@ def write_tasks(tasks: Sequence[PublishedTask], folder: Path) -> None:
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir()
             if task.labels:
-                meta = json.dumps({"label_names": list(task.labels)})
+                meta = json.dumps({"label_names": list(task.labels), **task.card})
                 (unfinished / "meta.json").write_text(meta + "\n", encoding="utf-8")
             for split, rows in task.splits.items():
                 lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -133,7 +148,7 @@ def partition(
 
 
 def import_data(
-    kind: Annotated[str, typer.Argument(help="feddpa or lingspam.", metavar="KIND")],
+    kind: Annotated[str, typer.Argument(help="feddpa, lingspam, mixed6 or sentiment5.", metavar="KIND")],
     source: Annotated[Path, typer.Argument(help="The folder as it was downloaded and unpacked.", metavar="SOURCE")],
     to: Annotated[Path, typer.Option("--to", help="The folder for data.path; other tasks in it stay.")],
 ) -> None:
