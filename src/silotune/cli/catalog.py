@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,15 +60,34 @@ silos:                    # paths are relative to this file; formats: .csv .tsv 
 
 
 @app.command(rich_help_panel=BEFORE)
-def methods(as_json: JsonOption = False) -> None:
+def methods(
+    as_json: JsonOption = False, cite: Annotated[bool, typer.Option(help="Print the papers as BibTeX instead.")] = False
+) -> None:
     """List the methods, their papers and options."""
     from silotune.methods import METHODS
 
+    if cite:
+        names: dict[str, list[str]] = {}
+        for name, method in METHODS.items():
+            names.setdefault(method.paper, []).append(name)
+        typer.echo("\n".join(entry for paper, of_paper in names.items() if (entry := _bibtex(of_paper, paper))))
+        return
     rows = []
     for name, method in METHODS.items():
         options = {key: field.default for key, field in method.Options.model_fields.items()}
         rows.append({"method": name, "paper": method.paper, "options": options})
     _show(rows, as_json, "methods")
+
+
+def _bibtex(methods: Sequence[str], paper: str) -> str:
+    """Return the entry of a paper, "AUTHORS YEAR, TITLE"; empty for a baseline, which has none."""
+    found = re.fullmatch(r"(.+?) (\d{4}), (.+)", paper)
+    if found is None:
+        return ""
+    authors = found[1].replace(" et al.", " and others").replace(", ", " and ")
+    fields = {"author": authors, "title": f"{{{found[3]}}}", "year": found[2], "note": f"method {', '.join(methods)}"}
+    lines = [f"  {key} = {{{value}}}," for key, value in fields.items()]
+    return "\n".join([f"@misc{{{methods[0]},", *lines, "}"])
 
 
 @app.command(rich_help_panel=BEFORE)
