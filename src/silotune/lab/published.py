@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -86,7 +86,7 @@ def _sentences(folder: Path) -> Rows:
             yield from ((line.strip(), label) for line in text.split("\n"))
 
 
-def _files(folder: Path, patterns: tuple[str, str], encoding: str) -> Rows:
+def _files(folder: Path, patterns: Sequence[str], encoding: str) -> Rows:
     for label, pattern in enumerate(patterns):
         for file in sorted(folder.glob(pattern)):
             yield file.read_text(encoding=encoding).replace("<br />", " ").strip()[:_LONGEST], label
