@@ -13,8 +13,10 @@ from silotune.core.records import check_audit
 from silotune.core.serialization import read_tensors
 from silotune.core.tensors import digest
 from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.protocol.frames import decode
 from silotune.distributed.silo.session import Session
-from silotune.distributed.silo.silo_config import REHEARSAL, read_silo_settings
+from silotune.distributed.silo.silo_config import REHEARSAL, PolicyConfig, RowBudget, read_silo_settings
+from silotune.distributed.silo.store import SiloStore
 from silotune.errors import InputError
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
@@ -119,3 +121,36 @@ def test_withdrawn_rows(tiny_config, backbone_folder, tmp_path: Path, silotune: 
     assert notes == [[None], [None], [f"scores rows that trained run {second['run']}"]]
     assert all(rows[0][0].encode() not in path.read_bytes() for path in (tmp_path / "state").glob("records.db*"))
     assert check_audit(tmp_path / "state")[1] == []
+
+
+def test_a_run_without_rounds_scores_a_given_model_at_each_silo(tiny_config, tmp_path: Path) -> None:
+    """The scores are those of the model's last round, nothing is trained, and `share` and policies hold."""
+    first = tiny_config("fedmcp", *SHORT)
+    configs = local_configs(first, tmp_path / "silos")
+    trained = one_run(first, configs, tmp_path / "one")
+    scoring = tiny_config("fedmcp", "rounds=0", f"start={tmp_path / 'one'}")
+    configs["gamma"] = configs["gamma"].replace(share=["validation"])
+    link = coordinated(scoring, tmp_path / "two", configs, local=False)
+    scored = read_summary(tmp_path / "two")
+    assert {decode(data).kind for _, data in link.sent} == {"hello", "score"}
+    for name in ("alpha", "beta"):
+        assert {key: scored["silos"][name][key] for key in ("validation", "test", "rows")} == {
+            key: trained["silos"][name][key] for key in ("validation", "test", "rows")
+        }
+    assert (scored["silos"]["gamma"]["test"], scored["best_round"], scored["bytes_up"]) == (None, 0, 0)
+    assert scored["shared_sha256"] == trained["shared_sha256"]
+    for own in configs.values():
+        records = SiloStore(Path(own.folder)).records
+        uses: dict[str, set[str]] = {}
+        for run_id, split in records.rows("SELECT DISTINCT run, split FROM used"):
+            uses.setdefault(run_id, set()).add(split)
+        assert sorted(map(sorted, uses.values())) == [["before", "test", "validation"], ["test", "train", "validation"]]
+    fresh = configs | {"alpha": configs["alpha"].replace(folder=str(tmp_path / "new"))}
+    with pytest.raises(InputError, match=r"'alpha': start: has no model of run \w+ that rounds=0 could score"):
+        coordinated(scoring, tmp_path / "three", fresh, local=False)
+    private = configs["alpha"].replace(policy=PolicyConfig(preset="private"), privacy=RowBudget(epsilon=8.0))
+    closed = configs | {"alpha": private}
+    with pytest.raises(InputError, match=r"'alpha': its policy is private: no score of its rows leaves \(rounds=0\)"):
+        coordinated(scoring, tmp_path / "four", closed, local=False)
+    with pytest.raises(InputError, match=r"rounds=0: .* head=mlp has tensors .* allowed: start=RUN"):
+        coordinated(tiny_config("fedmcp", "rounds=0"), tmp_path / "five", configs, local=False)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from silotune.config import Config
 from silotune.data.chat_template import ChatTemplate
 from silotune.data.generation_tokenizer import GenerationTokenizer
 from silotune.data.rows import ASSISTANT, Row, SiloData, Turn
@@ -23,7 +24,7 @@ from silotune.methods.base import PredictionMix
 from silotune.methods.parts import HEAD, Part, Scope
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.stored_model import is_causal
-from silotune.models.heads import LanguageModelHead, VerbalizerHead
+from silotune.models.heads import Head, LanguageModelHead, VerbalizerHead
 from silotune.models.heads.base import TokenizeRows
 from silotune.models.heads.lm import prompt_rows
 from silotune.training.federation import Federation
@@ -37,14 +38,24 @@ _known: dict[bytes, float | None] = {}
 
 
 def without_training(federation: Federation) -> None:
-    """Let all silos of a federation answer with the backbone alone, as a run without rounds does."""
-    if federation.context.head.has_tensors:
+    """Let all silos of a federation answer with the backbone alone, if a run has no rounds and starts from nothing."""
+    check_untouched(federation.config, federation.context.head)
+    if scores_backbone(federation.config):
+        federation.context.prediction = PredictionMix({}, federation.context.prediction.head)
+
+
+def scores_backbone(config: Config) -> bool:
+    """Return whether a run scores the untouched backbone: with `start`, a run without rounds scores that model."""
+    return not config.rounds and config.start is None
+
+
+def check_untouched(config: Config, head: Head) -> None:
+    """Refuse a run that would score a head of random tensors."""
+    if scores_backbone(config) and head.has_tensors:
         raise InputError(
-            f"rounds=0: scores the untouched backbone, and head={federation.context.head.name} has tensors that no "
-            "round has trained; allowed: head=lm or verbalizer, or rounds"
+            f"rounds=0: scores the untouched backbone, and head={head.name} has tensors that no round has trained; "
+            "allowed: start=RUN, which is then scored, head=lm or verbalizer, or rounds"
         )
-    head = federation.context.prediction.head
-    federation.context.prediction = PredictionMix({}, head)
 
 
 def measure_untouched(context: PredictionContext, rows: TokenizedRows, with_loss: bool = False) -> Measured:

@@ -17,7 +17,7 @@ from silotune.core.workers import Workers, end_unguarded_worker
 from silotune.data.rows import SiloData
 from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.evaluation.baselines import baselines, joined
-from silotune.evaluation.untouched import untouched_baselines, without_training
+from silotune.evaluation.untouched import scores_backbone, untouched_baselines, without_training
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import transformers_messages_kept
 from silotune.runs.build.builder import build, run_warnings
@@ -126,9 +126,8 @@ def _run(
         kept.extend(silos)
 
     federation = build(config, backbone, load=partial(BackboneRequirements.load, on_use=not workers.here), look=look)
-    if not config.rounds:
-        without_training(federation)
-    elif federation.privacy is not None:
+    without_training(federation)
+    if config.rounds and federation.privacy is not None:
         federation.privacy.require_a_round()
     defaults = chosen_defaults(config, federation.config)
     config = federation.config
@@ -151,7 +150,7 @@ def _run(
         if config.evaluation.baselines:  # after training: importing scikit-learn takes longer than a short round
             central = config.partition.judges_alike
             summary["baselines"] = baselines(kept, central)
-            if config.rounds:  # without rounds the run itself is that
+            if not scores_backbone(config):  # else the run itself is that
                 shots, rows = config.evaluation.shots, test_rows_of(federation)
                 alone = untouched_baselines(federation.context, kept, shots, central, rows)
                 summary["baselines"] = joined(summary["baselines"], alone)

@@ -33,6 +33,7 @@ from silotune.distributed.flower.link import ConnectionLost, Link
 from silotune.distributed.protocol.frames import WAITS_FOR_APPROVAL, Frame
 from silotune.distributed.protocol.handshake import Hello, Identity, wire_config
 from silotune.errors import InputError, SilotuneError
+from silotune.evaluation.untouched import check_untouched, without_training
 from silotune.methods import Method
 from silotune.methods.parts import Scope, names_with
 from silotune.models.backbone.backbone import Backbone
@@ -90,6 +91,7 @@ class RunStart:
         """Check a job, load its backbone, and give the run its id."""
         config, method = resolve(read_config(job.config))
         names = _checked_names(job, config)
+        check_untouched(config, method.setting.head)
         backbone = load(BackboneRequirements.of(config, method))
         read_start(config, method, (), backbone)  # refuses another method's run before anyone is asked
         text = wire_config(_with_named_start(config), names)
@@ -237,7 +239,9 @@ def _federation(
     coordinator, privacy = build_coordinator(config, context, members, tasks, labeled is not None)
     texts = {name: silo.texts for name, silo in silos.items()}
     server = None if labeled is None else server_silo(context, labeled)
-    return Federation(config, context, members, coordinator, tasks, texts, server, privacy=privacy)
+    federation = Federation(config, context, members, coordinator, tasks, texts, server, privacy=privacy)
+    without_training(federation)
+    return federation
 
 
 def _labeled(job: Job, config: Config, wanted: bool) -> SiloData | None:
@@ -272,15 +276,13 @@ def _finish(engine: FlowerEngine, out: Path, local: bool, noise: dict[str, Any])
     folders: dict[str, Path] = {}
     if local:  # the silos' folders are in the run folder
         last = folder.checkpoints.latest()
-        assert last is not None, "no round was run"
-        for name, file in last.silos.items():
+        for name, file in last.silos.items() if last is not None else ():
             federation.silos[name].state = SiloState.from_flat(folder.checkpoints.read(file))
         final["state_sha256"] = state_digest(federation)
         for silo in federation.silos.values():
             silo.state = None
-        run = Path(next(iter(last.silos.values()))).parent.name
-        folders = {name: folder.checkpoints.path / "silos" / name / run for name in federation.silos}
-    best = engine.load_best()
+        folders = {name: folder.checkpoints.path / "silos" / name / engine.run_id for name in federation.silos}
+    best = engine.load_best() if federation.config.rounds else 0
     summary = summarize(engine) | {"engine": engine.label, "best_round": best} | final | noise
     if folders:
         gather_models(out, folders, summary)

@@ -73,6 +73,11 @@ class FlowerEngine(Engine):
         """The engine's name in `summary.json`."""
         return "flower-local" if self._local else "flower"
 
+    @property
+    def run_id(self) -> str:
+        """The id by which silos know the run."""
+        return str(self._run["run"])
+
     @override
     def rounds(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[Received]:
         """Request rounds from the silos; repeat a round below its quorum, and finally stop the run."""

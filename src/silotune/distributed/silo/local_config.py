@@ -36,7 +36,7 @@ def check_settings(settings: SiloSettings, config: Config) -> None:
             "many it has; allowed: uniform, median, trimmed-mean, krum, multi-krum"
         )
     _check_noise(settings, config)
-    _check_unit(settings, config.privacy.unit)
+    _check_unit(settings, config.privacy.unit, config.rounds)
     if config.audit.canaries > settings.canaries:
         raise HandshakeRefused(f"{who}: adds at most {settings.canaries} canaries to its rows (audit.canaries)")
     if config.start is not None and settings.start is None and run_before(config) is None:
@@ -71,9 +71,11 @@ def _check_noise(settings: SiloSettings, config: Config) -> None:
         )
 
 
-def _check_unit(settings: SiloSettings, unit: str | None) -> None:
+def _check_unit(settings: SiloSettings, unit: str | None, rounds: int) -> None:
     """Refuse a run whose unit of noise on rows is another one than the operator's."""
     who, own = f"silo {settings.name!r}", settings.privacy
+    if not rounds and settings.policy.preset != "trusting":
+        raise HandshakeRefused(f"{who}: its policy is {settings.policy.preset}: no score of its rows leaves (rounds=0)")
     if unit is None and settings.policy.preset == "private":
         raise HandshakeRefused(
             f"{who}: its policy is private; allowed: runs with privacy.unit={own.unit if own else ''}"

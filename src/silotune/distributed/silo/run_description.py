@@ -78,6 +78,12 @@ def _changed_keys(config: Config) -> list[str]:
 
 def _training(config: Config) -> list[str]:
     train = config.train
+    if not config.rounds:
+        model = "the untouched backbone" if config.start is None else f"the model of {config.start}"
+        return [
+            f"scoring: {model} on this silo's validation and test rows; no row trains anything, and the scores in "
+            f"`share` leave (method {config.method.name}, tuner {config.tuner.name}, head {config.head.name})"
+        ]
     passes = f"{train.epochs} epochs" if train.steps is None else f"{train.steps} steps"
     return [
         f"method: {config.method.name}, tuner {config.tuner.name}, head {config.head.name} ({config.head.scope})",

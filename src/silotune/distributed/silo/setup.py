@@ -41,6 +41,7 @@ from silotune.distributed.silo.secret import derived_from_secret
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.store import SiloStore
 from silotune.errors import InputError, SilotuneError
+from silotune.evaluation.untouched import without_training
 from silotune.methods import Method
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.heads import Head
@@ -204,6 +205,12 @@ class SiloSetup:
                 f"silo {name!r}: start: under aggregation.secure private parts begin anew, and not from run {before}"
             )
         beginning = []
+        if sent.start is None:
+            without_training(federation)
+        if not sent.rounds:
+            marks = {mark: split for mark, split in marks.items() if split != "train"}  # no row trains anything
+            if before and config.start is None and flatten(private):
+                raise HandshakeRefused(f"silo {name!r}: start: has no model of run {before} that rounds=0 could score")
         if before and config.start is None:
             beginning.append(f"has no model of run {before}: its private parts begin untrained")
         lines = [*remarks(self.store.records, marks, left_out, before), *beginning]
