@@ -209,8 +209,13 @@ def test_the_operators_commands(asking, tmp_path, silotune, monkeypatch):
     assert not {"method.gamma", "tuner.sites"} & {line.split(" = ")[0].strip() for line in keys.splitlines()}
     state = json.loads(said("status", "--json"))
     assert ([name[:1] for name in state["waiting"]], state["run"], state["worker"]) == (["a", "b"], None, None)
+    half = silotune("silo", "approve", "aaaa", "--until", "2999-01-01", "--config", path)
+    assert (half.code, "--until DATE --times N" in half.err) == (2, True)
     assert "2 runs wait for approval" in silotune("silo", "approve", "--config", path).err
-    assert "is approved" in said("approve", "aaaa")
+    told = said("approve", "aaaa", "--until", "2999-01-01", "--times", "3")
+    assert "is approved" in told
+    assert "so are 3 more runs of the same keys before 2999-01-01" in told
+    assert "standing approval of aaaa" in said("pending")
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))  # to the question about the only one that waits
     asked = silotune("silo", "approve", "--config", path)
     assert (asked.code, "rounds: 1 → 2" in asked.out, "is approved" in asked.out) == (1, True, False)
@@ -237,6 +242,24 @@ def test_the_operators_commands(asking, tmp_path, silotune, monkeypatch):
         assert (failed.code, error in failed.err) == (2, True)
     monkeypatch.chdir(tmp_path / "silo")
     assert "name the silo's file" in silotune("silo", "pending").err
+
+
+def test_a_standing_approval_has_a_count_and_an_end(asking, monkeypatch):
+    first = asking()
+    first.ask("hello")
+    decisions = approvals(first)
+    decisions.stand(decisions.decide("a" * 16, "approved"), "2999-01-01", 2)
+    assert asking(run="b" * 16).ask("hello").kind == "hello"
+    assert "approved by the standing approval of aaaa" in decisions.named("b").description[-1]
+    other = asking((*ALLOWED, "train.lr=0.002"), run="c" * 16)
+    assert other.ask("hello").kind == "waiting", "other keys"
+    assert [(until, times) for _, until, times in decisions.standing()] == [("2999-01-01", 1)]
+    decisions.decide("b" * 16, "rejected")
+    assert asking(run="d" * 16).ask("hello").kind == "waiting", "a rejection ends it"
+    for run, (until, times) in {"e": ("2999-01-01", 1), "f": ("2020-01-01", 5)}.items():
+        decisions.stand(decisions.named("a"), until, times)
+        kinds = [asking(run=f"{number}" + run * 15).ask("hello").kind for number in (1, 2)]
+        assert kinds == (["hello", "waiting"] if run == "e" else ["waiting", "waiting"])
 
 
 def test_a_description_follows_the_silo_while_the_run_waits(asking):

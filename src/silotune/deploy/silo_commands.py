@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from silotune.cli.console import JsonOption, say
+from silotune.core.clock import utc_now
 from silotune.errors import InputError
 
 if TYPE_CHECKING:
@@ -138,7 +140,10 @@ def pending(config: SiloFile = None) -> None:
     """List the runs that wait for approval."""
     from silotune.distributed.protocol.frames import printable
 
-    waiting = [request for request in _approvals(config).all() if request.state == "pending"]
+    approvals = _approvals(config)
+    waiting = [request for request in approvals.all() if request.state == "pending"]
+    for name, until, times in approvals.standing():
+        say(f"standing approval of {name}: {times} more runs before {until}")
     for request in waiting:
         say(f"{request.name}  since {request.seen}  {printable(request.description[0])}")
     if not waiting:
@@ -169,8 +174,14 @@ def approve(
     ] = None,
     config: SiloFile = None,
     wait: Annotated[bool, typer.Option("--wait", help="If none waits yet, wait for the next one.")] = False,
+    until: Annotated[
+        datetime | None, typer.Option(formats=["%Y-%m-%d"], help="Also approve runs of the same keys before this date.")
+    ] = None,
+    times: Annotated[int | None, typer.Option(min=1, help="With --until: how many such runs at most.")] = None,
 ) -> None:
     """Let this silo take part in a run; without RUN, the only one that waits is shown, and you are asked."""
+    if (until is None) != (times is None) or (until is not None and f"{until:%Y-%m-%d}" <= utc_now()):
+        raise InputError("--until: a standing approval needs an end after today and a count: --until DATE --times N")
     if run is None:
         approvals = _approvals(config)
         while not (waiting := [request for request in approvals.all() if request.state == "pending"]) and wait:
@@ -183,7 +194,10 @@ def approve(
         if not typer.confirm("approve this run?"):
             raise typer.Exit(1)
         run = waiting[0].name
-    _decide(run, config, "approved")
+    decided = _decide(run, config, "approved")
+    if until is not None and times is not None:
+        _approvals(config).stand(decided, f"{until:%Y-%m-%d}", times)
+        say(f"so are {times} more runs of the same keys before {until:%Y-%m-%d}; `silotune silo reject` ends that")
 
 
 @silo.command()
@@ -245,7 +259,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def _decide(name: str, config: Path | None, state: State) -> None:
+def _decide(name: str, config: Path | None, state: State) -> WaitingRun:
     """Record a decision on a run or a plan, and set aside again or free what it reserved for noise on rows."""
     from silotune.distributed.silo.approvals import PLAN
     from silotune.distributed.silo.mask_work import erase_secrets
@@ -257,6 +271,7 @@ def _decide(name: str, config: Path | None, state: State) -> None:
         store.ledger.close(run, again=state == "approved")
         if state == "rejected":
             erase_secrets(store, run)
+    return decided
 
 
 def _approvals(config: Path | None) -> Approvals:

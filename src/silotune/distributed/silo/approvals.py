@@ -29,7 +29,8 @@ PLAN = "plan"
 """Key of a plan's configuration, beside which it has no other: the id and configuration of each of its runs."""
 
 _TABLE = """CREATE TABLE IF NOT EXISTS approvals (name TEXT PRIMARY KEY, run TEXT, digest TEXT, state TEXT, seen TEXT,
-    decided TEXT, configuration TEXT, description TEXT)"""
+    decided TEXT, configuration TEXT, description TEXT);
+CREATE TABLE IF NOT EXISTS standing (digest TEXT PRIMARY KEY, run TEXT, until TEXT, times INTEGER);"""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Approvals:
             waiting = sum(each.state == "pending" for each in self.all())
             if waiting >= MOST_WAITING:
                 raise HandshakeRefused(f"silo {silo!r}: {waiting} other runs wait for approval; no more may")
-            known = self.ask(run, digest, configuration, describe)
+            known = self._stands(self.ask(run, digest, configuration, describe))
         elif known.state == "pending":  # the rows or the operator's settings may be others than when it first asked
             known = self.described_anew(known, describe())
         if known.state == "rejected":
@@ -107,15 +108,38 @@ class Approvals:
             return known
 
     def decide(self, name: str, state: State) -> WaitingRun:
-        """Record the operator's decision."""
-        with self._records.transaction():
+        """Record the operator's decision; a rejection also ends a standing approval of the configuration."""
+        with self._records.transaction() as connection:
             decided = replace(self.named(name), state=state, decided=utc_now())
             self._write(decided)
+            if state == "rejected":
+                connection.execute("DELETE FROM standing WHERE digest = ?", (decided.digest,))
             for run, configuration in decided.configuration.get(PLAN, ()):
                 digest = configuration_digest(configuration)
                 part = replace(decided, run=run, digest=digest, name=_name(run, digest), configuration=configuration)
                 self._write(replace(part, description=(f"of the plan {decided.name}",)))
             return decided
+
+    def stand(self, run: WaitingRun, until: str, times: int) -> None:
+        """Also approve later runs of the same configuration: so many, of those that first ask before a date (UTC)."""
+        with self._records.transaction() as connection:
+            standing = run.digest, run.name, until, times
+            connection.execute("INSERT OR REPLACE INTO standing VALUES (?, ?, ?, ?)", standing)
+
+    def standing(self, digest: str = "%") -> list[tuple[str, str, int]]:
+        """Return the run, the end and the number of runs left of each standing approval that holds."""
+        query = "SELECT run, until, times FROM standing WHERE digest LIKE ? AND times > 0 AND until > ?"
+        return [(run, until, times) for run, until, times in self._records.rows(query, digest, utc_now())]
+
+    def _stands(self, asking: WaitingRun) -> WaitingRun:
+        """Approve a run that asks for the first time, if a standing approval holds for its configuration."""
+        with self._records.transaction() as connection:
+            for run, until, times in self.standing(asking.digest):
+                connection.execute("UPDATE standing SET times = ? WHERE digest = ?", (times - 1, asking.digest))
+                line = f"approved by the standing approval of {run}: {times - 1} more runs before {until}"
+                asking = replace(asking, state="approved", decided=utc_now(), description=(*asking.description, line))
+                self._write(asking)
+        return asking
 
     def named(self, name: str) -> WaitingRun:
         """Return the run with this name, or with a name that begins so."""
