@@ -34,7 +34,7 @@ def file_of(page: str, registry, tmp_path: Path) -> Iterator:
     spec = importlib.util.spec_from_file_location(f"added_by_{page}", file)
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "_entries", dict(registry))
+        patch.setattr(registry, "_registered", dict(registry._registered))
         patch.setitem(sys.modules, spec.name, module)
         spec.loader.exec_module(module)
         yield module

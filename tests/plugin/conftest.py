@@ -33,8 +33,7 @@ def install(folder: Path, entry_points: dict[str, dict[str, str]], name: str = "
 def fresh_registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registries of a new process; what is registered in a test ends with it."""
     for registry in REGISTRIES:
-        len(registry)  # the built-in objects are there
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+        monkeypatch.setattr(registry, "_registered", dict(registry._registered))
         monkeypatch.setattr(registry, "_loaded", False)
     monkeypatch.delitem(sys.modules, "silotune_example", raising=False)
 

@@ -8,7 +8,8 @@ So every process of a run finds the same names.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -30,18 +31,18 @@ class Registry(Mapping[str, T]):
         kind: the kind in the singular, as error lines name it; the entry-point group is `silotune.<kind>s`.
         reserved: names that plug-ins cannot take: those of built-in objects that are loaded later, or made without
             this registry. They are listed first and known without an import.
-        home: the module that provides the built-in objects; a look-up of a name that is not reserved imports it.
+        home: the module that sets `built_in`, the built-in objects in listing order; a look-up imports it.
     """
 
-    def __init__(self, kind: str, reserved: tuple[str, ...] = (), home: str | None = None) -> None:
+    def __init__(self, kind: str, home: str, reserved: tuple[str, ...] = ()) -> None:
         self.kind = kind
+        self.home = home
         self.group = f"silotune.{kind}s"
         self.reserved = reserved
         self.problem: Callable[[object], str | None] = lambda value: None
         """Returns why an object cannot be registered, or None; the room that defines the objects sets it."""
-        self._home = home
-        self._entries: dict[str, T] = {}
-        self._built_in: Callable[[], Mapping[str, T]] | None = None
+        self.built_in: dict[str, T] = {}
+        self._registered: dict[str, T] = {}
         self._loaded = False
         self._lock = threading.RLock()
 
@@ -53,12 +54,11 @@ class Registry(Mapping[str, T]):
             raise InputError(f"{self.kind} {value!r}: {reason}")
         if not isinstance(name, str) or not is_name(name) or " " in name:
             raise InputError(f"{self.kind} {name!r}: cannot be a name; allowed: {NAME_RULE} (no spaces)")
-        self._load_built_in()
-        if name in self.reserved or self._entries.get(name, value) is not value:
+        if name in self.reserved or self._known.get(name, value) is not value:
             raise InputError(f"{self.kind} {name!r}: there is one of this name already; choose another name")
         if problem:
             raise InputError(f"{self.kind} {name!r}: {problem}")
-        self._entries[name] = value
+        self._registered[name] = value
 
     def register_as(self, name: str, value: T | None = None) -> Any:
         """Add an object and return it; with the name alone, return a decorator that does so."""
@@ -69,14 +69,10 @@ class Registry(Mapping[str, T]):
         self.register(name, value)
         return value
 
-    def provide(self, load: Callable[[], Mapping[str, T]]) -> None:
-        """Set the function that returns the built-in objects, in listing order; the first look-up calls it."""
-        self._built_in = load
-
     @property
-    def names(self) -> Names:
-        """All names: reserved, registered, and from entry points; looked up when they are used."""
-        return Names(self)
+    def names(self) -> list[str]:
+        """All names: the reserved ones first."""
+        return [*self.reserved, *sorted({*self} - {*self.reserved})]
 
     def find(self, name: str) -> T:
         """Return the object of this name."""
@@ -85,30 +81,25 @@ class Registry(Mapping[str, T]):
         return self[name]
 
     def __getitem__(self, name: str) -> T:
-        self._load_built_in()
-        if name not in self._entries and name not in self.reserved:
+        if name not in self._known and name not in self.reserved:
             self._load_entry_points()
-        return self._entries[name]
+        return self._known[name]
 
     def __iter__(self) -> Iterator[str]:
         self._load_entry_points()
-        return iter(tuple(self._entries))
+        return iter(tuple(self._known))
 
     def __len__(self) -> int:
         self._load_entry_points()
-        return len(self._entries)
+        return len(self._known)
 
-    def _load_built_in(self) -> None:
-        with self._lock:
-            home, self._home = self._home, None  # before the import: the module may itself look names up
-            if home is not None:
-                import_module(home)
-            load, self._built_in = self._built_in, None
-            if load is not None:
-                self._entries = {**load(), **self._entries}
+    @property
+    def _known(self) -> ChainMap[str, T]:
+        """The built-in objects, then those that were registered."""
+        import_module(self.home)
+        return ChainMap(self._registered, self.built_in)
 
     def _load_entry_points(self) -> None:
-        self._load_built_in()
         with self._lock:
             if self._loaded:
                 return
@@ -127,7 +118,7 @@ class Registry(Mapping[str, T]):
             where += f" (package {entry.dist.name})"
         try:
             value = entry.load()
-            if not isinstance(value, ModuleType) and not any(value is known for known in self._entries.values()):
+            if not isinstance(value, ModuleType) and not any(value is known for known in self._known.values()):
                 self.register(value.name if isinstance(getattr(value, "name", None), str) else entry.name, value)
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
@@ -136,29 +127,11 @@ class Registry(Mapping[str, T]):
             raise InputError(f"{where}: cannot be imported ({type(error).__name__}: {reason})") from error
 
 
-class Names(Collection[str]):
-    """The names of a registry, looked up when they are used; names of built-in objects come first."""
+METHODS: Registry[Any] = Registry("method", "silotune.methods.catalog")
 
-    def __init__(self, registry: Registry[T]) -> None:
-        self._registry = registry
+TUNERS: Registry[Any] = Registry("tuner", "silotune.models.tuners")
 
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and (name in self._registry.reserved or name in self._registry)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys((*self._registry.reserved, *sorted(self._registry))))
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-
-METHODS: Registry[Any] = Registry("method")
-
-TUNERS: Registry[Any] = Registry("tuner")
-
-HEADS: Registry[Any] = Registry(
-    "head", reserved=("mlp", "linear", "verbalizer", "lm", "dpo"), home="silotune.models.heads"
-)
+HEADS: Registry[Any] = Registry("head", "silotune.models.heads", ("mlp", "linear", "verbalizer", "lm", "dpo"))
 
 KINDS: Registry[Any] = Registry(
     "kind", reserved=("classification", "regression", "multilabel", "generation"), home="silotune.data.kinds"
@@ -167,16 +140,15 @@ KINDS: Registry[Any] = Registry(
 
 AGGREGATIONS: Registry[Any] = Registry(
     "aggregation",
-    reserved=(
+    "silotune.methods.catalog",
+    (
         *("uniform", "samples", "median", "flexlora", "hetlora", "fedsvd", "fedex-lora", "flora", "lora-fair"),
-        *("rest-of-world", "flora-na"),
-        *("trimmed-mean", "krum", "multi-krum"),
+        *("rest-of-world", "flora-na", "trimmed-mean", "krum", "multi-krum"),
     ),
-    home="silotune.methods.catalog",
 )
 """`runs.build.coordinator.make_aggregation` makes the reserved ones, whose options are keys of the section."""
 
-CODECS: Registry[Any] = Registry("codec", reserved=("fp16", "int8", "int4"), home="silotune.communication.uplink")
+CODECS: Registry[Any] = Registry("codec", "silotune.communication.uplink", ("fp16", "int8", "int4"))
 """`communication.uplink.make_pipeline` makes the reserved ones, whose options are keys of the section."""
 
 

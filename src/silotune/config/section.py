@@ -298,7 +298,7 @@ def one_of(registry: Registry[Any]) -> Callable[[object], object]:
     """Return a validator that allows the names of this registry only."""
 
     def check(value: object) -> object:
-        if value in registry.names:
+        if value in registry.reserved or value in registry:
             return value
         *others, last = map(repr, registry.names)
         expected = f"{', '.join(others)} or {last}"

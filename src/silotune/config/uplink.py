@@ -17,8 +17,6 @@ NOISES = ("laplace", "gaussian")
 NOTICEABLE = 1.05
 """A factor on the noise of a run; a budget's two filters ask up to 4.5 % more of a run that may use all of it."""
 
-CODEC_NAMES = registries.CODECS.names
-
 _DEFAULTS: dict[str, float] = {"clip": 1.0, "epsilon": 8.0, "delta": 1e-5}
 
 
@@ -36,7 +34,7 @@ class UplinkConfig(ExtensibleSection):
         "scale": NOISES,
         "delta": ("gaussian",),
         "rounding": ("int8", "int4"),
-        "feedback": CODEC_NAMES,
+        "feedback": registries.CODECS,
     }
     common: ClassVar = tuple(owners)
     doubles: ClassVar = ("delta",)
@@ -75,12 +73,13 @@ class UplinkConfig(ExtensibleSection):
     @classmethod
     def _in_order(cls, names: list[str]) -> list[str]:
         for name in names:
-            if name not in ("clip", *NOISES) and name not in CODEC_NAMES:
-                raise ValueError(f"unknown step {name!r}; allowed: {', '.join(('clip', *NOISES, *CODEC_NAMES))}")
+            if name not in ("clip", *NOISES) and name not in registries.CODECS:
+                allowed = ("clip", *NOISES, *registries.CODECS.names)
+                raise ValueError(f"unknown step {name!r}; allowed: {', '.join(allowed)}")
         distinct(names)
         stages = [0 if name == "clip" else 1 if name in NOISES else 2 for name in names]
         if stages != sorted(set(stages)):
-            codecs = ", ".join(CODEC_NAMES)
+            codecs = ", ".join(registries.CODECS.names)
             raise ValueError(
                 f"the order is clip, then laplace or gaussian, then one of {codecs} (got {','.join(names)})"
             )

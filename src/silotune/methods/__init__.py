@@ -10,7 +10,6 @@ package names it as an entry point of group `silotune.methods`.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TypeVar
 
 from silotune.aggregation import PartAggregation, Server, Update
@@ -48,13 +47,6 @@ METHODS: Registry[type[Method]] = registries.METHODS
 
 METHODS.problem = registries.subclass_problem(Method)
 
-
-def _built_in() -> dict[str, type[Method]]:
-    """Import the built-in methods on first use, because their files import from here."""
-    return {method.name: method for method in import_module("silotune.methods.catalog").BUILT_IN}
-
-
-METHODS.provide(_built_in)
 
 MethodClass = TypeVar("MethodClass", bound=type[Method])
 

@@ -60,4 +60,6 @@ OF_METHODS = (
 )
 """Aggregations of one method that others may choose, too; LoRA-FAIR's is made with a key of the section."""
 
-registries.AGGREGATIONS.provide(lambda: {**AGGREGATIONS, **{kind.name: kind for kind in OF_METHODS}})
+registries.METHODS.built_in = {method.name: method for method in BUILT_IN}
+
+registries.AGGREGATIONS.built_in = {**AGGREGATIONS, **{kind.name: kind for kind in OF_METHODS}}

@@ -27,13 +27,14 @@ Sparse.Options = Options
 catalog.BUILT_IN_CODECS["sparse"] = Sparse
 
 from silotune.communication.uplink import make_pipeline
-from silotune.config.uplink import CODEC_NAMES, UplinkConfig
+from silotune.config.registries import CODECS
+from silotune.config.uplink import UplinkConfig
 
 made = make_pipeline(UplinkConfig(name="clip,sparse", share=0.25))
 assert type(made.codec) is Sparse and made.codec.share == 0.25
 assert made.codec_key == "sparse {'share': 0.25}"
 assert UplinkConfig(name="sparse").options == {"share": 0.1}
-assert list(CODEC_NAMES)[:6] == ["fp16", "int8", "int4", "randomk", "sparse", "topk"], list(CODEC_NAMES)
+assert CODECS.names[:6] == ["fp16", "int8", "int4", "randomk", "sparse", "topk"], CODECS.names
 for wrong, line in [
     ({"name": "int8", "share": 0.1}, "share belongs to uplink=sparse, not to uplink=int8; leave uplink.share"),
     ({"name": "clip", "share": 0.1}, "share belongs to uplink=sparse, not to uplink=none; leave uplink.share"),
@@ -53,7 +54,7 @@ import sys
 
 from silotune.config.registries import AGGREGATIONS, CODECS, HEADS
 
-assert "int8" in CODECS.names and "krum" in AGGREGATIONS.names and "mlp" in HEADS.names
+assert "int8" in CODECS.reserved and "krum" in AGGREGATIONS.reserved and "mlp" in HEADS.reserved
 rooms = {"silotune.communication.uplink", "silotune.aggregation", "silotune.models.heads"}
 assert not rooms & sys.modules.keys()
 assert {"fp16", "int8", "int4"} <= set(CODECS)

@@ -28,7 +28,7 @@ BUILT_IN_CODECS: dict[str, type[Codec] | Callable[[UplinkConfig], Codec]] = {
 }
 """Classes, made with their `Options`; or functions of the section, where an option is one of its own keys."""
 
-registries.CODECS.provide(lambda: BUILT_IN_CODECS)
+registries.CODECS.built_in = BUILT_IN_CODECS
 
 
 def make_pipeline(config: UplinkConfig, seed: int = 0, secret: bytes | None = None, run: str = "") -> UplinkPipeline:

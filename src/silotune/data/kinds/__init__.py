@@ -18,7 +18,7 @@ KINDS: Registry[type[Kind]] = registries.KINDS
 
 KINDS.problem = registries.subclass_problem(Kind)
 
-KINDS.provide(lambda: {kind.name: kind for kind in _ALL})
+KINDS.built_in = {kind.name: kind for kind in _ALL}
 
 Class = TypeVar("Class", bound=type[Kind])
 

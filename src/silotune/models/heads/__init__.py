@@ -17,7 +17,7 @@ HEADS: Registry[type[Head]] = registries.HEADS
 
 HEADS.problem = registries.subclass_problem(Head)
 
-HEADS.provide(lambda: {head.name: head for head in _ALL})
+HEADS.built_in = {head.name: head for head in _ALL}
 
 Kind = TypeVar("Kind", bound=type[Head])
 

@@ -26,7 +26,7 @@ TUNERS: Registry[type[Tuner]] = registries.TUNERS
 
 TUNERS.problem = registries.subclass_problem(Tuner)
 
-TUNERS.provide(lambda: {tuner.name: tuner for tuner in _ALL})
+TUNERS.built_in = {tuner.name: tuner for tuner in _ALL}
 
 Kind = TypeVar("Kind", bound=type[Tuner])
 
