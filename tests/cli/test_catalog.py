@@ -10,6 +10,7 @@ import yaml
 from safetensors.torch import load_file
 
 import silotune as package
+from silotune.cli.app import _MODULES, add_commands, app
 from silotune.config import preset_names
 from tests.support.command_line import Silotune
 from tests.support.method_cases import every_method
@@ -119,3 +120,10 @@ def test_what_parts_promises_is_what_a_run_stores(silotune: Silotune, place: Pat
     summary = json.loads((place / "out" / "summary.json").read_text(encoding="utf-8"))
     assert summary["sent_parameters"] == shared["parameters"]
     assert summary["trainable_parameters"] == sum(part["parameters"] for part in values["parts"])
+
+
+def test_every_command_is_in_the_module_that_is_imported_when_it_is_named() -> None:
+    add_commands()
+    commands = [info for info in app.registered_commands if info.callback.__module__.startswith("silotune.cli.")]
+    homes = {info.name or info.callback.__name__: info.callback.__module__ for info in commands}
+    assert homes == {name: f"silotune.cli.{module}" for name, module in _MODULES.items()}

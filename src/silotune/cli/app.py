@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated
 
 import click
@@ -20,20 +19,26 @@ RESULTS = "Results and models"
 FEDERATION = "A federation on several machines"
 """The groups of commands in the help."""
 
-_MODULES = (
-    "run",
-    "catalog",
-    "data",
-    "config",
-    "cost",
-    "privacy",
-    "evaluate",
-    "export",
-    "predict",
-    "chat",
-)
-"""Modules of `silotune.cli` that register commands with `app` when they are imported, in the order of the help. All
-are imported at every start, so each imports torch and other slow libraries inside its commands only."""
+_MODULES = {
+    "run": "run",
+    "watch": "run",
+    "methods": "catalog",
+    "presets": "catalog",
+    "parts": "catalog",
+    "init": "catalog",
+    "data": "data",
+    "config": "config",
+    "cost": "cost",
+    "privacy": "privacy",
+    "evaluate": "evaluate",
+    "predict": "predict",
+    "export": "export",
+    "import": "export",
+    "push": "export",
+    "chat": "chat",
+}
+"""Command → the module of `silotune.cli` that registers it with `app` when it is imported, in the order of the help.
+The module is imported when the command is named; torch and other slow libraries are imported inside commands only."""
 
 _GROUP = "silotune.commands"
 """The entry point group of further commands; each entry is a function that adds its commands to `app`."""
@@ -43,13 +48,30 @@ _OWN = {room: f"silotune.{room}.commands:add_commands" for room in ("lab", "depl
 
 
 class _Commands(TyperGroup):
-    """The commands in the order of their groups; an unknown one is answered with the available ones."""
+    """The commands, imported when they are named; an unknown one is answered with the available ones."""
 
     @override
     def list_commands(self, ctx: click.Context) -> list[str]:
-        order = {TRAIN: 0, BEFORE: 1, RESULTS: 2, FEDERATION: 3}
+        """Return the commands in the order of their groups."""
+        add_commands()
+        self._take_added()
+        order, own = {TRAIN: 0, BEFORE: 1, RESULTS: 2, FEDERATION: 3}, [*_MODULES]
         panels = {name: getattr(command, "rich_help_panel", None) for name, command in self.commands.items()}
-        return sorted(super().list_commands(ctx), key=lambda name: order.get(str(panels[name]), len(order)))
+        names = sorted(super().list_commands(ctx), key=lambda name: own.index(name) if name in own else len(own))
+        return sorted(names, key=lambda name: order.get(str(panels[name]), len(order)))
+
+    @override
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands:
+            add_command(cmd_name)
+            self._take_added()
+        return super().get_command(ctx, cmd_name)
+
+    def _take_added(self) -> None:
+        """Take the commands that `app` has by now."""
+        if len(self.commands) < len(app.registered_commands) + len(app.registered_groups):
+            group = typer.main.get_group(app)
+            self.commands = {**group.commands, **self.commands}
 
     @override
     def resolve_command(
@@ -79,11 +101,21 @@ def _root(version: Annotated[bool, typer.Option("--version", "-V", help="Print t
         raise typer.Exit
 
 
+def add_command(name: str) -> None:
+    """Import the module of a command; of one that is not of this room, all modules."""
+    if name in _MODULES:
+        import_module(f"silotune.cli.{_MODULES[name]}")
+    else:
+        add_commands()
+
+
 @cache
 def add_commands() -> None:
     """Import the modules of all commands, those of plug-ins too; calls after the first do nothing."""
     for name in _MODULES:
-        import_module(f"silotune.cli.{name}")
+        add_command(name)
+    from importlib.metadata import EntryPoint, entry_points
+
     entries = _OWN | {entry.name: entry.value for entry in entry_points(group=_GROUP)}
     for name, value in entries.items():
         EntryPoint(name, value, _GROUP).load()(app)

@@ -29,8 +29,6 @@ def config_command(
     as_json: JsonOption = False,
 ) -> None:
     """Explain keys of the configuration: what they take, their default, what they do."""
-    import silotune.methods
-    import silotune.models.tuners  # noqa: F401 (both fill the registries)
     from silotune.config.reference import PAGE, all_keys, json_schema, keys_of, sections
     from silotune.errors import unknown_name_error
 

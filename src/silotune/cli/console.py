@@ -29,8 +29,6 @@ def complete_key(incomplete: str) -> list[str]:
 
 def complete_word(incomplete: str) -> list[str]:
     """Return `key=` of the keys that begin so, and the methods after `method=`."""
-    import silotune.methods
-    import silotune.models.tuners  # noqa: F401 (both fill the registries)
     from silotune.config.reference import all_keys
     from silotune.config.registries import METHODS, TUNERS
 

@@ -54,9 +54,8 @@ def _run_command() -> int:
     import gc
 
     gc.set_threshold(_GC_THRESHOLD, 50, 100)
-    from silotune.cli.app import add_commands, app
+    from silotune.cli.app import app
 
-    add_commands()
     code = app(standalone_mode=False, prog_name="silotune")
     return code if isinstance(code, int) else 0
 

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 
 from silotune.cli.console import JsonOption, Overrides, Source, console, new_table, say
-from silotune.config.validators import NAME_RULE, is_name
 from silotune.core.files import make_folder
 from silotune.errors import InputError, file_errors, require_known
 from silotune.lab.published import SOURCES, chosen_rows
@@ -35,6 +34,8 @@ class PublishedTask:
 def read_feddpa(source: Path) -> list[PublishedTask]:
     """Read the authors' `data/dataset1` and `dataset2`, or one of them: eight silos' files and a test file each."""
     import pandas
+
+    from silotune.config.validators import NAME_RULE, is_name
 
     tests = sorted(source.rglob("flan_test_200_selected_nstrict_1.jsonl"))
     if not tests:
