@@ -9,7 +9,7 @@ PIP := $(BIN)/pip install --disable-pip-version-check --prefer-binary -c constra
 # compiled modules are kept: the processes that tests start import them all
 PYTEST := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: demo demo-chat test test-all check containers docs clean
+.PHONY: demo demo-chat test test-all test-plugins check containers docs clean
 
 demo: $(DEMO)
 	$(BIN)/silotune demo --out runs/demo
@@ -25,9 +25,14 @@ test: $(STAMP)
 test-all: $(STAMP)
 	$(PYTEST) $(ROOM:%=tests/%)
 
+# The engine of a Ray cluster, a package of its own.
+test-plugins: $(STAMP)
+	$(PIP) --quiet -e plugins/ray
+	$(PYTEST) plugins/ray/tests
+
 check: $(STAMP)
-	$(BIN)/ruff format --check src tests benchmarks scripts
-	$(BIN)/ruff check src tests benchmarks scripts
+	$(BIN)/ruff format --check src tests benchmarks scripts plugins
+	$(BIN)/ruff check src tests benchmarks scripts plugins
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

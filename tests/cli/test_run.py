@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from silotune.core import workers
 from silotune.runs import run as running
 from tests.support.command_line import Silotune
 from tests.support.processes import LONGEST
@@ -155,4 +156,8 @@ def test_the_number_of_workers_reaches_the_run_and_is_not_for_flower(
     assert "--workers: of the engines inprocess and ray" in refused.err
     refused = silotune(*RUN, "--address", "auto", "--out", "out")
     assert (refused.code, refused.err) == (2, "silotune: --address: of --engine ray (got --engine inprocess)\n")
+    monkeypatch.setattr(workers, "entry_points", lambda **_group: ())  # no package has an engine
+    refused = silotune(*RUN, "--engine", "ray", "--out", "out")
+    line = "--engine ray: needs the package silotune-ray; pip install silotune-ray"
+    assert (refused.code, refused.err) == (2, f"silotune: {line}\n")
     assert not (place / "out").exists()

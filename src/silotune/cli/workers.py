@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,15 +65,14 @@ def workers_of(
     engine: str, workers: int | None, address: str | None, engines: tuple[str, ...] = (IN_PROCESS, RAY)
 ) -> Workers:
     """Return where a command's work is done."""
-    from silotune.core.workers import Workers
+    from silotune.core.workers import ENGINES, Workers, registered_engine
 
-    require_known("engine", engine, engines)
+    require_known("engine", engine, [*engines, *sorted(entry_points(group=ENGINES).names - {RAY})])
     if engine == FLOWER and workers is not None and workers > 1:
         raise InputError(f"--workers: of the engines inprocess and ray; {engine} has a process for each silo")
-    if engine == RAY:
-        from silotune.core.ray_pool import LOCAL
-
-        return Workers(workers or 0, address or LOCAL)
+    if engine not in (IN_PROCESS, FLOWER):
+        registered_engine(engine)  # before anything is read
+        return Workers(workers or 0, address or "local", engine)
     if address is not None:
         raise InputError(f"--address: of --engine ray (got --engine {engine})")
     return Workers(workers or 1)

@@ -1,4 +1,4 @@
-"""Describe where work runs (processes of this machine, or a Ray cluster), and start the pool of workers."""
+"""Describe where work runs (processes of this machine, or a cluster), and start the pool of workers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any
 
-from silotune.core.ray_pool import ray_pool
 from silotune.core.surroundings import require_short_tmpdir
 from silotune.errors import InputError, SilotuneError
 
@@ -30,15 +30,18 @@ _PATIENCE = 5
 
 @dataclass(frozen=True)
 class Workers:
-    """The place where work runs: processes of this machine or a Ray cluster.
+    """The place where work runs: processes of this machine or a cluster.
 
     Args:
         number: of processes; on a cluster 0 stands for as many as it has cores for.
-        cluster: a Ray cluster's address (see `silotune.core.ray_pool`); None: processes of this machine.
+        cluster: a cluster's address (of Ray: `auto`, `HOST:PORT`, `ray://HOST:PORT`, `local`); None: processes of this
+            machine.
+        engine: the name under which a package registers the cluster's engine (`registered_engine`).
     """
 
     number: int = 0
     cluster: str | None = None
+    engine: str = "ray"
 
     @classmethod
     def of(cls, workers: int | Workers) -> Workers:
@@ -68,11 +71,26 @@ class Workers:
             SilotuneError: a worker was lost.
         """
         if self.cluster is not None:
-            with ray_pool(self.number, self.cluster, threads) as on_cluster:
+            with registered_engine(self.engine).pool(self.number, self.cluster, threads) as on_cluster:
                 yield on_cluster, on_cluster.workers
         else:
             with worker_pool(self.number, imports) as here:
                 yield here, self.number
+
+
+ENGINES = "silotune.engines"
+"""The entry point group of engines from other packages."""
+
+
+def registered_engine(name: str) -> Any:
+    """Return the engine that a package registers under a name, such as `RayEngine` of `plugins/ray`.
+
+    It is a subclass of `silotune.runs.engines.multi_process.MultiProcessEngine` with a context manager `pool(workers,
+    address, threads)`, which gives an executor with an attribute `workers`, their number.
+    """
+    for entry in entry_points(group=ENGINES, name=name):
+        return entry.load()
+    raise InputError(f"--engine {name}: needs the package silotune-{name}; pip install silotune-{name}")
 
 
 def _require_importable_script() -> None:

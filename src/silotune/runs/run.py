@@ -13,7 +13,7 @@ from silotune.config.keys import BackboneKeys, Keys, RunKeys
 from silotune.core.determinism import numerics
 from silotune.core.files import write_text
 from silotune.core.tensors import digest, flatten
-from silotune.core.workers import Workers, end_unguarded_worker
+from silotune.core.workers import Workers, end_unguarded_worker, registered_engine
 from silotune.data.rows import SiloData
 from silotune.errors import OR_RESUME, InputError, require_unused
 from silotune.evaluation.baselines import baselines, joined
@@ -29,7 +29,7 @@ from silotune.runs.callbacks.base import EventFeed
 from silotune.runs.callbacks.display import default_display, warn_on_stderr
 from silotune.runs.engines.base import Engine, Progress
 from silotune.runs.engines.in_process import InProcessEngine
-from silotune.runs.engines.multi_process import MultiProcessEngine, RayEngine
+from silotune.runs.engines.multi_process import MultiProcessEngine
 from silotune.runs.model_folder import write_models
 from silotune.runs.run_result import Run
 from silotune.runs.storage.checkpoints import Checkpoints
@@ -136,7 +136,7 @@ def _run(
         folder.describe_data(kept)
         engine: Engine = InProcessEngine(federation, folder, progress)
         if not workers.here and config.rounds:
-            kind = MultiProcessEngine if workers.cluster is None else RayEngine
+            kind = MultiProcessEngine if workers.cluster is None else registered_engine(workers.engine)
             engine = kind(federation, folder, progress, workers)
         if announce is not None:
             for line in [*defaults, *(federation.privacy.lines() if federation.privacy is not None else ())]:

@@ -67,7 +67,7 @@ class Unexportable(Gain):
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     """The three tuners are registered during a test."""
-    monkeypatch.setattr(TUNERS, "_entries", dict(TUNERS))
+    monkeypatch.setattr(TUNERS, "_registered", dict(TUNERS._registered))
     for tuner in (Gain, Unmergeable, Unexportable):
         register_tuner(tuner)
 

@@ -1,4 +1,4 @@
-"""Train silos in several processes (`--workers`, `--engine ray`) and get the same bits as in one.
+"""Train silos in several processes (`--workers`, or an engine of a cluster) and get the same bits as in one.
 
 Each process has the silos' rows and a backbone, which it loads itself; weights in files of the type that is computed in
 are mapped, and in memory once. The main process keeps the silos' states, sends them with the work, and has no weights
@@ -125,12 +125,6 @@ class MultiProcessEngine(InProcessEngine):
                 waiting[self._pool.submit(run_job, job)] = names
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                 yield waiting.pop(future), future.result()
-
-
-class RayEngine(MultiProcessEngine):
-    """Trains as `MultiProcessEngine`, on a Ray cluster."""
-
-    name = "ray"
 
 
 def tokens(silo: Silo) -> int:

@@ -1,4 +1,4 @@
-"""A pool of workers on a Ray cluster (`--engine ray`, extra `ray`); each piece of work is a task of Ray's."""
+"""The engine `ray` of silotune: a pool of workers on a Ray cluster, where each piece of work is a task of Ray's."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
+import ray
 import torch
 from typing_extensions import override
 
-from silotune.errors import InputError, SilotuneError, needs
+from silotune.errors import InputError, SilotuneError
+from silotune.runs.engines.multi_process import MultiProcessEngine
 
 LOCAL = "local"
 """The address at which there is no cluster: one is started on this machine, and ends with the run."""
@@ -35,18 +37,23 @@ def ray_pool(workers: int, address: str, threads: int | None = None) -> Iterator
         threads: PyTorch's threads in a worker, and its cores; None: as many as this process has. Bits depend on it.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    with needs("--engine ray: needs Ray", "ray"):
-        import ray
     cores = threads or torch.get_num_threads()
     begun = not ray.is_initialized()
     if begun:
-        _connect(ray, address)
+        _connect(address)
     try:
-        with RayPool(ray, _number(ray, workers, cores), cores) as pool:
+        with RayPool(ray, _number(workers, cores), cores) as pool:
             yield pool
     finally:
         if begun:
             ray.shutdown()
+
+
+class RayEngine(MultiProcessEngine):
+    """Trains silos in the workers of a cluster, to the bits of one process."""
+
+    name = "ray"
+    pool = staticmethod(ray_pool)
 
 
 class RayPool(ThreadPoolExecutor):
@@ -55,15 +62,15 @@ class RayPool(ThreadPoolExecutor):
     A thread waits for each task, so that no more tasks run at a time than there are workers.
     """
 
-    def __init__(self, ray: Any, workers: int, cores: int) -> None:
+    def __init__(self, cluster: Any, workers: int, cores: int) -> None:
         super().__init__(workers)
         self.workers = workers
-        self._ray = ray
+        self._ray = cluster
         self._cores = cores
-        gpus = ray.cluster_resources().get("GPU", 0)
+        gpus = cluster.cluster_resources().get("GPU", 0)
         share = gpus // workers or 1 / math.ceil(workers / gpus) if gpus else 0  # one lies on one GPU
         options = {"num_cpus": cores, "num_gpus": share, "max_retries": _RETRIES, "scheduling_strategy": "SPREAD"}
-        self._task = ray.remote(max_calls=0, **options)(_call)  # 0: processes live on and keep the backbone
+        self._task = cluster.remote(max_calls=0, **options)(_call)  # 0: processes live on and keep the backbone
         self._running: set[Any] = set()
         self._ended = False
         self._starting = threading.Lock()
@@ -107,7 +114,7 @@ def _call(threads: int, function: Callable[..., Any], args: tuple[Any, ...], kwa
     return function(*args, **kwargs)
 
 
-def _connect(ray: Any, address: str) -> None:
+def _connect(address: str) -> None:
     """Join a cluster, or start one of this machine's cores."""
     # Modules that this process can import, for workers on the same file system.
     paths = os.pathsep.join(path for path in sys.path if path)
@@ -126,10 +133,11 @@ def _connect(ray: Any, address: str) -> None:
         ) from error
 
 
-def _number(ray: Any, workers: int, cores: int) -> int:
+def _number(workers: int, cores: int) -> int:
     """Return the number of workers."""
     # A worker's cores are those of one machine.
-    most = sum(int(node["Resources"].get("CPU", 0)) // cores for node in ray.nodes() if node["Alive"])
+    nodes: list[dict[str, Any]] = cast(Any, ray).nodes()
+    most = sum(int(node["Resources"].get("CPU", 0)) // cores for node in nodes if node["Alive"])
     if workers > most or not most:
         raise InputError(
             f"--workers {max(workers, 1)}: the cluster has cores for {most} of threads={cores}; allowed: "

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from silotune_ray import RayPool
 
-from silotune.core.ray_pool import RayPool
 from silotune.errors import SilotuneError
 
 

@@ -8,18 +8,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import ray
+from silotune_ray import ray_pool
 
-from silotune.core.ray_pool import ray_pool
 from silotune.core.workers import Workers
 from silotune.errors import Diverged, InputError, SilotuneError
 from silotune.lab.sweep import sweep
 from tests.properties.test_workers import assert_the_same
 
-ray = pytest.importorskip("ray")
-
 SOME = ("local", "fedavg", "moon", "fedmcp", "fedfame", "feddpa-t, dropout")
 SOME += ("rolora", "fedalt", "fdlora", "flora, ranks", "flexlora, ranks")
-pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
