@@ -24,6 +24,8 @@ Rows = Iterable[tuple[str, int]]
 _LONGEST = 1500
 """Characters at which mails and reviews are cut."""
 
+_QUESTIONS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
+
 
 @dataclass(frozen=True)
 class Source:
@@ -64,12 +66,11 @@ def _offensive(folder: Path) -> Rows:
 
 
 def _questions(folder: Path) -> Rows:
-    names = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")
     with zipfile.ZipFile(folder / "packages" / "corpora" / "qc.zip") as archive:
         for split in ("train", "test"):
             for line in archive.read(f"qc/{split}.txt").decode("latin-1").splitlines():
                 kind, text = line.split(" ", 1)
-                yield text, names.index(kind.partition(":")[0])
+                yield text, _QUESTIONS.index(kind.partition(":")[0])
 
 
 def _phrases(folder: Path) -> Rows:
@@ -86,7 +87,7 @@ def _sentences(folder: Path) -> Rows:
             yield from ((line.strip(), label) for line in text.split("\n"))
 
 
-def _files(folder: Path, patterns: Sequence[str], encoding: str) -> Rows:
+def _files(patterns: Sequence[str], encoding: str, folder: Path) -> Rows:
     for label, pattern in enumerate(patterns):
         for file in sorted(folder.glob(pattern)):
             yield file.read_text(encoding=encoding).replace("<br />", " ").strip()[:_LONGEST], label
@@ -102,51 +103,29 @@ def _rated(name: str, folder: Path) -> Rows:
             yield text.strip(), int(float(rating) > 0)
 
 
-_NLTK = ("nltk/nltk_data", "5db857e6f7df11eabb5e5665836db9ec8df07e28")
-_VADER = ("cjhutto/vaderSentiment", "44fc044cd877310ee8278a0eadf34bcd50d41d06", "MIT (of the repository)")
-_SPAM = ("gs73990-alt/CCS5600_LingSpam_NaiveBayes_Repository", "b7a1716223cd1f4320cc3791225641bd89d96a37")
-_IMDB = ("dax44/AMLM", "05fb2144cdac27a88f277b3969df58e2ae041af6")
-_MAILS = tuple(f"data/lingspam_public/bare/part*/{name}.txt" for name in ("[!s]*", "spmsg*"))
-_REVIEWS = tuple(f"data/aclImdb/*/{name}/*.txt" for name in ("neg", "pos"))
+_TWEETS = "t-davidson/hate-speech-and-offensive-language", "cb50f7e9eb855a99abc51423bf40df0e26d6fe30", "MIT"
+_OLID = "idontflow/OLID", "66fa62b22d57965986884d6b1491da2aed452f07", "unknown (OLID, for research)"
+_NLTK = "nltk/nltk_data", "5db857e6f7df11eabb5e5665836db9ec8df07e28"
+_SST = "clairett/pytorch-sentiment-classification", "457ffd83de90a9d6d472d8ffc31bbffe40a8b236", "unknown"
+_SPAM = "gs73990-alt/CCS5600_LingSpam_NaiveBayes_Repository", "b7a1716223cd1f4320cc3791225641bd89d96a37"
+_IMDB = "dax44/AMLM", "05fb2144cdac27a88f277b3969df58e2ae041af6", "unknown (for research)"
+_VADER = "cjhutto/vaderSentiment", "44fc044cd877310ee8278a0eadf34bcd50d41d06", "MIT (of the repository)"
+_MAILS = [f"data/lingspam_public/bare/part*/{name}.txt" for name in ("[!s]*", "spmsg*")]
+_REVIEWS = [f"data/aclImdb/*/{name}/*.txt" for name in ("neg", "pos")]
 _RATED = ("negative_or_zero", "positive")
 
 SOURCES: dict[str, dict[str, Source]] = {
     "mixed6": {
-        "hate": Source(
-            "t-davidson/hate-speech-and-offensive-language",
-            "cb50f7e9eb855a99abc51423bf40df0e26d6fe30",
-            "MIT",
-            ("hate", "offensive", "neither"),
-            _hate,
-        ),
-        "offensive": Source(
-            "idontflow/OLID",
-            "66fa62b22d57965986884d6b1491da2aed452f07",
-            "unknown (OLID, for research)",
-            ("NOT", "OFF"),
-            _offensive,
-        ),
-        "question_type": Source(*_NLTK, "unknown", ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"), _questions),
-        "sentiment": Source(
-            "clairett/pytorch-sentiment-classification",
-            "457ffd83de90a9d6d472d8ffc31bbffe40a8b236",
-            "unknown",
-            ("negative", "positive"),
-            _phrases,
-        ),
-        "spam": Source(
-            *_SPAM, "free for research", ("ham", "spam"), partial(_files, patterns=_MAILS, encoding="latin-1")
-        ),
+        "hate": Source(*_TWEETS, ("hate", "offensive", "neither"), _hate),
+        "offensive": Source(*_OLID, ("NOT", "OFF"), _offensive),
+        "question_type": Source(*_NLTK, "unknown", _QUESTIONS, _questions),
+        "sentiment": Source(*_SST, ("negative", "positive"), _phrases),
+        "spam": Source(*_SPAM, "free for research", ("ham", "spam"), partial(_files, _MAILS, "latin-1")),
         "subjectivity": Source(*_NLTK, "CC BY 4.0", ("objective", "subjective"), _sentences),
     },
     "sentiment5": {
         "amazon": Source(*_VADER, _RATED, partial(_rated, "amazonReviewSnippets")),
-        "imdb": Source(
-            *_IMDB,
-            "unknown (for research)",
-            ("negative", "positive"),
-            partial(_files, patterns=_REVIEWS, encoding="utf-8"),
-        ),
+        "imdb": Source(*_IMDB, ("negative", "positive"), partial(_files, _REVIEWS, "utf-8")),
         "movie_snippets": Source(*_VADER, _RATED, partial(_rated, "movieReviewSnippets")),
         "nyt_editorials": Source(*_VADER, _RATED, partial(_rated, "nytEditorialSnippets")),
         "tweets": Source(*_VADER, _RATED, partial(_rated, "tweets")),
