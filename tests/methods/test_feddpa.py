@@ -445,7 +445,12 @@ def test_tables_and_figures_of_both_measures(silotune, finished, config, tmp_pat
             (name,) = [label for label in rows if label.startswith(done.summary["method"])]
             mean = np.mean([silo[key] for silo in done.silos.values()])
             assert f"{mean:.2f}" in rows[name][-1]
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"tables.md", "silo-task.png", "rounds.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "tables.md",
+        "tables.tex",
+        "silo-task.png",
+        "rounds.png",
+    }
     plain = run(config("fedit", "rounds=1", "evaluation.test_time=false"), out=tmp_path / "plain")
     refused = silotune("personalization", plain.folder, "--out", tmp_path / "none")
     assert refused.code == 2
