@@ -80,7 +80,10 @@ def with_own_rows(
     own = rule.evaluation == "own"
     if silos[0].task.rules.one_label and rule.name != "column":
         shares = label_shares([row.label for row in rows.train], groups, len(silos[0].task.labels))
-        made = [replace(silo, weights=_weights(of_silo, rows)) for silo, of_silo in zip(silos, shares, strict=True)]
+        made = [
+            replace(silo, weights=_weights(of_silo, rows), judged_by_own=own)
+            for silo, of_silo in zip(silos, shares, strict=True)
+        ]
         judged = [any(silo.weights["test"]) for silo in made]
     elif own:
         made = _dealt(silos, rows, rule, seed)

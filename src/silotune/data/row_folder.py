@@ -39,7 +39,7 @@ def write_rows(folder: Path, data: SiloData, declared: bool = False) -> None:
         rows: list[Row] = getattr(data.splits, name)
         lines = (json.dumps(_fields(row), ensure_ascii=False) for row in rows)
         write_text(folder / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
-    if data.weights:
+    if data.judged_by_own:
         write_text(folder / _WEIGHTS, json.dumps(data.weights))
     write_text(
         folder / _TASK, json.dumps(data.task.fields() | ({_DECLARED: True} if declared else {}))
@@ -61,7 +61,7 @@ def read_rows(folder: Path, silo: str, noised: bool = False) -> SiloData:
             f"rows: {folder / _TASK} does not say that its labels were declared, and names read from rows tell which "
             f'ones they have; allowed beside privacy.unit: data with labels, or "{_DECLARED}": true where they were'
         )
-    return SiloData(silo, task, Splits(**splits), weights)
+    return SiloData(silo, task, Splits(**splits), weights, bool(weights))
 
 
 def _fields(row: Row) -> list[Any]:

@@ -124,13 +124,15 @@ class LabeledSet:
 class SiloData:
     """A silo's name and its rows, all of one task.
 
-    `weights` says by held-out split how much a row of each label counts among the silo's own kind (`data/own_rows.py`).
+    `weights` says by held-out split how much a row of each label counts among the silo's own kind (`data/own_rows.py`);
+    `judged_by_own`, whether it does so in the silo's scores.
     """
 
     name: str
     task: Task
     splits: Splits
     weights: dict[str, list[float]] = field(default_factory=dict)
+    judged_by_own: bool = False
 
 
 class RowDigests:

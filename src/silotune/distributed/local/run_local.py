@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +136,6 @@ def _prepare(config: Config, out: Path, method: Method, data: list[SiloData]) ->
     write_text(folder / "config.yaml", dump(config))
     write_text(folder / "silos.yaml", wire_config(config, names))
     for silo in data:
-        if config.partition.judges_alike:
-            silo = replace(silo, weights={})
         write_rows(out / "silos" / silo.name / "rows", silo, config.privacy.unit is not None)
     job = Job(
         str(folder / "config.yaml"),

@@ -51,8 +51,8 @@ def build_silos(
                 attacked = tokenize(item.task, backdoor.test_rows(item.task, test))
                 evaluations[key].attack = AttackedRows(attacked, backdoor.target(item.task))
         own, weights = evaluations[key], item.weights
-        if weights:  # a silo on a machine of its own has no partition, and weights only if they count in its scores
-            own = own.weighted(weights, primary=not config.partition.judges_alike)
+        if item.judged_by_own or any(weights.get("test", ())):
+            own = own.weighted(weights, primary=item.judged_by_own)
         added = [] if backdoor is None else backdoor.poisoned_rows(item)
         key_of_canaries = f"canaries {config.seed}".encode() if secret is None else secret
         texts, count = len(item.splits.train[0].texts), config.audit.canaries
