@@ -91,7 +91,7 @@ def malformed(draw: st.DrawFn, names: tuple[str, ...]) -> tuple[bytes, str]:
 @pytest.mark.parametrize("examples", [50, pytest.param(2000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("names", CHAINS, ids=lambda names: ",".join(names) or "parts")
 def test_malformed_messages_are_refused(names: tuple[str, ...], examples: int) -> None:
-    receiver = Coordinator(SHARED, by_samples, seed=1, uplink=pipeline(*names))
+    receiver = Coordinator(SHARED, by_samples, uplink=pipeline(*names))
 
     @given(malformed(names))
     @settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -109,4 +109,4 @@ def test_malformed_messages_are_refused(names: tuple[str, ...], examples: int) -
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_other_bytes_are_refused(message: bytes) -> None:
     with pytest.raises(MessageRefused):
-        Coordinator(SHARED, by_samples, seed=1).receive(ROUND, SILO, message)
+        Coordinator(SHARED, by_samples).receive(ROUND, SILO, message)

@@ -18,7 +18,7 @@ ROUNDS = (("north", "south", "west"), ("south", "west"), ("north", "south"))
 
 def make() -> Coordinator:
     shared = {"global": {name: torch.tensor(value) for name, value in START.items()}}
-    return Coordinator(shared, RestOfWorld(), seed=1)
+    return Coordinator(shared, RestOfWorld())
 
 
 def test_by_hand_with_absent_silos_and_a_restart() -> None:

@@ -84,7 +84,7 @@ def test_arrival_order_changes_no_bit(name):
     found = cancelling_updates(WEIGHTS[name])
     digests, unsorted = set(), set()
     for order in itertools.permutations(found):
-        coordinator = Coordinator(unflatten(found[0].tensors), AGGREGATIONS[name], seed=1)
+        coordinator = Coordinator(unflatten(found[0].tensors), AGGREGATIONS[name])
         coordinator.aggregate(order)
         digests.add(digest(flatten(coordinator.shared)))
         unsorted.add(digest(AGGREGATIONS[name](list(order))))
@@ -94,7 +94,7 @@ def test_arrival_order_changes_no_bit(name):
 
 def test_without_updates_the_shared_parts_stay():
     shared = unflatten(updates()[0].tensors)
-    coordinator = Coordinator(shared, AGGREGATIONS["uniform"], seed=1)
+    coordinator = Coordinator(shared, AGGREGATIONS["uniform"])
     coordinator.aggregate([])
     assert digest(flatten(coordinator.shared)) == digest(flatten(shared))
 
@@ -124,7 +124,7 @@ def test_the_mean_of_a_stream_has_the_bits_of_the_mean_of_a_list():
     shared = {"global": {"x": torch.zeros(7)}}
     named = [Update(update.silo, {"global/x": update.tensors["x"]}, update.rows) for update in drawn]
     for aggregation in (uniform, by_samples):
-        listed, streamed = Coordinator(shared, aggregation, 1), Coordinator(shared, aggregation, 1)
+        listed, streamed = Coordinator(shared, aggregation), Coordinator(shared, aggregation)
         listed.aggregate(named[::-1])
         streamed.aggregate(update for update in named)
         assert torch.equal(listed.shared["global"]["x"], streamed.shared["global"]["x"])

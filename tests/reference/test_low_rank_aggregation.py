@@ -147,7 +147,7 @@ def test_a_round_of_many_chosen_silos_keeps_no_update(monkeypatch, chosen, kept)
         assert (factors[1]() is not None) == kept  # the second silo's, as frames still name the first and the last
         return combined
 
-    coordinator = Coordinator(unflatten(updates[0].tensors), mean, seed=1)
+    coordinator = Coordinator(unflatten(updates[0].tensors), mean)
     coordinator.aggregate(updates, 1, chosen=chosen)
     assert (coordinator.product_error is not None) == kept
 

@@ -217,7 +217,7 @@ def test_every_aggregation_sees_clipped_changes(name):
     start = {key: torch.full(shape, 0.5) for key, shape in SHAPES.items()}
     found = random_updates(5, seed=3, centre=0.5)
     combine = make_aggregation(AggregationConfig(name=name), 5)
-    coordinator = Coordinator(unflatten(start), combine, 1, clip=0.7)
+    coordinator = Coordinator(unflatten(start), combine, settings=AggregationConfig(outlier=None, clip=0.7))
     coordinator.aggregate(found)
     shortened = []
     for update in found:

@@ -45,7 +45,7 @@ def test_three_rounds_at_the_coordinator_by_hand(name: str) -> None:
 
     def make(shared) -> Coordinator:
         optimizer = ServerOptimizer(name, lr, b1, b2, tau)
-        return Coordinator(shared, AGGREGATIONS["samples"], seed=1, optimizer=optimizer)
+        return Coordinator(shared, AGGREGATIONS["samples"], optimizer=optimizer)
 
     coordinator = make({"global": {key: torch.tensor(value) for key, value in x.items()}})
     m = {key: np.zeros_like(value) for key, value in x.items()}

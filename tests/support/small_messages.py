@@ -20,7 +20,7 @@ Fields = dict[str, Any]
 
 
 def coordinator() -> Coordinator:
-    return Coordinator(SHARED, by_samples, seed=1)
+    return Coordinator(SHARED, by_samples)
 
 
 def good_tensors() -> Tensors:

@@ -8,7 +8,6 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from silotune.aggregation import uniform
 from silotune.data.loading import load_silos
 from silotune.errors import InputError
 from silotune.lab.personalization import measure_tables
@@ -19,7 +18,7 @@ from silotune.runs.build.coordinator import privacy_guarantee, sampling_groups
 from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run
 from silotune.runs.run_result import load_run
-from silotune.training.coordinator import Coordinator
+from silotune.training.silo_sampling import SiloSampling
 from tests.support.method_cases import logged
 from tests.support.tiny import tiny_overrides
 
@@ -28,7 +27,7 @@ GROUPS = {f"{task}-{part}": task for task in TASKS for part in range(1, 6)}
 
 
 def choosing(seed=1, **how):
-    return Coordinator({}, uniform, seed, groups=GROUPS, **how)
+    return SiloSampling(seed, groups=GROUPS, **how)
 
 
 @pytest.mark.parametrize(("rate", "each"), [(0.2, 1), (0.4, 2), (0.6, 3), (0.8, 4), (1.0, 5)])

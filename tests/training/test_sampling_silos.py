@@ -8,18 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from silotune.aggregation import uniform
 from silotune.config import dump
 from silotune.core.tensors import digest
 from silotune.runs.build.builder import build
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.storage.run_folder import RunFolder
-from silotune.training.coordinator import Coordinator
+from silotune.training.silo_sampling import SiloSampling
 from tests.support.method_cases import every_case, logged, tapped
 
 
-def choosing(seed: int = 1, **how: object) -> Coordinator:
-    return Coordinator({}, uniform, seed, **how)
+def choosing(seed: int = 1, **how: object) -> SiloSampling:
+    return SiloSampling(seed, **how)
 
 
 NAMES = [f"silo{number:02d}" for number in range(40)]

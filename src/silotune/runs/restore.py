@@ -64,7 +64,7 @@ def restore(
     # where all silos receive the same nothing is computed, and an aggregation by a plug-in may be gone
     computed = any(shared.values()) and (ranks or issues_by_silo(config.aggregation.name))
     aggregation = make_aggregation(config.aggregation, len(silos)) if computed else uniform
-    coordinator = Coordinator(shared, aggregation, config.seed, ranks=ranks)
+    coordinator = Coordinator(shared, aggregation, ranks=ranks)
     malicious = tuple((summary.get("attack") or {}).get("malicious", ()))
     federation = Federation(config, context, silos, coordinator, tasks, texts, malicious=malicious)
     engine = InProcessEngine(federation, RunFolder(path))

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from silotune.aggregation import (
+    BY_ROWS,
     Aggregation,
     BroadcastAggregation,
     PartAggregation,
@@ -34,12 +35,15 @@ from silotune.communication.messages import (
 )
 from silotune.communication.privacy.noise import CentralNoise
 from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline
+from silotune.config.coordinator import AggregationConfig
 from silotune.core.tensors import State, Tensors, flatten, unflatten
 from silotune.errors import InputError, SilotuneError
 from silotune.training.broadcasts import NO_RANKS, Broadcasts, VariantKey
 from silotune.training.client import SiloReply
 from silotune.training.mean_of_iterates import MeanOfIterates
 from silotune.training.silo_sampling import SiloSampling
+
+NOTHING_REFUSED = AggregationConfig(outlier=None)
 
 _MOST_ROWS = 2**53  # larger weights are not exact in float64, and their sums can overflow
 
@@ -78,20 +82,16 @@ class Coordinator:
     Args:
         shared: the shared parts before round 1.
         aggregation: how updates are combined; an aggregation that reads broadcasts first checks the shared parts.
-        seed: the seed with which silos are sampled; with it go `fraction`, `count` and `groups` (`SiloSampling`).
-        outlier: refuse a change whose norm is more than this many times the round's median norm; if None, refuse none.
-        max_norm: the largest norm of an update's change that is accepted; if None, any finite norm is.
-        clip: the norm to which an update's change is scaled down; if None, changes are not clipped.
+        sampling: chooses the silos of a round; if None, all take part in every one.
+        settings: which updates are refused or clipped, and whether they come as their sum alone (`receive_sum`).
         optimizer: the server optimizer; if None, the aggregate replaces the shared parts.
         uplink: the silos' uplink, which decodes their changes; under an empty pipeline updates hold the parts.
-        noise: replaces `aggregation` and `clip` with a private mean.
+        noise: replaces `aggregation` and clipping with a private mean.
         sent: returns the names of the parts that silos send in a given round; if None, they send all in every round.
-        by_rows: whether the aggregation weights silos by their rows; only `product_error` reads it.
         ranks: silo → its LoRA rank, for silos of another one than the shared parts have.
         redrawn: returns the shared parts that are redrawn before a round, with their new values; None: no part is.
         own: part → the aggregation that alone sets its new value; `aggregation` combines all other parts.
         silos: the number of all silos in the federation, which the aggregations in `own` read.
-        sums: whether a round's updates come as their sum alone (`receive_sum`).
         head_rounds: first rounds, whose updates hold heads alone; these are averaged whatever is said of adapters.
         mean: replaces the shared parts by their mean over rounds; None: never.
     """
@@ -100,35 +100,26 @@ class Coordinator:
         self,
         shared: State,
         aggregation: Aggregation | BroadcastAggregation,
-        seed: int,
+        sampling: SiloSampling | None = None,
         *,
-        fraction: float | None = None,
-        count: int | None = None,
-        groups: Mapping[str, str] | None = None,
-        outlier: float | None = None,
-        max_norm: float | None = None,
-        clip: float | None = None,
+        settings: AggregationConfig = NOTHING_REFUSED,
         optimizer: ServerOptimizer | None = None,
         uplink: UplinkPipeline = NO_UPLINK,
         noise: CentralNoise | None = None,
         sent: Callable[[int], Collection[str]] | None = None,
-        by_rows: bool = True,
         ranks: Mapping[str, int] = NO_RANKS,
         redrawn: Callable[[int], State] | None = None,
         own: Mapping[str, PartAggregation] = {},
         silos: int = 0,
-        sums: bool = False,
         head_rounds: int = 0,
         mean: MeanOfIterates | None = None,
     ) -> None:
         self.shared = shared
-        self.sums = sums and self.communicates
+        self.sums = settings.secure and self.communicates
         self.optimizer = optimizer or ServerOptimizer()
         self._aggregation = aggregation
-        self._sampling = SiloSampling(seed, fraction, count, groups)
-        self._outlier = outlier
-        self._max_norm = max_norm
-        self._clip = clip
+        self._sampling = sampling or SiloSampling(0)
+        self._settings = settings
         self.expected = Expected.like(flatten(shared))
         """Names and shapes of the tensors in a broadcast, as the coordinator has them; see `expected_of`."""
         self.uplink = uplink
@@ -136,7 +127,7 @@ class Coordinator:
         """Of the last aggregate (`ProductError`), measured in rounds 1, 2, 4, 8 and so on; None in other rounds."""
         self._noise = noise
         self._sent = sent or (lambda number: shared)
-        self._by_rows = by_rows
+        self._by_rows = settings.name in BY_ROWS
         self._redrawn = redrawn or (lambda number: {})
         self._own = own
         self._silos = silos
@@ -246,11 +237,12 @@ class Coordinator:
 
     def _check_norm(self, update: Update) -> None:
         """Refuse an update whose change has too large a norm."""
-        if self._max_norm is None:
+        most = self._settings.max_norm
+        if most is None:
             return
         norm = change_norm(update.tensors, update.before(flatten(self.shared)))
-        if norm > self._max_norm:
-            raise MessageRefused(f"norm of the update {norm:.3g} is above aggregation.max_norm={self._max_norm:g}")
+        if norm > most:
+            raise MessageRefused(f"norm of the update {norm:.3g} is above aggregation.max_norm={most:g}")
 
     def aggregate(
         self,
@@ -280,12 +272,11 @@ class Coordinator:
             noised = self._noise(self._sent_before(number), ordered, number)
             self._set(before | self.optimizer.step(before, noised), number)
             return
-        without_outliers, momentum = OutlierFilter(before, self._outlier, refuse), dict(self.optimizer.state)
+        without_outliers, momentum = OutlierFilter(before, self._settings.outlier, refuse), dict(self.optimizer.state)
         ordered = without_outliers(ordered)
         if (first := next(ordered, None)) is not None:
             ordered = chain([first], ordered)
-            if self._clip is not None:
-                limit = self._clip
+            if (limit := self._settings.clip) is not None:
                 ordered = (clipped(update, before, limit) for update in ordered)
             whole: list[Update] = []  # with the parts that have aggregations of their own
             heads_alone = number is not None and 0 < number <= self._head_rounds

@@ -21,7 +21,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def coordinator(names: tuple[str, ...]) -> Coordinator:
-    return Coordinator(SHARED, by_samples, seed=1, uplink=pipeline(*names))
+    return Coordinator(SHARED, by_samples, uplink=pipeline(*names))
 
 
 def good(names: tuple[str, ...]) -> tuple[Tensors, dict[str, object]]:
@@ -57,7 +57,7 @@ def test_parts_are_not_taken_for_a_change_nor_a_change_for_parts(names):
     refused(names, packed(good_tensors(), good_fields() | {"uplink": ""}))
     tensors, fields = good(names)
     with pytest.raises(MessageRefused):
-        Coordinator(SHARED, by_samples, seed=1).receive(ROUND, SILO, packed(tensors, fields))
+        Coordinator(SHARED, by_samples).receive(ROUND, SILO, packed(tensors, fields))
     for other in CHAINS:
         if other != names:
             refused(names, packed(*good(other)))
@@ -111,7 +111,7 @@ def test_bad_codes_are_refused(case):
 
 def test_a_change_too_large_to_be_added_is_refused():
     huge = torch.tensor([0.0, 1.0, 3.4e38, -1.0])  # one number of four
-    receiver = Coordinator({"global": {"up.bias": huge}}, by_samples, seed=1, uplink=pipeline("clip"))
+    receiver = Coordinator({"global": {"up.bias": huge}}, by_samples, uplink=pipeline("clip"))
     message = change_message({"global/up.bias": huge}, "clip", ROUND, SILO, ROWS)
     with pytest.raises(MessageRefused, match="becomes NaN or infinity"):
         receiver.receive(ROUND, SILO, message)

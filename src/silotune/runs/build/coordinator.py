@@ -30,7 +30,7 @@ from silotune.training.context import TrainingContext
 from silotune.training.coordinator import Coordinator
 from silotune.training.mean_of_iterates import MeanOfIterates
 from silotune.training.silo import Silo
-from silotune.training.silo_sampling import silos_a_round
+from silotune.training.silo_sampling import SiloSampling, silos_a_round
 
 Choose = Callable[[int], Sequence[str]]
 """Round → the silos that take part in it. The draw does not depend on rows, so it may be public."""
@@ -163,23 +163,16 @@ def build_coordinator(
     coordinator = Coordinator(
         shared,
         aggregation,
-        config.seed if noise is None or secret is None else secret_seed(config.seed, secret),
-        fraction=config.sampling.fraction,
-        count=config.sampling.count,
-        groups=groups,
-        outlier=config.aggregation.outlier,
-        max_norm=config.aggregation.max_norm,
-        clip=config.aggregation.clip,
+        _sampling(config, groups, None if noise is None else secret),
+        settings=config.aggregation,
         optimizer=ServerOptimizer(server.optimizer, server.lr, server.beta1, server.beta2, server.tau),
         uplink=make_pipeline(config.uplink, config.seed, secret, named) if communicates else NO_UPLINK,
         noise=noise,
         sent=context.sent,
-        by_rows=config.aggregation.name in BY_ROWS,
         ranks=context.initial.ranks if shared_is_made else {},
         redrawn=context.initial.redrawn,
         own=own,
         silos=len(silos),
-        sums=config.aggregation.secure,
         head_rounds=context.method.options.head_rounds,
         mean=_mean_of_iterates(config, context.method, aggregation, privacy.rounds if privacy else config.rounds),
     )
@@ -242,10 +235,14 @@ def privacy_guarantee(
     config: Config, silos: Sequence[str], groups: Mapping[str, str] | None, labeled: bool
 ) -> Privacy | None:
     """Return the privacy guarantee of a run over these silos, whose coordinator may have `labeled` rows, too."""
-    sampling = config.sampling
-    chooser = Coordinator({}, uniform, config.seed, fraction=sampling.fraction, count=sampling.count, groups=groups)
-    privacy = make_privacy(config, sampled_sizes(config, silos, groups), lambda number: chooser.choose(number, silos))
+    sampling = _sampling(config, groups)
+    privacy = make_privacy(config, sampled_sizes(config, silos, groups), lambda number: sampling.choose(number, silos))
     return replace(privacy, uncovered=(*privacy.uncovered, _LABELED)) if privacy and labeled else privacy
+
+
+def _sampling(config: Config, groups: Mapping[str, str] | None, secret: bytes | None = None) -> SiloSampling:
+    seed = config.seed if secret is None else secret_seed(config.seed, secret)
+    return SiloSampling(seed, config.sampling.fraction, config.sampling.count, groups)
 
 
 def sampling_groups(config: Config, tasks: Mapping[str, Task]) -> dict[str, str] | None:
