@@ -185,6 +185,7 @@ assert current_user() and memory_mib() > 1
 """
 
 
+@pytest.mark.long
 def test_a_silos_side_needs_no_module_of_posix_alone(tmp_path):
     done = subprocess.run([sys.executable, "-c", ALONE, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -59,8 +59,8 @@ def delta_of(folder: Path, base: Path) -> torch.Tensor:
         ("sglang", "lora", ("tuner.scaling=rslora",), "global", None, True),
         ("vllm", "lora", ("method={name: fedmcp}", SITES), "mixed", None, True),
         ("sglang", "lora", ("method={name: fedmcp}",), "mixed", 3, False),
-        ("vllm", "dora", (), "global", 6, False),
-        ("sglang", "vera", (), "global", None, True),
+        pytest.param("vllm", "dora", (), "global", 6, False, marks=pytest.mark.long),
+        pytest.param("sglang", "vera", (), "global", None, True, marks=pytest.mark.long),
         ("vllm", "vera", (), "global", 2, False),
     ],
 )

@@ -12,7 +12,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.loading import load_backbone
 from silotune.runs.build.resolve import make_method
 from silotune.training.context import TrainingContext
-from tests.support.method_cases import BATCH, every_case, read_message, tapped
+from tests.support.method_cases import BATCH, CASES, of_kinds, read_message, tapped
 
 TWO_STEPS = (f"train.batch_size={BATCH // 2}",)
 """At least two steps in every silo, since a part's first gradient may be zero."""
@@ -32,7 +32,7 @@ def assert_idle(backbone: Backbone) -> None:
     assert not any(tensor.requires_grad or tensor.grad is not None for tensor in backbone.model.parameters())
 
 
-@every_case
+@pytest.mark.parametrize("case", of_kinds(CASES, ("fedmcp", "flora, ranks", "feddpa-t, dropout", "fedfame")))
 def test_a_run_changes_no_bit_of_the_backbone(federate, case, tmp_path):
     before = bits(federate.backbone)
     identities = {name: id(tensor) for name, tensor in federate.backbone.model.named_parameters()}

@@ -236,15 +236,17 @@ def test_a_primary_comparison_is_named_before_the_first_table(tmp_path: Path) ->
     assert JudgingPlan(margin=2).settled(JudgingPlan.read(tmp_path)).seen == (3,)
 
 
-def test_coverage_of_the_interval() -> None:
+@pytest.mark.parametrize(
+    ("seeds", "ratio"), [(3, 1.0), *(pytest.param(*case, marks=pytest.mark.long) for case in ((3, 0.05), (5, 0.3)))]
+)
+def test_coverage_of_the_interval(seeds: int, ratio: float) -> None:
     """2,000 federations of three and five seeds: the interval covers the truth in 95 % or a little more."""
     generator = np.random.default_rng(7)
-    for seeds, ratio in ((3, 0.05), (3, 1.0), (5, 0.3)):
-        noise = generator.normal(0, np.sqrt(1 / seeds + ratio), 2000)
-        spread = generator.chisquare(seeds - 1, 2000) / (seeds - 1)
-        covered = 0
-        for mean, variance in zip(noise, spread, strict=True):
-            offsets = np.linspace(-1, 1, seeds)
-            values = mean + offsets * math.sqrt(variance) / np.std(offsets, ddof=1)
-            covered += abs(mean) <= Differences(tuple(values), ratio, 100).half_width(0.95)
-        assert 94 <= covered / 20 <= 98.5
+    noise = generator.normal(0, np.sqrt(1 / seeds + ratio), 2000)
+    spread = generator.chisquare(seeds - 1, 2000) / (seeds - 1)
+    covered = 0
+    for mean, variance in zip(noise, spread, strict=True):
+        offsets = np.linspace(-1, 1, seeds)
+        values = mean + offsets * math.sqrt(variance) / np.std(offsets, ddof=1)
+        covered += abs(mean) <= Differences(tuple(values), ratio, 100).half_width(0.95)
+    assert 94 <= covered / 20 <= 98.5
