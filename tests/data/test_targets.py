@@ -69,7 +69,11 @@ def test_a_folder_says_its_kind(tmp_path: Path) -> None:
     [
         ({"kind": "regression", "label_names": ["a", "b"]}, 1, "'label_names' are not of kind regression"),
         ({"kind": "regression", "metric": "accuracy"}, 1, "texts with numbers, 'accuracy'.*pearson_spearman"),
-        ({"kind": "ranking"}, 1, "kind of data file .* 'ranking'; allowed: classification, multilabel, regression"),
+        (
+            {"kind": "ranking"},
+            1,
+            "kind of data file .* 'ranking'; allowed: classification, entities, multilabel, regression",
+        ),
         ({"kind": "multilabel", "label_names": ["a", "b"]}, ["c"], "row 1: 'label': unknown label 'c'; allowed: a, b"),
         ({"kind": "multilabel", "label_names": ["a", "b"]}, [2], "unknown label 2"),
         ({"kind": "multilabel"}, ["a"], "needs 'label_names'"),

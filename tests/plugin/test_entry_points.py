@@ -139,7 +139,10 @@ def test_commands_list_them(installed, silotune) -> None:
         ("uplink={name: sign, rounding: nearest}", "rounding belongs to uplink=int8 or uplink=int4"),
         ("uplink=sign,int8", f"then one of {', '.join(ALL_CODECS)} (got sign,int8)"),
         ("aggregation=midrang", "'multi-krum', 'fedmomentum', 'midrange' or 'shrunk-mean' (got 'midrang')"),
-        ("head=scaled", "must be 'mlp', 'linear', 'verbalizer', 'lm', 'dpo' or 'scaled-linear' (got 'scaled')"),
+        (
+            "head=scaled",
+            "must be 'mlp', 'linear', 'verbalizer', 'lm', 'dpo', 'entities' or 'scaled-linear' (got 'scaled')",
+        ),
         ("method=halffedavg", "unknown method 'halffedavg' (did you mean 'half-fedavg'?)"),
     ],
 )

@@ -32,6 +32,7 @@ _MODULES = {
     "privacy": "privacy",
     "evaluate": "evaluate",
     "predict": "predict",
+    "redact": "redact",
     "export": "export",
     "import": "export",
     "push": "export",

@@ -65,7 +65,8 @@ def predict(
 
     Files are read and answered in portions, so they may be of any length.
 
-    For a regression task, a line has a value instead; for several labels, all labels with a probability above one half.
+    For a regression task, a line has a value instead; for several labels, all labels with a probability above one half;
+    for entities, spans with their places in the text.
     A table's text columns are those that the silo trained on, unless --columns names others.
     Instructions (with an optional input after a tab) and conversations ({"messages": [{"role": …, "content": …}, …]})
     get a generated answer instead.
@@ -118,6 +119,8 @@ def _answers(model: PersonalModel, texts: list[Text], explain: bool) -> list[dic
 
 
 def _fields(prediction: Prediction) -> dict[str, object]:
+    if prediction.spans is not None:
+        return {"spans": [asdict(span) for span in prediction.spans]}
     if prediction.value is not None:
         return {"value": prediction.value}
     label = {"label": prediction.label} if prediction.label else {"labels": prediction.labels}
@@ -168,7 +171,7 @@ def _written(path: Path | None) -> Iterator[Callable[[list[dict[str, Any]]], Non
     from silotune.data.readers import FORMATS, file_format
 
     kind, compression = file_format(path)
-    if not kind or compression:
+    if kind not in FORMATS or compression:
         raise InputError(f"--out {path}: unknown format {path.suffix!r}; allowed: {', '.join(FORMATS)}")
     if path.exists():
         raise InputError(f"--out {path}: already there; choose another file")

@@ -101,11 +101,11 @@ class SiloConfig(Section):
     kind: str = Field(
         "classification",
         description="the answer of a row: one label (`classification`), a number (`regression`), any number of labels "
-        "(`multilabel`), or a text (`generation`).",
+        "(`multilabel`), a text (`generation`), or marked spans of the text (`entities`).",
     )
     metric: Metric | None = Field(
         None,
-        description="unset: accuracy; for other kinds pearson_spearman, micro_f1, rouge1.",
+        description="unset: accuracy; for other kinds pearson_spearman, micro_f1, rouge1, span_f1.",
     )
     positive: str | None = Field(
         None,

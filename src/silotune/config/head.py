@@ -37,7 +37,7 @@ class HeadConfig(ExtensibleSection):
     name: str = Field(
         "mlp",
         description="`mlp` and `linear` classify a pooled state; `verbalizer` scores label words at a template's mask; "
-        "`lm` generates answers; `dpo` too, and trains on preference pairs.",
+        "`lm` generates answers; `dpo` too, and trains on preference pairs; `entities` marks spans.",
     )
     scope: Literal["private", "shared"] = Field("private", description="one head for all silos, or one per silo.")
     pooling: Literal["auto", "first", "mean", "last"] = Field(
@@ -113,7 +113,7 @@ class HeadConfig(ExtensibleSection):
     @property
     def pools(self) -> bool:
         """Whether the head may read a pooled state."""
-        return self.name not in self.owners["template"]
+        return self.name not in (*self.owners["template"], "entities")
 
     @property
     def chat_keys(self) -> list[str]:

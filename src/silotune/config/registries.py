@@ -131,10 +131,14 @@ METHODS: Registry[Any] = Registry("method", "silotune.methods.catalog")
 
 TUNERS: Registry[Any] = Registry("tuner", "silotune.models.tuners")
 
-HEADS: Registry[Any] = Registry("head", "silotune.models.heads", ("mlp", "linear", "verbalizer", "lm", "dpo"))
+HEADS: Registry[Any] = Registry(
+    "head", "silotune.models.heads", ("mlp", "linear", "verbalizer", "lm", "dpo", "entities")
+)
 
 KINDS: Registry[Any] = Registry(
-    "kind", reserved=("classification", "regression", "multilabel", "generation"), home="silotune.data.kinds"
+    "kind",
+    reserved=("classification", "regression", "multilabel", "generation", "entities"),
+    home="silotune.data.kinds",
 )
 """Kinds of tasks, subclasses of `silotune.data.kinds.Kind`."""
 

@@ -94,6 +94,9 @@ Metric = Literal[
     "rouge1",
     "rougeL",
     "exact_match",
+    "span_f1",
+    "partial_f1",
+    "span_recall",
     "loss",
     "perplexity",
 ]

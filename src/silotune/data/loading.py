@@ -219,7 +219,10 @@ def _named_sets(data: DataConfig, column: str | None, unit: str | None, noised: 
     names = data.tasks or (task_folders(path) if path else [])
     sets: dict[str, LabeledSet] = {}
     for name in names:
-        labeled_set = read_folder(path, name, column, unit, noised) if path else read_hub_set(name, published[name])
+        if path:
+            labeled_set = read_folder(path, name, column, unit, noised, data.labels)
+        else:
+            labeled_set = read_hub_set(name, published[name])
         task = labeled_set.task
         if data.task is not None:  # one task name for all silos, so that they may share a head
             task = _renamed(task, data.task, data.labels)

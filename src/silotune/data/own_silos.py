@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from silotune.core.files import decode_text
 from silotune.data.generation_rows import Format, find_format, generation_rows, instruction_rows
 from silotune.data.hub import read_hub_records
 from silotune.data.kinds import KINDS, Reading
+from silotune.data.kinds.entities import Entities
 from silotune.data.readers import (
     FORMATS,
     Record,
@@ -216,9 +217,14 @@ def task_folders(path: Path) -> list[str]:
 
 
 def read_folder(
-    path: Path, name: str, column: str | None = None, unit: str | None = None, noised: bool = False
+    path: Path,
+    name: str,
+    column: str | None = None,
+    unit: str | None = None,
+    noised: bool = False,
+    labels: Sequence[str] | None = None,
 ) -> LabeledSet:
-    """Read one task of a data folder.
+    """Read one task of a data folder. Of rows with marked spans, `labels` are those that the configuration declares.
 
     The values of `column` define natural silos (`Row.group`), those of `unit` say whose a row is (`Row.unit`);
     `noised` as of `target_rows`.
@@ -236,6 +242,16 @@ def read_folder(
         culprit = f"data file {folder / 'meta.json'}"
         task = make_task(name, culprit, "generation", metric=None if metric is None else str(metric))
         return LabeledSet(task, _splits(paths, records, rows, column, unit, noised))
+    first = records["train"][0]
+    if MARKED_COLUMNS[0] <= first.keys() or MARKED_COLUMNS[1] <= first.keys():
+        reading = Reading(paths["train"], ("text",), "spans")
+        names = partial(Entities().label_names, reading, records["train"])
+        task = _marked_task(name, folder / "meta.json", labels, names, noised)
+        marked = {
+            split: target_rows(paths[split], own, ("text",), "spans", task, by_index=False, noised=noised)
+            for split, own in records.items()
+        }
+        return LabeledSet(task, _splits(paths, records, marked, column, unit, noised))
     task = _labeled_task(name, folder / "meta.json")
     records = {split: [_without_nul(record) for record in split_records] for split, split_records in records.items()}
     pairs = any("sentence2" in record for record in records["train"])
@@ -245,6 +261,24 @@ def read_folder(
         for split, split_records in records.items()
     }
     return LabeledSet(task, _splits(paths, records, rows, column, unit, noised))
+
+
+MARKED_COLUMNS = ({"tokens", "tags"}, {"text", "spans"})
+"""Columns of a data folder's rows with marked spans, either of which shows the kind."""
+
+
+def _marked_task(
+    name: str, path: Path, labels: Sequence[str] | None, names: Callable[[], tuple[str, ...]], noised: bool
+) -> Task:
+    """Make the task of rows with marked spans; a `meta.json` may declare labels and a metric."""
+    meta = _json(path) if path.is_file() else {}
+    declared, metric = labels or meta.get("label_names"), meta.get("metric")
+    if noised and not declared:
+        raise InputError(
+            f"data file {path}: 'label_names' are needed beside privacy.unit, as names in rows tell of them"
+        )
+    known = tuple(map(str, declared)) if declared else names()
+    return make_task(name, f"data file {path}", "entities", known, None if metric is None else str(metric))
 
 
 def _without_nul(record: Record) -> Record:

@@ -28,6 +28,9 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 FORMATS = (*_DELIMITERS, ".jsonl", ".parquet")
 
+CONLL = ".conll"
+"""Lines `token … tag`, sentences parted by blank lines; it is read, but not written."""
+
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 """Endings of compressed files, of any format but Parquet, which compresses by itself."""
 
@@ -45,7 +48,7 @@ def file_format(path: Path) -> tuple[str, str]:
     """Return a file's format and compression by its name, `.csv` and `.gz` for `rows.csv.gz`; empty where unknown."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     compression = suffixes.pop() if suffixes and suffixes[-1] in COMPRESSIONS else ""
-    kind = suffixes[-1] if suffixes and suffixes[-1] in FORMATS else ""
+    kind = suffixes[-1] if suffixes and suffixes[-1] in (*FORMATS, CONLL) else ""
     return ("", "") if compression and kind == ".parquet" else (kind, compression)
 
 
@@ -90,7 +93,25 @@ def stream_records(
 
 
 def _parsed(path: Path, kind: str, lines: Iterable[str], separator: str | None) -> Iterator[Record]:
-    return _json_lines(path, lines) if kind == ".jsonl" else _table(path, lines, separator or _DELIMITERS[kind])
+    if kind in (".jsonl", CONLL):
+        return (_json_lines if kind == ".jsonl" else _sentences)(path, lines)
+    return _table(path, lines, separator or _DELIMITERS[kind])
+
+
+def _sentences(path: Path, lines: Iterable[str]) -> Iterator[Record]:
+    """Yield the tokens and tags of each sentence: the first and the last column of its lines."""
+    tokens: list[str] = []
+    tags: list[str] = []
+    for number, line in enumerate(chain(lines, [""]), start=1):
+        cells = line.split()
+        if len(cells) == 1 and cells[0] != "-DOCSTART-":
+            raise InputError(f"{source_name(path)}: line {number}: {cells[0]!r} has no tag")
+        if cells and cells[0] != "-DOCSTART-":
+            tokens.append(cells[0])
+            tags.append(cells[-1])
+        elif tokens:
+            yield {"tokens": tokens, "tags": tags}
+            tokens, tags = [], []
 
 
 def _text(path: Path, compression: str, encoding: str) -> str:

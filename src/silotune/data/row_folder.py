@@ -92,9 +92,9 @@ def _read(path: Path, task: Task) -> list[Row]:
     return rows
 
 
-def _known(task: Task, known: Any) -> tuple[int, float | tuple[int, ...] | None]:
+def _known(task: Task, known: Any) -> tuple[int, float | tuple[Any, ...] | None]:
     """Return `label` and `target` of a row; a folder of a coordinator's labeled rows is written by hand."""
     if type(known) is int and known == UNREAD:
         return UNREAD, None
-    found: tuple[int, float | tuple[int, ...] | None] = task.rules.known(task, known)
+    found: tuple[int, float | tuple[Any, ...] | None] = task.rules.known(task, known)
     return found

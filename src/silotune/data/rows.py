@@ -45,7 +45,8 @@ class Row:
         turns: the conversation before the answer, which is then the assistant's next turn; empty for other rows.
             `texts` holds its last turn.
         rejected: the answer that `answer` is preferred to (preference pairs).
-        target: the number of a regression, or the ascending indices of the labels of a row with several.
+        target: the number of a regression, the ascending indices of the labels of a row with several, or the words of
+            a text with marked spans (`spans.Word`).
         untrained: the assistant's turns that are only read (`weight: 0`), counted from the end, where the answer is −1.
         unit: value of the column `privacy.unit`, or `evaluation.unit`: whose row it is, if that matters.
         said: the further keys of the answer's turn, as JSON; empty: it has none.
@@ -59,7 +60,7 @@ class Row:
     group: str = ""
     turns: tuple[Turn, ...] = ()
     rejected: str = ""
-    target: float | tuple[int, ...] | None = None
+    target: float | tuple[Any, ...] | None = None
     untrained: tuple[int, ...] = ()
     unit: str = ""
     said: str = ""
@@ -84,7 +85,7 @@ class Row:
         return (*self.turns, (ASSISTANT, self.answer, self.said) if self.said else (ASSISTANT, self.answer))
 
     @property
-    def known(self) -> int | float | tuple[int, ...]:
+    def known(self) -> int | float | tuple[Any, ...]:
         """The row's own label, number or labels, as `label` or `target` holds it."""
         return self.label if self.target is None else self.target
 

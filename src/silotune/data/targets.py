@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from silotune.data.kinds import Reading
+from silotune.data.kinds.entities import NO_WORD
 from silotune.data.readers import Record, are_all_truth_values, require_columns
 from silotune.data.rows import UNREAD, Row
 from silotune.data.tasks import Task
@@ -50,3 +52,11 @@ def target_tensor(task: Task, rows: Sequence[Row]) -> Tensor:
     """Return the rows' targets as a tensor, which losses and metrics compare outputs with (`Kind.targets`)."""
     targets: Tensor = task.rules.targets(task, rows)
     return targets
+
+
+def joined_targets(first: Tensor, second: Tensor) -> Tensor:
+    """Return the targets of rows of one task behind one another, of words as wide as the widest row."""
+    if first.ndim == 2 and first.shape[1] != second.shape[1]:
+        width = max(first.shape[1], second.shape[1])
+        first, second = (nn.functional.pad(own, (0, width - own.shape[1]), value=NO_WORD) for own in (first, second))
+    return torch.cat([first, second])

@@ -28,6 +28,9 @@ ERROR_METRICS = ("mse", "mae")
 LABEL_SET_METRICS = ("micro_f1", "macro_f1", "accuracy", "auroc")
 """Metrics of rows with several labels; the first is the usual one."""
 
+SPAN_METRICS = ("span_f1", "partial_f1", "span_recall")
+"""Metrics of marked spans; the first is the usual one."""
+
 LOSS_METRICS = ("loss", "perplexity")
 """Metrics that follow from the mean loss of the head; **lower is better**. They need no written answers."""
 
@@ -48,6 +51,9 @@ NAMES = {
     "pearson_spearman": "mean of Pearson and Spearman",
     "mse": "MSE",
     "mae": "MAE",
+    "span_f1": "span F1",
+    "partial_f1": "partial span F1",
+    "span_recall": "recall of spans",
     "ece": "ECE",
     "log_loss": "log loss",
 }

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from torch import Tensor
 
 from silotune.data.rows import Row, SiloData
-from silotune.data.targets import target_tensor
+from silotune.data.targets import joined_targets, target_tensor
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 
@@ -49,7 +48,7 @@ class TokenizedRows:
         labels: what outputs are compared with, as `target_tensor` makes it: class indices, shape (rows,), int64, or
             float32 numbers, shape (rows,), or marks of several labels, shape (rows, labels).
         decoder: decoder token ids per row (encoder-decoder models).
-        reads: positions per row that a language-model head reads.
+        reads: positions per row that a head reads: of answers' tokens, or of words.
         targets: target token at each of these positions.
         answers: reference text per row (generation).
         prompts: number of tokens per row before the answer (generation, decoder-only models).
@@ -129,7 +128,7 @@ class TokenizedRows:
             return None if first is None or second is None else first + second
 
         lists = {name: concatenate(name) for name in _LISTS}
-        labels, poisoned = torch.cat([self.labels, other.labels]), self.poisoned + other.poisoned
+        labels, poisoned = joined_targets(self.labels, other.labels), self.poisoned + other.poisoned
         fields: dict[str, Any] = lists | {
             "options": self.options and other.options,
             "poisoned": poisoned,

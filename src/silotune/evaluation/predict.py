@@ -135,11 +135,17 @@ class Predictor:
 
 
 def logits(context: PredictionContext, state: State, rows: TokenizedRows) -> Tensor:
-    """Return the logits of all rows, shape (rows, outputs), in the rows' order."""
+    """Return the logits of all rows, shape (rows, outputs), in the rows' order; flat where the head reads positions."""
     predictor, result = Predictor.of(context, state, rows), torch.zeros(len(rows), rows.task.outputs)
+    flat: dict[int, Tensor] = {}
     for batch in _batches(context, rows):
-        result[batch.rows] = predictor.logits(batch).float().cpu()
-    return result
+        found, chosen = predictor.logits(batch).float().cpu(), batch.rows.tolist()
+        if predictor.head.by_position:
+            assert rows.reads is not None, "the head's tokenizer says where it reads"
+            flat |= zip(chosen, torch.split(found, [len(rows.reads[row]) for row in chosen]), strict=True)
+        else:
+            result[batch.rows] = found
+    return torch.cat([flat[row] for row in range(len(rows))]) if flat else result
 
 
 @torch.no_grad()

@@ -69,6 +69,10 @@ def export(
         require_known("program in --for", program, PROGRAMS)
     if rank is not None and program not in (*SERVERS, *GGUF_PROGRAMS):
         raise InputError(f"--rank: belongs to --for {', '.join((*SERVERS, *GGUF_PROGRAMS))}")
+    if model.task.rules.by_position:
+        raise InputError(
+            "export: a model that marks spans has no layout of other libraries yet; allowed: predict, redact"
+        )
     selection, product_error = select(model, part, alpha), None
     if selection.private:
         require_guarantee(model.about, without_guarantee)

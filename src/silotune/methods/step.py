@@ -139,6 +139,10 @@ class Step:
         """
         if self.apart is not None:
             raise InputError("privacy.unit: the method's loss counts the silo's labels; allowed: another method")
+        if not self.batch.task.rules.one_label:
+            raise InputError(
+                f"method: its loss counts the rows of each label, and these are {self.batch.task.rules.rows}"
+            )
         labels = self.batch.labels if self.batch.source is None else self.batch.source.labels
         return torch.bincount(labels, minlength=len(self.batch.task.labels))
 

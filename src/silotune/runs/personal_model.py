@@ -30,6 +30,7 @@ from silotune.models.forward.mixing import resolve_weights
 from silotune.models.heads.lm import LanguageModelHead, prompt_rows
 from silotune.models.tuners import Tuner
 from silotune.models.tuners.base import TokenWeight
+from silotune.runs.marked_texts import mark
 from silotune.runs.model_file import MODEL_FILE, TensorReader, check_weights, model_folder, read_model_file, read_state
 from silotune.training.prediction import PredictionContext
 
@@ -126,9 +127,13 @@ class PersonalModel:
         return cls(context, tuner, state, task, file.texts, about)
 
     def predict(self, texts: Sequence[Text]) -> list[Prediction]:
-        """Predict the labels or numbers of texts, or of pairs of texts."""
+        """Predict the labels or numbers of texts, or of pairs of texts, or mark spans in them."""
         if not self.task.labeled:
             raise InputError(f"predict: task {self.task.name!r} is one of generation; use write")
+        if self.task.rules.by_position:
+            if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+                raise InputError("predict: give a list of single texts")
+            return mark(self.context, self.state, self.task, [str(text) for text in texts])
         return predictions(self.task, logits(self.context, self.state, self.encoded(texts)))
 
     def write(self, instructions: Sequence[Text], follow: Callable[[str], None] | None = None) -> list[str]:

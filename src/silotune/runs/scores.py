@@ -26,12 +26,14 @@ TITLES = {
     MAJORITY: "most frequent label",
     MEAN: "mean number",
     BAG_OF_WORDS: "bag of words",
+    "outside": "nothing marked",
+    "gazetteer": "gazetteer",
     UNTOUCHED: "untouched backbone",
     SHOWN: "untouched, after rows",
 }
 """Baseline → its title in tables."""
 
-WHERE_FOUND = (MEAN, UNTOUCHED, SHOWN)
+WHERE_FOUND = (MEAN, "outside", "gazetteer", UNTOUCHED, SHOWN)
 """Baselines that a table names only where a silo has one."""
 
 

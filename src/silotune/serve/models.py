@@ -206,6 +206,8 @@ class Models:
             model = PersonalModel.open(folder, self.backbones.get(key), read=partial(self._tensors, whole, held))
         finally:
             torch.set_num_threads(threads)  # a run's own number is for its bits
+        if model.task.rules.by_position:
+            raise InputError(f"serve: model {name!r} marks spans, which is not served; allowed: predict, redact")
         self.backbones.setdefault(key, model.context.backbone)
         return Served(name, model, whole.hexdigest(), signature, held)
 

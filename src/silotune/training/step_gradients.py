@@ -12,7 +12,7 @@ All ways give the same gradients up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from silotune.core.randomness import Stream
 from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch, MicroBatch
+from silotune.data.tokenized import READ_COUNTS
 from silotune.methods.phase import Phase
 from silotune.methods.step import LocalTraining, Step, local_training
 from silotune.models.forward.view_program import ViewProgram
@@ -64,7 +65,8 @@ class StepGradients:
 
     def __init__(self, context: TrainingContext, phase: Phase) -> None:
         self._parts, self._heads, self._recipe = context.parts, context.heads, context.recipe
-        self._loss, self._by_row = phase.loss, phase.by_row
+        self._loss = phase.loss
+        self._by_row = phase.by_row and not any(head.couples_rows for head in self._heads)
         self._bound, self._virtual = context.tokens_at_once, context.virtual_tokens
         self._graphs = phase.views_with_gradient
         self._seed = context.draw_seed
@@ -174,11 +176,12 @@ class StepGradients:
             losses, terms = self._losses(members, leaves, draws)
         torch.autograd.backward(losses)
         again = _Draws(self._seed, members)
+        flat, read = {head.name for head in self._heads if head.by_position}, [0] * len(members)
         with again.of_all:
             for micro_batch in micro_batches:
                 batches = [member.batch for member in members]
                 views = program.run(batches, [micro_batch], again.of_cohort, trained_alone=True)
-                _take_back(micro_batch, views, leaves)
+                _take_back(micro_batch, views, leaves, flat, read)
         return terms
 
 
@@ -198,17 +201,29 @@ def _as_leaves(views: Mapping[str, View], names: Sequence[str]) -> dict[str, Vie
 
 
 def _take_back(
-    micro_batch: MicroBatch, views: Sequence[Mapping[str, View]], leaves: Sequence[Mapping[str, View]]
+    micro_batch: MicroBatch,
+    views: Sequence[Mapping[str, View]],
+    leaves: Sequence[Mapping[str, View]],
+    flat: Collection[str],
+    read: list[int],
 ) -> None:
-    """Take the readings' gradients of a micro-batch's rows back through its graph."""
+    """Take the readings' gradients of a micro-batch's rows back through its graph.
+
+    Readings of `flat` heads have a line for each position; `read` counts those that each silo's earlier rows have.
+    """
     outputs: dict[int, Tensor] = {}
     gradients: dict[int, Tensor] = {}
     for piece in micro_batch.pieces:
+        start = read[piece.owner]
+        if flat:
+            read[piece.owner] += int(piece.inputs[READ_COUNTS].sum())
+        positions = slice(start, read[piece.owner])
         for name, view in views[piece.owner].items():
             for reading, leaf in leaves[piece.owner][name].items():
                 if leaf.grad is not None and view[reading].requires_grad:
                     output = view[reading]  # names with equal mixes have one view
-                    outputs[id(output)], gradients[id(output)] = output, leaf.grad[piece.rows]
+                    own = leaf.grad[positions if reading in flat else piece.rows]
+                    outputs[id(output)], gradients[id(output)] = output, own
     if outputs:
         torch.autograd.backward([*outputs.values()], [*gradients.values()])
 

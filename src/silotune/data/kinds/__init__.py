@@ -8,11 +8,12 @@ from silotune.config import registries
 from silotune.config.registries import Registry
 from silotune.data.kinds.base import Kind, Prediction, Reading, Span
 from silotune.data.kinds.classification import Classification
+from silotune.data.kinds.entities import Entities
 from silotune.data.kinds.generation import Generation
 from silotune.data.kinds.multilabel import Multilabel
 from silotune.data.kinds.regression import Regression
 
-_ALL: tuple[type[Kind], ...] = (Classification, Regression, Multilabel, Generation)
+_ALL: tuple[type[Kind], ...] = (Classification, Regression, Multilabel, Generation, Entities)
 
 KINDS: Registry[type[Kind]] = registries.KINDS
 

@@ -144,8 +144,8 @@ class Kind(ABC):
     """The fewest label names of a task; 0: rows have no labels, but numbers or texts."""
     one_label: ClassVar[bool] = False
     """Whether each row has exactly one of the task's labels."""
-    declared_alike: ClassVar[bool] = True
-    """Whether one answer in all training rows of a silo is an error: nothing can be learned from it."""
+    by_position: ClassVar[bool] = False
+    """Whether outputs lie flat, one for each position that a row is read at (`Head.by_position`)."""
 
     def outputs(self, task: Task) -> int:
         """Return how many logits a head computes for a row, by default one for each label."""

@@ -8,10 +8,11 @@ from silotune.config import registries
 from silotune.config.registries import Registry
 from silotune.models.heads.base import PLAIN, Head, LossRecipe
 from silotune.models.heads.classifier import LinearHead, MLPHead
+from silotune.models.heads.entities import EntitiesHead
 from silotune.models.heads.lm import LanguageModelHead, PreferenceHead
 from silotune.models.heads.verbalizer import VerbalizerHead
 
-_ALL: tuple[type[Head], ...] = (MLPHead, LinearHead, VerbalizerHead, LanguageModelHead, PreferenceHead)
+_ALL: tuple[type[Head], ...] = (MLPHead, LinearHead, VerbalizerHead, LanguageModelHead, PreferenceHead, EntitiesHead)
 
 HEADS: Registry[type[Head]] = registries.HEADS
 
@@ -34,6 +35,7 @@ def register_head(head: Kind) -> Kind:
 __all__ = [
     "HEADS",
     "PLAIN",
+    "EntitiesHead",
     "Head",
     "LanguageModelHead",
     "LinearHead",

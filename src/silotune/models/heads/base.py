@@ -124,6 +124,10 @@ class Head(ABC):
     """Whether its reading runs the backbone again, so that silos cannot share a forward."""
     soft_slot: bool = False
     """Whether the head sets the position of the soft prompt in a row's text."""
+    by_position: ClassVar[bool] = False
+    """Whether its reading and outputs lie flat: one for each position of `TokenizedRows.reads`, row after row."""
+    couples_rows: ClassVar[bool] = False
+    """Whether its loss of a row depends on the other rows of the batch, as with in-batch negatives."""
     pooling: Pooling = "first"
     """How a classifier pools the last layer's states: the first token's, the last one's, or the mean."""
 
@@ -196,7 +200,8 @@ class Head(ABC):
         Returns:
             The number, by default of rows; None if a head with a `cross_entropy` of its own does not say.
         """
-        return len(batch) if type(self).cross_entropy is Head.cross_entropy else None
+        own = type(self).cross_entropy is not Head.cross_entropy
+        return None if own or self.couples_rows else len(batch)
 
     def description(self, config: HeadConfig, task: Task) -> dict[str, Any]:
         """Return the fields of an export's `head.json` that describe how this head answers (docs/export.md)."""

@@ -44,7 +44,7 @@ class Classifier(Head):
     @override
     def answers(cls, kind: str) -> bool:
         """Return whether the head answers a kind of task: every kind whose rows have one answer as a whole."""
-        return KINDS[kind].labeled
+        return KINDS[kind].labeled and not KINDS[kind].by_position
 
     @classmethod
     @override

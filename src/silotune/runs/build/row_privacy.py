@@ -201,4 +201,7 @@ def _checked_phases(context: TrainingContext, silo: Silo, every: bool) -> tuple[
             f"privacy.unit: the loss of method {method.name} couples the rows of a batch; allowed: losses that are "
             "means over rows (FedMCP: method.mu=0 or method.similarity=cosine)"
         )
+    for head in context.heads:
+        if head.couples_rows:
+            raise InputError(f"privacy.unit: the loss of head={head.name} couples the rows of a batch; leave it out")
     return phases, leaving

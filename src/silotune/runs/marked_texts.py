@@ -1,0 +1,105 @@
+"""Mark spans in texts of any length with one silo's model; places are those of the text as it was written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from silotune.core.tensors import State
+from silotune.data.composed import Composed
+from silotune.data.entity_tokenizer import first_tokens
+from silotune.data.kinds import Prediction, Span
+from silotune.data.rows import Row
+from silotune.data.spans import best_tags, spans_of, words_of
+from silotune.data.tasks import Task
+from silotune.evaluation.predict import logits
+from silotune.training.prediction import PredictionContext
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Some words of a text, from `first` to before `last`, that the model reads together."""
+
+    text: int
+    first: int
+    last: int
+
+
+def mark(context: PredictionContext, state: State, task: Task, texts: Sequence[str]) -> list[Prediction]:
+    """Return the spans of each text.
+
+    A text that does not fit (`train.max_length`) is read in windows that overlap by half; a word's tag is that of the
+    window with most text around it.
+    """
+    composed = [Composed(text) for text in texts]
+    words = [words_of(each.text) for each in composed]
+    windows = [
+        _Window(number, *window) for number, own in enumerate(_windows(context, composed, words)) for window in own
+    ]
+    rows = [_row(composed[window.text].text, words[window.text][window.first : window.last]) for window in windows]
+    scores = [np.full((len(own), task.outputs), np.nan) for own in words]
+    around = [np.full(len(own), -1) for own in words]
+    if rows:
+        tokenized = context.head.row_tokenizer(context.backbone, context.max_length)(task, rows)
+        found = torch.log_softmax(logits(context, state, tokenized).double(), -1)
+        counts = (tokenized.labels >= 0).sum(1).tolist()
+        for window, own, read in zip(windows, torch.split(found, counts), tokenized.labels >= 0, strict=True):
+            places = read.nonzero().flatten().numpy()
+            room = np.minimum(places, window.last - window.first - 1 - places)
+            better = room > around[window.text][window.first + places]
+            chosen = window.first + places[better]
+            around[window.text][chosen], scores[window.text][chosen] = room[better], own.numpy()[better]
+    return [_prediction(task, *each) for each in zip(texts, composed, words, scores, strict=True)]
+
+
+def _prediction(task: Task, written: str, composed: Composed, words: list[tuple[int, int]], scores: Any) -> Prediction:
+    read = np.flatnonzero(~np.isnan(scores).any(1))
+    tags = best_tags(scores[read])
+    likely = np.exp(scores[read, tags])
+    spans = []
+    for a, b, label in spans_of(tags):
+        start, end = composed.origin(words[read[a]][0], words[read[b]][1])
+        spans.append(Span(start, end, task.labels[label], written[start:end], float(likely[a : b + 1].mean())))
+    return Prediction("", spans=tuple(spans))
+
+
+def _row(text: str, words: Sequence[tuple[int, int]]) -> Row:
+    start = words[0][0]
+    return Row((text[start : words[-1][1]],), 0, target=tuple((a - start, b - start, 0) for a, b in words))
+
+
+def _windows(
+    context: PredictionContext, texts: Sequence[Composed], words: Sequence[list[tuple[int, int]]]
+) -> list[list[tuple[int, int]]]:
+    """Return for each text its windows: first word, and the one behind the last."""
+    if not texts:
+        return []
+    tokenizer: Any = context.backbone.tokenizer
+    room = max(1, context.max_length - tokenizer.num_special_tokens_to_add())
+    encoded = tokenizer([each.text for each in texts], add_special_tokens=False, return_offsets_mapping=True)
+    windows = []
+    for own, offsets in zip(words, encoded["offset_mapping"], strict=True):
+        if len(offsets) <= room:
+            windows.append([(0, len(own))] if own else [])
+            continue
+        starts = [-1 if place is None else place for place in first_tokens(own, offsets)]
+        windows.append(_cut(np.maximum.accumulate([*starts, len(offsets)]).tolist(), room))
+    return windows
+
+
+def _cut(starts: Sequence[int], room: int) -> list[tuple[int, int]]:
+    """Cut words into overlapping windows of at most `room` tokens; `starts` is each one's first token, and the end."""
+    windows, first, words = [], 0, len(starts) - 1
+    while first < words:
+        last = first + 1
+        while last < words and starts[last + 1] - starts[first] <= room:
+            last += 1
+        windows.append((first, last))
+        if last == words:
+            break
+        first = max(first + 1, first + (last - first) // 2)
+    return windows
