@@ -122,7 +122,7 @@ def test_a_script_passes_mypy_strict(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     (tmp_path / "script.py").write_text(SCRIPT.replace("made: type[Mine] = Mine", "import silotune\nsilotune.runn"))
     wrong = ('train={"rl": 1e-3}', 'train={"lr": "high"}', "round=2", 'silos=[{"file": "a.csv"}]')
-    right = (tmp_path / "script.py").read_text()
+    right = (tmp_path / "script.py").read_text().rstrip()
     (tmp_path / "script.py").write_text("\n".join([right, *(f'run("demo", {keys})' for keys in wrong)]))
     said = checked().stdout
     assert "has no attribute" in said

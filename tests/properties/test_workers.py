@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from multiprocessing.connection import wait
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -172,7 +173,8 @@ def test_guarantees_of_cells_on_a_cluster_are_told_by_the_parent(tiny_config, tm
     """What a process of another machine writes is read by nobody."""
     one_thread = ThreadPoolExecutor(1)
     one_thread.workers = 1
-    monkeypatch.setattr("silotune.core.workers.ray_pool", lambda *_: nullcontext(one_thread))
+    engine = SimpleNamespace(pool=lambda *_: nullcontext(one_thread))
+    monkeypatch.setattr("silotune.core.workers.registered_engine", lambda _: engine)
     monkeypatch.setattr(CellKind, "read", lambda kind, folder: {})
     cells = [Cell("local", seed, tiny_config("local")) for seed in (1, 2)]
     told: list[str] = []

@@ -21,25 +21,25 @@ class BackboneConfig(ShortSection):
     common: ClassVar[tuple[str, ...]] = ("attention", "quantization", "device_map")
 
     name: BackboneName = Field(
-        "default",
+        default="default",
         description="`default` (MiniLM), `smollm2` and `mpnet` come as packages, without a hub; else a hub id, a local "
         "folder, or a GGUF file; for `silotune cost` also a shape.",
     )
     revision: str | None = Field(
-        None, min_length=1, description="branch, tag or commit of a hub id; None: the hub's main branch."
+        default=None, min_length=1, description="branch, tag or commit of a hub id; None: the hub's main branch."
     )
     attention: Literal["auto", "eager", "sdpa", "flash"] = Field(
-        "auto",
+        default="auto",
         description="the attention implementation. On a CPU `auto` is `eager`, and `sdpa` where answers are "
         "written; elsewhere it is transformers' default. `flash` needs a GPU and the package flash-attn.",
     )
     quantization: Literal["none", "auto", "int8", "nf4", "int8-torchao"] = Field(
-        "none",
+        default="none",
         description="storage of the linear layers: `int8` or `nf4` (bitsandbytes), `int8-torchao`, or `none`. `auto` is"
         " int8 on a CUDA device and none elsewhere.",
     )
     device_map: Literal["auto"] | dict[str, str] | None = Field(
-        None,
+        default=None,
         description="devices of the blocks of a model larger than one GPU: `auto` spreads them over all GPUs of the "
         "process; a mapping names devices (`layers.0: cuda:1`, or `layers: cuda:1` for all). Everything "
         "else is on `device`.",
@@ -55,13 +55,14 @@ class PrecisionConfig(ShortSection):
     common: ClassVar[tuple[str, ...]] = ("deterministic", "tf32")
 
     name: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        "auto", description="`auto` is bf16 where the hardware has it, else fp32; fp16 scales losses against underflow."
+        default="auto",
+        description="`auto` is bf16 where the hardware has it, else fp32; fp16 scales losses against underflow.",
     )
     deterministic: bool = Field(
-        True,
+        default=True,
         description="use only deterministic kernels, so that a seed gives the same bits again on the same hardware; "
         "`false` leaves PyTorch's settings alone.",
     )
     tf32: bool = Field(
-        False, description="let a GPU round float32 factors of matrix products to 10 bits (TensorFloat32)."
+        default=False, description="let a GPU round float32 factors of matrix products to 10 bits (TensorFloat32)."
     )

@@ -26,29 +26,36 @@ class AggregationConfig(ExtensibleSection):
         "regularization": ("lora-fair",),
     }
 
-    name: str = Field("samples", description="the aggregation.")
+    name: str = Field(default="samples", description="the aggregation.")
     outlier: float | None = Field(
-        100.0,
+        default=100.0,
         gt=1,
         description="hold back updates with a change longer than this many times the round's median, if there are at "
         "least 3; `null`: never.",
     )
-    max_norm: float | None = Field(None, gt=0, description="refuse updates with a change of larger L2 norm.")
-    clip: float | None = Field(None, gt=0, description="scale the change of an update down to this L2 norm.")
+    max_norm: float | None = Field(default=None, gt=0, description="refuse updates with a change of larger L2 norm.")
+    clip: float | None = Field(default=None, gt=0, description="scale the change of an update down to this L2 norm.")
     trim: float = Field(
-        0.1, gt=0, lt=0.5, description="fraction of updates that a trimmed mean removes at each end, rounded up."
+        default=0.1,
+        gt=0,
+        lt=0.5,
+        description="fraction of updates that a trimmed mean removes at each end, rounded up.",
     )
     byzantine: int | None = Field(
-        None,
+        default=None,
         ge=0,
         description="f, malicious silos in a round that Krum assumes; unset, the most that it tolerates.",
     )
-    keep: int | None = Field(None, ge=1, description="updates that Multi-Krum averages; unset, all but `byzantine`.")
+    keep: int | None = Field(
+        default=None, ge=1, description="updates that Multi-Krum averages; unset, all but `byzantine`."
+    )
     regularization: float = Field(
-        0.01, ge=0, description="LoRA-FAIR's λ, which keeps the corrected B near the mean of B; 0: the best correction."
+        default=0.01,
+        ge=0,
+        description="LoRA-FAIR's λ, which keeps the corrected B near the mean of B; 0: the best correction.",
     )
     noise_multiplier: float | None = Field(
-        None,
+        default=None,
         gt=0,
         description="standard deviation of Gaussian noise on the mean, in units of `clip` divided by the number of "
         "silos in a round (central differential privacy).",
@@ -57,7 +64,7 @@ class AggregationConfig(ExtensibleSection):
     _known = field_validator("name", mode="before")(one_of(AGGREGATIONS))
 
     secure: bool = Field(
-        False,
+        default=False,
         description="sum the silos' updates under masks, so that the coordinator sees no single one "
         "(`docs/masks.md`; experimental).",
     )
@@ -100,28 +107,32 @@ class ServerConfig(Section):
     }
 
     optimizer: Literal["none", "avgm", "nesterov", "adam", "yogi", "adagrad"] = Field(
-        "none",
+        default="none",
         description="`none` adopts the aggregate; `nesterov` is DiLoCo's; the others are from Hsu et al. 2019 and Reddi"
         " et al. 2021.",
     )
-    lr: float = Field(1.0, gt=0, description="the server's learning rate.")
+    lr: float = Field(default=1.0, gt=0, description="the server's learning rate.")
     average: float | None = Field(
-        None,
+        default=None,
         gt=0,
         le=1,
         description="the shared parts become their mean over this share of the rounds, the last ones, when the rounds "
         "of heads (`method.head_rounds`) and the run end; unset: they stay those of the last round.",
     )
-    beta1: float = Field(0.9, ge=0, lt=1, description="momentum.")
-    beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment.")
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="momentum.")
+    beta2: float = Field(default=0.99, ge=0, lt=1, description="decay of the second moment.")
     tau: float = Field(
-        1e-3,
+        default=1e-3,
         gt=0,
         description="τ, added to the root of the second moment; larger is less adaptive (Reddi et al. 2021).",
     )
-    labels_per_class: int | None = Field(None, ge=1, description="labeled rows per label at the coordinator (FedFAME).")
+    labels_per_class: int | None = Field(
+        default=None, ge=1, description="labeled rows per label at the coordinator (FedFAME)."
+    )
     labelled_rows: int | None = Field(
-        None, ge=2, description="labeled rows in total, spread evenly over labels; instead of `labels_per_class`."
+        default=None,
+        ge=2,
+        description="labeled rows in total, spread evenly over labels; instead of `labels_per_class`.",
     )
 
     @model_validator(mode="after")
@@ -134,22 +145,26 @@ class ServerConfig(Section):
 class FederationConfig(Section):
     """Who takes part in a run over several machines, and how long the coordinator waits."""
 
-    silos: Names = Field([], description="names of the silos, if their rows are on their own machines.")
+    silos: Names = Field(default=[], description="names of the silos, if their rows are on their own machines.")
     labelled: ConfigPath | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="folder of the coordinator's own labeled rows (see `docs/data.md`), for methods that train there.",
     )
-    join: float = Field(600, gt=0, description="seconds until all silos must have joined; approvals take longer.")
-    deadline: float = Field(3600, gt=0, description="seconds that a silo has for one request.")
-    quorum: float = Field(1.0, gt=0, le=1, description="fraction of a round's silos whose updates must arrive.")
-    retries: int = Field(2, ge=0, description="repetitions of a round below its quorum.")
+    join: float = Field(
+        default=600, gt=0, description="seconds until all silos must have joined; approvals take longer."
+    )
+    deadline: float = Field(default=3600, gt=0, description="seconds that a silo has for one request.")
+    quorum: float = Field(default=1.0, gt=0, le=1, description="fraction of a round's silos whose updates must arrive.")
+    retries: int = Field(default=2, ge=0, description="repetitions of a round below its quorum.")
     patience: float = Field(
-        120,
+        default=120,
         gt=0,
         description="seconds after which an unanswered request is sent again, doubled each time; a silo answers it "
         "once.",
     )
     away: float = Field(
-        120, gt=0, description="seconds after which the coordinator stops waiting for a silo that is not connected."
+        default=120,
+        gt=0,
+        description="seconds after which the coordinator stops waiting for a silo that is not connected.",
     )

@@ -18,42 +18,44 @@ class DataConfig(Section):
     """The source of rows, and how they become splits."""
 
     set: Literal["glue", "mixed6", "sentiment5", "feddpa", "fedprompt", "demo"] | None = Field(
-        None, description="a data set that silotune knows by name."
+        default=None, description="a data set that silotune knows by name."
     )
-    path: ConfigPath | None = Field(None, description="a folder of task folders.")
-    tasks: Names = Field([], description="the tasks to use; if empty, all.")
-    task: Name | None = Field(None, description="one task name for all silos, so that they may share a head.")
+    path: ConfigPath | None = Field(default=None, description="a folder of task folders.")
+    tasks: Names = Field(default=[], description="the tasks to use; if empty, all.")
+    task: Name | None = Field(default=None, description="one task name for all silos, so that they may share a head.")
     labels: Labels | None = Field(
-        None, min_length=2, description="the label names of `task`, if the data sets' own names differ."
+        default=None, min_length=2, description="the label names of `task`, if the data sets' own names differ."
     )
-    metric: Metric | None = Field(None, description="replaces the data sets' own metric.")
+    metric: Metric | None = Field(default=None, description="replaces the data sets' own metric.")
     positive: str | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="the label of F1; unset, the data set's, else label 1 of two.",
     )
-    merge: bool = Field(False, description="join train and validation and split them again by `ratio`.")
-    ratio: tuple[float, float, float] = Field((0.6, 0.2, 0.2), description="shares of train, validation and test.")
-    seed: int | None = Field(None, ge=0, description="seed of the choice of rows; unset, the run's seed.")
+    merge: bool = Field(default=False, description="join train and validation and split them again by `ratio`.")
+    ratio: tuple[float, float, float] = Field(
+        default=(0.6, 0.2, 0.2), description="shares of train, validation and test."
+    )
+    seed: int | None = Field(default=None, ge=0, description="seed of the choice of rows; unset, the run's seed.")
     rows_per_silo: int | None = Field(
-        None,
+        default=None,
         ge=10,
         description="most rows of a silo before splitting; if the data set is already split, most training rows.",
     )
-    rows: int | None = Field(None, ge=2, description="cap on the rows of a data set that is partitioned.")
-    train_rows: int | None = Field(None, ge=2, description="cap on the training split.")
+    rows: int | None = Field(default=None, ge=2, description="cap on the rows of a data set that is partitioned.")
+    train_rows: int | None = Field(default=None, ge=2, description="cap on the training split.")
     validation_rows: int | None = Field(
-        None,
+        default=None,
         ge=0,
         description="cap on the validation split. With 0 no rows are held back, and the last round counts as best.",
     )
-    test_rows: int | None = Field(None, ge=1, description="cap on the test split.")
+    test_rows: int | None = Field(default=None, ge=1, description="cap on the test split.")
     allow_cut: bool = Field(
-        False,
+        default=False,
         description="train although most rows of a silo do not fit into `train.max_length` (`head=lm`); else refused.",
     )
     parts: int = Field(
-        1,
+        default=1,
         ge=1,
         le=100_000,
         description="silos per task; they divide its training rows evenly and share its validation and test rows "
@@ -84,48 +86,48 @@ class SiloConfig(Section):
     name: Name = Field(description="the silo's name.")
     path: ConfigPath = Field(min_length=1, description="the file or folder.")
     text: str | list[str] = Field(
-        "text",
+        default="text",
         description="the text column, or two for pairs; for generation the column of the instruction, or two: "
         "instruction and input.",
     )
     label: str = Field(
-        "label",
+        default="label",
         description="the label column: labels, numbers (regression), or texts to generate.",
     )
-    task: Name | None = Field(None, description="silos of one task share label names; unset, the silo's name.")
+    task: Name | None = Field(default=None, description="silos of one task share label names; unset, the silo's name.")
     labels: Labels | None = Field(
-        None,
+        default=None,
         min_length=2,
         description="the label names; rows may spell them differently (`Pos`). Unset, those in the training rows.",
     )
     kind: str = Field(
-        "classification",
+        default="classification",
         description="the answer of a row: one label (`classification`), a number (`regression`), any number of labels "
         "(`multilabel`), a text (`generation`), or marked spans of the text (`entities`).",
     )
     metric: Metric | None = Field(
-        None,
+        default=None,
         description="unset: accuracy; for other kinds pearson_spearman, micro_f1, rouge1, span_f1.",
     )
     positive: str | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="the label of F1. Unset, `metric: f1` means `macro_f1`.",
     )
-    encoding: str = Field("utf-8", description="the encoding of text files, such as latin-1 or cp1252.")
+    encoding: str = Field(default="utf-8", description="the encoding of text files, such as latin-1 or cp1252.")
     column_separator: str | None = Field(
-        None,
+        default=None,
         min_length=1,
         max_length=1,
         description="between the columns of a `.csv` or `.tsv` file, such as `;`; unset, a comma or a tab.",
     )
     rank: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="LoRA rank of this silo, at most `tuner.r`; the same as an entry of `tuner.ranks`.",
     )
     label_separator: str | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="separator of the labels in a cell (`kind: multilabel`); unset, a comma.",
     )
@@ -187,19 +189,19 @@ class PartitionConfig(Section):
     }
 
     name: Literal["none", "iid", "dirichlet", "quantity", "shards", "column"] = Field(
-        "none",
+        default="none",
         description="`dirichlet` skews labels, `quantity` skews sizes, `shards` gives each silo pieces of few labels, "
         "`column` makes one silo per value of a column; `none` does not divide.",
     )
-    silos: int = Field(10, ge=1, le=100_000, description="the number of silos.")
-    alpha: float = Field(1.0, gt=0, le=1e6, description="the concentration of `dirichlet` and `quantity`.")
-    seed: int | None = Field(None, ge=0, description="seed of the partition; unset, `data.seed`.")
-    min_rows: int = Field(1, ge=1, description="minimum rows of a silo.")
-    balanced: bool = Field(False, description="equal sizes with `dirichlet`.")
-    shards: int = Field(2, ge=1, le=1000, description="shards per silo.")
-    column: str | None = Field(None, min_length=1, description="the column of `column`.")
+    silos: int = Field(default=10, ge=1, le=100_000, description="the number of silos.")
+    alpha: float = Field(default=1.0, gt=0, le=1e6, description="the concentration of `dirichlet` and `quantity`.")
+    seed: int | None = Field(default=None, ge=0, description="seed of the partition; unset, `data.seed`.")
+    min_rows: int = Field(default=1, ge=1, description="minimum rows of a silo.")
+    balanced: bool = Field(default=False, description="equal sizes with `dirichlet`.")
+    shards: int = Field(default=2, ge=1, le=1000, description="shards per silo.")
+    column: str | None = Field(default=None, min_length=1, description="the column of `column`.")
     evaluation: Literal["shared", "own"] = Field(
-        "shared",
+        default="shared",
         description="the held-out rows that judge a silo: `shared`, all alike, or `own`, those of its own kind (by "
         "labels, by the value of `column`, else a quota by size).",
     )
@@ -223,28 +225,29 @@ class AttackConfig(Section):
     """A preset without attack may set these keys; they stay when the user chooses an attack."""
     owners: ClassVar = dict.fromkeys(("fraction", "rate", "scale"), ("backdoor",))
 
-    name: Literal["none", "backdoor"] = Field("none", description="`backdoor`, or `none`.")
+    name: Literal["none", "backdoor"] = Field(default="none", description="`backdoor`, or `none`.")
     fraction: float = Field(
-        0.1,
+        default=0.1,
         ge=0,
         le=1,
         description="fraction of malicious silos, rounded up. 0: none; the success rate is then the clean baseline.",
     )
     rate: float = Field(
-        1.0,
+        default=1.0,
         ge=0,
         le=1,
         description="fraction of a malicious silo's training rows without the target label of which it adds poisoned "
         "copies.",
     )
     trigger: str | list[str] = Field(
-        "cf", description="a word or phrase, or a list; all are inserted into every poisoned row, independently."
+        default="cf",
+        description="a word or phrase, or a list; all are inserted into every poisoned row, independently.",
     )
     position: Literal["start", "end", "random"] = Field(
-        "start", description="position of the trigger in a row's text; `random` draws one per row."
+        default="start", description="position of the trigger in a row's text; `random` draws one per row."
     )
-    target: str | None = Field(None, min_length=1, description="the label that the attack aims at.")
-    scale: float = Field(1.0, gt=0, description="factor of a malicious silo's change (model replacement).")
+    target: str | None = Field(default=None, min_length=1, description="the label that the attack aims at.")
+    scale: float = Field(default=1.0, gt=0, description="factor of a malicious silo's change (model replacement).")
 
     _label_name = field_validator("target", mode="before")(label_name)
 

@@ -35,56 +35,59 @@ class HeadConfig(ExtensibleSection):
     }
 
     name: str = Field(
-        "mlp",
+        default="mlp",
         description="`mlp` and `linear` classify a pooled state; `verbalizer` scores label words at a template's mask; "
         "`lm` generates answers; `dpo` too, and trains on preference pairs; `entities` marks spans.",
     )
-    scope: Literal["private", "shared"] = Field("private", description="one head for all silos, or one per silo.")
+    scope: Literal["private", "shared"] = Field(
+        default="private", description="one head for all silos, or one per silo."
+    )
     pooling: Literal["auto", "first", "mean", "last"] = Field(
-        "auto",
+        default="auto",
         description="the state that `mlp` and `linear` read: the first token's, the last one's, or the mean. `auto` is "
         "`last` in a causal model, else what the model was trained with, else `first`.",
     )
     normalize: float | None = Field(
-        None,
+        default=None,
         gt=0,
         description="L2 norm to which `mlp` and `linear` scale that state, so that gradients of rows are about equally "
         "long; unset: as it is.",
     )
     template: str | dict[str, str] | None = Field(
-        None,
+        default=None,
         description="template of `verbalizer` or `lm`: one for all tasks, or task → template. Of `lm`, `chat` is the "
         "tokenizer's own, the default where it has one, and `plain` is “### Instruction: … ### Response:”.",
     )
-    words: dict[str, list[str]] | None = Field(None, description="label → its words (`verbalizer`).")
+    words: dict[str, list[str]] | None = Field(default=None, description="label → its words (`verbalizer`).")
     multi_token: Literal["refuse", "average"] = Field(
-        "refuse", description="label words of several tokens: refuse them, or average their tokens (`verbalizer`)."
+        default="refuse",
+        description="label words of several tokens: refuse them, or average their tokens (`verbalizer`).",
     )
     average: Literal["logits", "probabilities", "best"] = Field(
-        "logits",
+        default="logits",
         description="how the words of a label are combined: mean logit, mean probability, or the most likely word "
         "(`verbalizer`).",
     )
     chat_template: str | None = Field(
-        None, min_length=1, description="the name of the tokenizer's chat template, if it has several (`lm`)."
+        default=None, min_length=1, description="the name of the tokenizer's chat template, if it has several (`lm`)."
     )
     chat_kwargs: dict[str, bool | int | float | str | None] = Field(
-        {}, description="variables for the chat template, such as `enable_thinking` (`lm`)."
+        default={}, description="variables for the chat template, such as `enable_thinking` (`lm`)."
     )
     train_on: Literal["assistant", "last"] = Field(
-        "assistant",
+        default="assistant",
         description="turns in the loss: all of the assistant's, or its last (`lm`).",
     )
     choices: Literal["likelihood", "write"] = Field(
-        "likelihood",
+        default="likelihood",
         description="how tasks whose prompts list their answers (lines `- answer`) are scored: by the likeliest of "
         "them, or by the written answer (`lm`).",
     )
     beta: float = Field(
-        0.1, gt=0, description="β of the DPO loss; larger keeps the model nearer to the backbone (`dpo`)."
+        default=0.1, gt=0, description="β of the DPO loss; larger keeps the model nearer to the backbone (`dpo`)."
     )
-    beams: int = Field(1, ge=1, le=64, description="number of beams (`lm`, `dpo`).")
-    max_new_tokens: int = Field(80, ge=1, le=4096, description="the longest answer (`lm`).")
+    beams: int = Field(default=1, ge=1, le=64, description="number of beams (`lm`, `dpo`).")
+    max_new_tokens: int = Field(default=80, ge=1, le=4096, description="the longest answer (`lm`).")
 
     _known = field_validator("name", mode="before")(one_of(HEADS))
 
@@ -125,5 +128,5 @@ class GenerationConfig(Section):
     """How answers are written (`head=lm`)."""
 
     rows_at_once: RowsAtOnce = Field(
-        32, description="prompts per generated batch; each takes the memory of `head.beams` answers."
+        default=32, description="prompts per generated batch; each takes the memory of `head.beams` answers."
     )

@@ -21,49 +21,53 @@ class EvaluationConfig(Section):
     """How models are judged: validation, test-time personalization (FedDPA, section 3.1), and silos left out."""
 
     validation: Literal["metric", "loss"] | None = Field(
-        None,
+        default=None,
         description="the validation score, which chooses the best round: `metric`, or `loss` (generates no answers). "
         "Unset: `loss` for generation, else `metric`.",
     )
-    test_time: bool = Field(False, description="score every silo's model on the test rows of every task.")
+    test_time: bool = Field(default=False, description="score every silo's model on the test rows of every task.")
     per_round: bool = Field(
-        False,
+        default=False,
         description="compute test scores, and those of `test_time`, after every round (FedDPA, Figure 3).",
     )
     finish_per_round: bool = Field(
-        False,
+        default=False,
         description="score methods with phases after the last round (FedLoRA, FedDPA-F) after every round: the phases "
         "run, and the silos are then restored.",
     )
     unseen: Words = Field(
-        [],
+        default=[],
         description="tasks (or entries of `silos`) without training; all models are scored on them (FedDPA, Table 14).",
     )
     new_silos: Words = Field(
-        [],
+        default=[],
         description="silos that join after the last round, with the private part of the most similar silo (appendix "
         "C.1).",
     )
-    rows_at_once: RowsAtOnce = Field(64, description="rows per batch when rows are classified or embedded.")
+    rows_at_once: RowsAtOnce = Field(default=64, description="rows per batch when rows are classified or embedded.")
     bootstrap: int = Field(
-        1000,
+        default=1000,
         ge=0,
         le=100_000,
         description="bootstrap resamples of the test rows for 95 % intervals; 0: no intervals.",
     )
     unit: str | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="the column that says whose a row is, such as `document`: a unit's rows stay in one split, and "
         "verdicts draw them together. With noise on rows it is that of `privacy.unit`.",
     )
     baselines: bool = Field(
-        True,
+        default=True,
         description="also score the most frequent label and a bag of words, learned from each silo's training rows, "
         "and for language models the untouched backbone.",
     )
-    shots: int = Field(0, ge=0, le=100, description="also score the untouched backbone after this many training rows.")
-    predictions: bool = Field(True, description="write `predictions.parquet`, the prediction for every test row.")
+    shots: int = Field(
+        default=0, ge=0, le=100, description="also score the untouched backbone after this many training rows."
+    )
+    predictions: bool = Field(
+        default=True, description="write `predictions.parquet`, the prediction for every test row."
+    )
 
     @model_validator(mode="after")
     def _check_names_and_per_round(self) -> EvaluationConfig:
@@ -106,34 +110,35 @@ class CompareConfig(Section):
     Keys for one method alone are in the top-level `per_method`, which `silotune run` reads, too.
     """
 
-    methods: Words = Field([], description="the methods; if empty, the configuration's own method.")
-    seeds: Seeds = Field([], description="the seeds; if empty, the configuration's own seed.")
-    ablation: bool = Field(False, description="add the ablations of each method's paper.")
+    methods: Words = Field(default=[], description="the methods; if empty, the configuration's own method.")
+    seeds: Seeds = Field(default=[], description="the seeds; if empty, the configuration's own seed.")
+    ablation: bool = Field(default=False, description="add the ablations of each method's paper.")
     variants: dict[str, KeyGroup] = Field(
-        {},
+        default={},
         description="variant → keys that it changes; every method gets an entry per variant. The key `preset` replaces "
         "the preset of the source.",
     )
     grid: dict[str, dict[str, KeyGroup]] = Field(
-        {},
+        default={},
         description="groups of variants; every method gets an entry for each combination of one variant per group, and "
         "none without.",
     )
     best: Annotated[list[ConfigPath], BeforeValidator(listed), AfterValidator(distinct)] = Field(
-        [], description="folders of `silotune sweep`, for each method's best values."
+        default=[], description="folders of `silotune sweep`, for each method's best values."
     )
-    std: StdConfig = Field(StdConfig(), description="the standard deviation over seeds.")
+    std: StdConfig = Field(default=StdConfig(), description="the standard deviation over seeds.")
     against: str = Field(
-        "", description="the entry that the others are judged against; by default `local`, or the first."
+        default="", description="the entry that the others are judged against; by default `local`, or the first."
     )
-    margin: float = Field(1.0, gt=0, description="a smaller difference, in points, does not matter.")
-    claim: str = Field("", description="what the experiment is to show; printed above its verdicts.")
+    margin: float = Field(default=1.0, gt=0, description="a smaller difference, in points, does not matter.")
+    claim: str = Field(default="", description="what the experiment is to show; printed above its verdicts.")
     primary: str = Field(
-        "", description="the one entry whose verdict is not corrected for the others; named before the first table."
+        default="",
+        description="the one entry whose verdict is not corrected for the others; named before the first table.",
     )
-    metric: str = Field("", description="judge by this metric of the test rows; by default by each silo's own.")
+    metric: str = Field(default="", description="judge by this metric of the test rows; by default by each silo's own.")
     looks: list[Annotated[int, Field(ge=1)]] = Field(
-        [],
+        default=[],
         description="numbers of seeds after which the results are looked at; seeds added after another look make a "
         "verdict exploratory.",
     )
@@ -147,34 +152,34 @@ class Config(Section):
 
     model_config = ConfigDict(validate_default=False)  # a section's defaults were checked when it was made
 
-    description: str = Field("", description="description of a preset.")
+    description: str = Field(default="", description="description of a preset.")
     backbone: BackboneConfig = BackboneConfig()
     start: ConfigPath | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="folder of a finished run, whose parts this run begins with; or initial LoRA of all adapters: a "
         "folder in peft's format, or a file of `silotune import`.",
     )
     method: Choice = Field(
-        Choice(name="fedmcp"),
+        default=Choice(name="fedmcp"),
         description="what is trained, what leaves a silo, and how parts are mixed at prediction (`silotune methods`).",
     )
-    tuner: Choice = Field(Choice(name="bottleneck"), description="the PEFT technique of the method's adapters.")
+    tuner: Choice = Field(default=Choice(name="bottleneck"), description="the PEFT technique of the method's adapters.")
     head: HeadConfig = HeadConfig()
-    rounds: int = Field(10, ge=0, description="rounds of the federation; 0 scores the untouched backbone.")
-    seed: int = Field(1, ge=0, lt=2**31, description="the seed from which all random numbers are derived.")
+    rounds: int = Field(default=10, ge=0, description="rounds of the federation; 0 scores the untouched backbone.")
+    seed: int = Field(default=1, ge=0, lt=2**31, description="the seed from which all random numbers are derived.")
     threads: int | None = Field(
-        None,
+        default=None,
         ge=1,
         le=1024,
         description="CPU threads of PyTorch. If unset, its own choice; with `flower-local` the cores divided by the "
         "silos.",
     )
-    device: Device = Field("auto", description="`auto`, `cpu`, or a device of PyTorch such as `cuda:1`.")
+    device: Device = Field(default="auto", description="`auto`, `cpu`, or a device of PyTorch such as `cuda:1`.")
     precision: PrecisionConfig = PrecisionConfig()
     cache: CacheConfig = CacheConfig()
     cohort: CohortSize | None = Field(
-        None,
+        default=None,
         description="silos trained and scored in one forward pass; `auto`: by device and memory. By default 1, and "
         "`auto` from 64 silos on.",
     )
@@ -193,7 +198,7 @@ class Config(Section):
     silos: list[SiloConfig] = []
     federation: FederationConfig = FederationConfig()
     per_method: dict[str, KeyGroup] = Field(
-        {}, description="method → keys that replace others in comparisons and sweeps."
+        default={}, description="method → keys that replace others in comparisons and sweeps."
     )
     compare: CompareConfig = CompareConfig()
 

@@ -20,12 +20,12 @@ class CacheConfig(Section):
     owners: ClassVar = {"mib": ("frozen-prefix",)}
 
     name: Literal["none", "frozen-prefix"] = Field(
-        "none",
+        default="none",
         description="`frozen-prefix` keeps a row's activations of the frozen layers below the lowest adapter across "
         "epochs and rounds.",
     )
     mib: int = Field(
-        512, ge=1, le=2**22, description="MiB of the cache; the least recently used rows are removed first."
+        default=512, ge=1, le=2**22, description="MiB of the cache; the least recently used rows are removed first."
     )
 
 
@@ -64,87 +64,93 @@ _ADAM_EPSILON = 1e-8
 class TrainConfig(Section):
     """Local training, per phase."""
 
-    lr: float = Field(1e-3, gt=0, description="the learning rate.")
+    lr: float = Field(default=1e-3, gt=0, description="the learning rate.")
     server_lr: float | None = Field(
-        None,
+        default=None,
         gt=0,
         description="the learning rate of methods that train at the coordinator (FedFAME's η_g); unset: `lr`.",
     )
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant",
+        default="constant",
         description="decay of the learning rate to 0: none, linear, or a half cosine.",
     )
     schedule_over: Literal["round", "run"] = Field(
-        "round",
+        default="round",
         description="span of `schedule` and `warmup`: each phase of each round, as in transformers' Trainer, or all "
         "rounds of the run, also those that a silo misses.",
     )
     warmup: float = Field(
-        0,
+        default=0,
         ge=0,
         le=1_000_000,
         description="steps in which the learning rate rises from 0: a number, or below 1 a share of the span.",
     )
-    epochs: int = Field(1, ge=1, description="passes over a silo's rows.")
-    steps: int | None = Field(None, ge=1, description="optimizer steps; replaces `epochs`.")
-    batch_size: int = Field(16, ge=1, description="rows per optimizer step.")
+    epochs: int = Field(default=1, ge=1, description="passes over a silo's rows.")
+    steps: int | None = Field(default=None, ge=1, description="optimizer steps; replaces `epochs`.")
+    batch_size: int = Field(default=16, ge=1, description="rows per optimizer step.")
     batches: Literal["full", "even"] = Field(
-        "full",
+        default="full",
         description="`full`: all batches but the last have `batch_size` rows. `even`: the same number of batches, whose"
         " sizes differ by at most one row, with losses weighted so that every row counts the same.",
     )
-    optimizer: Literal["adam", "adamw", "sgd", "adafactor"] = Field("adam", description="the silos' optimizer.")
-    momentum: float = Field(0, ge=0, lt=1, description="momentum of `sgd`; over rounds too with `keep_optimizer`.")
+    optimizer: Literal["adam", "adamw", "sgd", "adafactor"] = Field(default="adam", description="the silos' optimizer.")
+    momentum: float = Field(
+        default=0, ge=0, lt=1, description="momentum of `sgd`; over rounds too with `keep_optimizer`."
+    )
     weight_decay: float | None = Field(
-        None,
+        default=None,
         ge=0,
         description="decay of weights, not of biases and norms; decoupled in `adamw` and `adafactor`, part of the "
         "gradient in `adam` and `sgd`. Unset: 0.01 on all tensors in `adamw`, else none.",
     )
     adam_epsilon: float = Field(
-        _ADAM_EPSILON,
+        default=_ADAM_EPSILON,
         ge=1e-12,
         le=1,
         description="ε of Adam and AdamW. Gradients far below it make small steps; all others steps of about `lr`.",
     )
     clip_norm: float | None = Field(
-        None,
+        default=None,
         gt=0,
         description="largest L2 norm of a step's gradient over all tensors that the phase trains; longer ones are "
         "scaled down.",
     )
     keep_optimizer: bool = Field(
-        False,
+        default=False,
         description="keep a silo's optimizer states from round to round; `false`: a new optimizer in each phase of each"
         " round.",
     )
     dropout: Dropout = Field(
-        None,
+        default=None,
         description="the backbone's dropout in views with trained parts: its `own` rates, or one rate everywhere. "
         "Unset: its own with `tuner=full`, else none.",
     )
     label_smoothing: float = Field(
-        0,
+        default=0,
         ge=0,
         lt=1,
         description="share of the target probability (of labels, or of answer tokens) that is spread over all classes.",
     )
     class_weights: ClassWeights = Field(
-        "none",
+        default="none",
         description="label → weight in the loss, a weighted mean over rows (1 if not named). `balanced`: rows / (labels"
         " × rows of the label), counted in the silo's training rows.",
     )
     early_stopping: int | None = Field(
-        None, ge=1, description="end the run after this many rounds without a better validation score; unset: never."
+        default=None,
+        ge=1,
+        description="end the run after this many rounds without a better validation score; unset: never.",
     )
-    max_length: int = Field(128, ge=8, le=8192, description="maximum tokens per row; longer rows are truncated.")
+    max_length: int = Field(
+        default=128, ge=8, le=8192, description="maximum tokens per row; longer rows are truncated."
+    )
     gradient_checkpointing: bool = Field(
-        False,
+        default=False,
         description="recompute activations inside blocks in the backward pass: less memory, about a third more time, "
         "equal gradients.",
     )
     tokens_at_once: Annotated[int | Literal["auto"] | None, number_or_auto("tokens", or_none=True)] = Field(
-        None,
+        default=None,
         description="most tokens (with padding, over all views with gradient) whose activations are held for a backward"
         " pass; None: the whole batch. `auto`: by the device's memory.",
     )
@@ -181,10 +187,10 @@ class TrainConfig(Section):
 class SamplingConfig(Section):
     """The silos of a round: a fraction or a number of them; all silos if neither key is set."""
 
-    fraction: float | None = Field(None, gt=0, le=1, description="the fraction of the silos, rounded up.")
-    count: int | None = Field(None, ge=1, description="the number of silos.")
+    fraction: float | None = Field(default=None, gt=0, le=1, description="the fraction of the silos, rounded up.")
+    count: int | None = Field(default=None, ge=1, description="the number of silos.")
     per_task: bool = Field(
-        False, description="apply the fraction or number to each task's silos (FedDPA, appendix A.1)."
+        default=False, description="apply the fraction or number to each task's silos (FedDPA, appendix A.1)."
     )
 
     @model_validator(mode="after")

@@ -39,26 +39,28 @@ class UplinkConfig(ExtensibleSection):
     common: ClassVar = tuple(owners)
     doubles: ClassVar = ("delta",)
 
-    name: list[str] = Field([], description="the steps.")
+    name: list[str] = Field(default=[], description="the steps.")
     clip: float | None = Field(
-        None, gt=0, description="largest norm of the change, which is scaled down to it; 1 if unset."
+        default=None, gt=0, description="largest norm of the change, which is scaled down to it; 1 if unset."
     )
     norm: Literal["l1", "l2"] | None = Field(
-        None, description="the kind of norm; if unset, l1 before Laplace noise, else l2."
+        default=None, description="the kind of norm; if unset, l1 before Laplace noise, else l2."
     )
-    epsilon: float | None = Field(None, gt=0, description="ε of one round; 8 if unset.")
-    delta: float | None = Field(None, gt=0, lt=1, description="δ of one round of Gaussian noise; 1e-5 if unset.")
+    epsilon: float | None = Field(default=None, gt=0, description="ε of one round; 8 if unset.")
+    delta: float | None = Field(
+        default=None, gt=0, lt=1, description="δ of one round of Gaussian noise; 1e-5 if unset."
+    )
     scale: float | None = Field(
-        None,
+        default=None,
         gt=0,
         description="scale of Laplace noise, or standard deviation of Gaussian noise, on a change without `clip`. It "
         "promises nothing: there is no ε.",
     )
     rounding: Literal["nearest", "stochastic"] | None = Field(
-        None, description="rounding of int8 and int4: to the nearest code, or stochastic and unbiased."
+        default=None, description="rounding of int8 and int4: to the nearest code, or stochastic and unbiased."
     )
     feedback: bool | None = Field(
-        None,
+        default=None,
         description="add the codec's error to the silo's next change; true if unset, false for an unbiased codec.",
     )
 
@@ -143,55 +145,57 @@ class PrivacyConfig(Section):
     doubles: ClassVar = ("delta",)
 
     unit: str | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="whom noise protects from the coordinator and the other silos: each `row`, or each value of the "
         "column of this name, such as `patient`. If unset, rows have no noise.",
     )
     epsilon: float | None = Field(
-        None,
+        default=None,
         gt=0,
         description="ε of the whole run. With `unit` the noise is chosen for it; else the run stops before exceeding "
         "it.",
     )
     delta: float | None = Field(
-        None,
+        default=None,
         gt=0,
         lt=1,
         description="δ of the whole run; 1e-5 if unset.",
     )
     more_noise: bool = Field(
-        False,
+        default=False,
         description="with `unit`, let a silo whose budget is nearly spent add more noise than the run asks for; "
         "without, it refuses the run.",
     )
     clip: float = Field(
-        1.0, ge=1e-6, le=1e6, description="with `unit`, the largest L2 norm of a unit's gradient in a step."
+        default=1.0, ge=1e-6, le=1e6, description="with `unit`, the largest L2 norm of a unit's gradient in a step."
     )
     rows_per_unit: int = Field(
-        4, ge=1, description="with a column as `unit`, the most rows of a unit in a step; its gradient is their mean."
+        default=4,
+        ge=1,
+        description="with a column as `unit`, the most rows of a unit in a step; its gradient is their mean.",
     )
     rate: float | None = Field(
-        None,
+        default=None,
         gt=0,
         le=1,
         description="with `unit`, the probability with which a step draws a unit, one for all silos; unset: "
         "`train.batch_size` divided by a silo's units.",
     )
-    units: int | None = Field(None, ge=2, description="the units that a silo has, about, for `plan`.")
+    units: int | None = Field(default=None, ge=2, description="the units that a silo has, about, for `plan`.")
     plan: Literal["auto"] | None = Field(
-        None,
+        default=None,
         description="`auto`: `rate` is the least one whose noise is near that of larger ones (`silotune privacy`).",
     )
     secret: ConfigPath | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="a file of at least 16 random bytes from which noise is derived. Without it noise is derived from "
         "the seed, which everyone who knows the configuration can repeat.",
     )
 
     parts: Literal["leaving", "all"] = Field(
-        "leaving",
+        default="leaving",
         description="with `unit`, what has noise: `leaving`, every part on which what a silo sends depends; or `all`, "
         "also the silo's own parts and final phases, so that ε covers the silo's model, too.",
     )
@@ -223,7 +227,7 @@ class AuditConfig(Section):
     """Canaries in every silo, for `silotune release`."""
 
     canaries: int = Field(
-        0,
+        default=0,
         ge=0,
         le=100_000,
         description="rows of random words that every silo adds to its training rows, each present or empty by a fair "

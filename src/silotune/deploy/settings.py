@@ -37,14 +37,14 @@ class CoordinatorSettings(Section):
 
     folder: ConfigPath = Field(min_length=1)
     host: str = "127.0.0.1"
-    port: int = Field(8000, ge=1, le=65535)
-    ca: ConfigPath | None = Field(None, min_length=1)
-    certificate: ConfigPath | None = Field(None, min_length=1)
-    key: ConfigPath | None = Field(None, min_length=1)
+    port: int = Field(default=8000, ge=1, le=65535)
+    ca: ConfigPath | None = Field(default=None, min_length=1)
+    certificate: ConfigPath | None = Field(default=None, min_length=1)
+    key: ConfigPath | None = Field(default=None, min_length=1)
     insecure: bool = False
     public_address: Address | None = None
-    enrollment_port: int | None = Field(None, ge=1, le=65535)
-    metrics_port: int | None = Field(None, ge=1, le=65535)
+    enrollment_port: int | None = Field(default=None, ge=1, le=65535)
+    metrics_port: int | None = Field(default=None, ge=1, le=65535)
 
     @field_validator("host")
     @classmethod
@@ -89,11 +89,11 @@ class NodeSettings(Section):
     folder: ConfigPath = Field(min_length=1)
     socket: ConfigPath = Field(min_length=1)
     superlink: Address
-    root_certificates: ConfigPath | None = Field(None, min_length=1)
-    private_key: ConfigPath | None = Field(None, min_length=1)
+    root_certificates: ConfigPath | None = Field(default=None, min_length=1)
+    private_key: ConfigPath | None = Field(default=None, min_length=1)
     insecure: bool = False
-    port: int = Field(9094, ge=1, le=65535)
-    metrics_port: int | None = Field(None, ge=1, le=65535)
+    port: int = Field(default=9094, ge=1, le=65535)
+    metrics_port: int | None = Field(default=None, ge=1, le=65535)
 
     @property
     def socket_path(self) -> Path:

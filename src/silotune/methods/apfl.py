@@ -34,8 +34,8 @@ ALPHA = "alpha"
 class APFLOptions(MethodOptions):
     """The options of APFL."""
 
-    alpha: float = Field(0.5, ge=0, le=1, description="α, the initial weight of a silo's own model")
-    adaptive: bool = Field(True, description="whether silos train α")
+    alpha: float = Field(default=0.5, ge=0, le=1, description="α, the initial weight of a silo's own model")
+    adaptive: bool = Field(default=True, description="whether silos train α")
 
 
 def own_weight(state: State) -> Tensor:

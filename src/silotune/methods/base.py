@@ -58,12 +58,12 @@ class MethodOptions(Options):
     """Base of a method's options, the keys `method.*`."""
 
     head_rounds: int = Field(
-        0,
+        default=0,
         ge=0,
         description="first rounds, in which heads alone train and leave, on what the untouched backbone reads; the "
         "method's own rounds follow.",
     )
-    head_lr: float | None = Field(None, gt=0, description="learning rate of `head_rounds`; unset: `train.lr`.")
+    head_lr: float | None = Field(default=None, gt=0, description="learning rate of `head_rounds`; unset: `train.lr`.")
 
 
 class Method(ABC):

@@ -28,7 +28,9 @@ from silotune.methods import (
 class DittoOptions(MethodOptions):
     """The options of Ditto."""
 
-    lam: float = Field(0.1, ge=0, description="λ, regularization of the personal adapter toward the received one")
+    lam: float = Field(
+        default=0.1, ge=0, description="λ, regularization of the personal adapter toward the received one"
+    )
 
 
 class Ditto(Method):

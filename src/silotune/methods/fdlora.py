@@ -37,15 +37,17 @@ class FDLoRAOptions(MethodOptions):
     """The options of FDLoRA."""
 
     sync: int = Field(
-        10,
+        default=10,
         ge=1,
         description="H; every H rounds the personal LoRA becomes a copy of the silo's trained global LoRA",
     )
-    first_epochs: int | None = Field(None, ge=1, description="passes in round 1, which trains the first personal LoRA")
-    fusion_epochs: int | None = Field(
-        None, ge=1, description="passes that train the fusion weights at the end. None: `train.epochs`"
+    first_epochs: int | None = Field(
+        default=None, ge=1, description="passes in round 1, which trains the first personal LoRA"
     )
-    l1: float = Field(0.05, ge=0, description="weight of the L1 penalty on the fusion weights")
+    fusion_epochs: int | None = Field(
+        default=None, ge=1, description="passes that train the fusion weights at the end. None: `train.epochs`"
+    )
+    l1: float = Field(default=0.05, ge=0, description="weight of the L1 penalty on the fusion weights")
 
 
 def learned(part: str) -> Callable[[State], Tensor]:

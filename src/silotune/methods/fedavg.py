@@ -74,7 +74,7 @@ class FedRepOptions(SupervisedOptions):
     """The options of FedRep."""
 
     head_epochs: int = Field(
-        1, ge=1, description="passes that train the head, before those for the body (`train.epochs`)"
+        default=1, ge=1, description="passes that train the head, before those for the body (`train.epochs`)"
     )
 
 

@@ -47,21 +47,27 @@ class FedDPAOptions(FedITOptions):
     """
 
     alpha: float = Field(
-        0.5,
+        default=0.5,
         ge=0,
         le=1,
         description="weight of the local part when FedDPA-T trains it, and at prediction with `weighting=fixed`",
     )
     weighting: Literal["dynamic", "fixed"] = Field(
-        "dynamic", description="`dynamic`: a weight α per text (section 4.3); or `fixed`"
+        default="dynamic", description="`dynamic`: a weight α per text (section 4.3); or `fixed`"
     )
-    weight_of: WeightOf = Field("local", description="the part with weight α at prediction; the other one has 1 − α")
-    scale: float | None = Field(None, gt=0, le=1, description="λ; by default 1 for FedDPA-F and `alpha` for FedDPA-T")
-    similarity: Similarity = Field("cosine", description="similarity of a text and the silo's rows")
-    representation: Representation = Field("last", description="pooling of a text's states")
-    samples: int = Field(5, ge=1, description="S, number of rows that a text is compared with")
-    embed: Literal["global", "local", "base"] = Field("global", description="the part with which texts are embedded")
-    clip: bool = Field(True, description="clip similarities to [0, 1]")
+    weight_of: WeightOf = Field(
+        default="local", description="the part with weight α at prediction; the other one has 1 − α"
+    )
+    scale: float | None = Field(
+        default=None, gt=0, le=1, description="λ; by default 1 for FedDPA-F and `alpha` for FedDPA-T"
+    )
+    similarity: Similarity = Field(default="cosine", description="similarity of a text and the silo's rows")
+    representation: Representation = Field(default="last", description="pooling of a text's states")
+    samples: int = Field(default=5, ge=1, description="S, number of rows that a text is compared with")
+    embed: Literal["global", "local", "base"] = Field(
+        default="global", description="the part with which texts are embedded"
+    )
+    clip: bool = Field(default=True, description="clip similarities to [0, 1]")
 
 
 class FedDPAFOptions(FedDPAOptions, FedLoRAOptions):
@@ -72,11 +78,11 @@ class FedDPATOptions(FedDPAOptions):
     """The options of FedDPA-T."""
 
     order: Literal["global-first", "local-first"] = Field(
-        "global-first",
+        default="global-first",
         description="the part that a round trains first; with `local-first`, round 1 trains only the global one",
     )
     sees: Literal["trained", "received"] = Field(
-        "trained",
+        default="trained",
         description="the global part used while the local one trains: as trained in this round, or as received (always "
         "with `order=local-first`)",
     )

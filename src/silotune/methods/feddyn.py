@@ -38,7 +38,7 @@ def gradient_of(part: str) -> str:
 class FedDynOptions(SupervisedOptions):
     """The options of FedDyn."""
 
-    alpha: float = Field(0.01, gt=0, description="α, the weight of the dynamic regularizer")
+    alpha: float = Field(default=0.01, gt=0, description="α, the weight of the dynamic regularizer")
 
 
 class FedDyn(FedAvg):

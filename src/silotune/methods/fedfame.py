@@ -35,11 +35,11 @@ PROJECTION = "head_projection"
 class FedFAMEOptions(MethodOptions):
     """The options of FedFAME."""
 
-    tau: float = Field(0.5, gt=0, description="eq. 2's temperature, which the paper does not state")
-    projection: int = Field(256, ge=1, le=65536, description="the projection head's width")
-    server_epochs: int = Field(1, ge=1, description="E_g, the coordinator's passes over its labeled rows")
+    tau: float = Field(default=0.5, gt=0, description="eq. 2's temperature, which the paper does not state")
+    projection: int = Field(default=256, ge=1, le=65536, description="the projection head's width")
+    server_epochs: int = Field(default=1, ge=1, description="E_g, the coordinator's passes over its labeled rows")
     guard: bool = Field(
-        True,
+        default=True,
         description="compute gradients that are zero at the received model as exact zeros; `false` repeats runs of "
         "silotune 0.1, whose first steps followed rounding errors",
     )

@@ -26,7 +26,9 @@ from silotune.methods import (
 class FedITOptions(MethodOptions):
     """The options of FedIT."""
 
-    mu: float = Field(0.0, ge=0, description="weight of FedProx's proximal term for the shared part; 0 is FedAvg")
+    mu: float = Field(
+        default=0.0, ge=0, description="weight of FedProx's proximal term for the shared part; 0 is FedAvg"
+    )
 
 
 class FedIT(Method):

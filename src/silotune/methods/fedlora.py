@@ -26,7 +26,7 @@ class FedLoRAOptions(FedITOptions):
     """The options of methods with a last phase for the local part."""
 
     local_epochs: int | None = Field(
-        None, ge=1, description="passes over the rows in the phase after the last round; unset, as in a round"
+        default=None, ge=1, description="passes over the rows in the phase after the last round; unset, as in a round"
     )
 
 

@@ -31,16 +31,18 @@ FULL: Mix = {GLOBAL: 0.5, PRIVATE: 0.5}  # section IV-B
 class FedMCPOptions(MethodOptions):
     """The options of FedMCP."""
 
-    gamma: float = Field(0.5, ge=0, le=1, description="weight of eq. 8's backbone loss")
-    mu: float = Field(0.05, ge=0, description="weight of eq. 8's contrastive loss")
+    gamma: float = Field(default=0.5, ge=0, le=1, description="weight of eq. 8's backbone loss")
+    mu: float = Field(default=0.05, ge=0, description="weight of eq. 8's contrastive loss")
     similarity: Literal["cka", "cka-unbiased", "cosine"] = Field(
-        "cka",
+        default="cka",
         description="similarity of representations (Figure 4); over few rows the usual CKA is near 1 for any two, "
         "`cka-unbiased` is not",
     )
-    representation: Literal["mean", "first"] = Field("mean", description="pooling of the compared states (Figure 5)")
+    representation: Literal["mean", "first"] = Field(
+        default="mean", description="pooling of the compared states (Figure 5)"
+    )
     private_view: Literal["alone", "full"] = Field(
-        "alone", description="Y in eq. 5: the private adapter alone, or the full model"
+        default="alone", description="Y in eq. 5: the private adapter alone, or the full model"
     )
 
 

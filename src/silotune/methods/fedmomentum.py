@@ -20,7 +20,10 @@ class BalancedSVDOptions(Options):
     """The keys of `aggregation=fedmomentum`."""
 
     energy: float = Field(
-        1.0, gt=0, le=1, description="τ, the share of the mean product's squares that LoRA and delta keep; 1: all"
+        default=1.0,
+        gt=0,
+        le=1,
+        description="τ, the share of the mean product's squares that LoRA and delta keep; 1: all",
     )
 
 

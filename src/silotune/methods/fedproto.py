@@ -33,8 +33,8 @@ TABLE = "prototypes"
 class FedProtoOptions(SupervisedOptions):
     """The options of FedProto."""
 
-    lam: float = Field(1.0, ge=0, description="λ, the weight of the distance to the prototypes")
-    representation: Literal["mean", "first"] = Field("mean", description="pooling of the states for prototypes")
+    lam: float = Field(default=1.0, ge=0, description="λ, the weight of the distance to the prototypes")
+    representation: Literal["mean", "first"] = Field(default="mean", description="pooling of the states for prototypes")
 
 
 class FedProto(Local):

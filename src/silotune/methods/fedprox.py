@@ -15,7 +15,7 @@ from silotune.methods.fedavg import FedAvg
 class FedProxOptions(SupervisedOptions):
     """The options of FedProx."""
 
-    mu: float = Field(0.01, ge=0, description="the weight of the proximal term")
+    mu: float = Field(default=0.01, ge=0, description="the weight of the proximal term")
 
 
 class FedProx(FedAvg):

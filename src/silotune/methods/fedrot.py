@@ -23,7 +23,7 @@ class FedRotLoRAOptions(SupervisedOptions):
     """The options of FedRot-LoRA."""
 
     rotation: float = Field(
-        0.5,
+        default=0.5,
         ge=0,
         le=1,
         description="λ: 0 turns nothing (FedIT), 1 turns a factor as near to the received one as it gets",

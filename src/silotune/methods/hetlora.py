@@ -53,10 +53,10 @@ class HetLoRAOptions(SupervisedOptions):
     """The options of HetLoRA."""
 
     prune: float | None = Field(
-        None, gt=0, lt=1, description="γ, share of the rank that a pruned silo keeps; None: no pruning"
+        default=None, gt=0, lt=1, description="γ, share of the rank that a pruned silo keeps; None: no pruning"
     )
     penalty: float | None = Field(
-        None, ge=0, description="λ, weight of the loss term on the ranks that pruning would remove"
+        default=None, ge=0, description="λ, weight of the loss term on the ranks that pruning would remove"
     )
 
     @model_validator(mode="after")

@@ -24,9 +24,9 @@ from silotune.methods.fedavg import FedAvg
 class MOONOptions(SupervisedOptions):
     """The options of MOON."""
 
-    mu: float = Field(1.0, ge=0, description="the weight of the contrastive loss")
-    tau: float = Field(0.5, gt=0, description="temperature of the contrastive loss")
-    representation: Literal["mean", "first"] = Field("mean", description="pooling of the compared states")
+    mu: float = Field(default=1.0, ge=0, description="the weight of the contrastive loss")
+    tau: float = Field(default=0.5, gt=0, description="temperature of the contrastive loss")
+    representation: Literal["mean", "first"] = Field(default="mean", description="pooling of the compared states")
 
 
 class MOON(FedAvg):

@@ -31,9 +31,9 @@ from silotune.methods import (
 class PFedMeOptions(MethodOptions):
     """The options of pFedMe."""
 
-    lam: float = Field(15.0, gt=0, description="λ, regularization of θ toward w")
-    steps: int = Field(5, ge=1, description="K, the steps of θ on each batch")
-    eta: float = Field(0.005, gt=0, description="η, the learning rate of w")
+    lam: float = Field(default=15.0, gt=0, description="λ, regularization of θ toward w")
+    steps: int = Field(default=5, ge=1, description="K, the steps of θ on each batch")
+    eta: float = Field(default=0.005, gt=0, description="η, the learning rate of w")
 
 
 class PFedMe(Method):

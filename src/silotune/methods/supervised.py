@@ -19,7 +19,7 @@ class SupervisedOptions(MethodOptions):
     """The options of methods that train one shared or private model by its loss alone."""
 
     adapters: Literal[0, 1, 2] = Field(
-        1,
+        default=1,
         description="number of adapters per target module, which are averaged (two in FedMCP's Table I); 0: none, the "
         "head reads the untouched backbone",
     )

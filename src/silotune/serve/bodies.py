@@ -52,12 +52,12 @@ class WriteRequest(Asked):
     }
     """Fields that would change the answer, and the values that do not."""
 
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    n: int | None = Field(None, ge=1, le=MOST_CHOICES)
-    seed: int | None = Field(None, ge=-(2**53), le=2**53)
-    max_tokens: int | None = Field(None, ge=1, le=100_000)
-    stop: str | list[str] | None = Field(None, max_length=1000)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    n: int | None = Field(default=None, ge=1, le=MOST_CHOICES)
+    seed: int | None = Field(default=None, ge=-(2**53), le=2**53)
+    max_tokens: int | None = Field(default=None, ge=1, le=100_000)
+    stop: str | list[str] | None = Field(default=None, max_length=1000)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -90,9 +90,9 @@ class ChatRequest(WriteRequest):
 
     messages: list[dict[str, Any]] = Field(min_length=1, max_length=1000)
     tools: list[dict[str, Any]] | None = None
-    max_completion_tokens: int | None = Field(None, ge=1, le=100_000)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=100_000)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
 
     def works(self) -> list[Write]:
         """Return the one task for the engine: to answer the conversation."""
@@ -105,7 +105,7 @@ class CompletionRequest(WriteRequest):
     """The body of `POST /v1/completions`; the run's template surrounds each prompt, an instruction, as in training."""
 
     prompt: str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
-    logprobs: int | None = Field(None, ge=0, le=5)
+    logprobs: int | None = Field(default=None, ge=0, le=5)
 
     def works(self) -> list[Write]:
         """Return one task for the engine per prompt."""

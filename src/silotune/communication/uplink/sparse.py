@@ -26,7 +26,7 @@ class TopKOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    fraction: float = Field(0.01, gt=0, le=1)
+    fraction: float = Field(default=0.01, gt=0, le=1)
     values: Literal["float32", "fp16", "int8", "int4"] = "float32"
 
 

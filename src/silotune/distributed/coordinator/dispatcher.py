@@ -207,7 +207,9 @@ class SiloDispatcher:
     def _pull(self) -> Iterator[tuple[_PendingRequest, Frame | str]]:
         """Yield the requests that were answered since the last call, with the reply or an error; each is recorded."""
         for arrival in self.link.pull(list(self._pending)):
-            request, reply = self._pending.pop(arrival.message_id), _read(arrival)
+            request, reply = self._pending.pop(arrival.message_id, None), _read(arrival)
+            if request is None:  # it came twice
+                continue
             if arrival.error:
                 came = {"kind": "error", "reason": arrival.error[:500]}
             else:

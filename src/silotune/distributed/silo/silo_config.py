@@ -73,15 +73,15 @@ class PolicyConfig(Section):
     preset: Literal["trusting", "masked", "private"]
     numbers_per_round: Amount = None
     numbers_in_all: Amount = None
-    train_rows: int = Field(0, ge=0)
-    train_steps: int = Field(0, ge=0)
-    seconds: float | None = Field(86_400, ge=0)
+    train_rows: int = Field(default=0, ge=0)
+    train_steps: int = Field(default=0, ge=0)
+    seconds: float | None = Field(default=86_400, ge=0)
     memory_mib: Count = None
     disk_mib: Count = 65_536
     rounds: Count = 1000
     requests_per_round: Count = 3
     requests_in_all: Count = 100_000
-    frame_mib: int = Field(1024, ge=1)
+    frame_mib: int = Field(default=1024, ge=1)
     row_order: Literal["secret", "seed"] = "secret"
 
     @model_validator(mode="before")
@@ -111,9 +111,9 @@ class RowBudget(Section):
         unit: `row`, or the column whose values are the units, such as `patient`.
     """
 
-    unit: str = Field("row", min_length=1)
+    unit: str = Field(default="row", min_length=1)
     epsilon: float = Field(gt=0)
-    delta: float = Field(DELTA, gt=0, lt=1)
+    delta: float = Field(default=DELTA, gt=0, lt=1)
 
 
 class MaskedConfig(Section):
@@ -128,7 +128,7 @@ class MaskedConfig(Section):
 
     identity: ConfigPath
     peers: dict[Name, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = Field(min_length=1)
-    least: int | None = Field(None, ge=1)
+    least: int | None = Field(default=None, ge=1)
 
 
 class SiloSettings(Section):
@@ -173,33 +173,33 @@ class SiloSettings(Section):
     name: Name
     folder: ConfigPath = Field(min_length=1)
     data: SiloConfig | None = None
-    rows: ConfigPath | None = Field(None, min_length=1)
+    rows: ConfigPath | None = Field(default=None, min_length=1)
     share: list[DisclosedNumbers]
     send: list[str] | None = None
     backbone: BackboneConfig = BackboneConfig()
-    start: ConfigPath | None = Field(None, min_length=1)
-    secret: ConfigPath | None = Field(None, min_length=1)
+    start: ConfigPath | None = Field(default=None, min_length=1)
+    secret: ConfigPath | None = Field(default=None, min_length=1)
     seeded_noise: bool = False
     epsilon: Annotated[float, Field(gt=0)] | Literal["unlimited"] | None = None
-    delta: float | None = Field(None, gt=0, lt=1)
+    delta: float | None = Field(default=None, gt=0, lt=1)
     privacy: RowBudget | None = None
     masked: MaskedConfig | None = None
-    canaries: int = Field(0, ge=0)
-    rank: int | None = Field(None, ge=1)
-    threads: int | None = Field(None, ge=1, le=1024)
+    canaries: int = Field(default=0, ge=0)
+    rank: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=1024)
     device: Device = "auto"
     policy: PolicyConfig
     approval: Literal["ask", "policy"] = "ask"
-    config: ConfigPath | None = Field(None, min_length=1)
+    config: ConfigPath | None = Field(default=None, min_length=1)
     changed_rows: Literal["refuse", "accept"] = "refuse"
-    socket: ConfigPath | None = Field(None, min_length=1)
+    socket: ConfigPath | None = Field(default=None, min_length=1)
     socket_group: bool = False
     superlink: Address | None = None
-    root_certificates: ConfigPath | None = Field(None, min_length=1)
-    private_key: ConfigPath | None = Field(None, min_length=1)
+    root_certificates: ConfigPath | None = Field(default=None, min_length=1)
+    private_key: ConfigPath | None = Field(default=None, min_length=1)
     insecure: bool = False
-    port: int = Field(9094, ge=1, le=65535)
-    metrics_port: int | None = Field(None, ge=1, le=65535)
+    port: int = Field(default=9094, ge=1, le=65535)
+    metrics_port: int | None = Field(default=None, ge=1, le=65535)
 
     @model_validator(mode="before")
     @classmethod

@@ -32,10 +32,10 @@ _PLACEMENTS = {"houlsby": ("attention_output", "feedforward_output"), "pfeiffer"
 class BottleneckOptions(TargetModuleOptions):
     """The options of bottleneck adapters."""
 
-    r: int = Field(16, ge=1, description="the bottleneck's width")
-    reduction: int | None = Field(None, ge=1, description="sets r to hidden width / reduction")
+    r: int = Field(default=16, ge=1, description="the bottleneck's width")
+    reduction: int | None = Field(default=None, ge=1, description="sets r to hidden width / reduction")
     sites: tuple[str, ...] = Field(
-        ("houlsby",),
+        default=("houlsby",),
         description="`houlsby` (two adapters per block), `pfeiffer` (one per block), or names of linear layers",
     )
 

@@ -82,7 +82,7 @@ class BitFitOptions(TargetModuleOptions):
     """The options of BitFit."""
 
     sites: tuple[str, ...] = Field(
-        ("*",),
+        default=("*",),
         description="patterns of module names, e.g. `encoder.layer.*`; by default every linear layer and layer norm",
     )
 

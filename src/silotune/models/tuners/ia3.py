@@ -30,9 +30,9 @@ from silotune.models.tuners.target_modules import (
 class IA3Options(TargetModuleOptions):
     """The options of (IA)³."""
 
-    sites: tuple[str, ...] = Field(("key", "value"), description="linear layers whose output is scaled")
+    sites: tuple[str, ...] = Field(default=("key", "value"), description="linear layers whose output is scaled")
     feedforward: tuple[str, ...] = Field(
-        ("feedforward_output",),
+        default=("feedforward_output",),
         description="linear layers whose input is scaled. A fused layer of query, key and value is scaled as a whole, "
         "as in peft",
     )

@@ -29,10 +29,12 @@ class LoHaOptions(TargetModuleOptions):
     """The options of LoHa."""
 
     r: int = Field(
-        8, ge=1, description="rank of each of the two matrices; their elementwise product has rank r² at most"
+        default=8, ge=1, description="rank of each of the two matrices; their elementwise product has rank r² at most"
     )
-    alpha: float = Field(8.0, gt=0, description="the scale is alpha / r")
-    sites: tuple[str, ...] = Field(("query", "value"), description="linear layers of each block, or patterns of names")
+    alpha: float = Field(default=8.0, gt=0, description="the scale is alpha / r")
+    sites: tuple[str, ...] = Field(
+        default=("query", "value"), description="linear layers of each block, or patterns of names"
+    )
 
 
 class LoHa(Tuner):

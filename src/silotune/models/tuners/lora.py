@@ -45,29 +45,29 @@ _PRINCIPAL: WeakKeyDictionary[Backbone, dict[tuple[str, int, torch.device], Fact
 class LoRAOptions(TargetModuleOptions):
     """The options of LoRA, and of tuners that extend it."""
 
-    r: int = Field(8, ge=1, description="the rank")
-    alpha: float = Field(16, gt=0, description="the scale is alpha / r")
+    r: int = Field(default=8, ge=1, description="the rank")
+    alpha: float = Field(default=16, gt=0, description="the scale is alpha / r")
     dropout: float = Field(
-        0,
+        default=0,
         ge=0,
         lt=1,
         description="dropout of A's input in training, drawn separately for each part and module",
     )
     sites: tuple[str, ...] = Field(
-        ("query", "value"),
+        default=("query", "value"),
         description="linear layers of each block, or patterns of names; in a fused layer (GPT-2, ModernBERT) `query`, "
         "`key` and `value` all name that layer",
     )
-    ranks: dict[str, int] = Field({}, description="silo → rank, at most r, with the same scale")
+    ranks: dict[str, int] = Field(default={}, description="silo → rank, at most r, with the same scale")
     scaling: Literal["standard", "rslora"] = Field(
-        "standard", description="scale alpha / r (`standard`) or alpha / √r (`rslora`, Kalajdzievski 2023)"
+        default="standard", description="scale alpha / r (`standard`) or alpha / √r (`rslora`, Kalajdzievski 2023)"
     )
     init: Literal["uniform", "orthogonal", "pissa"] = Field(
-        "uniform",
+        default="uniform",
         description="start of A and B: `uniform` (B is 0), `orthogonal` to each other (r must be even), or the weight's"
         " principal part, which is then subtracted (`pissa`, Meng et al. 2024)",
     )
-    lr_ratio: float = Field(1, gt=0, description="B's learning rate over A's (LoRA+, Hayou et al. 2024)")
+    lr_ratio: float = Field(default=1, gt=0, description="B's learning rate over A's (LoRA+, Hayou et al. 2024)")
 
     @model_validator(mode="after")
     def _up_to_r(self) -> Self:

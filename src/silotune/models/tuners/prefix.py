@@ -24,13 +24,17 @@ from silotune.models.tuners.prompts import PROMPT_TENSOR, SEQ_TO_SEQ, VirtualTok
 class PrefixOptions(TunerOptions):
     """The options of prefix tuning."""
 
-    tokens: int = Field(6, ge=1, description="number of virtual tokens")
-    reparametrise: int = Field(512, ge=0, description="hidden width of the MLP that computes the tokens; 0: no MLP")
+    tokens: int = Field(default=6, ge=1, description="number of virtual tokens")
+    reparametrise: int = Field(
+        default=512, ge=0, description="hidden width of the MLP that computes the tokens; 0: no MLP"
+    )
     width: int | None = Field(
-        None, ge=1, description="width of the MLP's input (None: that of the keys; the 8.16 % of PEFT in FL imply 512)"
+        default=None,
+        ge=1,
+        description="width of the MLP's input (None: that of the keys; the 8.16 % of PEFT in FL imply 512)",
     )
     stack: Literal["encoder", "decoder"] = Field(
-        "encoder",
+        default="encoder",
         description="the self-attention of an encoder–decoder that gets the tokens: `encoder` (FedPrompt, OpenPrompt) "
         "or `decoder` (peft)",
     )

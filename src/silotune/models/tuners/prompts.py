@@ -132,9 +132,9 @@ def is_folded(tensors: Tensors) -> bool:
 class PromptOptions(TunerOptions):
     """The options of prompt tuning."""
 
-    tokens: int = Field(20, ge=1, description="number of virtual tokens")
-    init: Init = Field("vocabulary", description="source of the initial vectors")
-    words: str = Field("", description="the text for `init=words`")
+    tokens: int = Field(default=20, ge=1, description="number of virtual tokens")
+    init: Init = Field(default="vocabulary", description="source of the initial vectors")
+    words: str = Field(default="", description="the text for `init=words`")
 
 
 class PromptTuning(VirtualTokenTuner):
@@ -163,19 +163,21 @@ class PromptTuning(VirtualTokenTuner):
 class PTuningOptions(TunerOptions):
     """The options of p-tuning."""
 
-    tokens: int = Field(20, ge=1, description="number of virtual tokens")
+    tokens: int = Field(default=20, ge=1, description="number of virtual tokens")
     encoder: Literal["lstm", "mlp"] = Field(
-        "lstm", description="`lstm` (bidirectional, then an MLP) or `mlp` (three layers)"
+        default="lstm", description="`lstm` (bidirectional, then an MLP) or `mlp` (three layers)"
     )
-    width: int | None = Field(None, ge=1, description="hidden width of the encoder (None: that of the word embeddings)")
-    layers: int = Field(2, ge=1, description="layers of the LSTM")
+    width: int | None = Field(
+        default=None, ge=1, description="hidden width of the encoder (None: that of the word embeddings)"
+    )
+    layers: int = Field(default=2, ge=1, description="layers of the LSTM")
     offset: bool = Field(
-        True,
+        default=True,
         description="add trained vectors to the encoder's output (FedPrompt's 25.420 M parameters in Table 5 include "
         "them)",
     )
-    init: Init = Field("vocabulary", description="source of the encoder's initial input")
-    words: str = Field("", description="the text for `init=words`")
+    init: Init = Field(default="vocabulary", description="source of the encoder's initial input")
+    words: str = Field(default="", description="the text for `init=words`")
 
 
 class PTuning(VirtualTokenTuner):

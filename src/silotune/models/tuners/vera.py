@@ -32,16 +32,18 @@ _MERGED = ("lora_A.weight", "lora_B.weight")
 class VeRAOptions(TargetModuleOptions):
     """The options of VeRA."""
 
-    r: int = Field(256, ge=1, description="the rank of the frozen matrices")
-    d_initial: float = Field(0.1, description="initial value of d; b starts at 0")
+    r: int = Field(default=256, ge=1, description="the rank of the frozen matrices")
+    d_initial: float = Field(default=0.1, description="initial value of d; b starts at 0")
     seed: int = Field(
-        0,
+        default=0,
         ge=0,
         lt=2**63,
         description="seed of A and B, which are equal in all silos and never sent; peft's `projection_prng_key`",
     )
-    dropout: float = Field(0, ge=0, lt=1, description="dropout of A's input in training")
-    sites: tuple[str, ...] = Field(("query", "value"), description="linear layers of each block, or patterns of names")
+    dropout: float = Field(default=0, ge=0, lt=1, description="dropout of A's input in training")
+    sites: tuple[str, ...] = Field(
+        default=("query", "value"), description="linear layers of each block, or patterns of names"
+    )
 
 
 class VeRA(Tuner):
