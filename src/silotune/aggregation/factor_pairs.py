@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -53,6 +53,14 @@ def factors_of(pair: Pair, update: Update, shared: Tensors) -> tuple[Tensor, Ten
     """Return a silo's B and A in float64; a factor that it did not send is the received one."""
     sent, before = update.tensors, update.before(shared)
     return sent.get(pair.b, before[pair.b]).double(), sent.get(pair.a, before[pair.a]).double()
+
+
+def weighted_factors(
+    pair: Pair, updates: Sequence[Update], shared: Tensors
+) -> list[tuple[float, tuple[Tensor, Tensor]]]:
+    """Return each silo's share of all rows, and its B and A as of `factors_of`; `stacked` takes them."""
+    rows = sum(update.rows for update in updates)
+    return [(update.rows / rows, factors_of(pair, update, shared)) for update in updates]
 
 
 def without_factors(updates: Iterable[Update], pairs: Iterable[Pair]) -> Iterator[Update]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from silotune.aggregation import BroadcastAggregation, Update, by_samples
-from silotune.aggregation.factor_pairs import deltas, factor_pairs, factors_of, stacked, without_factors
+from silotune.aggregation.factor_pairs import deltas, factor_pairs, stacked, weighted_factors, without_factors
 from silotune.config.section import Options
 from silotune.methods import Tensors
 from silotune.methods.lora_products import DeltaLoRA, truncated
@@ -49,10 +49,8 @@ class BalancedSVD(BroadcastAggregation):
         """Aggregate when the last update has arrived; all are kept until then."""
         all_updates, pairs, of_module = list(updates), factor_pairs(before), deltas(before)
         tensors = by_samples(without_factors(all_updates, pairs))
-        rows = sum(update.rows for update in all_updates)
         for pair in pairs:
-            weighted = [(update.rows / rows, factors_of(pair, update, before)) for update in all_updates]
-            left, right = stacked(weighted)
+            left, right = stacked(weighted_factors(pair, all_updates, before))
             if not left.any():  # LoRA as it began; an SVD of 0 would make A zero, too, and B·A without gradient
                 continue
             rank, delta = len(before[pair.a]), before[of_module[pair.module]]

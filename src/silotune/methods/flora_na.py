@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from silotune.aggregation import BroadcastAggregation, Update, by_samples
-from silotune.aggregation.factor_pairs import factor_pairs, factors_of, stacked, without_factors
+from silotune.aggregation.factor_pairs import factor_pairs, stacked, weighted_factors, without_factors
 from silotune.methods import GLOBAL, Scope, Tensors
 from silotune.methods.supervised import Supervised
 
@@ -37,10 +37,9 @@ class MixedFactors(BroadcastAggregation):
         """Aggregate when the last update has arrived; all are kept until then."""
         all_updates, pairs = list(updates), factor_pairs(before)
         tensors = by_samples(without_factors(all_updates, pairs))
-        rows = sum(update.rows for update in all_updates)
-        weights = torch.tensor([update.rows / rows for update in all_updates], dtype=torch.float64)
         for pair in pairs:
-            b, a = mixed([factors_of(pair, update, before) for update in all_updates], weights)
+            shares, factors = zip(*weighted_factors(pair, all_updates, before), strict=True)
+            b, a = mixed(list(factors), torch.tensor(shares, dtype=torch.float64))
             tensors |= {pair.a: a.to(before[pair.a].dtype), pair.b: b.to(before[pair.b].dtype)}
         return tensors
 

@@ -14,7 +14,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from silotune.aggregation import BroadcastAggregation, RankAggregation, Update, by_samples
-from silotune.aggregation.factor_pairs import cut_to_rank, deltas, factor_pairs, factors_of, stacked, without_factors
+from silotune.aggregation.factor_pairs import (
+    cut_to_rank,
+    deltas,
+    factor_pairs,
+    factors_of,
+    stacked,
+    weighted_factors,
+    without_factors,
+)
 from silotune.methods import GLOBAL, HEAD, OneModel, Part, Phase, Scope, Supervised, Tensors, shared
 from silotune.methods.lora_factors import B, SplitLoRA
 from silotune.models.tuners import Delta
@@ -53,10 +61,8 @@ class ProductSVD(RankAggregation):
         """Aggregate when the last update has arrived; all are kept until then."""
         all_updates, pairs = list(updates), factor_pairs(before)
         tensors = by_samples(without_factors(all_updates, pairs))
-        rows = sum(update.rows for update in all_updates)
         for pair in pairs:
-            weighted = [(update.rows / rows, factors_of(pair, update, before)) for update in all_updates]
-            b, a = truncated(*stacked(weighted), rank=len(before[pair.a]))
+            b, a = truncated(*stacked(weighted_factors(pair, all_updates, before)), rank=len(before[pair.a]))
             tensors[pair.a], tensors[pair.b] = a.to(before[pair.a].dtype), b.to(before[pair.b].dtype)
         return tensors
 
@@ -209,11 +215,9 @@ class CorrectedMeans(BroadcastAggregation):
         """Aggregate when the last update has arrived; all are kept until then."""
         all_updates = list(updates)
         tensors = by_samples(all_updates)
-        rows = sum(update.rows for update in all_updates)
         for pair in factor_pairs(before):
-            weighted = [(update.rows / rows, factors_of(pair, update, before)) for update in all_updates]
             b, a = tensors[pair.b].double(), tensors[pair.a].double()
-            left, right = stacked([*weighted, (-1.0, (b, a))])  # of what B̄·Ā lacks
+            left, right = stacked([*weighted_factors(pair, all_updates, before), (-1.0, (b, a))])  # of what B̄·Ā lacks
             damped = a @ a.T + self._regularization * torch.eye(len(a), dtype=a.dtype)
             correction = left @ (right @ a.T) @ torch.linalg.pinv(damped, hermitian=True)
             tensors[pair.b] = (b + correction).to(before[pair.b].dtype)

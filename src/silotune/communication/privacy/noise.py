@@ -150,7 +150,7 @@ class BareNoise:
 
     def __call__(self, change: Tensors, draws: NoiseStream) -> Tensors:
         """See `uplink.pipeline.UplinkStep`."""
-        nothing = {name: torch.zeros(tensor.shape, dtype=torch.int64) for name, tensor in change.items()}
+        nothing = {name: torch.zeros_like(tensor, dtype=torch.int64) for name, tensor in change.items()}
         noise = with_noise(nothing, draws, self.scale, grid_of(self.scale, self.scale), self.law)
         return {name: tensor + noise[name] for name, tensor in change.items()}
 

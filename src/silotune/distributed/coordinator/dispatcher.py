@@ -207,9 +207,10 @@ class SiloDispatcher:
     def _pull(self) -> Iterator[tuple[_PendingRequest, Frame | str]]:
         """Yield the requests that were answered since the last call, with the reply or an error; each is recorded."""
         for arrival in self.link.pull(list(self._pending)):
-            request, reply = self._pending.pop(arrival.message_id, None), _read(arrival)
+            request = self._pending.pop(arrival.message_id, None)
             if request is None:  # it came twice
                 continue
+            reply = _read(arrival)
             if arrival.error:
                 came = {"kind": "error", "reason": arrival.error[:500]}
             else:
