@@ -346,6 +346,7 @@ def test_what_a_silo_cannot_join_with(settings, tmp_path, nodes, served, rows):
         ({}, replace(rows, label="stars"), "stars"),
         ({}, replace(rows, policy="anything"), r"silo\.yaml: policy"),
         ({}, replace(rows, policy="private"), r"labels: are to be declared .*\(`silo join --labels`\)"),
+        ({}, replace(rows, policy="private", epsilon=8.0, unit="person", labels_later=True), "person"),
         ({}, replace(rows, policy="private", labels=("bad", "good")), "needs the budget of each row or person"),
         ({}, replace(rows, policy="private", labels=("bad", "good"), unit="person"), "person"),
         ({}, replace(rows, share=("everything",)), r"silo\.yaml: share"),
@@ -362,6 +363,18 @@ def test_what_a_silo_cannot_join_with(settings, tmp_path, nodes, served, rows):
     assert (made.policy.preset, made.privacy.unit, made.privacy.epsilon) == ("private", "patient", 8.0)
     joining.join(invitation, tmp_path / "noised", replace(rows, epsilon=8.0), registers=False)
     assert mode(tmp_path / "noised" / "noise.key") == 0o600
+
+
+def test_a_silo_that_named_no_policy_may_declare_its_labels_later(settings, tmp_path, nodes, silotune, rows):
+    """`private` is the default, and nobody was asked for labels; the doctor's test below says that it refuses."""
+    invited(settings, tmp_path)
+    (file,) = tmp_path.glob("north-*.invite")
+    words = "--data", rows.data, "--text", "review", "--label", "opinion", "--unit", "patient", "--no-register"
+    outcome = silotune("silo", "join", file, *words, "--to", tmp_path / "north")
+    assert (outcome.code, "to do: name all labels in " in outcome.out) == (0, True)
+    assert "policy: private" in (tmp_path / "north" / "silo.yaml").read_text()
+    outcome = silotune("silo", "join", file, *words, "--policy", "private", "--to", tmp_path / "other")
+    assert (outcome.code, "labels: are to be declared" in outcome.err) == (2, True)
 
 
 def test_a_silent_coordinator_is_said(tmp_path, settings, nodes, rows):

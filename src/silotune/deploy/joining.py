@@ -40,6 +40,7 @@ class Answers:
         epsilon: the privacy budget of all runs: with policy `private` of each unit, else of noise on whole updates,
             for which a secret is made.
         unit: whom policy `private` protects.
+        labels_later: whether a silo under `private` may join before its labels are declared.
     """
 
     data: Path
@@ -53,6 +54,7 @@ class Answers:
     backbone: str = "default"
     epsilon: float | None = None
     unit: str = "row"
+    labels_later: bool = False
 
     @property
     def on_updates(self) -> bool:
@@ -69,11 +71,15 @@ class Answers:
 
 @dataclass(frozen=True)
 class Joined:
-    """The files that `silo join` made, and `identity`, what the operator tells the others with policy `masked`."""
+    """The files that `silo join` made, and `identity`, what the operator tells the others with policy `masked`.
+
+    Without `declared`, its labels are to be declared before the first run under policy `private`.
+    """
 
     settings: Path
     rows: int
     identity: str
+    declared: bool = True
     started: bool = False
 
 
@@ -90,7 +96,7 @@ def join(
     folder = folder.resolve()
     settings, node, units = folder / "silo.yaml", folder / "node.yaml", folder / "systemd"
     require_absent([settings, node, units], "choose another folder; for a new key of this silo give --new-key")
-    rows = _count_rows(answers.entry(invitation.silo), answers.unit if answers.policy == "private" else None)
+    rows, declared = _count_rows(invitation.silo, answers)
     fresh = folder / ".silo.yaml.new"
     fresh.unlink(missing_ok=True)
     tree, identity = _silo_tree(invitation, answers, rows, apart=installs), ""
@@ -112,7 +118,7 @@ def join(
     finally:
         fresh.unlink(missing_ok=True)
     if not installs:
-        return Joined(settings, rows, identity)
+        return Joined(settings, rows, identity, declared)
     apart = {"name": invitation.silo, "folder": f"/var/lib/{NODE}", "socket": _SOCKET} | _connection(invitation)
     write_new(node, dump_yaml(apart), 0o600)
     paths = {"/etc/silotune": str(folder)}
@@ -123,7 +129,7 @@ def join(
         write_new(units / f"{name}.service", filled(f"systemd/{name}.service", values))
     write_new(units / "sysusers.conf", filled("systemd/silo.sysusers.conf", {}))
     write_new(units / "tmpfiles.conf", filled("systemd/silo.tmpfiles.conf", paths))
-    return Joined(settings, rows, identity, install(units))
+    return Joined(settings, rows, identity, declared, install(units))
 
 
 def replace_key(invitation: Invitation, folder: Path) -> Path:
@@ -154,13 +160,21 @@ def config_of_one(tree: dict[str, Any]) -> Config:
         return read_config(str(path))
 
 
-def _count_rows(entry: dict[str, Any], unit: str | None) -> int:
-    """Read the rows as a run would, with noise if there is a unit, and return how many there are."""
+def _count_rows(silo: str, answers: Answers) -> tuple[int, bool]:
+    """Read the rows as a run would, under policy `private` with noise; returns how many, and if that can be so yet."""
     from silotune.data.loading import load_silos
+    from silotune.data.tasks import UndeclaredLabels
 
-    noise = {} if unit is None else {"privacy": {"unit": unit, "epsilon": 1.0}}
-    splits = load_silos(config_of_one({"silos": [entry], **noise}))[0].splits
-    return len(splits.train) + len(splits.validation) + len(splits.test)
+    def count(noise: dict[str, Any]) -> int:
+        splits = load_silos(config_of_one({"silos": [answers.entry(silo)], **noise}))[0].splits
+        return len(splits.train) + len(splits.validation) + len(splits.test)
+
+    try:
+        return count({"privacy": {"unit": answers.unit, "epsilon": 1.0}} if answers.policy == "private" else {}), True
+    except UndeclaredLabels:
+        if not answers.labels_later:
+            raise
+        return count({} if answers.unit == "row" else {"evaluation": {"unit": answers.unit}}), False
 
 
 def _silo_tree(invitation: Invitation, answers: Answers, rows: int, apart: bool) -> dict[str, Any]:

@@ -51,8 +51,8 @@ def join(
     ] = None,
     task: Annotated[str | None, typer.Option(help="The name that silos with the same labels share.")] = None,
     policy: Annotated[
-        str, typer.Option(help="private, masked or trusting: what the coordinator may learn.")
-    ] = "private",
+        str | None, typer.Option(help="private (default), masked or trusting: what the coordinator may learn.")
+    ] = None,
     approval: Annotated[str, typer.Option(help="ask or policy.")] = "ask",
     share: Annotated[str, typer.Option(help="Numbers that may leave, with commas.")] = "validation,test,rows",
     backbone: Annotated[str, typer.Option(help="default, or a folder.")] = "default",
@@ -81,18 +81,24 @@ def join(
         return
     if data is None:
         raise InputError("--data: name the file or folder of rows")
+    labels_later, policy = policy is None, policy or "private"
     if policy == "private" and epsilon is None:
         epsilon = 8.0
     folder = to or (Path("/etc/silotune") if install else Path(found.silo))
     columns, names = tuple(text or ["text"]), None if labels is None else _words(labels)
     answers = joining.Answers(
-        data, policy, columns, label, names, task, approval, _words(share), backbone, epsilon, unit
+        data, policy, columns, label, names, task, approval, _words(share), backbone, epsilon, unit, labels_later
     )
     say(f"coordinator {found.superlink}, fingerprint {found.fingerprint}")
     made = joining.join(found, folder, answers, install, register)
     say(f"silo {found.silo!r}: {made.rows} rows; settings: {made.settings}")
     budget = f" (ε = {epsilon:g} for each {unit})" if policy == "private" else ""
     say(f"policy {policy}: {PRESETS[policy]}{budget}")
+    if not made.declared:
+        say(
+            f"to do: name all labels in {made.settings} (data: labels: [bad, good]), also those that no row has; "
+            "until then `silo doctor` and private runs refuse"
+        )
     if made.identity:
         say(f"identity of {found.silo}: {made.identity}")
         say(
