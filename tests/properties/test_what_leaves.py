@@ -54,6 +54,7 @@ SENT = {
     "fedrot-lora": {"global"},
     "fedmomentum": {"global"},
     "flora-na": {"global"},
+    "la-lora": {"lora_A", "lora_B"},
     "scaffold": {"global", "global_c"},
     "feddyn": {"global"},
     "fedproto": {"prototypes"},

@@ -43,6 +43,21 @@ def test_two_rounds_of_two_silos(tiny_federation, method):
     assert_models(federation, wholes)
 
 
+def test_two_rounds_in_which_a_and_b_take_turns(tiny_federation):
+    """LA-LoRA: of the two steps of a round the first trains B, the second A."""
+    federation, wholes = set_up(tiny_federation, "la-lora", "tuner.lr_ratio=1")
+    run_rounds(federation)
+    for _ in range(2):
+        for name, whole in wholes.items():
+
+            def loss(now, name=name):
+                return loss_of(federation, name, now["head"], (1, now[A] | now[B]))
+
+            wholes[name] = descended(whole, [Stage((B, "head"), loss, 1), Stage((A, "head"), loss, 1)])
+        averaged(wholes, (A, B, "head"))
+    assert_models(federation, wholes)
+
+
 def test_two_rounds_of_two_silos_with_an_svd_between(tiny_federation):
     """FedSVD in NumPy. What silos train does not depend on the signs of an SVD's vectors, so products are compared."""
     federation, wholes = set_up(tiny_federation, "fedsvd", "aggregation=fedsvd")

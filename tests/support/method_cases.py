@@ -117,13 +117,13 @@ CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
 
 KINDS = (
     *("fedmcp", "scaffold", "ffa-lora", "rolora", "apfl", "pfedme", "flora, ranks", "fdlora", "feddpa-t, dropout"),
-    *("fedproto", "fedfame", "server-only"),
+    *("la-lora", "fedproto", "fedfame", "server-only"),
 )
 """The cases of `make test`, which together declare all that a method can (`tests/methods/test_kinds.py`): private parts
 with anchors and a loss that couples rows; an aggregation of a part's own; fixed parts; learned weights, and constants
-of trained parts; several steps on a batch; ranks, and parts that are redrawn; a final phase, and rounds of several
-kinds, odd and even; weights of each text; parts that are gathered; a phase of the server, and a memory; rows of one
-party. The other cases run in `make test-all`."""
+of trained parts; several steps on a batch, and parts that take turns; ranks, and parts that are redrawn; a final phase,
+and rounds of several kinds, odd and even; weights of each text; parts that are gathered; a phase of the server, and a
+memory; rows of one party. The other cases run in `make test-all`."""
 
 
 def of_kinds(names: Iterable[str], short: Collection[str]) -> list[ParameterSet]:

@@ -23,6 +23,7 @@ from silotune.methods.fedprox import FedProx
 from silotune.methods.fedrot import FedRotLoRA
 from silotune.methods.flora_na import FLoRANA, MixedFactors
 from silotune.methods.hetlora import HetLoRA, NormWeightedMeans
+from silotune.methods.la_lora import LALoRA
 from silotune.methods.local import Centralized, Local, ServerOnly
 from silotune.methods.lora_factors import FedSALoRA, FFALoRA, RoLoRA
 from silotune.methods.lora_products import (
@@ -45,7 +46,7 @@ BUILT_IN: tuple[type[Method], ...] = (
     *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, APFL, PFedMe, FedMCP, FedFAME, FedProto, FedPrompt),
     *(FedIT, FedLoRA, FedDPAF, FedDPAT),
     *(FFALoRA, FedSALoRA, RoLoRA, FlexLoRA, HetLoRA, FedSVD, FedExLoRA, FLoRA, LoRAFAIR, FDLoRA, FedALT),
-    *(FedRotLoRA, FedMomentum, FLoRANA),
+    *(FedRotLoRA, FedMomentum, FLoRANA, LALoRA),
 )
 
 OF_METHODS = (

@@ -53,6 +53,7 @@ class Phase:
             received ones, so that without dropout its gradient is zero.
         also_first: whether a silo's first participation has the phase whatever the round, for silos that join late.
         steps_per_batch: optimizer steps on each batch, one after the other (pFedMe's K).
+        turns: groups of trained parts; each step changes one group, in turn (LA-LoRA). Empty: every step changes all.
         then: part → function of the silo's parts that returns its new tensors; called without gradient when a batch's
             steps are taken. A projection (APFL's α in [0, 1]), or a step that is no gradient step (pFedMe's w).
         gathers: part → function of a batch's `Step` that returns the part's new tensors, for a phase that trains
@@ -78,6 +79,7 @@ class Phase:
     lr: float | None = None
     start: Mapping[str, str | StartingTensors] = field(default_factory=dict)
     steps_per_batch: int = 1
+    turns: tuple[tuple[str, ...], ...] = ()
     then: Mapping[str, Callable[[State], Tensors]] = field(default_factory=dict)
     gathers: Mapping[str, Callable[[Step], Tensors]] = field(default_factory=dict)
     skips_first: bool = False
@@ -108,6 +110,10 @@ class Phase:
     def runs_in(self, number: int) -> bool:
         """Return whether the local round of this number has the phase."""
         return self.when == "round" and self.from_round <= number and self.rounds(number)
+
+    def resting(self, step: int) -> set[str]:
+        """Return the trained parts that a step of the phase, counted from 0, does not change (`turns`)."""
+        return {*self.trains} - {*self.turns[step % len(self.turns)]} if self.turns else set()
 
     @property
     def views_with_gradient(self) -> int:

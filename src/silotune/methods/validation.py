@@ -121,6 +121,8 @@ def _phase_faults(method: Method, parts: dict[str, Part], phase: Phase) -> Itera
         yield f"{where} trains and gathers; a phase of its own gathers"
     if phase.steps_per_batch < 1:
         yield f"{where} takes {phase.steps_per_batch} steps per batch; allowed: 1 or more"
+    if phase.turns and {name for group in phase.turns for name in group} != {*phase.trains}:
+        yield f"{where} has turns that do not name the parts that it trains, {', '.join(phase.trains)}"
     for name in phase.changes:
         if parts[name].scope is Scope.FIXED:
             yield f"{where} changes the fixed part {name!r}"

@@ -121,6 +121,15 @@ class _SiloRound:
         purpose = ("dropout", self.silo.name, *drawn_for)
         return SiloStep(batch, self.state, self.anchors, self.memory, self.kept, purpose, weighted, self.training)
 
+    def rest(self, phase: Phase, taken: int) -> None:
+        """Remove the gradients of parts that a step leaves as they are (`Phase.turns`); optimizers pass them over.
+
+        With noise on rows these gradients have it already, so that what is left of them says no more of a row.
+        """
+        for name in phase.resting(taken):
+            for tensor in self.state[name].values():
+                tensor.grad = None
+
     @torch.no_grad()
     def follow(self, phase: Phase) -> None:
         """Set the parts of `Phase.then`, all from the state before; trained tensors stay the optimizer's."""
@@ -319,6 +328,8 @@ def _train_phase(work: _PhaseWork, optimizer: PhaseOptimizer) -> None:
                 if not work.quiet:
                     raise Diverged(f"silo {run.silo.name!r}, round {work.number}, phase {work.phase.name!r}: {reason}")
                 run.note = f"phase {work.phase.name!r}: {reason}"
+        for run in runs:
+            run.rest(work.phase, taken)
         optimizer.step({index: taken - int(skip.get("skipped", 0)) for index, skip in zip(active, skips, strict=True)})
         for member, (run, batch, logged) in enumerate(zip(runs, batches, terms, strict=True)):
             if (taken + 1) % work.phase.steps_per_batch == 0:
@@ -336,6 +347,7 @@ def _train_privately(steps: PrivateSteps, run: _SiloRound, optimizer: PhaseOptim
         for name, gradient in found.gradient.items():
             part, tensor = name.split("/", 1)
             run.state[part][tensor].grad = gradient
+        run.rest(phase, taken)
         optimizer.step({index: taken})
         if (taken + 1) % phase.steps_per_batch == 0:
             run.follow(phase)
