@@ -90,6 +90,7 @@ KINDS = {
 KINDS |= {
     "pfeiffer": ("bottleneck", {"sites": "pfeiffer", "reduction": 8}),
     "lora-patterns": ("lora", {"r": 2, "sites": "attention_output,feedforward_input,*"}),
+    "fed-sb-svd": ("fed-sb", {"r": 4, "alpha": 3}),
     "pissa": ("lora", {"r": 4, "alpha": 3, "init": "pissa", "scaling": "rslora"}),
     "vera": ("vera", {"r": 5, "sites": "query,feedforward_output", "seed": 3}),
     "prefix": ("prefix", {"tokens": 3, "reparametrise": 5, "width": 7}),
@@ -107,7 +108,7 @@ FORMS = ("bert", "gpt2", "llama", "t5", "deberta-v2")
 """Families that differ in biases, fused layers, stacks and weights of rows (`models/test_spanning_families.py`)."""
 _AS_LORA = {
     (kind, family)
-    for kind in ("pissa", "dora", "vera", "loha")
+    for kind in ("pissa", "dora", "vera", "loha", "fed-sb", "fed-sb-svd")
     for family in FAMILIES
     if family not in FORMS or family == "deberta-v2"
 }

@@ -9,6 +9,7 @@ from silotune.config.registries import Registry
 from silotune.models.tuners.base import Tuner, TunerOptions, Weight, WeightedTensors
 from silotune.models.tuners.bottleneck import Bottleneck
 from silotune.models.tuners.dora import DoRA
+from silotune.models.tuners.fed_sb import FedSB
 from silotune.models.tuners.full import BitFit, Delta, Full
 from silotune.models.tuners.ia3 import IA3
 from silotune.models.tuners.loha import LoHa
@@ -19,7 +20,7 @@ from silotune.models.tuners.prompts import PromptTuning, PTuning
 from silotune.models.tuners.vera import VeRA
 
 _ALL: tuple[type[Tuner], ...] = (
-    *(Bottleneck, LoRA, DoRA, VeRA, LoHa, PrefixTuning, PromptTuning, PTuning, IA3, BitFit, Full),
+    *(Bottleneck, LoRA, DoRA, VeRA, LoHa, FedSB, PrefixTuning, PromptTuning, PTuning, IA3, BitFit, Full),
 )
 
 TUNERS: Registry[type[Tuner]] = registries.TUNERS

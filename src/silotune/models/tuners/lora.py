@@ -373,7 +373,7 @@ def principal_factors(backbone: Backbone, module: str, rank: int, device: torch.
         layer = backbone.module(module)
         most = min(layer_widths(layer))
         if rank > most:
-            raise InputError(f"tuner.r: init=pissa takes singular values of {module}, which has {most}; {rank} asked")
+            raise InputError(f"tuner.r: {rank} singular values of {module}, which has {most}; allowed: up to that")
         a, b = _principal(layer_weight(layer).detach().float(), rank)
         factors = a.to(device), b.to(device)
         if isinstance(a, FakeTensor):  # of a plan; kept, they would stand for the factors themselves
