@@ -14,7 +14,8 @@ from silotune.communication.messages import read_broadcast
 from silotune.core.tensors import flatten
 from silotune.errors import InputError
 from silotune.methods.fedmomentum import BalancedSVD, BalancedSVDOptions
-from silotune.methods.lora_products import CorrectedMeans, MeansAndResidual, StackedProducts
+from silotune.methods.flora_na import MixedFactors
+from silotune.methods.lora_products import CorrectedMeans, MeansAndResidual, ProductSVD, StackedProducts
 from tests.support.method_cases import logged
 from tests.support.numeric_rig import doubled, random_parts
 from tests.support.rounds_by_hand import WORDS, Stage, cross_entropy, descended, states
@@ -340,3 +341,22 @@ def test_what_does_not_fit_is_refused_in_one_line(tiny_federation, method, words
     with pytest.raises(InputError, match=message) as refusal:
         tiny_federation(method, *words)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("sent", ["lora_A", "lora_B"])
+@pytest.mark.parametrize(
+    "aggregation", [ProductSVD(), CorrectedMeans(0.05), MixedFactors()], ids=lambda each: each.name
+)
+def test_a_factor_that_no_silo_sends_is_the_one_that_all_have(aggregation, sent):
+    """RoLoRA's rounds: means of the other factor are exact, so that each aggregation gives the mean product."""
+    draws = torch.Generator().manual_seed(3)
+    ends = {"lora_A": (2, 5), "lora_B": (4, 2)}
+    before = {f"global/m.{end}.weight": torch.randn(*shape, generator=draws).double() for end, shape in ends.items()}
+    (name,) = (name for name in before if sent in name)
+    tensors = [torch.randn(ends[sent], generator=draws).double() for _ in range(3)]
+    updates = [Update(str(rows), {name: tensor}, rows) for rows, tensor in enumerate(tensors, 1)]
+    after = before | aggregation.aggregate(iter(updates), before)
+    mean = sum(rows * tensor for rows, tensor in enumerate(tensors, 1)) / 6
+    a, b = ((before | {name: mean})[f"global/m.{end}.weight"] for end in ends)
+    product = after["global/m.lora_B.weight"] @ after["global/m.lora_A.weight"]
+    torch.testing.assert_close(product, b @ a, rtol=0, atol=1e-12)

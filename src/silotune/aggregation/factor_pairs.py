@@ -55,6 +55,11 @@ def factors_of(pair: Pair, update: Update, shared: Tensors) -> tuple[Tensor, Ten
     return sent.get(pair.b, before[pair.b]).double(), sent.get(pair.a, before[pair.a]).double()
 
 
+def mean_factors(pair: Pair, means: Tensors, before: Tensors) -> tuple[Tensor, Tensor]:
+    """Return the mean B and A in float64; a factor that no silo sent is the one that all received."""
+    return means.get(pair.b, before[pair.b]).double(), means.get(pair.a, before[pair.a]).double()
+
+
 def weighted_factors(
     pair: Pair, updates: Sequence[Update], shared: Tensors
 ) -> list[tuple[float, tuple[Tensor, Tensor]]]:

@@ -19,6 +19,7 @@ from silotune.aggregation.factor_pairs import (
     deltas,
     factor_pairs,
     factors_of,
+    mean_factors,
     stacked,
     weighted_factors,
     without_factors,
@@ -94,9 +95,8 @@ class FactorSVD(BroadcastAggregation):
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
         tensors = by_samples(updates)
         for pair in factor_pairs(before):
-            a, b = (tensors.get(name, before[name]) for name in (pair.a, pair.b))
-            new_b, new_a = truncated(b.double(), a.double(), rank=len(a))
-            tensors[pair.a], tensors[pair.b] = new_a.to(a.dtype), new_b.to(b.dtype)
+            b, a = truncated(*mean_factors(pair, tensors, before), rank=len(before[pair.a]))
+            tensors[pair.a], tensors[pair.b] = a.to(before[pair.a].dtype), b.to(before[pair.b].dtype)
         return tensors
 
 
@@ -150,7 +150,7 @@ class MeansAndResidual(BroadcastAggregation):
         products = _MeanProducts(before)
         tensors = by_samples(products.watch(updates))
         for pair in factor_pairs(before):
-            b, a = tensors[pair.b].double(), tensors[pair.a].double()  # as they come down, rounded
+            b, a = mean_factors(pair, tensors, before)  # as they come down, rounded
             tensors |= products.added(pair.module, -(b @ a))
         return tensors
 
@@ -216,7 +216,7 @@ class CorrectedMeans(BroadcastAggregation):
         all_updates = list(updates)
         tensors = by_samples(all_updates)
         for pair in factor_pairs(before):
-            b, a = tensors[pair.b].double(), tensors[pair.a].double()
+            b, a = mean_factors(pair, tensors, before)
             left, right = stacked([*weighted_factors(pair, all_updates, before), (-1.0, (b, a))])  # of what B̄·Ā lacks
             damped = a @ a.T + self._regularization * torch.eye(len(a), dtype=a.dtype)
             correction = left @ (right @ a.T) @ torch.linalg.pinv(damped, hermitian=True)
