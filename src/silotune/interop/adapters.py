@@ -10,6 +10,7 @@ import torch
 from silotune.config import BackboneConfig
 from silotune.core.tensors import Tensors, flatten
 from silotune.errors import library_errors
+from silotune.interop.token_classifier import CLASS
 from silotune.methods.parts import HEAD, Scope
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.packages import model_source
@@ -28,6 +29,7 @@ TASK_TYPES = {
     "AutoModelForMaskedLM": "FEATURE_EXTRACTION",
     "AutoModelForCausalLM": "CAUSAL_LM",
     "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM",
+    CLASS: "TOKEN_CLS",
 }
 """Class of transformers that loads the base model → peft's task type."""
 
@@ -56,6 +58,17 @@ def peft_layout(backbone: Backbone, tuner: Tuner, adapter: MergedAdapter, base: 
     }
     tensors = tuner.peft_tensors(backbone, adapter, task_type)
     return Layout(common | config, tensors, "peft", "adapter_config.json", "adapter_model.safetensors")
+
+
+def with_last_layer(layout: Layout, inside: str, layer: str, head: Tensors) -> Layout:
+    """Return peft's layout for a model whose base is its module `inside`, with the head as its saved last `layer`."""
+    prefix = "base_model.model."
+    tensors = {
+        f"{prefix}{inside}.{rest}" if (rest := name.removeprefix(prefix)) != name else name: tensor
+        for name, tensor in layout.tensors.items()
+    }
+    tensors |= {f"{prefix}{layer}.{name.removeprefix('out.')}": tensor for name, tensor in head.items()}
+    return layout._replace(config=layout.config | {"modules_to_save": [layer]}, tensors=tensors)
 
 
 def native_layout(

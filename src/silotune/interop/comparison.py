@@ -17,7 +17,7 @@ from silotune.errors import library_errors
 from silotune.evaluation.predict import Predictor, logits
 from silotune.interop.onnx_model import onnx_logits
 from silotune.interop.selection import ExportSelection
-from silotune.interop.standalone import CLASSIFIERS, KINDS, opened
+from silotune.interop.standalone import KINDS, TENSOR_HEADS, opened
 from silotune.methods.base import PredictionMix
 from silotune.models.backbone.quantization import NONE
 from silotune.models.forward.mixing import make_plan
@@ -38,8 +38,12 @@ _NEEDED = {
 }
 
 
-def compare(selection: ExportSelection, folder: Path, layout: str, base_class: str) -> dict[str, Any] | None:
+def compare(
+    selection: ExportSelection, folder: Path, layout: str, base_class: str, whole: Any = None
+) -> dict[str, Any] | None:
     """Compare an export with the run.
+
+    `whole` is a model around the run's backbone that the export is opened over, if it is not the backbone.
 
     Returns:
         `texts`, the `largest_difference` of their logits, the run's `largest_logit`, and how many texts have the
@@ -51,7 +55,7 @@ def compare(selection: ExportSelection, folder: Path, layout: str, base_class: s
     own = _own(selection, texts)  # before the adapter is put into the backbone
     theirs = None
     with library_errors("export: its own check failed, so nothing is written"), suppress(ImportError):
-        theirs = _theirs(selection, folder, layout, base_class, texts)
+        theirs = _theirs(selection, folder, layout, base_class, whole, texts)
     if theirs is None:
         return None
     differences = [float((one - other).abs().max()) for one, other in zip(own, theirs, strict=True)]
@@ -81,7 +85,9 @@ def _own(selection: ExportSelection, texts: list[Any]) -> list[Tensor]:
     model, context = selection.model, copy.copy(selection.model.context)
     context.prediction = PredictionMix(selection.mix, selection.head_part)
     rows = model.encoded(texts)
-    if context.head.name in CLASSIFIERS:
+    if rows.reads is not None and context.head.name in TENSOR_HEADS:
+        return list(torch.split(logits(context, model.state, rows), [*map(len, rows.reads)]))
+    if context.head.name in TENSOR_HEADS:
         return list(logits(context, model.state, rows))
     backbone = context.backbone
     plan = make_plan(backbone, Predictor(context, model.state).mix())
@@ -100,7 +106,7 @@ def _inputs(selection: ExportSelection, texts: list[Any]) -> Iterator[dict[str, 
 
 @torch.no_grad()
 def _theirs(
-    selection: ExportSelection, folder: Path, layout: str, base_class: str, texts: list[Any]
+    selection: ExportSelection, folder: Path, layout: str, base_class: str, whole: Any, texts: list[Any]
 ) -> list[Tensor] | None:
     """Compute the logits of an export with the library that it is for; None if no Python library can open it."""
     if layout == "gguf" or (layout == "silotune" and selection.tuner.name not in KINDS):
@@ -108,10 +114,10 @@ def _theirs(
     if layout == "peft" and selection.model.context.backbone.quantization != NONE:
         return None  # peft cannot take an adapter out of a quantized model again
     if layout == "onnx":
-        return list(onnx_logits(folder, texts))
-    with _opened(selection, folder, layout, base_class) as model:
-        if model.head["kind"] in CLASSIFIERS:
-            return list(model.logits(texts))
+        return _read(selection, onnx_logits(folder, texts), texts)
+    with _opened(selection, folder, layout, base_class, whole) as model:
+        if model.head["kind"] in TENSOR_HEADS:
+            return _read(selection, model.logits(texts), texts)
         found = []
         for inputs in _inputs(selection, texts):
             columns = inputs.get("decoder_input_ids", inputs["input_ids"]).shape[1]
@@ -119,17 +125,23 @@ def _theirs(
         return found
 
 
+def _read(selection: ExportSelection, found: Tensor, texts: list[Any]) -> list[Tensor]:
+    """Return each text's logits, of a head that marks spans those at the tokens that it reads."""
+    reads = selection.model.encoded(texts).reads
+    return list(found) if reads is None else [own[places] for own, places in zip(found, reads, strict=True)]
+
+
 @contextmanager
-def _opened(selection: ExportSelection, folder: Path, layout: str, base_class: str) -> Iterator[Any]:
+def _opened(selection: ExportSelection, folder: Path, layout: str, base_class: str, whole: Any) -> Iterator[Any]:
     """Open an export over the run's own backbone, as a second one may not fit, and take it out again."""
     import transformers
 
-    own = selection.model.context.backbone.model
+    own = whole or selection.model.context.backbone.model
     if layout == "weights":
         own = getattr(transformers, base_class).from_pretrained(folder, dtype=torch.float32)
     model = opened(own, folder, layout)
     virtual = selection.tuner.virtual_tokens > 0
-    if layout == "peft" and virtual and model.head["kind"] not in CLASSIFIERS:
+    if layout == "peft" and virtual and model.head["kind"] not in TENSOR_HEADS:
         from peft import PeftModel
 
         model.model = PeftModel.from_pretrained(own, str(folder)).eval()

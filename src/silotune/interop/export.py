@@ -16,7 +16,15 @@ from silotune.config.head import HeadConfig
 from silotune.core.files import file_sha256
 from silotune.core.serialization import write_tensor_file
 from silotune.errors import InputError, library_errors, require_known, require_unused
-from silotune.interop.adapters import Layout, can_fold, fold_in, load_plain, native_layout, peft_layout
+from silotune.interop.adapters import (
+    Layout,
+    can_fold,
+    fold_in,
+    load_plain,
+    native_layout,
+    peft_layout,
+    with_last_layer,
+)
 from silotune.interop.comparison import compare
 from silotune.interop.model_card import DEFAULT_BASE, card
 from silotune.interop.onnx_model import FILE, check_classifier, write_onnx
@@ -30,6 +38,7 @@ from silotune.interop.served_lora import (
     check_served,
     write_gguf,
 )
+from silotune.interop.token_classifier import CLASS, token_classifier
 from silotune.models.backbone.backbone import WEIGHT_TYPES
 from silotune.models.backbone.loading import stored_types
 from silotune.models.backbone.packages import model_source
@@ -69,10 +78,6 @@ def export(
         require_known("program in --for", program, PROGRAMS)
     if rank is not None and program not in (*SERVERS, *GGUF_PROGRAMS):
         raise InputError(f"--rank: belongs to --for {', '.join((*SERVERS, *GGUF_PROGRAMS))}")
-    if model.task.rules.by_position:
-        raise InputError(
-            "export: a model that marks spans has no layout of other libraries yet; allowed: predict, redact"
-        )
     selection, product_error = select(model, part, alpha), None
     if selection.private:
         require_guarantee(model.about, without_guarantee)
@@ -81,15 +86,17 @@ def export(
     elif program is not None:
         selection, product_error = as_lora(selection, program, rank)
         check_family(selection) if program in GGUF_PROGRAMS else check_served(selection, program)
-    backbone = model.context.backbone
-    base_class = _base_class(model)
+    backbone, head = model.context.backbone, _head(selection)
+    of_program = _LAYOUTS.get(program or "")
+    tagger = None if of_program else _tagger(selection, head)
+    base_class = _base_class(model) if tagger is None else CLASS
     configured = BackboneConfig.model_validate(model.about["backbone"])
     name = base or (DEFAULT_BASE if configured.name == "default" else configured.name)
-    of_program = _LAYOUTS.get(program or "")
     layout = None if part == "merged" or of_program else _layout(selection, name, base_class)
+    if layout is not None and tagger is not None:
+        layout = with_last_layer(layout, tagger[0].base_model_prefix, tagger[1], selection.head_tensors)
     kind = of_program or ("weights" if layout is None else layout.name)
     about = _about(selection, name, base_class, kind) | {"for": program, "product_error": product_error}
-    head = _head(selection)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         temporary.mkdir(parents=True)
@@ -110,7 +117,7 @@ def export(
         about["files"] = {
             path.name: file_sha256(path) for path in sorted(temporary.iterdir()) if path.suffix in _TENSORS
         }
-        about["comparison"] = compare(selection, temporary, kind, base_class)
+        about["comparison"] = compare(selection, temporary, kind, base_class, tagger and tagger[0])
         _json(temporary / "export.json", about)
         (temporary / "README.md").write_text(card(about, head), encoding="utf-8")
         if kind in ("peft", "silotune", "weights"):
@@ -138,17 +145,30 @@ def _write_folded(
 ) -> None:
     """Write the base model with the mix in its weights: as it is stored, or as an ONNX graph in float32."""
     unquantized = selection.model.context.backbone.quantization == NONE
-    plain = load_plain(configured, base_class, float32=unquantized or kind == "onnx")
+    plain_class = "AutoModel" if base_class == CLASS else base_class
+    plain = load_plain(configured, plain_class, float32=unquantized or kind == "onnx")
     for tuner, adapter in ((selection.tuner, selection.adapter), *selection.others):
         fold_in(plain, tuner, adapter)
     if kind == "onnx":
         write_onnx(folder / FILE, plain, selection, head)
         return
+    if base_class == CLASS and (tagger := token_classifier(plain, head["tags"], selection.head_tensors)):
+        plain.pooler = None  # this class has none
+        plain = tagger[0]
     if unquantized:
         types = stored_types(weight_files(model_source(configured.name), configured))
         plain.to((types.pop() if len(types) == 1 else None) or torch.float32)  # of several types: the widest
     with library_errors(f"--to {folder}: cannot be written"):  # of a full disk it raises no OSError
         plain.save_pretrained(folder)
+
+
+def _tagger(selection: ExportSelection, head: dict[str, Any]) -> tuple[Any, str] | None:
+    """Return transformers' class around the run's backbone and its last layer's name, if the export is opened by it."""
+    model, tuner = selection.model, selection.tuner
+    own_layout = tuner.implements("native_config") and selection.word != "merged"
+    if not model.task.rules.by_position or own_layout or tuner.virtual_tokens:
+        return None
+    return token_classifier(model.context.backbone.model, head["tags"], selection.head_tensors)
 
 
 def _base_class(model: PersonalModel) -> str:

@@ -11,7 +11,8 @@ from silotune.core.numeric import score_text
 from silotune.data.tasks import lower_is_better
 from silotune.interop.comparison import in_words
 from silotune.interop.served_lora import SERVERS, server_rank
-from silotune.interop.standalone import CLASSIFIERS
+from silotune.interop.standalone import CLASSIFIERS, TENSOR_HEADS
+from silotune.interop.token_classifier import CLASS
 
 DEFAULT_BASE = "sentence-transformers/all-MiniLM-L6-v2"
 """Name on the Hugging Face hub of the backbone `default`."""
@@ -21,12 +22,13 @@ def card(about: dict[str, Any], head: dict[str, Any]) -> str:
     """Write the card's text from `model_card.md`, with the fields by which the hub finds models."""
     from huggingface_hub import ModelCard, ModelCardData
 
-    classifies = head["kind"] in CLASSIFIERS
+    has_tensors = head["kind"] in TENSOR_HEADS
+    pipeline = "text-classification" if head["kind"] in CLASSIFIERS else "token-classification"
     writes = about["base_class"] == "AutoModelForCausalLM"
     data = ModelCardData(
         base_model=about["base_model"],
         library_name={"peft": "peft", "weights": "transformers", "onnx": "onnx"}.get(about["layout"], "silotune"),
-        pipeline_tag="text-classification" if classifies else "text-generation" if writes else None,
+        pipeline_tag=pipeline if has_tensors else "text-generation" if writes else None,
         tags=list(dict.fromkeys(["silotune", "federated-learning", about["method"]["name"], about["trained_tuner"]])),
     )
     comparison = in_words(about["comparison"], about["layout"])
@@ -41,7 +43,8 @@ def card(about: dict[str, Any], head: dict[str, Any]) -> str:
         score=score_text,
         unit="" if lower_is_better(about["metric"]) else " (%)",
         rank=server_rank(about) if about["for"] in SERVERS else None,
-        classifies=classifies,
+        has_tensors=has_tensors,
+        tags=json.dumps(head["tags"], ensure_ascii=False) if about["base_class"] == CLASS else None,
         default_base=DEFAULT_BASE,
         comparison=comparison[0].upper() + comparison[1:],
     )

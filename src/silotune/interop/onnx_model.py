@@ -14,7 +14,7 @@ from silotune.core.tensors import Tensors
 from silotune.errors import InputError, library_errors, needs
 from silotune.interop.adapters import can_fold
 from silotune.interop.selection import ExportSelection
-from silotune.interop.standalone import CLASSIFIERS, head_logits
+from silotune.interop.standalone import TENSOR_HEADS, head_logits
 
 FILE = "model.onnx"
 
@@ -33,10 +33,10 @@ class _Classifier(nn.Module):
 
 
 def check_classifier(selection: ExportSelection) -> None:
-    """Refuse a model that is no classifier, or whose adapter is not a change of weights."""
+    """Refuse a model whose head has no tensors, or whose adapter is not a change of weights."""
     head, tuner = selection.model.context.head.name, selection.tuner
-    if head not in CLASSIFIERS:
-        raise InputError(f"export: --for onnx writes classifiers (head {' or '.join(CLASSIFIERS)}), not head={head}")
+    if head not in TENSOR_HEADS:
+        raise InputError(f"export: --for onnx writes classifiers (head {' or '.join(TENSOR_HEADS)}), not head={head}")
     if not can_fold(tuner):
         raise InputError(f"export: --for onnx folds adapters into weights, and tuner={tuner.name} cannot be")
 
@@ -65,7 +65,7 @@ def write_onnx(path: Path, model: Any, selection: ExportSelection, head: dict[st
 
 
 def onnx_logits(folder: Path, texts: Sequence[Any]) -> Tensor:
-    """Return the logits that onnxruntime computes from an export's folder, shape (texts, outputs)."""
+    """Return the logits that onnxruntime computes from an export's folder, as `standalone.Model.logits`."""
     import onnxruntime
     from transformers import AutoTokenizer
 

@@ -7,7 +7,7 @@ quantizes the base model (bitsandbytes or torchao) if `export.json` has a `quant
 
     from standalone import load
     model = load(".", base="the base model's name or folder")
-    model.predict(["a text"])                  # [{"label": …, "probabilities": {…}}]; of numbers [{"value": …}]
+    model.predict(["a text"])                  # [{"label": …, "probabilities": {…}}]; [{"value": …}]; [{"spans": […]}]
     states, mask = model.states(["a text"])    # last layer's states of the text's tokens (rows, tokens, hidden)
 
 For an adapter in silotune's own layout on a base model that is loaded already: `attach(model, folder)`.
@@ -35,6 +35,9 @@ Hook = Callable[[nn.Module, Any, Tensor], Tensor]
 _PROMPTS = ("PROMPT_TUNING", "P_TUNING")
 
 CLASSIFIERS = ("mlp", "linear")
+"""Kinds of heads that read a pooled state."""
+
+TENSOR_HEADS = (*CLASSIFIERS, "entities")
 """Kinds of heads that `logits` computes."""
 
 _ROWS = 64
@@ -62,6 +65,9 @@ def load(folder: str | Path, base: str | Path | None = None) -> Model:
         from transformers.quantizers.auto import AutoQuantizationConfig
 
         more["quantization_config"] = AutoQuantizationConfig.from_dict(about["quantization"])
+    head = json.loads((folder / "head.json").read_text(encoding="utf-8"))
+    if about["base_class"] == "AutoModelForTokenClassification":
+        more["id2label"] = dict(enumerate(head["tags"]))
     kind = getattr(transformers, about["base_class"])
     try:
         model = kind.from_pretrained(source, dtype=torch.float32, use_safetensors=True, **more)
@@ -223,16 +229,20 @@ class Model:
 
     @torch.no_grad()
     def logits(self, texts: Sequence[Text]) -> Tensor:
-        """Compute a classifier's raw outputs, shape (rows, outputs).
+        """Compute a head's raw outputs, shape (rows, outputs), or (rows, tokens, tags) where it marks spans.
 
         An output is a logit of a class or label; in regression it is the predicted number.
 
         Raises:
-            NotImplementedError: the head is not a classifier.
+            NotImplementedError: the head has no tensors.
         """
-        if self.head["kind"] not in CLASSIFIERS:
+        if self.head["kind"] not in TENSOR_HEADS:
             raise NotImplementedError(f"a head of kind {self.head['kind']!r} is described in head.json")
-        return torch.cat([self._some_logits(texts[start : start + _ROWS]) for start in range(0, len(texts), _ROWS)])
+        found = [self._some_logits(texts[start : start + _ROWS]) for start in range(0, len(texts), _ROWS)]
+        if self.head["kind"] not in CLASSIFIERS:
+            most = max(own.shape[1] for own in found)
+            found = [nn.functional.pad(own, (0, 0, 0, most - own.shape[1])) for own in found]
+        return torch.cat(found)
 
     def _some_logits(self, texts: Sequence[Text]) -> Tensor:
         return head_logits(*self.states(texts), self.head, self.head_tensors)
@@ -240,9 +250,12 @@ class Model:
     def predict(self, texts: Sequence[Text]) -> list[dict[str, Any]]:
         """Predict the label of each text (or pair of texts), with the probabilities of all labels.
 
-        For a task of numbers a row has `value`; for one of several labels `labels`, those above ½, and `probabilities`.
+        For a task of numbers a row has `value`; for one of several labels `labels`, those above ½, and `probabilities`;
+        for one of entities `spans` (`start`, `end`, `label`) with places in the text in NFC.
         """
         logits, kind = self.logits(texts), self.head.get("task_kind", "classification")
+        if kind == "entities":
+            return [self._spans(text, tags) for text, tags in zip(texts, logits.argmax(-1).tolist(), strict=True)]
         if kind == "regression":
             return [{"value": value} for value in logits[:, 0].tolist()]
         rows = (torch.sigmoid(logits) if kind == "multilabel" else torch.softmax(logits, -1)).tolist()
@@ -252,9 +265,26 @@ class Model:
         by_label = [dict(zip(self.head["labels"], row, strict=True)) for row in rows]
         return [{"label": max(row, key=row.__getitem__), "probabilities": row} for row in by_label]
 
+    def _spans(self, text: Text, tags: Sequence[int]) -> dict[str, Any]:
+        """Return the spans of a text whose tokens have these tags; a word of the tokenizer has its first token's."""
+        encoded = self.tokenizer(normalize("NFC", str(text)), truncation=True, max_length=self.head["max_length"])
+        spans: list[dict[str, Any]] = []
+        inside = ""
+        for word in dict.fromkeys(word for word in encoded.word_ids() if word is not None):
+            letter, _, label = self.head["tags"][tags[encoded.word_to_tokens(word).start]].partition("-")
+            start, end = encoded.word_to_chars(word)
+            if letter == "I" and inside == label:
+                spans[-1]["end"] = end
+            elif label:
+                spans.append({"start": start, "end": end, "label": label})
+            inside = label
+        return {"spans": spans}
+
 
 def head_logits(states: Tensor, mask: Tensor, head: dict[str, Any], tensors: dict[str, Tensor]) -> Tensor:
-    """Compute a classifier's logits, shape (rows, outputs), of states (rows, tokens, hidden), padded on the right."""
+    """Compute a head's logits of states (rows, tokens, hidden), padded on the right, as `Model.logits` returns them."""
+    if head["kind"] == "entities":
+        return nn.functional.linear(states, tensors["out.weight"], tensors["out.bias"])
     if head["pooling"] == "mean":
         weights = mask.unsqueeze(-1).to(states.dtype)
         pooled = (states * weights).sum(1) / weights.sum(1)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from silotune.config.head import HeadConfig
 from silotune.core.tensors import Tensors, draw_linear
 from silotune.data.entity_tokenizer import EntityTokenizer
 from silotune.data.tasks import Task
@@ -51,6 +53,14 @@ class EntitiesHead(Head):
         for task in tasks:
             tensors |= draw_linear(f"{task.name}.out", task.outputs, backbone.hidden_size, generator)
         return tensors
+
+    @override
+    def description(self, config: HeadConfig, task: Task) -> dict[str, Any]:
+        return {
+            "tags": ["O", *(f"{letter}-{label}" for label in task.labels for letter in "BI")],
+            "computes": "logits of a token's tags = out.weight · x + out.bias, where x is its last layer's state; a "
+            "word has the tag of its first token",
+        }
 
     @override
     def reading(self, backbone: Backbone, task: Task) -> HeadReading:
