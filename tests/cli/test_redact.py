@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from silotune.runs.redaction import _LONGEST, recall_text, redact
 
 
 class Marks:
-    """Marks every word `Anna`, as a model would."""
+    """Marks every name `Anna` or `Anna Lee`, as a model would."""
 
     task = Task("ner", ("LOC", "PER"), "span_f1", "entities")
 
@@ -30,10 +31,8 @@ class Marks:
         return [Prediction("", spans=tuple(self._spans(text))) for text in texts]
 
     def _spans(self, text: str):
-        start = text.find("Anna")
-        while start >= 0:
-            yield Span(start, start + 4, "PER", "Anna", 1.0)
-            start = text.find("Anna", start + 4)
+        for match in re.finditer("Anna( Lee)?", text):
+            yield Span(*match.span(), "PER", match.group(), 1.0)
 
 
 def redacted(name: str, content: str, tmp_path: Path, model: Marks | None = None, column: str | None = None):
@@ -50,11 +49,14 @@ def test_text_keeps_its_line_ends(tmp_path: Path) -> None:
 
 
 def test_long_lines_are_read_in_pieces(tmp_path: Path) -> None:
-    model, text = Marks(), "so Anna said " * 20_000
-    written, _, counts = redacted("f.txt", text, tmp_path, model)
-    assert written == text.replace("Anna", "[PER]")
-    assert counts == {"PER": 20_000}
-    assert model.longest <= 2 * _LONGEST
+    line = "so Anna Lee said " * 20_000
+    assert line[:_LONGEST].endswith("so Anna ")  # the first cut is inside a name
+    for text in (line, line + "\nAnna Lee\n", "Anna" * 20_000):
+        model = Marks()
+        written, number, counts = redacted("f.txt", text, tmp_path, model)
+        assert (written, number) == (re.sub("Anna( Lee)?", "[PER]", text), text.count("\n"))
+        assert counts == {"PER": text.count("Anna")}
+        assert model.longest <= 2 * _LONGEST
 
 
 def test_one_column_of_a_table_and_of_json_lines(tmp_path: Path) -> None:

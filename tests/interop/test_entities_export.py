@@ -16,23 +16,6 @@ from tests.support.small_runs import SINGLE, carried_along, close, encoded, own_
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
 
-@pytest.fixture(scope="module")
-def entities(runs, tmp_path_factory):
-    """`entities(family, tuner, …)` → a finished run of two silos that mark spans."""
-    folder = tmp_path_factory.mktemp("names")
-    for silo in ("alpha", "beta"):
-        (folder / silo).mkdir()
-        for part in ("train", "test"):
-            rows = [{"text": text, "spans": [[0, 3, "PER"], [4, 8, "LOC"]]} for text in SINGLE[:2] * 3]
-            (folder / silo / f"{part}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    words = ("head={name: entities}", "data.task=t", "data.labels=[PER,LOC]", f"data.path={folder}")
-
-    def make(family: str, tuner: str, *more: str):
-        return runs.run(family, tuner, *words, "data.rows_per_silo=null", "data.merge=false", *more)
-
-    return make
-
-
 def expected(run) -> list[torch.Tensor]:
     reads = tokenised(run, "beta", SINGLE).reads
     return [*torch.split(own_logits(run, "beta", SINGLE), [len(places) for places in reads])]
@@ -56,8 +39,8 @@ def logits_of(model, folder):
         *(pytest.param(*pair, marks=pytest.mark.long) for pair in (("gpt2", "dora"), ("roberta", "ia3"))),
     ],
 )
-def test_peft_opens_adapter_and_last_layer(runs, entities, family, tuner, tmp_path):
-    run = entities(family, tuner)
+def test_peft_opens_adapter_and_last_layer(runs, family, tuner, tmp_path):
+    run = runs.entities(family, tuner)
     about = export(run.model("beta"), "global", tmp_path / "out")
     assert about["comparison"]["largest_difference"] < 1e-5
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
@@ -67,8 +50,8 @@ def test_peft_opens_adapter_and_last_layer(runs, entities, family, tuner, tmp_pa
     close(at_words(run, logits_of(model, tmp_path / "out")), expected(run))
 
 
-def test_merged_opens_by_its_folder_alone(entities, tmp_path):
-    run = entities("bert", "lora", "method=fedmatch")
+def test_merged_opens_by_its_folder_alone(runs, tmp_path):
+    run = runs.entities("bert", "lora", "method=fedmatch")
     export(run.model("beta"), "merged", tmp_path / "out")
     model, report = AutoModelForTokenClassification.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not {*report["missing_keys"], *report["unexpected_keys"]}
@@ -77,8 +60,8 @@ def test_merged_opens_by_its_folder_alone(entities, tmp_path):
 
 
 @pytest.mark.parametrize("tuner", ["lora", "bottleneck", "prompt"])
-def test_the_loader_marks_what_the_silo_does(entities, tuner, tmp_path):
-    run = entities("bert", tuner)
+def test_the_loader_marks_what_the_silo_does(runs, tuner, tmp_path):
+    run = runs.entities("bert", tuner)
     export(run.model("beta"), "global", tmp_path / "out")
     model = carried_along(tmp_path / "out").load(tmp_path / "out")
     close(at_words(run, model.logits(SINGLE)), expected(run))
@@ -89,9 +72,9 @@ def test_the_loader_marks_what_the_silo_does(entities, tuner, tmp_path):
 
 
 @pytest.mark.long
-def test_an_onnx_graph_scores_tokens(entities, tmp_path):
+def test_an_onnx_graph_scores_tokens(runs, tmp_path):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
-    run = entities("bert", "lora")
+    run = runs.entities("bert", "lora")
     assert export(run.model("beta"), "merged", tmp_path / "out", program="onnx")["comparison"]["same_answers"] == 4
     close(at_words(run, onnx_logits(tmp_path / "out", SINGLE)), expected(run))

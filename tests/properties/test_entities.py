@@ -70,6 +70,13 @@ def test_two_processes_give_the_same_bits(method, data, tmp_path, backbone_folde
     assert one["state_sha256"] == two["state_sha256"]
 
 
+def test_silos_that_are_scored_together_have_their_own_scores(data, tmp_path, backbone_folder):
+    words = [*words_for("fedavg", data, backbone_folder("bert")), "train.lr=0.05", "head.scope=private"]
+    apart, together = (run("", *words, f"cohort={size}", out=tmp_path / str(size)).summary["silos"] for size in (1, 2))
+    assert {name: silo["test"] for name, silo in apart.items()} == {n: silo["test"] for n, silo in together.items()}
+    assert any(silo["test"] > 0 for silo in apart.values())
+
+
 @pytest.mark.parametrize("method", ["fedavg", "moon", "fedmcp"])
 def test_small_graphs_have_the_gradients_of_the_whole_batch(method, data, tmp_path, backbone_folder):
     words = [*words_for(method, data, backbone_folder("bert")), "train.optimizer=sgd", "train.lr=0.5", "train.steps=2"]

@@ -38,8 +38,9 @@ def writer(runs):
 
 @pytest.fixture(scope="module")
 def server(runs, writer):
-    """A server of a run that writes and of one that gives labels."""
-    with serving(writer.folder, runs.run("bert", "lora", "method={name: fedmcp}").folder) as running:
+    """A server of a run that writes, of one that gives labels, and of one that marks spans."""
+    marking = shutil.copytree(runs.entities("bert", "lora").folder / "models" / "beta", runs.root / "marker")
+    with serving(writer.folder, runs.run("bert", "lora", "method={name: fedmcp}").folder, marking) as running:
         yield running
 
 
@@ -106,6 +107,19 @@ def test_labels_vectors_and_models(server, runs):
     assert vectors[2].embedding == pytest.approx(plain[2].embedding, abs=1e-6)
 
 
+def test_spans_have_places_in_the_text_as_sent(server, runs):
+    texts = ["the cafe\u0301 was 👩 kind", "", "the garden was kind " * 50]  # the last is longer than train.max_length
+    body = server.post("/v1/entities", {"model": "marker", "input": texts}).json()
+    assert "data" in body, body
+    expected = runs.entities("bert", "lora").model("beta").predict(texts)
+    for text, one, own in zip(texts, body["data"], expected, strict=True):
+        places = [(span["start"], span["end"], span["label"]) for span in one["spans"]]
+        assert places == [(span.start, span.end, span.label) for span in own.spans]
+        assert [span["text"] for span in one["spans"]] == [text[start:end] for start, end, _ in places]
+    assert any(one["spans"] for one in body["data"])
+    assert server.post("/v1/entities", {"model": "marker", "input": ""}).json()["data"] == [{"index": 0, "spans": []}]
+
+
 BAD: list[tuple[str, Any, int, str]] = [
     ("/v1/chat/completions", {"model": "nobody", "messages": TALK}, 404, "model_not_found"),
     ("/v1/chat/completions", {"model": "alpha", "messages": TALK}, 400, "wrong_endpoint"),
@@ -120,6 +134,10 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("/v1/completions", {"model": "east", "prompt": "a", "logit_bias": {"3": 1}}, 400, "invalid_value"),
     ("/v1/chat/completions", {"model": "east", "messages": [{"role": "nobody", "content": "a"}]}, 400, "invalid_value"),
     ("/v1/chat/completions", {"model": "east", "messages": [{"role": "user"}]}, 400, "invalid_value"),
+    ("/v1/entities", {"model": "alpha", "input": "a"}, 400, "wrong_endpoint"),
+    ("/v1/entities", {"model": "marker", "input": [["a", "b"]]}, 400, "invalid_value"),
+    ("/v1/entities", {"model": "marker", "input": "kind " * 5000}, 400, "context_length_exceeded"),
+    ("/classify", {"model": "marker", "input": "a"}, 400, "wrong_endpoint"),
     ("/v1/explain", {"model": "alpha", "input": "a"}, 403, "forbidden"),
     ("/classify", {"model": "alpha", "input": "a" * 2**21}, 413, "too_large"),
     ("/nowhere", {}, 404, "not_found"),

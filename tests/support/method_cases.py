@@ -44,11 +44,15 @@ ROUNDS = 2
 
 @dataclass(frozen=True)
 class Case:
-    """A method and further settings. With `one_task` all silos hold one task, so that a head may be shared."""
+    """A method and further settings. With `one_task` all silos hold one task, so that a head may be shared.
+
+    With `marked` that task is one of entities.
+    """
 
     method: str
     overrides: tuple[str, ...] = ()
     one_task: bool = False
+    marked: bool = False
 
     @property
     def plain(self) -> Method:
@@ -90,6 +94,7 @@ RANKED = {
 CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
     "fedavg, shared head": Case("fedavg", ("head.scope=shared", "tuner=lora", "method.adapters=1"), one_task=True),
     "fedmcp, shared heads": Case("fedmcp", ("head.scope=shared",), one_task=True),
+    "fedmcp, entities": Case("fedmcp", ("head=entities", "data.labels=[PER,LOC]"), one_task=True, marked=True),
     "fedmcp, full": Case("fedmcp", ("tuner=full",)),
     "fedfame": Case("fedfame", _SEMI_SUPERVISED, one_task=True),
     "fedproto": Case("fedproto", UNPARTITIONED, one_task=True),
@@ -117,13 +122,13 @@ CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
 
 KINDS = (
     *("fedmcp", "scaffold", "ffa-lora", "rolora", "apfl", "pfedme", "flora, ranks", "fdlora", "feddpa-t, dropout"),
-    *("la-lora", "fedproto", "fedfame", "server-only"),
+    *("la-lora", "fedproto", "fedfame", "server-only", "fedmcp, entities"),
 )
 """The cases of `make test`, which together declare all that a method can (`tests/methods/test_kinds.py`): private parts
 with anchors and a loss that couples rows; an aggregation of a part's own; fixed parts; learned weights, and constants
 of trained parts; several steps on a batch, and parts that take turns; ranks, and parts that are redrawn; a final phase,
 and rounds of several kinds, odd and even; weights of each text; parts that are gathered; a phase of the server, and a
-memory; rows of one party. The other cases run in `make test-all`."""
+memory; rows of one party; a head that reads positions. The other cases run in `make test-all`."""
 
 
 def of_kinds(names: Iterable[str], short: Collection[str]) -> list[ParameterSet]:
@@ -137,7 +142,7 @@ every_method = pytest.mark.parametrize("method", of_kinds(METHODS, KINDS_OF_METH
 
 
 def write_silos(folder: Path) -> Path:
-    """`unlike/`: three tasks with unequal numbers of rows; `alike/`: one task in three silos."""
+    """`unlike/`: three tasks with unequal numbers of rows; `alike/`: one task in three silos, `marked/` with spans."""
     for task, rows in TRAIN_ROWS.items():
         write_data(folder / "unlike", [task], {"train": rows, "validation": 9, "test": TEST_ROWS})
     for seed, (silo, rows) in enumerate(ONE_TASK_ROWS.items()):
@@ -145,6 +150,12 @@ def write_silos(folder: Path) -> Path:
         written = write_data(folder / f"seed{seed}", ["alpha"], splits, seed) / "alpha"
         (folder / "alike").mkdir(exist_ok=True)
         written.rename(folder / "alike" / silo)
+        (folder / "marked" / silo).mkdir(parents=True)
+        for path in (folder / "alike" / silo).glob("*.jsonl"):
+            texts = [json.loads(line)["sentence1"].split() for line in path.read_text(encoding="utf-8").splitlines()]
+            tags = (["B-PER", "I-PER", *["O"] * (len(words) - 3), "B-LOC"] for words in texts)
+            rows = [{"tokens": words, "tags": own} for words, own in zip(texts, tags, strict=True)]
+            (folder / "marked" / silo / path.name).write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return folder
 
 
@@ -234,6 +245,7 @@ class Federate:
         """Return the case's `key=value` words for the preset `demo`."""
         chosen = CASES[case]
         rows, data = (ONE_TASK_ROWS, "alike") if chosen.one_task else (TRAIN_ROWS, "unlike")
+        data = "marked" if chosen.marked else data
         return [
             *tiny_overrides(chosen.method, self._folder, self._silos / data),
             f"data.tasks=[{','.join(rows)}]",

@@ -143,6 +143,16 @@ class Runs:
         silotune.run(str(path), f"tuner={tuner}", *example_words(tuner), *overrides, out=place, backbone=backbone)
         return load_run(place, backbone)
 
+    def entities(self, family: str, tuner: str, *overrides: str) -> silotune.Run:
+        """Return a finished run of two silos whose head marks spans."""
+        folder = self.root / "names"
+        rows = [{"text": text, "spans": [[0, 3, "PER"], [4, 8, "LOC"]]} for text in SINGLE[:2] * 3]
+        for path in (folder / silo / f"{part}.jsonl" for silo in ("alpha", "beta") for part in ("train", "test")):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+        words = ("head={name: entities}", "data.task=t", "data.labels=[PER,LOC]", f"data.path={folder}")
+        return self.run(family, tuner, *words, "data.rows_per_silo=null", "data.merge=false", *overrides)
+
 
 def tokenised(run: silotune.Run, silo: str, texts):
     """Tokenize texts as the run's head expects them."""

@@ -60,7 +60,7 @@ def _opened(run: Path, silo: str | None, precision: str | None) -> PersonalModel
         raise InputError("--silo: is missing; allowed: --silo NAME, or a folder models/NAME")
     else:
         model = load_model(run, silo, precision=precision)
-    if model.task.kind != "generation":
+    if model.task.labeled:
         raise InputError(f"chat: task {model.task.name!r} is one of {model.task.kind}; use predict")
     return model
 

@@ -86,7 +86,7 @@ def predict(
         lines = None if is_table else _lines(text or [], file, opened)
         write = stack.enter_context(_written(out))
         model = load_model(run, silo, precision=precision)
-        generates = model.task.kind == "generation"
+        generates = not model.task.labeled
         rows: Iterator[Text]
         if lines is None:
             assert file is not None, "a table is a file"
@@ -108,7 +108,7 @@ def predict(
 
 def _answers(model: PersonalModel, texts: list[Text], explain: bool) -> list[dict[str, Any]]:
     answers: list[dict[str, Any]]
-    if model.task.kind == "generation":
+    if not model.task.labeled:
         answers = [{"answer": answer} for answer in model.write(texts)]
     else:
         answers = [_fields(prediction) for prediction in model.predict(texts)]

@@ -51,7 +51,7 @@ def embed(context: PredictionContext, state: State, rows: TokenizedRows) -> Tens
 
 @torch.no_grad()
 def _embed(context: PredictionContext, weighting: InstanceWeighting, state: State, rows: TokenizedRows) -> Tensor:
-    texts = prompt_rows(rows) if rows.task.kind == "generation" else replace(rows, reads=None, targets=None)
+    texts = replace(rows, reads=None, targets=None) if rows.task.labeled else prompt_rows(rows)
     mix = context.entries(weighting.view, context.place(state))
     reading = weighting.representation
     program = ViewProgram(context.backbone, [{"": mix}], {reading: POOLINGS[reading]})
@@ -90,7 +90,7 @@ def weigh(
     if not instances:
         empty = torch.zeros(len(rows), 0)
         return Weights(torch.full((len(rows),), weighting.untrained), empty, empty.long())
-    texts = prompt_rows(rows).ids if rows.task.kind == "generation" else rows.ids
+    texts = rows.ids if rows.task.labeled else prompt_rows(rows).ids
     sampled = weighting.sample_rows(instances, texts)
     vectors = embed(context, state, rows) if vectors is None else vectors
     similarities = weighting.similarities(instances, vectors, sampled)

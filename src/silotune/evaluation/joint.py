@@ -59,12 +59,18 @@ def read(several: Sequence[ModelRows]) -> list[View]:
             if reading is not None:
                 values[several[piece.owner][0].head.name] = reading(of_piece, inputs, plan)
             found[piece.owner].append((rows, values))
-    return [_in_order(each) for each in found]
+    return [_in_order(each, *model) for each, model in zip(found, several, strict=True)]
 
 
-def _in_order(found: Sequence[tuple[Tensor, dict[str, Tensor]]]) -> View:
-    back = torch.cat([rows for rows, _ in found]).argsort()
-    return View({name: torch.cat([values[name] for _, values in found])[back] for name in found[0][1]})
+def _in_order(found: Sequence[tuple[Tensor, dict[str, Tensor]]], predictor: Predictor, rows: TokenizedRows) -> View:
+    order = torch.cat([of_piece for of_piece, _ in found])
+    values = {name: torch.cat([each[name] for _, each in found]) for name in found[0][1]}
+    back, head = order.argsort(), predictor.head
+    view = {name: value[back] for name, value in values.items() if name != head.name or not head.by_position}
+    if head.by_position and rows.reads is not None:
+        of_rows = torch.split(values[head.name], [len(rows.reads[row]) for row in order.tolist()])
+        view[head.name] = torch.cat([of_rows[place] for place in back.tolist()])
+    return View(view)
 
 
 def joint_logits(context: PredictionContext, models: Iterable[tuple[State, TokenizedRows]]) -> Iterator[Tensor | None]:

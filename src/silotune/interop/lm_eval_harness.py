@@ -34,7 +34,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
 
     def __init__(self, model: PersonalModel) -> None:
         super().__init__()
-        if model.task.kind != "generation":
+        if model.task.labeled:
             raise InputError("--lm-eval: this model classifies texts; allowed: models with head=lm or dpo")
         self._context, self._task = model.context, model.task
         self._predictor = Predictor(model.context, model.state)

@@ -51,7 +51,7 @@ def backbone_setting(
     for head in ("lm", "verbalizer"):
         config = read_config("", ["method=local", "tuner=lora", f"head={head}", *words], silos=silos)
         (silo,) = load_silos(config)
-        if (silo.task.kind == "generation") == (head == "lm"):
+        if silo.task.labeled != (head == "lm"):
             break
     splits = silo.splits
     return config, [SiloData(silo.name, silo.task, Splits(test=[*splits.train, *splits.validation, *splits.test]))]

@@ -129,7 +129,7 @@ def table_texts(
 
     The columns are the chosen ones, or those of the silo's own data.
     """
-    if model.task.kind == "generation":
+    if not model.task.labeled:
         raise InputError(f"--file {path}: a task of generation reads lines of text, or JSON lines (.jsonl), no table")
     columns: tuple[str, ...] = ()
     for number, record in enumerate(stream_records(path, *_reading(model), opened), 1):
@@ -145,7 +145,7 @@ def labeled_rows(
 ) -> list[Row]:
     """Make rows of the model's task from a table's records; the silo's own columns replace those not given."""
     task, own = model.task, model.about["columns"]
-    if task.kind == "generation":
+    if not task.labeled:
         columns = tuple(text) or tuple(own["text"] if own else ())
         answer = label or (own["label"] if own else "")
         format = None if {*columns, answer} & records[0].keys() else find_format(records[0])

@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from silotune.core.tensors import State
 from silotune.data.composed import Composed
 from silotune.data.entity_tokenizer import first_tokens
 from silotune.data.kinds import Prediction, Span
 from silotune.data.rows import Row
 from silotune.data.spans import best_tags, spans_of, words_of
 from silotune.data.tasks import Task
-from silotune.evaluation.predict import logits
 from silotune.training.prediction import PredictionContext
 
 
@@ -29,31 +28,41 @@ class _Window:
     last: int
 
 
-def mark(context: PredictionContext, state: State, task: Task, texts: Sequence[str]) -> list[Prediction]:
-    """Return the spans of each text.
+class MarkedTexts:
+    """Texts that are to be marked: as rows for the model, and its outputs as their spans.
 
     A text that does not fit (`train.max_length`) is read in windows that overlap by half; a word's tag is that of the
-    window with most text around it.
+    window with most text around it. `rows` are the windows of all texts.
     """
-    composed = [Composed(text) for text in texts]
-    words = [words_of(each.text) for each in composed]
-    windows = [
-        _Window(number, *window) for number, own in enumerate(_windows(context, composed, words)) for window in own
-    ]
-    rows = [_row(composed[window.text].text, words[window.text][window.first : window.last]) for window in windows]
-    scores = [np.full((len(own), task.outputs), np.nan) for own in words]
-    around = [np.full(len(own), -1) for own in words]
-    if rows:
-        tokenized = context.head.row_tokenizer(context.backbone, context.max_length)(task, rows)
-        found = torch.log_softmax(logits(context, state, tokenized).double(), -1)
-        counts = (tokenized.labels >= 0).sum(1).tolist()
-        for window, own, read in zip(windows, torch.split(found, counts), tokenized.labels >= 0, strict=True):
-            places = read.nonzero().flatten().numpy()
+
+    def __init__(self, context: PredictionContext, task: Task, texts: Sequence[str]) -> None:
+        self._task, self._texts = task, texts
+        self._composed = [Composed(text) for text in texts]
+        self._words = [words_of(each.text) for each in self._composed]
+        windows = _windows(context, self._composed, self._words)
+        self._windows = [_Window(number, *window) for number, own in enumerate(windows) for window in own]
+        tokenize = context.head.row_tokenizer(context.backbone, context.max_length)
+        self.rows = tokenize(task, [self._row(window) for window in self._windows])
+
+    def predictions(self, outputs: Tensor) -> list[Prediction]:
+        """Return the spans of each text by the outputs for `rows`, flat, shape (words, tags)."""
+        scores = [np.full((len(own), self._task.outputs), np.nan) for own in self._words]
+        around = [np.full(len(own), -1) for own in self._words]
+        read = self.rows.labels >= 0
+        found = torch.split(torch.log_softmax(outputs.double(), -1), read.sum(1).tolist()) if len(read) else ()
+        for window, own, of_window in zip(self._windows, found, read, strict=True):
+            places = of_window.nonzero().flatten().numpy()
             room = np.minimum(places, window.last - window.first - 1 - places)
             better = room > around[window.text][window.first + places]
             chosen = window.first + places[better]
             around[window.text][chosen], scores[window.text][chosen] = room[better], own.numpy()[better]
-    return [_prediction(task, *each) for each in zip(texts, composed, words, scores, strict=True)]
+        texts = zip(self._texts, self._composed, self._words, scores, strict=True)
+        return [_prediction(self._task, *each) for each in texts]
+
+    def _row(self, window: _Window) -> Row:
+        words = self._words[window.text][window.first : window.last]
+        start, text = words[0][0], self._composed[window.text].text
+        return Row((text[start : words[-1][1]],), 0, target=tuple((a - start, b - start, 0) for a, b in words))
 
 
 def _prediction(task: Task, written: str, composed: Composed, words: list[tuple[int, int]], scores: Any) -> Prediction:
@@ -65,11 +74,6 @@ def _prediction(task: Task, written: str, composed: Composed, words: list[tuple[
         start, end = composed.origin(words[read[a]][0], words[read[b]][1])
         spans.append(Span(start, end, task.labels[label], written[start:end], float(likely[a : b + 1].mean())))
     return Prediction("", spans=tuple(spans))
-
-
-def _row(text: str, words: Sequence[tuple[int, int]]) -> Row:
-    start = words[0][0]
-    return Row((text[start : words[-1][1]],), 0, target=tuple((a - start, b - start, 0) for a, b in words))
 
 
 def _windows(

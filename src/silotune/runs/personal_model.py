@@ -30,7 +30,7 @@ from silotune.models.forward.mixing import resolve_weights
 from silotune.models.heads.lm import LanguageModelHead, prompt_rows
 from silotune.models.tuners import Tuner
 from silotune.models.tuners.base import TokenWeight
-from silotune.runs.marked_texts import mark
+from silotune.runs.marked_texts import MarkedTexts
 from silotune.runs.model_file import MODEL_FILE, TensorReader, check_weights, model_folder, read_model_file, read_state
 from silotune.training.prediction import PredictionContext
 
@@ -133,7 +133,9 @@ class PersonalModel:
         if self.task.rules.by_position:
             if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
                 raise InputError("predict: give a list of single texts")
-            return mark(self.context, self.state, self.task, [str(text) for text in texts])
+            marked = MarkedTexts(self.context, self.task, [str(text) for text in texts])
+            outputs = logits(self.context, self.state, marked.rows) if len(marked.rows) else torch.zeros(0)
+            return marked.predictions(outputs)
         return predictions(self.task, logits(self.context, self.state, self.encoded(texts)))
 
     def write(self, instructions: Sequence[Text], follow: Callable[[str], None] | None = None) -> list[str]:
@@ -143,7 +145,7 @@ class PersonalModel:
             instructions: what is asked.
             follow: called with the answer so far after each token, if one instruction is answered greedily.
         """
-        if self.task.kind != "generation":
+        if self.task.labeled:
             raise InputError(f"write: task {self.task.name!r} is one of {self.task.kind}; use predict")
         return answers(self.context, self.state, self.encoded(instructions), follow)
 
@@ -190,7 +192,7 @@ class PersonalModel:
 
     def _row(self, text: Text) -> Row:
         if isinstance(text, str):
-            return Row((text, "") if self.task.kind == "generation" else (text,), 0)
+            return Row((text,) if self.task.labeled else (text, ""), 0)
         if isinstance(text, tuple):
             return Row(tuple(text), 0)
         return asked_row(text, "predict")

@@ -6,7 +6,7 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -22,6 +22,12 @@ _AT_ONCE = 256
 
 _LONGEST = 20_000
 """Characters of a line from which on it is cut at blanks, so that a file without line ends needs no more memory."""
+
+_AROUND = 2_000
+"""Characters before and behind such a cut that the model reads, too."""
+
+Piece = tuple[str, str, str]
+"""What stands before a piece of text, the piece, and what stands behind it; the two beside it are read alone."""
 
 
 def recall_text(run: Path, silo: str, level: int = 95) -> str:
@@ -58,10 +64,10 @@ def redact(
     if not kind:
         if column is not None:
             raise InputError("--column: belongs to a .csv, .tsv or .jsonl file")
-        pieces, number = _pieces(text_lines(opened)), 0
-        while batch := list(islice(pieces, _AT_ONCE)):
-            out.writelines(_replaced(model, batch, counts))
-            number += sum(piece.endswith(("\n", "\r")) for piece in batch)
+        number = 0
+        for text, line_ends in _replaced(model, _pieces(text_lines(opened)), counts):
+            out.write(text)
+            number += line_ends
         return number, counts
     records = stream_records(path, opened=opened)
     return _records(model, records, path, column or _own_column(model), _writer(kind, out), counts), counts
@@ -82,8 +88,8 @@ def _records(
                 raise InputError(f"{path}: row {place}: {column!r} is no text")
             if column not in record:
                 raise InputError(f"{path}: row {place}: no column {column!r}; there: {', '.join(map(str, record))}")
-        texts = [record[column] or "" for record in batch]
-        for record, text in zip(batch, _replaced(model, texts, counts), strict=True):
+        texts = (("", record[column] or "", "") for record in batch)
+        for record, (text, _) in zip(batch, _replaced(model, texts, counts), strict=True):
             write(record | {column: text} if record[column] else record)
         number += len(batch)
     return number
@@ -94,14 +100,23 @@ def _own_column(model: PersonalModel) -> str:
     return str(own["text"][0]) if own else "text"
 
 
-def _replaced(model: PersonalModel, texts: list[str], counts: Counter[str]) -> Iterator[str]:
-    for text, prediction in zip(texts, model.predict(texts), strict=True):
-        kept, start = [], 0
-        for span in prediction.spans or ():
-            kept += [text[start : span.start], f"[{span.label}]"]
-            start = span.end
-            counts[span.label] += 1
-        yield "".join([*kept, text[start:]])
+def _replaced(model: PersonalModel, pieces: Iterable[Piece], counts: Counter[str]) -> Iterator[tuple[str, bool]]:
+    """Yield each piece with labels in place of spans, and whether it ends a line.
+
+    A span that goes on in the next piece is written where it begins, and left out there.
+    """
+    stream, beyond = iter(pieces), 0
+    while batch := list(islice(stream, _AT_ONCE)):
+        for (before, piece, _), prediction in zip(batch, model.predict([*map("".join, batch)]), strict=True):
+            text, end = before + piece, len(before + piece)
+            start, written = len(before) + beyond, []
+            for span in prediction.spans or ():
+                if start < span.end and span.start < end:
+                    written += [text[start : span.start], f"[{span.label}]"]
+                    start = span.end
+                    counts[span.label] += 1
+            beyond = max(0, start - end)
+            yield "".join([*written, text[start:]]), piece.endswith(("\n", "\r"))
 
 
 def _writer(kind: str, out: TextIO) -> Callable[[dict[str, Any]], object]:
@@ -119,16 +134,19 @@ def _writer(kind: str, out: TextIO) -> Callable[[dict[str, Any]], object]:
     return write
 
 
-def _pieces(lines: TextIO) -> Iterator[str]:
+def _pieces(lines: TextIO) -> Iterator[Piece]:
     """Yield lines with their ends; long ones are cut behind a blank, or else anywhere."""
-    rest = ""
+    before = rest = ""
     for part in chain(iter(lambda: lines.readline(_LONGEST), ""), [""]):
         rest += part
-        if len(rest) >= _LONGEST and not rest.endswith(("\n", "\r")):
-            cut = max((match.end() for match in re.finditer(r"\s", rest)), default=0)
-            cut = cut if cut >= _LONGEST // 2 else len(rest)
-            yield rest[:cut]
-            rest = rest[cut:]
-        elif rest and (not part or rest.endswith(("\n", "\r"))):
-            yield rest
-            rest = ""
+        ended = not part or rest.endswith(("\n", "\r"))
+        while rest and (ended or len(rest) >= _LONGEST + _AROUND):
+            text = rest if len(rest) < _LONGEST + _AROUND else _beginning(rest)
+            rest = rest[len(text) :]
+            yield before, text, rest[:_AROUND]
+            before = (before + text)[-_AROUND:] if rest or not ended else ""
+
+
+def _beginning(text: str) -> str:
+    cut = max((match.end() for match in re.finditer(r"\s", text[:_LONGEST])), default=0)
+    return text[: cut if cut >= _LONGEST // 2 else _LONGEST]

@@ -246,7 +246,7 @@ def measure(
         found = audit(row_losses(context, state, canaries), present, delta)
     sets = (rows, min(own, MOST_ROWS)), (evaluation.test, min(evaluation.test.examples, MOST_ROWS))
     repeated = None
-    if rows.task.kind == "generation" and not rows.pairs:
+    if not rows.task.labeled and not rows.pairs:
         first = [min(count, MOST_ANSWERS) for _, count in sets]
         hits = [verbatim(context, state, part, count) for (part, _), count in zip(sets, first, strict=True)]
         repeated = hits[0], first[0], hits[1], first[1]

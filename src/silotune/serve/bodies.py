@@ -8,6 +8,7 @@ import secrets
 import struct
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
@@ -114,7 +115,7 @@ class CompletionRequest(WriteRequest):
 
 
 class TextsRequest(Asked):
-    """The body of `POST /classify` and `/v1/explain`: one text, or several; a pair of texts is a list of two."""
+    """The body of `POST /classify`, `/v1/entities` and `/v1/explain`: a text, or several; a pair is a list of two."""
 
     input: str | Annotated[list[Line], Field(min_length=1, max_length=MOST_TEXTS)]
 
@@ -230,6 +231,16 @@ def _class(index: int, own: Prediction, labels: Sequence[str]) -> Json:
     made = {"index": index, "label": max(chances, key=chances.__getitem__), "probs": [chances[name] for name in labels]}
     made |= {"num_classes": len(labels), "classes": list(labels)}
     return made if own.label else made | {"labels": list(own.labels)}
+
+
+def marked(scored: Scored, model: str) -> Json:
+    """Return each text's spans, with their places in it as it was sent, in code points."""
+    data = [
+        {"index": number, "spans": [asdict(span) for span in own.spans or ()]}
+        for number, own in enumerate(scored.predictions)
+    ]
+    body = {"object": "list", "model": model, "data": data}
+    return body | {"usage": _usage(scored.tokens), "system_fingerprint": scored.digest}
 
 
 def embedded(scored: Scored, model: str, packed: bool) -> Json:

@@ -19,6 +19,7 @@ from silotune.errors import InputError
 from silotune.evaluation.joint import inputs_of, read
 from silotune.models.forward.views import View
 from silotune.models.heads.lm import LanguageModelHead, prompt_rows
+from silotune.runs.marked_texts import MarkedTexts
 from silotune.runs.personal_model import Explanation, Text, predictions
 from silotune.serve.answers import Answer, Group, answers_of
 from silotune.serve.jobs import Event, FairQueue, Job, Refusal, Score, Scored, Write
@@ -26,8 +27,16 @@ from silotune.serve.models import Models, Served
 
 Item = TypeVar("Item")
 
-_Texts = tuple[Served, list[TokenizedRows]]
-"""A job's texts and their model: all of them, or each alone where every text is read under a mix of its own."""
+_Texts = tuple[Served, list[TokenizedRows], MarkedTexts | None]
+"""A job's texts and their model: all of them, or each alone where every text is read under a mix of its own.
+
+If spans are wanted, the rows are windows of the texts.
+"""
+
+_ENDPOINTS = {"answers": "/v1/chat/completions", "spans": "/v1/entities", "labels": "/classify"}
+
+_MOST_WINDOWS = 256
+"""Windows of a request whose texts are marked."""
 
 _UNCUT = 10**6
 """Tokens at which no text is cut, so that one that is too long is refused rather than answered in part."""
@@ -148,9 +157,11 @@ class Engine:
         """Open a job's model and tokenize its texts, to be answered with those that share its forwards."""
         served, work = self.models.open(job.model), job.work
         key: Hashable = job if served.key is None else (served.key, served.name if self._alone else "")
+        asked = "answers" if isinstance(work, Write) else work.wanted
+        if asked not in (served.gives, "weights") and (asked != "vectors" or served.writes):
+            gives = served.gives
+            raise Refusal(f"the model {job.model!r} gives {gives}; ask {_ENDPOINTS[gives]}", code="wrong_endpoint")
         if isinstance(work, Write):
-            if not served.writes:
-                raise Refusal(f"the model {job.model!r} gives labels; ask /classify", code="wrong_endpoint")
             answers = answers_of(job, served, work, _encoded(served, [_prompt(served, work)]))
             written.setdefault(key, []).append((job, answers))
             return
@@ -158,18 +169,28 @@ class Engine:
             explained = [_weights(served, explanation) for explanation in served.model.explain(work.texts)]
             self._deliver(job, Scored(served.digest, 0, weights=explained))
             return
-        if served.writes:
-            raise Refusal(f"the model {job.model!r} writes answers; ask /v1/chat/completions", code="wrong_endpoint")
-        parts = [[text] for text in work.texts] if served.key is None and served.weighs_texts else [work.texts]
-        rows = [_encoded(served, part) for part in parts]
-        scored.setdefault((key, inputs_of(rows[0])), []).append((job, (served, rows)))
+        texts = self._rows(served, work)
+        if texts is None:
+            marked = served.model.predict(work.texts)
+            self._deliver(job, Scored(served.digest, 0, marked, served.model.task.labels))
+        else:
+            scored.setdefault((key, inputs_of(texts[1][0])), []).append((job, texts))
+
+    def _rows(self, served: Served, work: Score) -> _Texts | None:
+        """Return a job's texts as rows; None where windows of texts share no forward, or there are none."""
+        each_alone = served.key is None and served.weighs_texts
+        if work.wanted != "spans":
+            parts = [[text] for text in work.texts] if each_alone else [work.texts]
+            return served, [_encoded(served, part) for part in parts], None
+        marked = _marked(served, work.texts)
+        return None if each_alone or not len(marked.rows) else (served, [marked.rows], marked)
 
     def _score(self, several: Sequence[tuple[Job, _Texts]]) -> None:
-        (_, (served, parts)), *_ = several
+        (_, (served, parts, _)), *_ = several
         if len(parts) > 1:  # texts with mixes of their own: the only job
             views = [[view for rows in parts for view in read([(served.predictor, rows)])]]
         else:
-            views = [[view] for view in read([(served.predictor, rows) for _, (served, (rows,)) in several])]
+            views = [[view] for view in read([(served.predictor, rows) for _, (served, (rows,), _) in several])]
         self.counts["forwards"] += 1
         for (job, texts), own in zip(several, views, strict=True):
             self._deliver(job, _scored(job, texts, own))
@@ -206,16 +227,28 @@ def _encoded(served: Served, texts: Sequence[Text]) -> TokenizedRows:
     return rows
 
 
+def _marked(served: Served, texts: Sequence[Text]) -> MarkedTexts:
+    """Return texts to be marked, which may be of any length but take no more windows than a request may."""
+    if not all(isinstance(text, str) for text in texts):
+        raise Refusal("input: spans are marked in single texts, not in pairs")
+    marked = MarkedTexts(served.model.context, served.model.task, [str(text) for text in texts])
+    if len(marked.rows) > _MOST_WINDOWS:
+        message = f"the texts take {len(marked.rows)} windows of {served.window} tokens; allowed: {_MOST_WINDOWS}"
+        raise Refusal(message, code="context_length_exceeded")
+    return marked
+
+
 def _scored(job: Job, texts: _Texts, views: Sequence[View]) -> Scored:
     """Return what a job asked for of its texts' views."""
-    (served, parts), work = texts, job.work
+    (served, parts, marked), work = texts, job.work
     predictor, task = served.predictor, served.model.task
     tokens = sum(len(ids) for rows in parts for ids in rows.ids)
     if isinstance(work, Score) and work.wanted == "vectors":
         vectors = [vector for view in views for vector in view[predictor.head.pooling].tolist()]
         return Scored(served.digest, tokens, vectors=vectors)
-    logits = torch.cat([predictor.logits_of(view, task) for view in views])
-    return Scored(served.digest, tokens, predictions(task, logits.float().cpu()), task.labels)
+    logits = torch.cat([predictor.logits_of(view, task) for view in views]).float().cpu()
+    found = predictions(task, logits) if marked is None else marked.predictions(logits)
+    return Scored(served.digest, tokens, found, task.labels)
 
 
 def _weights(served: Served, explanation: Explanation) -> dict[str, object]:

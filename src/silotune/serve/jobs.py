@@ -14,7 +14,7 @@ from silotune.runs.personal_model import Text
 
 Reason = Literal["stop", "length"]
 
-Wanted = Literal["labels", "vectors", "weights"]
+Wanted = Literal["answers", "labels", "spans", "vectors", "weights"]
 
 
 class Refusal(Exception):
@@ -27,7 +27,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Score:
-    """Texts whose labels, pooled states or weights of parts are wanted."""
+    """Texts whose labels, spans, pooled states or weights of parts are wanted."""
 
     texts: Sequence[Text]
     wanted: Wanted = "labels"

@@ -24,6 +24,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.generation import needs_no_padding
 from silotune.runs.model_file import MODEL_FILE, OWN_FILE, SHARED_FILE, model_folders, read_model_file
 from silotune.runs.personal_model import PersonalModel
+from silotune.serve.jobs import Wanted
 
 _WINDOW = 8192
 """The most tokens of a prompt with its answer, whatever the backbone was trained for."""
@@ -71,7 +72,13 @@ class Served:
     @property
     def writes(self) -> bool:
         """Whether it writes answers rather than to compute labels or numbers."""
-        return self.model.task.kind == "generation"
+        return self.gives == "answers"
+
+    @property
+    def gives(self) -> Wanted:
+        """What is asked of it."""
+        task = self.model.task
+        return "answers" if not task.labeled else "spans" if task.rules.by_position else "labels"
 
     @cached_property
     def window(self) -> int:
@@ -206,8 +213,6 @@ class Models:
             model = PersonalModel.open(folder, self.backbones.get(key), read=partial(self._tensors, whole, held))
         finally:
             torch.set_num_threads(threads)  # a run's own number is for its bits
-        if model.task.rules.by_position:
-            raise InputError(f"serve: model {name!r} marks spans, which is not served; allowed: predict, redact")
         self.backbones.setdefault(key, model.context.backbone)
         return Served(name, model, whole.hexdigest(), signature, held)
 

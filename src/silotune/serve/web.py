@@ -219,6 +219,12 @@ async def _classify(request: Request, key: Known, asked: TextsRequest) -> JSONRe
     return JSONResponse(bodies.classified(found, asked.model))
 
 
+@_router.post("/v1/entities")
+async def _mark(request: Request, key: Known, asked: TextsRequest) -> JSONResponse:
+    found = await _scored(request, key, asked.model, Score(asked.texts(), "spans"))
+    return JSONResponse(bodies.marked(found, asked.model))
+
+
 @_router.post("/v1/embeddings")
 async def _embed(request: Request, key: Known, asked: EmbeddingRequest) -> JSONResponse:
     found = await _scored(request, key, asked.model, Score(asked.texts(), "vectors"))
