@@ -13,7 +13,7 @@ from silotune.evaluation import predict
 from silotune.evaluation.federation_scores import current_model_state
 from silotune.evaluation.instance_vectors import weigh, with_instances
 from silotune.evaluation.joint import joint_logits
-from tests.support.method_cases import CASES, every_case
+from tests.support.method_cases import CASES, KINDS, every_case, of_kinds
 
 
 def moved_away(state, draws):
@@ -76,7 +76,7 @@ def test_silos_scored_in_one_forward_have_their_own_scores(reference, case):
             torch.testing.assert_close(logits, predict.logits(training, state, rows), rtol=1e-5, atol=2e-5)
 
 
-@every_case
+@pytest.mark.parametrize("case", of_kinds([name for name in CASES if not CASES[name].marked], KINDS))
 def test_reported_scores_are_those_of_predictions_on_the_files_texts(reference, silos_folder, case):
     """`predict` on the files' texts in their order, against labels read with `json`; the metric by hand."""
     run, _ = reference(case)
