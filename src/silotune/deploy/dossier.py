@@ -1,0 +1,100 @@
+"""Write a run's dossier: what a data-protection officer asks, filled from the run's records (`federation dossier`)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from silotune.config.trees import load_tree
+from silotune.core.files import file_sha256, write_text
+from silotune.core.records import check_audit
+from silotune.deploy.printing import totals
+from silotune.distributed.coordinator.job import RunRegistry
+from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, read_status
+from silotune.distributed.protocol.frames import printable
+from silotune.distributed.silo.approvals import Approvals
+from silotune.distributed.silo.silo_config import PRESETS, read_silo_settings
+from silotune.distributed.silo.store import SiloStore
+from silotune.errors import InputError
+from silotune.runs.build.resolve import read_config
+from silotune.runs.storage.readers import read_summary, read_versions
+
+_STYLE = "<style>body{max-width:60em;margin:auto;font-family:sans-serif}td{border:1px solid;padding:.2em}</style>"
+
+
+def write_dossier(run: Path, out: Path, about: Path, silos: Sequence[Path] = ()) -> list[Path]:
+    """Write a run's dossier as Markdown and as HTML, and return the two files.
+
+    Args:
+        run: the run folder, at the coordinator.
+        out: the file's name; its ending is replaced.
+        about: YAML with what no record says: purpose, parties, and whatever else is to stand there.
+        silos: files of silos whose folders are on this machine; the coordinator's records say less of them.
+    """
+    from jinja2 import Environment, PackageLoader
+    from markdown_it import MarkdownIt
+
+    stated = load_tree(about)
+    if missing := [key for key in ("purpose", "parties") if not stated.get(key)]:
+        raise InputError(f"{about}: lacks {', '.join(missing)}; allowed: purpose, parties, and keys of your own")
+    environment = Environment(loader=PackageLoader("silotune.deploy"), trim_blocks=True, lstrip_blocks=True)
+    environment.filters["cell"] = _cell
+    text = environment.get_template("dossier.md").render(stated=stated, **_content(run, silos))
+    html = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+    files = {".md": text, ".html": f'<!doctype html><meta charset="utf-8"><title>{run.name}</title>{_STYLE}\n{html}'}
+    for ending, content in files.items():
+        write_text(out.with_suffix(ending), content)
+    return [out.with_suffix(ending) for ending in files]
+
+
+def _content(run: Path, silos: Sequence[Path]) -> dict[str, Any]:
+    """Return what the template shows; nothing is in it that the records do not hold."""
+    summary, folder = read_summary(run), run / FEDERATION_FOLDER
+    entries, problems = check_audit(folder)
+    status, name = read_status(folder), RunRegistry.open(run).run
+    came: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for entry in entries:
+        if entry.get("direction") == "came" and entry.get("run") == name:
+            came[str(entry.get("silo"))].append(entry)
+    files = [path for path in sorted(run.rglob("*")) if path.suffix in (".yaml", ".json", ".jsonl", ".safetensors")]
+    return {
+        "run": name,
+        "summary": summary,
+        "survey": summary.get("survey", {}).get("silos", {}),
+        "privacy": summary.get("privacy"),
+        "config": read_config(str(folder / "config.yaml")),
+        "versions": read_versions(run),
+        "silos": {silo: totals(came[silo]).get(name, totals([])) for silo in summary["silos"]},
+        "joined": {entry["silo"]: entry["time"] for entry in entries if entry["kind"] == "joined"},
+        "own": dict(_own(path, name) for path in silos),
+        "guarantee": [] if status is None else status.guarantee,
+        "lines": len(entries),
+        "problems": problems,
+        "began": entries[0]["time"],
+        "ended": entries[-1]["time"],
+        "last": entries[-1],
+        "hashes": {str(path.relative_to(run)): file_sha256(path) for path in files},
+    }
+
+
+def _own(path: Path, run: str) -> tuple[str, Mapping[str, Any]]:
+    """Return a silo's name, and policy, approval and ε from its own file and records."""
+    settings = read_silo_settings(path)
+    folder, budget, preset = Path(settings.folder), settings.privacy, settings.policy.preset
+    return settings.name, {
+        "policy": f"{preset}: {PRESETS[preset]}",
+        "share": settings.share,
+        "approval": next((known for known in Approvals(folder).all() if known.run == run), None),
+        "budget": budget,
+        "epsilon": None if budget is None else SiloStore(folder).ledger.epsilon_of(run, budget.delta),
+        "problems": check_audit(folder)[1],
+    }
+
+
+def _cell(value: object) -> str:
+    """Return a value as text for a cell of a table, or a line."""
+    shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+    text = ", ".join(map(str, value)) if isinstance(value, list) else shown
+    return printable(text).replace("|", "\\|").replace("<", "&lt;")

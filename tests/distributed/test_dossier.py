@@ -1,0 +1,49 @@
+"""A dossier says what a run's records hold, names what they do not, and takes nothing from elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+import yaml
+
+from silotune.core.records import check_audit
+from silotune.runs.storage.readers import read_summary
+from tests.support.command_line import Silotune
+from tests.support.session_rig import coordinated, local_configs
+
+
+def test_a_dossier_is_filled_from_the_records(tiny_config, tmp_path: Path, silotune: Silotune) -> None:
+    config = tiny_config("fedavg", "rounds=1", "train.steps=1", "privacy.unit=row", "privacy.epsilon=4")
+    private = {"policy": {"preset": "private"}, "privacy": {"epsilon": 8.0}, "seeded_noise": False}
+    configs = local_configs(config, tmp_path / "silos", **private)
+    coordinated(config, tmp_path / "run", configs, local=False)
+    stated = {"purpose": "one | two <script>", "parties": {"alpha": "Hospital A"}, "retention": "5 years"}
+    (tmp_path / "about.yaml").write_text(yaml.safe_dump(stated))
+    own = configs["alpha"].model_dump(mode="json", exclude_none=True)
+    (tmp_path / "silo.yaml").write_text(yaml.safe_dump(own))
+    words = ("federation", "dossier", tmp_path / "run", "--about", tmp_path / "about.yaml", "--out", tmp_path / "d.md")
+    assert silotune(*words, "--silo", tmp_path / "silo.yaml").code == 0
+    text, page = (tmp_path / "d.md").read_text(), (tmp_path / "d.html").read_text()
+    summary, (entries, _) = read_summary(tmp_path / "run"), check_audit(tmp_path / "run" / "federation")
+    for name in configs:
+        came = [entry for entry in entries if entry.get("direction") == "came" and entry.get("silo") == name]
+        numbers, size = (sum(entry[key] for entry in came) for key in ("numbers", "bytes"))
+        assert re.search(rf"\| {name} \| .* \| {numbers} \| {size} \| not told \|", text)
+        assert f"| {name} | accuracy | not told | not told | not told |" in text
+    assert f"The run asked for dp-sgd for each row: ε = 4.0 at δ = {summary['privacy']['delta']}" in text
+    assert "Not covered: users of a silo's own model." in text
+    assert re.search(r"alpha: its ledger has ε = (3\.9|4)\S* for this run; all runs together may spend 8.0", text)
+    assert "* **alpha**: no decision of a person on this run is recorded. Its file has, now: policy private" in text
+    assert "* **beta**: not in the coordinator's records." in text
+    assert "one \\| two &lt;script>" in text
+    assert "<script>" not in page
+    assert "<td>Hospital A</td>" in page
+    hashes = dict(re.findall(r"\| (\S+) \| `([0-9a-f]{64})` \|", text))
+    assert {"config.yaml", "summary.json", "versions.json"} <= hashes.keys()
+    for name, digest in hashes.items():
+        assert hashlib.sha256((tmp_path / "run" / name).read_bytes()).hexdigest() == digest
+    (tmp_path / "about.yaml").write_text("purpose: to try\n")
+    refused = silotune(*words)
+    assert (refused.code, "about.yaml: lacks parties" in refused.err) == (2, True)
