@@ -283,6 +283,13 @@ class CompareKeys(TypedDict, total=False):
     looks: str | Sequence[int]
 
 
+class SurveyKeys(TypedDict, total=False):
+    """The section `survey`."""
+
+    figures: Sequence[Literal["units", "labels", "lengths", "cut", "duplicates", "dates"]]
+    column: str | None
+
+
 class RunKeys(TypedDict, total=False):
     """The keys of a run without a backbone."""
 
@@ -314,6 +321,7 @@ class RunKeys(TypedDict, total=False):
     federation: FederationKeys
     per_method: Mapping[str, Mapping[str, Any]]
     compare: CompareKeys
+    survey: SurveyKeys
 
 
 class Keys(RunKeys, total=False):

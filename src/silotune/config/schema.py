@@ -144,6 +144,21 @@ class CompareConfig(Section):
     )
 
 
+Figure = Literal["units", "labels", "lengths", "cut", "duplicates", "dates"]
+"""A kind of counts of a silo's rows that a survey asks for."""
+
+
+class SurveyConfig(Section):
+    """What silos on other machines are asked about their rows, instead of training (`silotune survey`)."""
+
+    figures: Annotated[list[Figure], BeforeValidator(listed), AfterValidator(distinct)] = Field(
+        default=[],
+        description="kinds of counts: `units`, `labels`, `lengths` (tokens of rows), `cut` (rows longer than "
+        "`train.max_length`), `duplicates` (rows with the texts of an earlier one), `dates` (years).",
+    )
+    column: str | None = Field(default=None, min_length=1, description="the column of `dates`.")
+
+
 class Config(Section):
     """All keys of a run, a comparison or a sweep.
 
@@ -201,6 +216,7 @@ class Config(Section):
         default={}, description="method → keys that replace others in comparisons and sweeps."
     )
     compare: CompareConfig = CompareConfig()
+    survey: SurveyConfig = SurveyConfig()
 
     @model_validator(mode="before")
     @classmethod
@@ -288,6 +304,14 @@ class Config(Section):
                 f"privacy.{given[0]}: nothing adds noise; use uplink=clip,laplace, uplink=clip,gaussian or "
                 "aggregation.noise_multiplier"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _survey(self) -> Config:
+        if self.survey.figures and (self.rounds or self.aggregation.secure):
+            raise ValueError("survey: nothing is trained and summed under masks; give rounds=0 without secure")
+        if ("dates" in self.survey.figures) != (self.survey.column is not None):
+            raise ValueError("survey.column: is the column of survey.figures=dates; give both, or none")
         return self
 
     @model_validator(mode="after")

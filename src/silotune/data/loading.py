@@ -126,12 +126,12 @@ def _load(config: Config) -> tuple[list[SiloData], list[SiloData]]:
     data = config.data
     if absent and data.tasks:
         data = data.replace(tasks=list(dict.fromkeys([*data.tasks, *absent])))
-    noised = config.privacy.unit is not None
+    noised, column = config.privacy.unit is not None, config.survey.column or partition.column
     unit = config.privacy.unit_column if noised else config.evaluation.unit
     if config.silos:
-        sets = own_sets(config.silos, partition.column, unit, declared=noised)
+        sets = own_sets(config.silos, column, unit, declared=noised)
     else:
-        sets = _named_sets(data, partition.column, unit, noised)
+        sets = _named_sets(data, column, unit, noised)
     for name in absent:
         require_known("name in evaluation.unseen or evaluation.new_silos", name, sets)
     if len(absent) == len(sets):

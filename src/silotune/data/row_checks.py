@@ -181,16 +181,16 @@ def silos_warnings(silos: Sequence[SiloData]) -> list[str]:
         f"silos have unlike metrics ({', '.join(map(metric_title, metrics))}): there is no common average, and the "
         "best round is that of the highest mean validation score over all of them"
     )
-    return [unlike] * (len(metrics) > 1) + _unlike_labels(silos)
-
-
-def _unlike_labels(silos: Sequence[SiloData]) -> list[str]:
-    """Warn of silos whose training rows share no label with those of all other silos of their task."""
     tasks: dict[str, dict[str, set[str]]] = {}
     for silo in silos:
         found = {label for label, number in _label_counts(silo, silo.splits.train).items() if number}
         if found:
             tasks.setdefault(silo.task.name, {})[silo.name] = found
+    return [unlike] * (len(metrics) > 1) + unlike_labels(tasks)
+
+
+def unlike_labels(tasks: Mapping[str, Mapping[str, set[str]]]) -> list[str]:
+    """Warn of silos whose rows share no label with those of all other silos of their task: task → silo → labels."""
     warnings = []
     for task, labels_of in tasks.items():
         alone = [

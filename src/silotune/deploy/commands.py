@@ -37,6 +37,7 @@ WaitOption = Annotated[bool, typer.Option(help="Follow the run until it ends.")]
 def add_commands(app: typer.Typer) -> None:
     """Add `worker`, `federation …` and `silo …` to the application."""
     app.command(rich_help_panel=FEDERATION)(worker)
+    app.command(rich_help_panel=FEDERATION)(survey)
     app.add_typer(federation, name="federation", rich_help_panel=FEDERATION)
     app.add_typer(silo, name="silo", rich_help_panel=FEDERATION)
 
@@ -49,6 +50,20 @@ def worker(
     from silotune.distributed.silo.worker import serve
 
     serve(read_silo_settings(silo))
+
+
+def survey(
+    coordinator: CoordinatorFile,
+    source: Annotated[str, typer.Argument(help="The run to come: a preset or a YAML file.", metavar="PRESET_OR_YAML")],
+    overrides: Overrides = None,
+    figures: Annotated[
+        str, typer.Option(help="What to count, with commas, also dates (and survey.column=NAME).")
+    ] = "units,labels,lengths,cut,duplicates",
+    out: Annotated[Path | None, typer.Option(help="The run folder, on this machine.")] = None,
+    wait: WaitOption = True,
+) -> None:
+    """Ask the silos how many rows, labels and long texts they hold, before a run; approved as a run is."""
+    start(coordinator, source, [*(overrides or []), "rounds=0", f"survey.figures={figures}"], out, wait=wait)
 
 
 # -- machines ----------------------------------------------------------------------------------------------------------
@@ -266,12 +281,29 @@ def audit(
     print_audit(folder / FEDERATION_FOLDER if (folder / FEDERATION_FOLDER).is_dir() else folder, as_json)
 
 
+@federation.command()
+def dossier(
+    run: Annotated[Path, typer.Argument(help="A finished run's folder, at the coordinator.", metavar="RUN")],
+    about: Annotated[Path, typer.Option(help="What no record says: a YAML file with purpose, parties, and more.")],
+    silo_files: Annotated[
+        list[Path] | None, typer.Option("--silo", help="A silo's file on this machine, for policy and approval.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The file; .md and .html are written.")] = Path("dossier.md"),
+) -> None:
+    """Write what a data-protection officer asks of a run, from its records: who, what left, approvals, ε, hashes."""
+    from silotune.deploy.dossier import write_dossier
+
+    for file in write_dossier(run, out, about, silo_files or []):
+        say(f"wrote {file}")
+
+
 def _begun(settings: CoordinatorSettings, run: QueuedRun, wait: bool) -> None:
     """Tell where a run is; then show its progress until it is over, and its results."""
     from silotune.cli.console import console
     from silotune.cli.progress import show_progress
     from silotune.cli.result_table import result_table
     from silotune.deploy import queue
+    from silotune.deploy.printing import print_survey
     from silotune.runs.callbacks.base import EventFeed
     from silotune.runs.storage.readers import read_summary
 
@@ -283,7 +315,11 @@ def _begun(settings: CoordinatorSettings, run: QueuedRun, wait: bool) -> None:
         EventFeed(Path(run.out), run.rounds, followers(run.method, run.rounds)) as feed,
     ):
         queue.follow(settings, run.number, feed, say)
-    console.print(result_table([read_summary(Path(run.out))]))
+    summary = read_summary(Path(run.out))
+    if "survey" in summary:
+        print_survey(summary["survey"])
+    else:
+        console.print(result_table([summary]))
 
 
 def run_plan(

@@ -126,6 +126,24 @@ def print_runs(runs: Sequence[Mapping[str, Any]]) -> None:
     console.print(table)
 
 
+def print_survey(survey: Mapping[str, Any]) -> None:
+    """Print the counts of a survey, bins that no silo has enough rows of left out, and its warnings."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("figure", "bin", *map(escape, survey["silos"]), "all")
+    for title, bins in survey["all"].items():
+        for name, total in bins.items():
+            of_silos = [counts.get(title.split()[0], {}).get(name, "–") for counts in survey["silos"].values()]
+            if any(type(count) is int for count in of_silos):
+                table.add_row(*map(escape, (title, name, *map(str, of_silos), str(total))))
+    console.print(table)
+    for silo, figures in survey["untold"].items():
+        say(f"silo {silo!r} does not tell: {', '.join(figures)}")
+    for line in survey["warnings"]:
+        say(f"warning: {line}")
+
+
 def print_findings(findings: Sequence[Finding], as_json: bool) -> None:
     """Print what a `doctor` command found, and exit with code 1 if there is a problem."""
     failed = any(finding.state == "problem" for finding in findings)
@@ -146,7 +164,7 @@ def print_audit(folder: Path, as_json: bool, ledger: RowLedger | None = None) ->
     from silotune.distributed.protocol.frames import printable
 
     entries, problems = check_audit(folder)
-    runs = _totals(entries)
+    runs = totals(entries)
     privacy = None if ledger is None else _of_ledger(ledger, runs)
     last = max((entry["number"] for entry in entries), default=0)
     if as_json:
@@ -164,6 +182,9 @@ def print_audit(folder: Path, as_json: bool, ledger: RowLedger | None = None) ->
                 f"each {privacy['unit']} is spent or set aside"
             )
         for entry in entries:
+            if "survey" in entry:
+                bins = "; ".join(f"{figure}: {told}" for figure, told in entry["survey"].items())
+                say(printable(f"{entry['time']} survey of run {entry['run']}: {bins}"))
             if "sha256" not in entry:
                 words = [str(entry[name]) for name in ("kind", "run", "silo", "user", "reason") if entry.get(name)]
                 say(printable(f"{entry['time']} {' '.join(words)}"))
@@ -187,7 +208,7 @@ def _of_ledger(ledger: RowLedger, runs: Mapping[str, dict[str, Any]]) -> dict[st
     return {"unit": budget.unit, "spent": spent, "epsilon": budget.epsilon, "delta": budget.delta}
 
 
-def _totals(entries: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def totals(entries: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Sum up an audit log per run: messages by kind, numbers, bytes, rounds, and the ε of all noised messages.
 
     A message that is sent again (with the same digest) is counted again with its bytes, but not its numbers and ε.

@@ -112,6 +112,8 @@ def _run(
     workers: Workers,
     warn: Callable[[str], None] | None,
 ) -> Run:
+    if config.survey.figures:
+        raise InputError("survey: asks silos on other machines; use `silotune survey COORDINATOR_YAML …`")
     if not resume:
         require_unused(path, "--out", OR_RESUME)
     if resume:

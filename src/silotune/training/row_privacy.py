@@ -127,8 +127,12 @@ class RowPrivacy:
 
     def stream(self, silo: Silo, number: int, received: State, state: SiloState) -> NoiseStream:
         """Return the stream of random numbers that a silo draws from in a round; arguments as of `draws`."""
+        return self.stream_of(self.draws(silo, number, received, state))
+
+    def stream_of(self, question: str) -> NoiseStream:
+        """Return the stream of random numbers for the answer to a question, which its digest names."""
         key = self.secret if self.secret is not None else f"row privacy {self.seed}".encode()
-        return NoiseStream(hmac.digest(key, self.draws(silo, number, received, state).encode(), "sha256"))
+        return NoiseStream(hmac.digest(key, question.encode(), "sha256"))
 
 
 def each_alone(method: Method, phases: Iterable[Phase]) -> Iterator[Phase]:

@@ -142,8 +142,12 @@ def run_job(job: Job, link: Link, record: Records, status: RunStatus, load: Load
                 log_line(f"silotune coordinator: {line}", sys.stdout)
         kind = MaskedEngine if federation.coordinator.sums else FlowerEngine
         engine = kind(federation, folder, dispatcher, start.request, admission, job.local, status.report)
-        engine.run()
-        _finish(engine, out, job.local, _noise_on_rows(start))
+        more = _noise_on_rows(start)
+        if federation.config.survey.figures:
+            more |= engine.survey()
+        else:
+            engine.run()
+        _finish(engine, out, job.local, more)
 
 
 @dataclass
@@ -267,7 +271,8 @@ def _noise_on_rows(start: RunStart) -> dict[str, Any]:
     wanted = {"epsilon_round": None, "epsilon_total": own.epsilon, "delta": own.delta or DELTA}
     known = {"participations": start.config.rounds, "silos": start.admission.noise}
     uncovered = {} if own.parts == "all" else {"uncovered": UNCOVERED}
-    return {"privacy": {"mechanism": RowAccount.mechanism, "unit": own.unit, **wanted, **uncovered, **known}}
+    mechanism = "gaussian" if start.config.survey.figures else RowAccount.mechanism
+    return {"privacy": {"mechanism": mechanism, "unit": own.unit, **wanted, **uncovered, **known}}
 
 
 def _finish(engine: FlowerEngine, out: Path, local: bool, noise: dict[str, Any]) -> None:
@@ -284,7 +289,9 @@ def _finish(engine: FlowerEngine, out: Path, local: bool, noise: dict[str, Any])
         folders = {name: folder.checkpoints.path / "silos" / name / engine.run_id for name in federation.silos}
     best = engine.load_best() if federation.config.rounds else 0
     summary = summarize(engine) | {"engine": engine.label, "best_round": best} | final | noise
-    if folders:
+    if federation.config.survey.figures:  # there is no model
+        pass
+    elif folders:
         gather_models(out, folders, summary)
     elif not names_with(federation.method.parts(), Scope.PRIVATE):
         write_models(out, federation, summary)

@@ -17,7 +17,14 @@ from silotune.core.numeric import ceil_fraction
 from silotune.data.tasks import LOSS
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.coordinator.job import AdmissionPolicy
-from silotune.distributed.protocol.disclosure import score_range, validate_metrics, validate_scores
+from silotune.distributed.coordinator.survey import combined
+from silotune.distributed.protocol.disclosure import (
+    Surveyed,
+    read_survey,
+    score_range,
+    validate_metrics,
+    validate_scores,
+)
 from silotune.distributed.protocol.frames import Frame, state_name
 from silotune.errors import InputError, SilotuneError
 from silotune.evaluation.federation_scores import mean_score
@@ -117,10 +124,26 @@ class FlowerEngine(Engine):
     def results(self) -> dict[str, dict[str, Any]]:
         """Collect the silos' results; values that a silo does not share or did not send are None."""
         round_number = self.history.best_round
-        entries = self._scores(round_number, ["validation", "test"])
+        asks = not self.federation.config.survey.figures
+        entries = self._scores(round_number, ["validation", "test"]) if asks else {}
         empty: dict[str, Any] = {"validation": None, "test": None, "rows": None}
         tasks = self.federation.tasks
         return {name: {"metric": tasks[name].metric} | empty | entries.get(name, {}) for name in self.federation.silos}
+
+    def survey(self) -> dict[str, Any]:
+        """Ask all silos for counts of their rows, and return the entry `survey` of `summary.json`."""
+        requests = {name: self._request("survey", 0, name) for name in sorted(self.federation.silos)}
+        answers: dict[str, Surveyed] = {}
+        for frame in self._dispatcher.request(requests, self._options.deadline, self._options.away):
+            silo = str(frame.fields["silo"])
+            counts = read_survey(frame.fields.get("survey")) if frame.kind == "survey" else None
+            if counts is None:
+                self._failed(0, silo, str(frame.fields.get("reason", "answered with something else than counts")))
+            else:
+                answers[silo] = counts
+        if not answers:
+            raise SilotuneError(f"survey: no silo answered in time; {self.folder.path} has their reasons")
+        return {"survey": combined(answers, self.federation)}
 
     def save_states(self, round_number: int, silos: Sequence[str], better: bool) -> Mapping[str, str]:
         """Record the names of the silos' new states; the silos have stored them."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictInt, TypeAdapter, ValidationError
 
+from silotune.config.schema import Figure
 from silotune.data.tasks import metric_range
 from silotune.methods.step import EVENT_KEYS
 
@@ -74,6 +75,25 @@ def validate_scores(entry: object, ranges: Mapping[str, tuple[float, float]] = {
     return all(type(count) is int and 0 <= count <= _LARGEST for count in counts)
 
 
+LEAST_COUNT = 10
+"""A smaller count of a survey leaves as `HIDDEN`."""
+
+HIDDEN = f"< {LEAST_COUNT}"
+
+_Count = Annotated[int, Field(ge=LEAST_COUNT, le=_LARGEST, strict=True)] | Literal["< 10"]
+
+Surveyed = dict[Figure, list[tuple[str, _Count]]]
+"""Figure → its bins, each with a count or `HIDDEN`."""
+
+
+def read_survey(fields: object) -> Surveyed | None:
+    """Parse the counts of a silo's rows; None if it sent none, or something else."""
+    try:
+        return _SURVEYED.validate_python(fields)
+    except ValidationError:
+        return None
+
+
 @dataclass(frozen=True)
 class SiloStatus:
     """A silo's state of operation; None where it is not known.
@@ -101,3 +121,4 @@ class SiloStatus:
 
 
 _STATUS = TypeAdapter(SiloStatus)
+_SURVEYED: TypeAdapter[Surveyed] = TypeAdapter(Surveyed)

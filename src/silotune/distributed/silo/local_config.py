@@ -10,6 +10,7 @@ from silotune.communication.privacy.accountant import DELTA
 from silotune.config import BackboneConfig, Config
 from silotune.config.coordinator import AggregationConfig
 from silotune.config.data import PartitionConfig
+from silotune.config.schema import Figure
 from silotune.config.train import SamplingConfig
 from silotune.config.uplink import PrivacyConfig
 from silotune.distributed.protocol.frames import HandshakeRefused
@@ -36,11 +37,25 @@ def check_settings(settings: SiloSettings, config: Config) -> None:
             "many it has; allowed: uniform, median, trimmed-mean, krum, multi-krum"
         )
     _check_noise(settings, config)
-    _check_unit(settings, config.privacy.unit, config.rounds)
+    _check_unit(settings, config)
+    if config.survey.figures and not told_figures(settings, config):
+        raise HandshakeRefused(
+            f"{who}: tells no {', '.join(config.survey.figures)}; its silo config lets surveys ask for: "
+            f"{', '.join(settings.survey) or 'nothing'} (survey)"
+        )
     if config.audit.canaries > settings.canaries:
         raise HandshakeRefused(f"{who}: adds at most {settings.canaries} canaries to its rows (audit.canaries)")
     if config.start is not None and settings.start is None and run_before(config) is None:
         raise HandshakeRefused(f"{who}: the run starts from a LoRA; its silo config needs start")
+
+
+def told_figures(settings: SiloSettings, config: Config) -> list[Figure]:
+    """Return the figures of a survey that the operator allows; with noise, those that a unit moves by at most 1.
+
+    Whether a row is a duplicate depends on other units' rows, so that one unit could move that count by many.
+    """
+    noised = config.privacy.unit is not None
+    return [name for name in config.survey.figures if name in settings.survey and not (noised and name == "duplicates")]
 
 
 def check_sent(settings: SiloSettings, method: Method) -> None:
@@ -71,11 +86,13 @@ def _check_noise(settings: SiloSettings, config: Config) -> None:
         )
 
 
-def _check_unit(settings: SiloSettings, unit: str | None, rounds: int) -> None:
+def _check_unit(settings: SiloSettings, config: Config) -> None:
     """Refuse a run whose unit of noise on rows is another one than the operator's."""
-    who, own = f"silo {settings.name!r}", settings.privacy
-    if not rounds and settings.policy.preset != "trusting":
+    who, own, unit = f"silo {settings.name!r}", settings.privacy, config.privacy.unit
+    if not config.rounds and not config.survey.figures and settings.policy.preset != "trusting":
         raise HandshakeRefused(f"{who}: its policy is {settings.policy.preset}: no score of its rows leaves (rounds=0)")
+    if config.survey.figures and unit is None and (settings.epsilon is not None or settings.secret is not None):
+        raise HandshakeRefused(f"{who}: answers with noise alone; allowed: surveys with privacy.unit")
     if unit is None and settings.policy.preset == "private":
         raise HandshakeRefused(
             f"{who}: its policy is private; allowed: runs with privacy.unit={own.unit if own else ''}"

@@ -35,7 +35,7 @@ from silotune.runs.release import measure
 from silotune.runs.storage.scored_rows import write_test_scores
 from silotune.training.client import PrivacySpent, SiloReply
 from silotune.training.federation import Federation
-from silotune.training.row_privacy import RowPlan
+from silotune.training.row_privacy import RowPlan, question
 from silotune.training.silo import Silo, SiloState
 
 Result = TypeVar("Result")
@@ -149,6 +149,32 @@ class LocalWork:
         )
         scores = {} if prepared.keeps_numbers else scores
         return Answer(Frame("scores", {"silo": silo.name, "scores": scores}), {}, name, int(number), asked)
+
+    def survey(self, prepared: Prepared, request: Frame) -> Answer:
+        """Count this silo's rows; counts with noise are charged."""
+        (run,), counts, name = require_fields(request.fields, "run"), prepared.counts, "survey"
+        if counts is None:
+            raise ProtocolError("a survey in a run that is none")
+        asked = _asked(prepared, request, rows=prepared.rows, figures=",".join(counts.figures))
+        if (kept := self._store.find(run, name, asked)) is not None:
+            return kept
+        silo = prepared.federation.silos[self.settings.name]
+        numbers = counts.units.shape[1]
+        self._count(prepared, Request(run, name, 0, self._digest(asked, run, ""), numbers))
+        plan, charge = self._noise(prepared, str(run)), None
+        if plan is None:
+            told = counts.told()
+        else:
+            noise = prepared.federation.context.row_privacy
+            assert noise is not None, "the plan is its own"
+            drawn = question(f"{noise.run}{sorted(asked.items())}", silo, 1, {}, None, repr(plan))
+            charge = Charge(drawn, str(run), prepared.recipe, plan, 1)
+            self._store.ledger.require(charge)
+            told = counts.told(plan.multiplier, noise.stream_of(drawn))
+            charge = replace(charge, message=hashlib.sha256(json.dumps(told).encode()).hexdigest())
+        return Answer(
+            Frame("survey", {"silo": silo.name, "survey": told}), {"numbers": numbers}, name, 0, asked, charge=charge
+        )
 
     def _kept_here(self, prepared: Prepared, work: Callable[[], Result], otherwise: Result) -> Result:
         """Do work of which nothing leaves; where rows have noise, not even that it failed."""

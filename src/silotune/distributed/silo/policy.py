@@ -36,7 +36,7 @@ class Request:
     """A request of a coordinator; equal requests count once.
 
     Args:
-        kind: `round`, `final` or `score`.
+        kind: `round`, `final`, `score` or `survey`.
         digest: sha256 of everything that its answer depends on.
         numbers: how many numbers leave for it.
     """
@@ -99,11 +99,12 @@ class Policy:
         `before` counts earlier requests, those for the same round, and the numbers that left.
         """
         limits, (requests, again, numbers) = self.limits, before
-        if not (0 if request.kind == "score" else 1) <= request.round <= rounds:
+        trains = request.kind not in ("score", "survey")
+        if not int(trains) <= request.round <= rounds:
             number = str(request.round)[:20]
             raise PolicyRefused(f"silo {self.silo!r}: {POLICY_REFUSES} round {number}; the run has {rounds}")
         self.check_total(requests + 1, numbers + request.numbers, backbone)
-        if request.kind != "score":
+        if trains:
             what, most = f"requests for round {request.round}", limits.requests_per_round
             self._at_most(what, again + 1, most, "requests_per_round")
 

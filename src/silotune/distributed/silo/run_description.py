@@ -14,6 +14,7 @@ from silotune.config import Config
 from silotune.config.trees import flat
 from silotune.distributed.protocol.frames import ProtocolError, check_run_id, printable, require_fields
 from silotune.distributed.silo.approvals import PLAN, WaitingRun, approved_part
+from silotune.distributed.silo.local_config import told_figures
 from silotune.distributed.silo.mask_work import masks_line
 from silotune.distributed.silo.policy import backbone_parameters
 from silotune.distributed.silo.silo_config import SiloSettings
@@ -32,6 +33,8 @@ NOISE = "noise: "
 
 def describe(config: Config, federation: Federation, settings: SiloSettings, rows: RowPlan | None = None) -> list[str]:
     """Return lines about a run that waits for approval."""
+    if config.survey.figures:
+        return _survey(config, federation, settings, rows)
     shapes = federation.coordinator.expected.shapes
     numbers = Counter[str]()
     for name, shape in shapes.items():
@@ -54,6 +57,21 @@ def describe(config: Config, federation: Federation, settings: SiloSettings, row
         *who_learns_what(config, settings),
         f"combined, as the coordinator says, by: {config.aggregation.name}",
         f"silos, as it says: {', '.join(config.federation.silos) or 'not named'}",
+        *_changed_keys(config),
+    ]
+
+
+def _survey(config: Config, federation: Federation, settings: SiloSettings, rows: RowPlan | None) -> list[str]:
+    """Return lines about a run that only asks for counts of rows."""
+    told = told_figures(settings, config)
+    kept = [figure for figure in config.survey.figures if figure not in told]
+    noise = "none" if rows is None else f"{rows.multiplier:.3g} times what a {rows.unit} moves counts by; "
+    return [
+        f"survey: how many rows this silo has, by {', '.join(told)}; no row trains anything",
+        f"asked, and stays here: {', '.join(kept) or 'nothing'}",
+        f"names that leave: of the task and of its labels ({_labels(federation)})",
+        NOISE + noise + ("" if rows is None else _targets(config, settings)),
+        "the coordinator learns: these counts, all below 10 as '< 10'; it may tell the other silos",
         *_changed_keys(config),
     ]
 
@@ -118,13 +136,17 @@ def _noise(federation: Federation, settings: SiloSettings) -> str:
 
 def noise_on_rows(config: Config, plan: RowPlan, settings: SiloSettings) -> str:
     """Return the line on noise that follows from the run's own target and the remaining budget."""
+    return (
+        f"{NOISE}on {plan.steps[-1]} steps, {plan.multiplier:.3g} times the bound {config.privacy.clip:g} on each "
+        f"{plan.unit}'s gradient; {_targets(config, settings)}"
+    )
+
+
+def _targets(config: Config, settings: SiloSettings) -> str:
+    """Return the ε that a run aims at, and the operator's limit on that of all runs."""
     privacy, budget = config.privacy, settings.privacy
     limit = "no limit" if budget is None else f"at most ε = {budget.epsilon:g} at δ = {budget.delta:g}"
-    return (
-        f"{NOISE}on {plan.steps[-1]} steps, {plan.multiplier:.3g} times the bound {privacy.clip:g} on each "
-        f"{plan.unit}'s gradient; the run aims at ε = {privacy.epsilon:g} at δ ≤ {privacy.delta or DELTA:g}; over all "
-        f"runs: {limit}"
-    )
+    return f"the run aims at ε = {privacy.epsilon:g} at δ ≤ {privacy.delta or DELTA:g}; over all runs: {limit}"
 
 
 def who_learns_what(config: Config, settings: SiloSettings) -> list[str]:

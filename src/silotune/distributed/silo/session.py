@@ -169,6 +169,8 @@ class Session:
             answer = self._work.train(prepared, request, changed)
         elif request.kind == "score":
             answer = self._work.score(prepared, request)
+        elif request.kind == "survey":
+            answer = self._work.survey(prepared, request)
         elif request.kind == "masks":
             answer = answer_masks(self.settings, self.store, request)
         else:
@@ -322,6 +324,8 @@ class Session:
             fields["metrics"] = filter_metrics(fields["metrics"], share)
         if "scores" in fields:
             fields["scores"] = filter_scores(fields["scores"], share)
+        if "survey" in fields:
+            fields["survey"] = {name: bins for name, bins in fields["survey"].items() if name in self.settings.survey}
         if "rows" not in share and blobs.get("message"):
             blobs["message"] = with_rows(blobs["message"], UNDISCLOSED_ROWS)
         return Frame(frame.kind, fields, blobs)

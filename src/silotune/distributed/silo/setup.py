@@ -34,12 +34,13 @@ from silotune.distributed.protocol.handshake import (
     recipe_digest,
     text_digest,
 )
-from silotune.distributed.silo.local_config import check_sent, check_settings, local_config, run_before
+from silotune.distributed.silo.local_config import check_sent, check_settings, local_config, run_before, told_figures
 from silotune.distributed.silo.policy import Policy, WorkGuard, backbone_parameters
 from silotune.distributed.silo.row_records import Marks, RowsRefused, remarks, scored_again, without_withdrawn
 from silotune.distributed.silo.secret import derived_from_secret
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.store import SiloStore
+from silotune.distributed.silo.survey import RowCounts, count_rows
 from silotune.errors import InputError, SilotuneError
 from silotune.evaluation.untouched import without_training
 from silotune.methods import Method
@@ -93,6 +94,7 @@ class Prepared:
         bounded_rank: the rank of the adapters, where the operator bounds it below the run's; else None.
         noise: on rows, as the run's own target asks for; None without.
         marks: digests of the rows (`row_records.py`).
+        counts: what a survey may learn of the rows; None in a run that is no survey.
         before: the id of the run with whose parts this one begins; empty if there is none.
         beginning: notes for the coordinator on how the run begins here: without a model of that run, or with scores of
             rows that trained it.
@@ -110,6 +112,7 @@ class Prepared:
     bounded_rank: int | None
     noise: RowPrivacy | None
     marks: Marks
+    counts: RowCounts | None
     before: str
     beginning: list[str]
     remarks: list[str]
@@ -218,6 +221,8 @@ class SiloSetup:
             beginning.append(f"scores rows that trained run {before}")
         if left_out:
             log_line(f"silotune worker {name!r}: {lines[0]}")
+        figures = told_figures(self.settings, sent)
+        counts = count_rows(config, federation.context, data, figures) if figures else None
         identity = replace(Identity.of(backbone), shapes=federation.coordinator.expected.shapes)
         return Prepared(
             text,
@@ -231,6 +236,7 @@ class SiloSetup:
             bounded,
             federation.context.row_privacy,
             marks,
+            counts,
             before,
             beginning,
             lines,

@@ -17,6 +17,7 @@ from silotune.communication.privacy.accountant import DELTA
 from silotune.config.backbone import BackboneConfig
 from silotune.config.data import SiloConfig
 from silotune.config.paths import absolute
+from silotune.config.schema import Figure
 from silotune.config.section import Section, input_error
 from silotune.config.trees import load_tree
 from silotune.config.validators import Address, ConfigPath, Device, Name
@@ -142,6 +143,7 @@ class SiloSettings(Section):
             which follow from them), `loss`, `seconds`, `status` (whether the rows changed, the ε that is
             left, free space on disk), and `reasons` (why something failed here, in one of a few phrases). If the list
             lacks `rows`, only aggregations that do not weigh silos are accepted. `send` is about shared parts.
+        survey: the figures that surveys may ask for (`silotune survey`); counts below 10 leave as `< 10`.
         send: names of the parts that may leave (`silotune parts METHOD`); a run that shares others is refused.
         backbone: the backbone's name or folder on this machine, or a section with the keys of how it is loaded.
         secret: a file with random bytes from which the silo's noise is drawn. Without it noise is refused, unless
@@ -175,6 +177,7 @@ class SiloSettings(Section):
     data: SiloConfig | None = None
     rows: ConfigPath | None = Field(default=None, min_length=1)
     share: list[DisclosedNumbers]
+    survey: list[Figure] = []
     send: list[str] | None = None
     backbone: BackboneConfig = BackboneConfig()
     start: ConfigPath | None = Field(default=None, min_length=1)

@@ -58,7 +58,7 @@ _LOOK = 1.0
 """Seconds between looks whether the peer of a request that waits is still there."""
 
 
-KINDS = ("hello", "round", "final", "score")
+KINDS = ("hello", "round", "final", "score", "survey")
 """Kinds of requests; any other is counted as `other`, because the coordinator chooses the word."""
 
 OUTCOMES = ("answered", "waiting", "refused", "refused by policy", "failed")

@@ -166,6 +166,8 @@ def make_row_privacy(
         if every:
             taken.append(taken[-1] + sum(count for phase, count in steps if phase.when == "end"))
         rate = context.rate_of_units(silo)
+        if config.survey.figures:  # its one answer counts every unit
+            rate, taken = 1.0, [0, 1]
         multiplier = noise_multiplier(privacy.epsilon, delta, rate, taken[-1])
         plans[name] = RowPlan(privacy.unit, rate, tuple(taken), multiplier)
     most = max(plans.values(), key=lambda plan: plan.rate**2 * plan.steps[-1])
