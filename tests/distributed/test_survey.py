@@ -56,7 +56,7 @@ def test_counts_are_those_of_the_rows_and_small_ones_are_hidden(tiny_config, sil
     assert Counter(decode(data).kind for _, data in link.sent) == {"hello": 3, "survey": 3}
     survey = read_summary(tmp_path / "run")["survey"]
     alpha = survey["silos"]["alpha"]
-    assert (alpha["units"], alpha["labels"], alpha["duplicates"]) == (
+    assert (alpha["units"], alpha["labels of one"], alpha["duplicates"]) == (
         {"in all": 60}, {"bad": 15, "good": 45}, {"in all": 10},
     )  # fmt: skip
     assert {year: count for year, count in alpha["dates"].items() if count != "< 10"} == {"2020": 30, "2021": 30}

@@ -134,7 +134,7 @@ def print_survey(survey: Mapping[str, Any]) -> None:
     table = Table("figure", "bin", *map(escape, survey["silos"]), "all")
     for title, bins in survey["all"].items():
         for name, total in bins.items():
-            of_silos = [counts.get(title.split()[0], {}).get(name, "–") for counts in survey["silos"].values()]
+            of_silos = [counts.get(title, {}).get(name, "–") for counts in survey["silos"].values()]
             if any(type(count) is int for count in of_silos):
                 table.add_row(*map(escape, (title, name, *map(str, of_silos), str(total))))
     console.print(table)

@@ -21,10 +21,11 @@ def combined(answers: Mapping[str, Surveyed], federation: Federation) -> dict[st
     tasks, asked = federation.tasks, federation.config.survey.figures
     parts: dict[str, dict[str, list[Any]]] = {}
     labels: dict[str, dict[str, set[str]]] = {}
-    few = []
-    for silo, figures in answers.items():
+    few, silos = [], dict[str, dict[str, Any]]()
+    for silo, figures in sorted(answers.items()):
         for figure, bins in figures.items():
             title = f"labels of {tasks[silo].name}" if figure == "labels" else figure
+            silos.setdefault(silo, {})[title] = dict(bins)
             for name, count in bins:
                 parts.setdefault(title, {}).setdefault(name, []).append(count)
                 if figure == "labels" and count != HIDDEN:
@@ -32,7 +33,7 @@ def combined(answers: Mapping[str, Surveyed], federation: Federation) -> dict[st
                 if figure == "units" and (count == HIDDEN or int(count) < FEW_UNITS):
                     few.append(f"silo {silo!r}: {count} units; its scores and its updates say little")
     return {
-        "silos": {silo: {figure: dict(bins) for figure, bins in figures.items()} for silo, figures in answers.items()},
+        "silos": silos,
         "all": {title: {name: _sum(counts) for name, counts in bins.items()} for title, bins in parts.items()},
         "untold": {silo: kept for silo in tasks if (kept := [f for f in asked if f not in answers.get(silo, {})])},
         "warnings": [*few, *unlike_labels(labels)],
