@@ -13,13 +13,14 @@ os.environ["MPLBACKEND"] = "Agg"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 gc.disable()  # until the tests are collected: imports make millions of objects, and none of them is garbage
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from silotune.config import Config
+from silotune.models.backbone import loading
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
@@ -30,7 +31,7 @@ from tests.support.federate import federate, reference, silos_folder, small_back
 from tests.support.language_models import folder_of
 from tests.support.report_runs import no_figure_files, no_figures
 from tests.support.small_runs import runs
-from tests.support.tiny import save_backbone, tiny_overrides, write_data
+from tests.support.tiny import ReadOnce, save_backbone, tiny_overrides, write_data
 
 __all__ = ["command", "federate", "no_figure_files", "no_figures", "place", "reference", "refused", "runs"]
 __all__ += ["silos_folder", "small_backbone"]
@@ -54,6 +55,17 @@ def pytest_collection_finish() -> None:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Digests of weights are kept here, not in the user's cache; processes that tests start inherit it."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _models_are_read_once() -> Iterator[None]:
+    """A model of files that were read before is a copy of what was read: reading one takes longer than most tests.
+
+    Quantized and spread models are read, and all models of tests/models/backbone.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "_read", ReadOnce(loading._read))
+        yield
 
 
 @pytest.fixture(autouse=True)

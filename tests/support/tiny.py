@@ -5,6 +5,7 @@ A new backbone family joins every suite by one entry of `FAMILIES`, a new method
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import random
@@ -203,6 +204,29 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Pat
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+class ReadOnce:
+    """`loading._read` that keeps the last models, and returns copies of them while their files stay the same."""
+
+    def __init__(self, read: Callable[..., PreTrainedModel]) -> None:
+        self._read = read
+        self._models: dict[object, PreTrainedModel] = {}
+
+    def __call__(
+        self, name: str, source: str, model_class: str, config: Any, auto: Any, options: dict[str, Any]
+    ) -> Any:
+        files = [(path, path.stat()) for path in sorted(Path(source).glob("*"))]
+        alone = not files or {"device_map", "quantization_config", "gguf_file"} & options.keys()
+        if alone or sum(stat.st_size for _, stat in files) > 2**23:
+            return self._read(name, source, model_class, config, auto, options)
+        states = tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in files)
+        key = states, auto, json.dumps(options, default=str, sort_keys=True), str(config)
+        if key not in self._models:
+            if len(self._models) > 20:
+                self._models.pop(next(iter(self._models)))
+            self._models[key] = self._read(name, source, model_class, config, auto, options)
+        return copy.deepcopy(self._models[key])
 
 
 # -- data -------------------------------------------------------------------------------------------------------------
