@@ -36,6 +36,7 @@ HEAD_WORDS: dict[str, tuple[str, ...]] = {
     "mlp": ("head=mlp",),
     "linear": ("head=linear",),
     "verbalizer": ("head=verbalizer", WORDS),
+    "entities": ("head=entities", "data.task=names", "data.labels=[PER,LOC]"),
     "lm": ("head=lm", "head.max_new_tokens=3"),
     "dpo": ("head=dpo", "head.max_new_tokens=3"),
 }
@@ -57,8 +58,8 @@ def config_of(
     method: str, head: str, words: Sequence[str], data: Path, models: Path, family: str | None = None
 ) -> Config:
     """Return the configuration of a method under a head, over `write_kinds`' rows and a tiny model of a family."""
-    rows = {"lm": "texts", "dpo": "pairs"}.get(head, "classes")
-    texts = rows != "classes"
+    rows = {"lm": "texts", "dpo": "pairs", "entities": "marks"}.get(head, "classes")
+    texts = head in ("lm", "dpo")
     folder = folder_of(family or ("llama" if texts else "bert"), models)
     tasks = "echo,always" if texts else "alpha" if method in ONE_TASK else "alpha,beta"
     own = [f"method={method}", f"backbone={folder}", f"data.tasks=[{tasks}]", f"data.path={data / rows}"]

@@ -50,13 +50,20 @@ silos: [{{name: a, path: {folder / "a.jsonl"}}}, {{name: b, path: {folder / "b.j
 
 
 def write_kinds(root: Path, rows: dict[str, int]) -> Path:
-    """Write `classes/`, `texts/`, `pairs/`: two tasks each of labels, instructions and preferences, of many lengths.
+    """Write `classes/`, `marks/`, `texts/`, `pairs/`: two tasks each of every kind of row, of many lengths.
 
     Args:
         root: the folder.
         rows: split → number of rows of every task.
     """
     write_data(root / "classes", ["alpha", "beta"], rows)
+    for task in ("alpha", "beta"):
+        for split, count in rows.items():
+            marks = [
+                {"tokens": ["cold", "sweet"] * (n % 3 + 1), "tags": ["O", "B-PER"] * (n % 3 + 1)} for n in range(count)
+            ]
+            (root / "marks" / task).mkdir(parents=True, exist_ok=True)
+            write_lines(root / "marks" / task / f"{split}.jsonl", marks)
     for task in ("echo", "always"):
         for split, count in rows.items():
             texts = [
