@@ -21,6 +21,7 @@ from silotune.distributed.silo.silo_config import MaskedConfig, SiloSettings
 from tests.support.session_rig import local_configs
 
 NOBODY: Mapping[str, Collection[str]] = {}
+NOTHING_MORE: Mapping[str, int] = {}
 
 
 def names_of(count: int) -> list[str]:
@@ -68,8 +69,8 @@ def summed(
     return found, sum(summands[name] for name in found.survivors)
 
 
-def secure_silos(config, out, **more) -> dict[str, SiloSettings]:
-    """Return the silos' settings, with identities and the list of them."""
+def secure_silos(config, out, masked: Mapping[str, int] = NOTHING_MORE, **more) -> dict[str, SiloSettings]:
+    """Return the silos' settings, with identities and the list of them; `masked` has more keys of that section."""
     found = local_configs(config, out, **more)
     files = {name: out.with_name(f"{out.name}-{name}.key") for name in found}
     for file in files.values():
@@ -77,7 +78,7 @@ def secure_silos(config, out, **more) -> dict[str, SiloSettings]:
             file.write_bytes(secrets.token_bytes(32))
     keys = {name: public_identity(file.read_bytes()).hex() for name, file in files.items()}
     return {
-        name: each.model_copy(update={"masked": MaskedConfig(identity=str(files[name]), peers=keys)})
+        name: each.model_copy(update={"masked": MaskedConfig(identity=str(files[name]), peers=keys, **masked)})
         for name, each in found.items()
     }
 

@@ -18,7 +18,7 @@ class AggregationConfig(ExtensibleSection):
     """How updates are combined."""
 
     registry: ClassVar = AGGREGATIONS
-    common: ClassVar = ("outlier", "max_norm", "clip", "secure")
+    common: ClassVar = ("outlier", "max_norm", "clip", "secure", "least", "colluders")
     owners: ClassVar = {
         "trim": ("trimmed-mean",),
         "byzantine": ("krum", "multi-krum"),
@@ -68,11 +68,25 @@ class AggregationConfig(ExtensibleSection):
         description="sum the silos' updates under masks, so that the coordinator sees no single one "
         "(`docs/masks.md`; experimental).",
     )
+    least: int | None = Field(
+        default=None,
+        ge=3,
+        description="with `secure` in a simulation, the fewest silos of a sum; unset, more than two thirds of them. "
+        "Over machines the silos' `masked.least` counts.",
+    )
+    colluders: int = Field(
+        default=1,
+        ge=0,
+        description="with `privacy.shares` in a simulation, how many silos may spy, help the coordinator or add no "
+        "noise. Over machines the silos' `masked.colluders` counts.",
+    )
 
     @model_validator(mode="after")
     def _sums_alone(self) -> AggregationConfig:
         """Refuse what needs single updates; the default of `outlier` is switched off."""
         if not self.secure:
+            if self.least is not None or self.colluders != 1:
+                raise ValueError("least and colluders are about sums under masks; give aggregation.secure=true")
             return self
         if self.name not in SUMS:
             raise ValueError(

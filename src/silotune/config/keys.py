@@ -131,6 +131,8 @@ class AggregationKeys(TypedDict, total=False):
     regularization: float
     noise_multiplier: float | None
     secure: bool
+    least: int | None
+    colluders: int
 
 
 class ServerKeys(TypedDict, total=False):
@@ -209,6 +211,7 @@ class PrivacyKeys(TypedDict, total=False):
     plan: Literal["auto"] | None
     secret: str | PurePath | None
     parts: Literal["leaving", "all"]
+    shares: bool
 
 
 class AttackKeys(TypedDict, total=False):

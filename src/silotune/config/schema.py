@@ -288,6 +288,31 @@ class Config(Section):
             if given:
                 raise ValueError(f"privacy.unit beside {why}")
 
+    def _check_shares(self) -> None:
+        """Refuse keys that do not go with a step that the coordinator takes, or with one noise for all silos."""
+        privacy, train = self.privacy, self.train
+        refused = {
+            "privacy.unit: shares are of noise on rows; give privacy.unit and privacy.epsilon": privacy.unit is None,
+            "aggregation.secure: only a sum may be seen; give aggregation.secure=true": not self.aggregation.secure,
+            "aggregation: the sum is divided by all units; allowed: samples": self.aggregation.name != "samples",
+            "privacy.rate, privacy.delta: all silos add shares of one noise; give both": (
+                privacy.rate is None or privacy.delta is None
+            ),
+            "privacy.more_noise: all silos add shares of one noise; leave it out": privacy.more_noise,
+            "privacy.parts: all; allowed: leaving": privacy.parts == "all",
+            "train.steps: a round is one step of the shared parts; allowed: 1": train.steps != 1,
+            "train.optimizer, train.momentum: the coordinator takes the step; allowed: train.optimizer=sgd without "
+            "momentum (server.optimizer, server.beta1 have it)": train.optimizer != "sgd" or train.momentum > 0,
+            "train.keep_optimizer, .clip_norm, .weight_decay: the coordinator takes the step; leave them out": (
+                train.keep_optimizer or train.clip_norm is not None or train.weight_decay is not None
+            ),
+            "uplink: no change is sent; allowed: none": bool(self.uplink.name),
+            "attack: no change is sent; leave it out": self.attack.name != "none",
+        }
+        for why, given in refused.items():
+            if given:
+                raise ValueError(f"privacy.shares beside {why}")
+
     @model_validator(mode="after")
     def _noise(self) -> Config:
         local, central = self.uplink.noise is not None, self.aggregation.noise_multiplier is not None
@@ -295,6 +320,9 @@ class Config(Section):
             raise ValueError("aggregation.noise_multiplier: silos add noise already (uplink); choose one of them")
         if self.privacy.unit is not None:
             self._check_noise_on_rows(local or central)
+        if self.privacy.shares:
+            self._check_shares()
+        if self.privacy.unit is not None:
             return self
         if self.privacy.parts == "all":
             raise ValueError("privacy.parts: all is about noise on rows; give privacy.unit")

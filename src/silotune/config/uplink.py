@@ -200,6 +200,12 @@ class PrivacyConfig(Section):
         "also the silo's own parts and final phases, so that ε covers the silo's model, too.",
     )
 
+    shares: bool = Field(
+        default=False,
+        description="with `unit` under `aggregation.secure`, every silo adds only its share of the noise, so that the "
+        "sum of the silos has that of one mechanism (`docs/shares.md`).",
+    )
+
     @model_validator(mode="after")
     def _target(self) -> PrivacyConfig:
         if self.unit is not None and self.epsilon is None:
@@ -214,8 +220,8 @@ class PrivacyConfig(Section):
 
     @property
     def most_noise(self) -> float:
-        """The largest factor on a run's noise that it accepts of a silo's budget."""
-        return inf if self.more_noise else NOTICEABLE
+        """The largest factor on a run's noise that it accepts of a silo's budget; a shared noise is one for all."""
+        return 1.0 if self.shares else inf if self.more_noise else NOTICEABLE
 
     @property
     def unit_column(self) -> str | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from silotune.cli.console import console, say
-from silotune.communication.privacy.accountant import DELTA
+from silotune.communication.privacy.accountant import DELTA, assuming
 from silotune.errors import SilotuneError
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ def print_silo(state: Mapping[str, Any], as_json: bool) -> None:
     if state["waiting"]:
         say(f"waits for approval: {', '.join(state['waiting'])}")
     if budget is not None:
-        say(f"ε left: {budget['left']:.4g} of {budget['epsilon']:g} for {budget['of']}")
+        said = assuming(budget.get("colluders"))
+        say(f"ε left: {budget['left']:.4g} of {budget['epsilon']:g} for {budget['of']}{said}")
     if link is not None:
         say(
             f"link: {'down' if link['reason'] else 'up'} since {link['since']}"
@@ -174,12 +175,13 @@ def print_audit(folder: Path, as_json: bool, ledger: RowLedger | None = None) ->
         for run, total in runs.items():
             kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(total["kinds"].items()))
             say(f"run {run}: {total['messages']} messages ({kinds}), {total['bytes']:,} bytes")
-            say(f"  {total['numbers']:,} numbers, up to round {total['rounds']}, ε {total['epsilon']:g}")
+            said = assuming(None if ledger is None else ledger.assumed(run))
+            say(f"  {total['numbers']:,} numbers, up to round {total['rounds']}, ε {total['epsilon']:g}{said}")
             say(f"  {total['first']} to {total['last']}")
         if privacy is not None:
             say(
                 f"noise on rows: ε {privacy['spent']:.4g} of {privacy['epsilon']:g} at δ = {privacy['delta']:g} for "
-                f"each {privacy['unit']} is spent or set aside"
+                f"each {privacy['unit']} is spent or set aside{assuming(privacy.get('colluders'))}"
             )
         for entry in entries:
             if "survey" in entry:
@@ -205,7 +207,8 @@ def _of_ledger(ledger: RowLedger, runs: Mapping[str, dict[str, Any]]) -> dict[st
     if budget is None:
         return None
     spent = ledger.spent(budget.unit)
-    return {"unit": budget.unit, "spent": spent, "epsilon": budget.epsilon, "delta": budget.delta}
+    found = {"unit": budget.unit, "spent": spent, "epsilon": budget.epsilon, "delta": budget.delta}
+    return found if (colluders := ledger.assumed()) is None else found | {"colluders": colluders}
 
 
 def totals(entries: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -121,7 +121,8 @@ def _silo_records(settings: SiloSettings, worker: Mapping[str, Any] | None) -> d
     if (budget := settings.privacy) is not None:
         spent = store.ledger.spent(budget.unit) or 0.0
         left, whose = max(0.0, budget.epsilon - spent), f"each {budget.unit}"
-        state["budget"] = {"left": left, "epsilon": budget.epsilon, "of": whose}
+        assumed = store.ledger.assumed()
+        state["budget"] = {"left": left, "epsilon": budget.epsilon, "of": whose, "colluders": assumed}
     elif settings.budget is not None:
         left = max(0.0, settings.budget - store.spent("").epsilon)
         state["budget"] = {"left": left, "epsilon": settings.budget, "of": "noise on updates"}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-from silotune.communication.privacy.accountant import DELTA
+from silotune.communication.privacy.accountant import DELTA, assuming
 from silotune.communication.privacy.row_accountant import row_epsilon
 from silotune.core.files import write_text
 from silotune.core.tensors import State
@@ -160,6 +160,8 @@ class Release:
     members: Membership
     repeated: tuple[int, int, int, int] | None
     """Training answers repeated word for word, of how many; the same two for test answers; None without answers."""
+    colluders: int | None = None
+    """Of the other silos, on which ε depends where all share one noise; else None."""
 
     @classmethod
     def read(cls, path: Path) -> Release:
@@ -181,7 +183,7 @@ class Release:
         upper = "∞: some of its tensors were trained without noise on rows" if math.isinf(self.upper) else None
         bound = upper or f"{self.upper:.3g} at δ = {self.delta:g} for each {self.unit}"
         yield f"model of silo {self.silo!r}"
-        yield f"ε by the account of its noise: {bound}"
+        yield f"ε by the account of its noise: {bound}{assuming(self.colluders)}"
         if self.canaries is None:
             yield "ε at least: not measured, the run had no canaries (audit.canaries)"
         else:
@@ -238,6 +240,7 @@ def measure(
     """
     (rows,), (evaluation,) = silo.train.values(), silo.evaluations.values()
     guarantee, own = federation.privacy, rows.examples
+    shares = None if federation.context.row_privacy is None else federation.context.row_privacy.shares
     delta = (0.0 if guarantee is None else guarantee.account.delta) or federation.config.privacy.delta or DELTA
     found = None
     if silo.canaries is not None:
@@ -258,6 +261,7 @@ def measure(
         found,
         membership(*(row_losses(context, state, part, count) for part, count in sets)),
         repeated,
+        None if shares is None else shares.colluders,
     )
 
 

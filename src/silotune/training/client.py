@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from silotune.communication.masks.fixed_point import summand_message
+from silotune.communication.masks.fixed_point import SUMMAND, summand_message
+from silotune.communication.masks.shares import SharedNoise
 from silotune.communication.messages import (
     Expected,
     MessageRefused,
@@ -20,7 +21,9 @@ from silotune.communication.messages import (
 )
 from silotune.communication.privacy.accountant import Privacy
 from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline
+from silotune.core.serialization import tensor_bytes
 from silotune.core.tensors import State, Tensors, change_of, flatten, iter_change, total_norm
+from silotune.errors import SilotuneError
 from silotune.methods.parts import Part, Scope
 from silotune.training.local_round import LocalResult
 from silotune.training.local_trainer import LocalTrainer
@@ -133,7 +136,10 @@ class SiloClient:
             else:
                 message = update_message(sent, parts, number, silo.name, silo.rows)
                 leaving = iter_change(before, shared_tensors(sent, parts))
-            if self.sums is not None:
+            noise = self.trainer.context.row_privacy
+            if noise is not None and noise.shares is not None:
+                message = _summand_with_share(noise.shares, result, before)
+            elif self.sums is not None:
                 change, (seed, by_rows) = list(leaving), self.sums
                 message = summand_message(change, silo.rows if by_rows else 1, seed, silo.name, number)
                 leaving = iter(change)
@@ -165,6 +171,13 @@ class SiloClient:
         silo.state = SiloState(
             {name: result.state[name] for name, part in parts.items() if part.scope is Scope.PRIVATE}, result.memory
         ).compact()
+
+
+def _summand_with_share(noise: SharedNoise, result: LocalResult, before: Tensors) -> bytes:
+    """Return a silo's summand where silos share one noise; without the silo's share others are promised too much."""
+    if result.sums is None:
+        raise SilotuneError("privacy.shares: the round has no step of shared parts, and so no share of noise")
+    return tensor_bytes({SUMMAND: noise.summand(*result.sums, before)})
 
 
 def _norm(changes: Iterable[tuple[str, Tensor]]) -> float:

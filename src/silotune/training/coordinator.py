@@ -41,6 +41,7 @@ from silotune.errors import InputError, SilotuneError
 from silotune.training.broadcasts import NO_RANKS, Broadcasts, VariantKey
 from silotune.training.client import SiloReply
 from silotune.training.mean_of_iterates import MeanOfIterates
+from silotune.training.shared_step import SharedStep
 from silotune.training.silo_sampling import SiloSampling
 
 NOTHING_REFUSED = AggregationConfig(outlier=None)
@@ -123,6 +124,8 @@ class Coordinator:
         self.expected = Expected.like(flatten(shared))
         """Names and shapes of the tensors in a broadcast, as the coordinator has them; see `expected_of`."""
         self.uplink = uplink
+        self.shared_step: SharedStep | None = None
+        """The step that a sum stands for where silos share one noise; None: a sum is of changes."""
         self.product_error: float | None = None
         """Of the last aggregate (`ProductError`), measured in rounds 1, 2, 4, 8 and so on; None in other rounds."""
         self._noise = noise
@@ -202,7 +205,10 @@ class Coordinator:
 
     def receive_sum(self, number: int, made: Sum, replies: Mapping[str, SiloReply]) -> Iterator[Received]:
         """Yield the replies of a sum's silos; the last one brings the mean over all of them as one update."""
-        update = Update("the sum", *mean_of_sum(made.total, self._sent_before(number)))
+        before = self._sent_before(number)
+        step = self.shared_step
+        mean = mean_of_sum(made.total, before) if step is None else step(made.total, before, number)
+        update = Update("the sum", *mean)
         for name in made.survivors:
             reply = replace(replies[name], message=made.sent[name])
             yield Received(reply, update if name == made.survivors[-1] else None, forwarded=made.received[name])

@@ -46,6 +46,8 @@ class LocalResult:
     memory: Tensors
     metrics: dict[str, float]
     note: str = ""
+    sums: tuple[int, Tensors] | None = None
+    """What the silo adds to the sum of silos in place of a change of its own; see `PrivateGradient.sums`."""
 
 
 @dataclass
@@ -73,6 +75,7 @@ class _SiloRound:
     starts_as_received: bool = False
     """Whether the present phase began with the round's own parts."""
     note: str = ""
+    summed: tuple[int, Tensors] | None = None
     steps: int = 0
     skipped: int | None = None
     rows: int = 0
@@ -189,7 +192,8 @@ class _SiloRound:
         }
         cpu = torch.device("cpu")
         state = {name: part_tools.on_device(tensors, cpu) for name, tensors in self.state.items()}
-        return LocalResult(state, part_tools.on_device(self.memory | remembered, cpu), metrics, self.note)
+        memory = part_tools.on_device(self.memory | remembered, cpu)
+        return LocalResult(state, memory, metrics, self.note, self.summed)
 
 
 def train(
@@ -351,6 +355,7 @@ def _train_privately(steps: PrivateSteps, run: _SiloRound, optimizer: PhaseOptim
         optimizer.step({index: taken})
         if (taken + 1) % phase.steps_per_batch == 0:
             run.follow(phase)
+        run.summed = found.sums or run.summed
         run.steps, run.rows = run.steps + 1, run.rows + found.rows
         for term, value in found.terms.items():
             run.sums[term] += float(value)

@@ -16,11 +16,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from silotune.communication.privacy.noise import NoiseStream, with_noise
+from silotune.communication.privacy.noise import NoiseStream, with_noise, with_whole_noise
 from silotune.communication.privacy.whole_noise import grid_of, whole_vectors
 from silotune.core.tensors import State, Tensors, flatten
 from silotune.data.batching import Batch, make_batch
 from silotune.data.cohort_batches import join
+from silotune.errors import InputError
+from silotune.methods.parts import Scope
 from silotune.methods.phase import Phase
 from silotune.methods.step import LocalTraining
 from silotune.models.forward.mixing import can_share_forward
@@ -48,14 +50,17 @@ class PrivateGradient:
     """The noised gradient of one step.
 
     Args:
-        gradient: "part/tensor" → the gradient, as the optimizer takes it.
+        gradient: "part/tensor" → the gradient, as the optimizer takes it; with shared noise of private parts alone.
         terms: mean over the drawn rows of the loss and its terms; without noise, so they stay in the silo.
         rows: number of drawn rows, which also stays in the silo.
+        sums: with shared noise the number of units, and "part/tensor" of a shared part → the units' sum plus the silo's
+            share, in whole numbers; only its sum with those of other silos may be read.
     """
 
     gradient: Tensors
     terms: Terms
     rows: int
+    sums: tuple[int, Tensors] | None = None
 
 
 class PrivateSteps:
@@ -105,7 +110,7 @@ class PrivateSteps:
                 places = [unit[turn] if turn < len(unit) else self._filler for unit in units]
                 first = start + turn * len(drawn)
                 found, without_rows, terms = self._row_gradients(number, first, places, state, received, memory)
-                flat = torch.cat([each.flatten(1) for each in found], 1).to(total.device)
+                flat = torch.cat([each.reshape(len(each), -1) for each in found], 1).to(total.device)
                 share = flat.new_tensor([[1 / len(unit) if turn < len(unit) else 0.0] for unit in units])
                 vectors = vectors + torch.where(share > 0, flat * share, 0.0)
                 beside = beside or without_rows
@@ -115,13 +120,26 @@ class PrivateSteps:
             name: piece.view(tensor.shape)
             for (name, tensor), piece in zip(trained.items(), torch.split(total, sizes), strict=True)
         }
-        noised = self._noised(number, pieces, deviation, grid)
-        expected = self._rate * len(self._units)
-        gradient = {
-            name: (noised[name] / expected).to(tensor) + extra
-            for (name, tensor), extra in zip(trained.items(), beside, strict=True)
-        }
-        return PrivateGradient(gradient, _mean(logged or terms), sum(map(len, drawn)))
+        extras = dict(zip(trained, beside, strict=True))
+        sums = self._with_shares(number, pieces, extras, grid)
+        own = {name: piece for name, piece in pieces.items() if name not in sums}
+        noised, expected = self._noised(number, own, deviation, grid), self._rate * len(self._units)
+        gradient = {name: (noised[name] / expected).to(trained[name]) + extras[name] for name in own}
+        summed = (len(self._units), sums) if sums else None
+        return PrivateGradient(gradient, _mean(logged or terms), sum(map(len, drawn)), summed)
+
+    def _with_shares(self, number: int, total: Tensors, beside: Tensors, grid: float) -> Tensors:
+        """Return the sums of shared parts with the silo's share of the noise; none where each silo has its own."""
+        noise, parts = self._privacy.shares, self._context.parts
+        if noise is None:
+            return {}
+        shared = {name: each for name, each in total.items() if parts[name.split("/")[0]].scope is Scope.SHARED}
+        if any(bool(beside[name].any()) for name in shared):
+            raise InputError(
+                f"privacy.shares: method {self._context.method.name} has a loss term without rows on shared parts, "
+                "which no sum of silos holds; leave it out"
+            )
+        return with_whole_noise(shared, self._stream, noise.share, grid, "gaussian", f"{self.phase.name}/{number}/")
 
     def _noised(self, number: int, total: Tensors, deviation: float, grid: float) -> Tensors:
         return with_noise(total, self._stream, deviation, grid, "gaussian", f"{self.phase.name}/{number}/")

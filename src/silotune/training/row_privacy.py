@@ -7,10 +7,11 @@ import hmac
 import io
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from typing_extensions import override
 
+from silotune.communication.masks.shares import SharedNoise
 from silotune.communication.privacy.noise import NoiseStream
 from silotune.communication.privacy.row_accountant import Events
 from silotune.core.tensors import State, Tensors, digest, flatten
@@ -33,12 +34,14 @@ class RowPlan:
         rate: the probability with which a step draws a unit.
         steps: noised steps after 0, 1, 2, … rounds, and after the final phases if they have noise.
         multiplier: standard deviation of the noise, in multiples of the bound.
+        colluders: where the silos share this noise, how many others may leave out theirs; None: it is the silo's own.
     """
 
     unit: str
     rate: float
     steps: tuple[int, ...]
     multiplier: float
+    colluders: int | None = field(default=None, repr=False)
 
     @property
     def events(self) -> Events:
@@ -73,6 +76,7 @@ class RowPrivacy:
         leaving: the parts on which what leaves a silo may depend; see `leaving_parts`.
         every: whether all parts leave, because the silo's model may be given away (`privacy.parts=all`).
         rate: the probability with which a step draws a unit; None: `train.batch_size` / units.
+        shares: the noise on shared parts that all silos add together; None: each adds its own.
     """
 
     clip: float
@@ -85,6 +89,7 @@ class RowPrivacy:
     leaving: frozenset[str] = frozenset()
     every: bool = False
     rate: float | None = None
+    shares: SharedNoise | None = None
 
     def covers(self, phase: Phase) -> bool:
         """Return whether a phase's gradients get noise; final phases, after which nothing leaves, only with `every`."""
@@ -118,6 +123,8 @@ class RowPrivacy:
 
     def planned(self, plans: Mapping[str, RowPlan], run: str = "") -> RowPrivacy:
         """Return the same settings with these plans; draws of a named run also depend on the name."""
+        if self.shares is not None and any(each.multiplier != self.shares.multiplier for each in plans.values()):
+            raise InputError("privacy.shares: all silos add shares of one noise; a silo's budget asks for more")
         return replace(self, plans=plans, run=f"{self.run}{run}")
 
     def draws(self, silo: Silo, number: int, received: State, state: SiloState) -> str:

@@ -7,13 +7,16 @@ from dataclasses import asdict, replace
 import pytest
 
 from silotune.communication.masks.agreement import MasksRefused, sign
+from silotune.communication.masks.shares import SharedNoise
 from silotune.distributed.silo import mask_ledger
 from tests.support.masks import ByHand, unsigned
 
+NOISE = SharedNoise(1.5, 1.0, 0.25, least=3, colluders=1).text
 
-@pytest.fixture
-def silos(tmp_path):
-    return ByHand(tmp_path)
+
+@pytest.fixture(params=["", NOISE], ids=["", "shares"])
+def silos(tmp_path, request):
+    return ByHand(tmp_path, noise=request.param)
 
 
 def refused(silos, words, stage, shown):
@@ -37,7 +40,7 @@ def test_swapped_keys(silos):
     "changes",
     [
         {"round": 2}, {"run": "1" * 16}, {"attempt": "b"}, {"configuration": "other"}, {"broadcast": "other"},
-        {"base": "other"}, {"members": ["s00", "s01", "s02"]},
+        {"base": "other"}, {"noise": "other"}, {"members": ["s00", "s01", "s02"]},
     ],
     ids=str,
 )  # fmt: skip
@@ -62,6 +65,7 @@ def test_keys_of_another_round_run_broadcast_or_list_are_refused(silos, changes)
         ({"pinned_list": "0" * 64}, "another pinned list"),
         ({"numbers": 5}, "another numbers: 5"),
         ({"threshold": 2}, "another threshold: 2, here it is 3"),
+        ({"noise": "less"}, "another noise: less, here it is"),
     ],
     ids=str,
 )

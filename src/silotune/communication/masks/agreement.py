@@ -11,7 +11,7 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from silotune.communication.masks.fixed_point import FEWEST_SILOS, MOST_SILOS, threshold_of
+from silotune.communication.masks.fixed_point import FEWEST_SILOS, MOST_SILOS, most_colluders, threshold_of
 from silotune.errors import InputError
 
 FIRST = "first"
@@ -44,10 +44,12 @@ class Peers:
     Args:
         keys: the list, as the silos' operators compared it outside the coordinator.
         least: the fewest silos with which a sum may start or end; if None, t.
+        assumed: where silos share one noise, how many of them may spy, help the coordinator or add none.
     """
 
     keys: Mapping[str, bytes]
     least: int | None = None
+    assumed: int = 1
 
     def __post_init__(self) -> None:
         count = len(self.keys)
@@ -57,6 +59,10 @@ class Peers:
             raise InputError("masked.peers: two silos have the same key")
         if not self.threshold <= self.fewest <= count:
             raise InputError(f"masked.least: must be between {self.threshold} and {count} (got {self.least})")
+        if self.assumed > self.colluders:
+            raise InputError(
+                f"masked.colluders: at most {self.colluders}, in sums of {self.fewest} (got {self.assumed})"
+            )
 
     @property
     def threshold(self) -> int:
@@ -70,18 +76,15 @@ class Peers:
 
     @property
     def colluders(self) -> int:
-        """How many silos may help a lying coordinator without one silo's change coming out.
-
-        They can neither have two survivor lists signed, nor gather both shares of a peer (2t − n − 1), and at least
-        two honest silos are left in the smallest sum.
-        """
-        return min(2 * self.threshold - len(self.keys) - 1, self.fewest - 2)
+        """How many silos may help a lying coordinator without one silo's change coming out; see `most_colluders`."""
+        return most_colluders(len(self.keys), self.fewest)
 
     @property
     def fingerprint(self) -> str:
-        """The sha256 of the list and of how few may be summed, for people to compare."""
+        """The sha256 of the list, of how few may be summed, and of colluders if not 1, for people to compare."""
         listed = sorted((name, key.hex()) for name, key in self.keys.items())
-        return hashlib.sha256(json.dumps([self.fewest, listed]).encode()).hexdigest()
+        more = [] if self.assumed == 1 else [self.assumed]
+        return hashlib.sha256(json.dumps([self.fewest, listed, *more]).encode()).hexdigest()
 
     def require_enough(self, what: str, silos: Collection[str]) -> None:
         """Refuse fewer silos than the operator's `masked.least`."""
@@ -106,7 +109,8 @@ class Agreement:
     `attempt` is drawn by the coordinator anew for every attempt of a round. `configuration`, `broadcast` and
     `pinned_list` are digests: of the configuration as it was sent, of the tensors that opened the round, and of the
     list of peers. `base` is the state that all members started from: `FIRST`, or the last round as `base_after` writes
-    it. `numbers` counts those of a summand, and `members` are in name order.
+    it. `numbers` counts those of a summand, and `members` are in name order. `noise` is what silos share
+    (`SharedNoise.text`), empty where they share none.
     """
 
     run: str
@@ -119,6 +123,7 @@ class Agreement:
     members: list[str]
     pinned_list: str
     threshold: int
+    noise: str = ""
 
     def text(self, purpose: str, *more: object) -> bytes:
         """Return what is signed: a purpose, the agreement, and further values."""

@@ -97,20 +97,21 @@ def _are_of(size: int, texts: Iterable[str]) -> bool:
         return False
 
 
-def made_identities(names: Iterable[str]) -> tuple[dict[str, bytes], Peers]:
+def made_identities(names: Iterable[str], least: int | None = None) -> tuple[dict[str, bytes], Peers]:
     """Return new identities of silos, and the list of them."""
     identities = {name: secrets.token_bytes(32) for name in names}
-    return identities, Peers({name: public_identity(key) for name, key in identities.items()})
+    return identities, Peers({name: public_identity(key) for name, key in identities.items()}, least)
 
 
-def sum_in_process(silos: Iterable[str], summands: Mapping[str, Tensor]) -> Sum:
+def sum_in_process(silos: Iterable[str], summands: Mapping[str, Tensor], least: int | None = None) -> Sum:
     """Simulate a sum of silos of this process by the messages that they would send; identities are made for it.
 
     Args:
         silos: all silos of the run.
         summands: silo → its summand; some may be missing.
+        least: the fewest silos of a sum; None: more than two thirds of them.
     """
-    identities, peers = made_identities(silos)
+    identities, peers = made_identities(silos, least)
     length, members = len(next(iter(summands.values()))), sorted(summands)
     agreement = Agreement("", 0, "", "", "", FIRST, length, members, peers.fingerprint, peers.threshold)
     here = {

@@ -51,14 +51,33 @@ def threshold_of(silos: int) -> int:
     return 2 * silos // 3 + 1
 
 
-def require_masks(silos: int) -> None:
-    """Refuse so many silos that sums could leave 64 bits, so few that a sum hides none, and missing packages."""
+def most_colluders(silos: int, least: int) -> int:
+    """Return how many silos may help a lying coordinator without one silo's change coming out.
+
+    They can neither have two survivor lists signed, nor gather both shares of a peer (2t − n − 1), and at least two
+    honest silos are left in the smallest sum.
+    """
+    return min(2 * threshold_of(silos) - silos - 1, least - 2)
+
+
+def require_masks(silos: int, least: int | None = None, colluders: int = 1) -> None:
+    """Refuse so many silos that sums could leave 64 bits, so few that a sum hides none, and missing packages.
+
+    `least` and `colluders` are those of the section `aggregation`.
+    """
     with needs("aggregation.secure: needs cryptography and pycryptodome", "federation"):
         import_module("cryptography")
         import_module("Crypto")
     if not FEWEST_SILOS <= silos <= MOST_SILOS:
         raise InputError(
             f"aggregation.secure: {silos} silos; sums under masks are of {FEWEST_SILOS} to {MOST_SILOS} silos"
+        )
+    fewest = least or threshold_of(silos)
+    if not threshold_of(silos) <= fewest <= silos:
+        raise InputError(f"aggregation.least: must be between {threshold_of(silos)} and {silos} (got {least})")
+    if colluders > (most := most_colluders(silos, fewest)):
+        raise InputError(
+            f"aggregation.colluders: at most {most} of {silos} silos, in sums of {fewest} (got {colluders})"
         )
 
 

@@ -163,6 +163,16 @@ def usual_delta(units: int) -> float:
     return min(DELTA, largest_delta(units))
 
 
+def assumption(colluders: int) -> str:
+    """Return in words what ε depends on where all silos share one noise (`privacy.shares`)."""
+    return f"as long as at most {colluders} of the other silos spy, help the coordinator or leave out their noise"
+
+
+def assuming(colluders: int | None) -> str:
+    """Return what follows a statement of ε: nothing where it depends on no other silo."""
+    return "" if colluders is None else f", {assumption(colluders)}"
+
+
 class BudgetSpent(InputError):
     """A silo's reply would cost more than the rest of its budget."""
 

@@ -168,7 +168,15 @@ _LAWS = {"gaussian": GAUSSIAN, "laplace": LAPLACE}
 
 
 def with_noise(whole: Tensors, draws: NoiseStream, scale: float, grid: float, law: str, purpose: str = "") -> Tensors:
-    """Add noise to whole numbers of `grid`, and return the sums in float64: all noise on rows, silos and means is here.
+    """Add noise to whole numbers of `grid`, and return the sums in float64; arguments as of `with_whole_noise`."""
+    noised = with_whole_noise(whole, draws, scale, grid, law, purpose)
+    return {name: tensor.double() * grid for name, tensor in noised.items()}
+
+
+def with_whole_noise(
+    whole: Tensors, draws: NoiseStream, scale: float, grid: float, law: str, purpose: str = ""
+) -> Tensors:
+    """Add noise to whole numbers of `grid`, exactly: all noise on rows, silos and means is here.
 
     Args:
         whole: int64, sums of vectors that `whole_vector` rounded to this grid.
@@ -178,11 +186,10 @@ def with_noise(whole: Tensors, draws: NoiseStream, scale: float, grid: float, la
         law: `gaussian` or `laplace`.
         purpose: precedes the tensors' names in the draws.
     """
-    noised = {}
-    for name, tensor in whole.items():
-        noise = draws.whole(law, purpose + name, tuple(tensor.shape), scale / grid, _LAWS[law])
-        noised[name] = (tensor + noise.to(tensor.device)).double() * grid
-    return noised
+    return {
+        name: tensor + draws.whole(law, purpose + name, tuple(tensor.shape), scale / grid, _LAWS[law]).to(tensor.device)
+        for name, tensor in whole.items()
+    }
 
 
 COORDINATOR = ":coordinator"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.communication.masks.fixed_point import require_masks
+from silotune.communication.masks.shares import SharedNoise
 from silotune.communication.privacy.accountant import DELTA
 from silotune.communication.privacy.row_accountant import UNCOVERED, RowAccount
 from silotune.config import Config, dump
@@ -48,6 +49,7 @@ from silotune.runs.model_folder import gather_models, write_models, write_shared
 from silotune.runs.storage.run_folder import RunFolder
 from silotune.runs.summary import state_digest, summarize
 from silotune.training.federation import Federation
+from silotune.training.shared_step import SharedStep
 from silotune.training.silo import SiloState, silos_without_rows
 
 PREDECESSOR_TIMEOUT = 30.0
@@ -121,6 +123,9 @@ def run_job(job: Job, link: Link, record: Records, status: RunStatus, load: Load
     known, greeting = admission.registry.silos, Frame("hello", start.request)
     dispatcher = greet(start, link, greeting, admission, failures, status, record, known)
     federation = start.federation()
+    if start.config.privacy.shares:
+        shares = SharedNoise.read(admission.shares)
+        federation.coordinator.shared_step = SharedStep(shares, federation.context)
     folder = RunFolder.begin(out, dump(federation.config), federation.backbone, resume=True)
     keep_start(out, federation.context)
     with closing(folder.checkpoints):
@@ -132,6 +137,8 @@ def run_job(job: Job, link: Link, record: Records, status: RunStatus, load: Load
                 f"privacy: every silo adds noise on its rows for ε = {own.epsilon:g} at δ ≤ {own.delta or DELTA:g} for "
                 f"each {own.unit}{'' if own.parts == 'all' else f'; not for {UNCOVERED}'}"
             )
+        if own.shares:
+            lines.append(f"privacy: silos share one noise, and ε holds {shares.assumption}")
         for name, times in sorted(admission.noise.items()):
             if times > NOTICEABLE:
                 folder.event("more-noise", silo=name, times=times)
@@ -271,6 +278,8 @@ def _noise_on_rows(start: RunStart) -> dict[str, Any]:
     wanted = {"epsilon_round": None, "epsilon_total": own.epsilon, "delta": own.delta or DELTA}
     known = {"participations": start.config.rounds, "silos": start.admission.noise}
     uncovered = {} if own.parts == "all" else {"uncovered": UNCOVERED}
+    if own.shares:
+        uncovered["assumed"] = SharedNoise.read(start.admission.shares).assumption
     mechanism = "gaussian" if start.config.survey.figures else RowAccount.mechanism
     return {"privacy": {"mechanism": mechanism, "unit": own.unit, **wanted, **uncovered, **known}}
 

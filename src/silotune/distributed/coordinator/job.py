@@ -92,6 +92,8 @@ class AdmissionPolicy:
         self._shapes: Shapes | None = None
         self.pinned = NO_LIST
         """What all silos said of their list of peers, in a run that sums under masks."""
+        self.shares = ""
+        """The noise that all silos said they share; empty without."""
         self.noise: dict[str, float] = {}
         """Silo → how many times the noise that a run with noise on rows asks for it gets there."""
 
@@ -103,9 +105,16 @@ class AdmissionPolicy:
             if self.pinned not in (NO_LIST, hello.masks):
                 raise HandshakeRefused(
                     f"silo {hello.silo!r}: its masked.peers or masked.least are others than those of the silos before "
-                    "it; compare the fingerprints that `silo doctor` shows"
+                    "it, or its masked.colluders; compare the fingerprints that `silo doctor` shows"
                 )
             self.pinned = hello.masks
+        if hello.shares:
+            if self.shares not in ("", hello.shares):
+                raise HandshakeRefused(
+                    f"silo {hello.silo!r}: privacy.shares: its machine computes another noise, {hello.shares}, than "
+                    f"those before it, {self.shares}; a slightly other privacy.epsilon avoids it"
+                )
+            self.shares = hello.shares
         self.registry = self.registry.with_silo(hello)
         self._identities[hello.silo] = hello.identity
         noise = {}

@@ -85,9 +85,8 @@ class MaskedEngine(FlowerEngine):
         made: dict[str, Any] = {"round": number, "tensors": tensors, "base": base, "after": after}
         for _ in range(self._options.retries + 1):
             attempt, members = secrets.token_hex(8), self._staying(trained)
-            agreement = Agreement(
-                self._run["run"], number, attempt, config, tensors, base, numbers, members, fingerprint, threshold
-            )
+            known = self._run["run"], number, attempt, config, tensors, base, numbers, members, fingerprint, threshold
+            agreement = Agreement(*known, self._admission.shares)
             try:
                 ask, note = partial(self._ask, agreement, reasons), partial(self._note, made)
                 return masked_sum(agreement, least, ask, note)

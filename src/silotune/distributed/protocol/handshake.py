@@ -97,6 +97,7 @@ class Hello:
         rank: the rank of its adapters, where its operator bounds it below the run's; else None.
         masks: of a run that sums under masks; else `NO_LIST`.
         noise: how many times the noise that a run with noise on rows asks for it gets here; else None.
+        shares: the noise that silos add together (`SharedNoise.text`); empty where each adds its own.
     """
 
     silo: StrictStr
@@ -106,6 +107,7 @@ class Hello:
     rank: Annotated[StrictInt, Field(ge=1)] | None = None
     masks: PinnedList = NO_LIST
     noise: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    shares: StrictStr = ""
 
     @classmethod
     def read(cls, frame: Frame) -> Hello:
@@ -215,6 +217,11 @@ def check_federated(config: Config) -> None:
         raise InputError(
             "rounds=0: scores have no noise and are not summed under masks, so that nothing would leave; allowed: "
             "without aggregation.secure and privacy.unit"
+        )
+    if config.aggregation.least is not None or config.aggregation.colluders != 1:
+        raise InputError(
+            "aggregation.least, aggregation.colluders: of a simulation; over machines each silo.yaml has masked.least "
+            "and masked.colluders"
         )
     if config.attack.name != "none":
         raise InputError("attack: simulated with --engine inprocess only; here silos are what they are")

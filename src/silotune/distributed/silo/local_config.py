@@ -15,6 +15,7 @@ from silotune.config.train import SamplingConfig
 from silotune.config.uplink import PrivacyConfig
 from silotune.distributed.protocol.frames import HandshakeRefused
 from silotune.distributed.protocol.handshake import RUN_START
+from silotune.distributed.silo.mask_work import read_masked
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.methods import METHODS, Method
 from silotune.models.backbone.quantization import NONE
@@ -35,6 +36,12 @@ def check_settings(settings: SiloSettings, config: Config) -> None:
         raise HandshakeRefused(
             f"{who}: aggregation={config.aggregation.name} weighs silos by their rows, and this one does not say how "
             "many it has; allowed: uniform, median, trimmed-mean, krum, multi-krum"
+        )
+    names_colluders = settings.masked is not None and settings.masked.colluders is not None
+    if config.privacy.shares and settings.policy.preset == "private" and not names_colluders:
+        raise HandshakeRefused(
+            f"{who}: its policy is private, and ε of shared noise depends on other silos (privacy.shares); its silo "
+            "config needs masked.colluders, how many of them may leave out their noise"
         )
     _check_noise(settings, config)
     _check_unit(settings, config)
@@ -112,7 +119,9 @@ def local_config(settings: SiloSettings, config: Config, split_seed: int | None)
         "sampling": SamplingConfig(),
         # the coordinator's matter, but some methods name the ones that they are defined for
         "aggregation": AggregationConfig(
-            name="uniform" if anything else config.aggregation.name, secure=config.aggregation.secure
+            name="uniform" if anything else config.aggregation.name,
+            secure=config.aggregation.secure,
+            **_size_of_sums(settings, config),
         ),
         "partition": PartitionConfig(),
         "privacy": _privacy(settings, config),
@@ -121,6 +130,14 @@ def local_config(settings: SiloSettings, config: Config, split_seed: int | None)
     if split_seed is not None:
         update["data"] = config.data.replace(seed=split_seed)
     return config.replace(**update)
+
+
+def _size_of_sums(settings: SiloSettings, config: Config) -> dict[str, int]:
+    """Return the operator's own `least` and `colluders` for a run in which silos share one noise."""
+    if not config.privacy.shares or settings.masked is None:
+        return {}
+    _, peers = read_masked(settings)
+    return {"least": peers.fewest, "colluders": peers.assumed}
 
 
 def _privacy(settings: SiloSettings, config: Config) -> PrivacyConfig:

@@ -77,6 +77,7 @@ class LocalWork:
         if prepared.config.aggregation.secure and not final:
             start = {"tensors": digest(flatten(shared)), "base": base_of(self._store, run, str(base))}
             require_next(self._store, run, int(number), recipe=prepared.recipe, **start)
+            start |= {"noise": prepared.shares} if prepared.shares else {}
         leaving = 0 if final else sum(tensor.numel() for tensor in flatten(shared).values())
         state = prepared.federation.context.state_of(silo).flat()
         self._store.require_room(4 * leaving + sum(tensor.nbytes for tensor in state.values()))

@@ -19,6 +19,7 @@ from silotune.communication.masks.agreement import (
 )
 from silotune.communication.masks.fixed_point import SUMMAND, read_summand
 from silotune.communication.masks.silo import SiloRound
+from silotune.communication.privacy.accountant import assumption
 from silotune.core.serialization import tensor_bytes
 from silotune.distributed.protocol.frames import MASKED, Frame, require_fields, state_name
 from silotune.distributed.silo import mask_ledger
@@ -46,7 +47,9 @@ def read_masked(settings: SiloSettings) -> tuple[bytes, Peers]:
         raise InputError("masked.identity: its file cannot be read, or is no key of 32 bytes") from error
     if masked.peers[settings.name] != public:
         raise InputError(f"masked.peers: {settings.name} is listed with another key than its own, {public}")
-    return identity, Peers({name: bytes.fromhex(key) for name, key in masked.peers.items()}, masked.least)
+    return identity, Peers(
+        {name: bytes.fromhex(key) for name, key in masked.peers.items()}, masked.least, masked.assumed
+    )
 
 
 def masks_line(settings: SiloSettings) -> str:
@@ -54,7 +57,8 @@ def masks_line(settings: SiloSettings) -> str:
     _, peers = read_masked(settings)
     return (
         f"fingerprint {peers.fingerprint} of {len(peers.keys)} silos; sums of at least {peers.fewest} of them, whose "
-        f"parts stay hidden if up to {peers.colluders} of the others help a lying coordinator"
+        f"parts stay hidden if up to {peers.colluders} of the others help a lying coordinator; ε of shared noise holds "
+        f"{assumption(peers.assumed)}"
     )
 
 
@@ -106,7 +110,8 @@ def answer_masks(settings: SiloSettings, store: SiloStore, request: Frame) -> An
     summand, (identity, peers) = read_summand(answer.frame.blobs[SUMMAND]), read_masked(settings)
     config, tensors, base = asked["config"], answer.about["tensors"], answer.about["base"]
     made = str(run), int(number), attempt, config, tensors, base
-    agreement = Agreement(*made, len(summand), members, peers.fingerprint, peers.threshold)
+    noise = answer.about.get("noise", "")
+    agreement = Agreement(*made, len(summand), members, peers.fingerprint, peers.threshold, noise)
     agreement.require_same(proposal)
     own = hashlib.sha256(answer.frame.blobs[SUMMAND]).hexdigest()
     mask_ledger.begin(store.records, agreement, _base_after(asked, answer), own)

@@ -35,13 +35,19 @@ CREATE TABLE IF NOT EXISTS row_charges (asked TEXT PRIMARY KEY, run TEXT, config
     rate REAL, steps INTEGER, message TEXT);
 CREATE TABLE IF NOT EXISTS row_budgets (unit TEXT PRIMARY KEY, epsilon REAL, delta REAL);
 CREATE TABLE IF NOT EXISTS row_shares (run TEXT, config TEXT, events TEXT, share REAL, PRIMARY KEY (run, config));
+CREATE TABLE IF NOT EXISTS row_assumptions (run TEXT, config TEXT, colluders INTEGER, PRIMARY KEY (run, config));
 """
 """`row_orders` and `row_budgets` have what is fixed beforehand, `row_runs` and `row_shares` a run's planned steps and
 its ε in the second filter; a ledger from before it has no `row_budgets` and no `row_shares`. Of several kinds of steps
-`row_runs` has the first, and an answer a row of `row_charges` for each, the later ones under `asked` and a number."""
+`row_runs` has the first, and an answer a row of `row_charges` for each, the later ones under `asked` and a number.
+`row_assumptions` has the runs whose ε depends on other silos, because all add one noise (`RowPlan.colluders`)."""
 
 _PLANS = """SELECT run, config, COALESCE(events, json_array(json_array(multiplier, rate, steps))), share, open
     FROM row_runs LEFT JOIN row_shares USING (run, config)"""
+
+
+_ASSUME = """INSERT INTO row_assumptions VALUES (?, ?, ?)
+    ON CONFLICT DO UPDATE SET colluders = MIN(colluders, excluded.colluders)"""
 
 
 @dataclass(frozen=True)
@@ -141,6 +147,8 @@ class RowLedger:
                 asked = f"{charge.asked}+{place}" if place else charge.asked
                 values = asked, charge.run, charge.config, charge.plan.unit, *event, charge.message
                 connection.execute("INSERT OR IGNORE INTO row_charges VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+            if charge.plan.colluders is not None:
+                connection.execute(_ASSUME, (charge.run, charge.config, charge.plan.colluders))
             if charge.number == len(charge.plan.steps) - 1:
                 self.close(charge.run)
 
@@ -167,6 +175,12 @@ class RowLedger:
         planned = {config: _by_kind(json.loads(events)) for _, config, events, *_ in plans if config in steps}
         total = sum((own | planned.get(config, Counter()) for config, own in steps.items()), Counter())
         return plan_epsilon(tuple((*kind, count) for kind, count in sorted(total.items())), delta)
+
+    def assumed(self, run: str | None = None) -> int | None:
+        """Return the fewest colluders that what a run, or any, was charged allows for; None: it depends on no silo."""
+        query = "SELECT MIN(colluders) FROM row_assumptions WHERE run = ? OR ? IS NULL"
+        ((colluders,),) = self._records.rows(query, run, run)
+        return None if colluders is None else int(colluders)
 
     def charged_runs(self) -> list[str]:
         """Return the runs that were charged for noised steps."""

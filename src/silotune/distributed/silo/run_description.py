@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from silotune.communication.privacy.accountant import DELTA
+from silotune.communication.privacy.accountant import DELTA, assuming
 from silotune.config import Config
 from silotune.config.trees import flat
 from silotune.distributed.protocol.frames import ProtocolError, check_run_id, printable, require_fields
@@ -70,7 +70,7 @@ def _survey(config: Config, federation: Federation, settings: SiloSettings, rows
         f"survey: how many rows this silo has, by {', '.join(told)}; no row trains anything",
         f"asked, and stays here: {', '.join(kept) or 'nothing'}",
         f"names that leave: of the task and of its labels ({_labels(federation)})",
-        NOISE + noise + ("" if rows is None else _targets(config, settings)),
+        NOISE + noise + ("" if rows is None else _targets(config, settings, rows)),
         "the coordinator learns: these counts, all below 10 as '< 10'; it may tell the other silos",
         *_changed_keys(config),
     ]
@@ -138,15 +138,17 @@ def noise_on_rows(config: Config, plan: RowPlan, settings: SiloSettings) -> str:
     """Return the line on noise that follows from the run's own target and the remaining budget."""
     return (
         f"{NOISE}on {plan.steps[-1]} steps, {plan.multiplier:.3g} times the bound {config.privacy.clip:g} on each "
-        f"{plan.unit}'s gradient; {_targets(config, settings)}"
+        f"{plan.unit}'s gradient{', of which this silo adds its share' if config.privacy.shares else ''}; "
+        f"{_targets(config, settings, plan)}"
     )
 
 
-def _targets(config: Config, settings: SiloSettings) -> str:
+def _targets(config: Config, settings: SiloSettings, rows: RowPlan) -> str:
     """Return the ε that a run aims at, and the operator's limit on that of all runs."""
     privacy, budget = config.privacy, settings.privacy
     limit = "no limit" if budget is None else f"at most ε = {budget.epsilon:g} at δ = {budget.delta:g}"
-    return f"the run aims at ε = {privacy.epsilon:g} at δ ≤ {privacy.delta or DELTA:g}; over all runs: {limit}"
+    assumed = assuming(rows.colluders)
+    return f"the run aims at ε = {privacy.epsilon:g} at δ ≤ {privacy.delta or DELTA:g}{assumed}; over all runs: {limit}"
 
 
 def who_learns_what(config: Config, settings: SiloSettings) -> list[str]:
@@ -160,8 +162,9 @@ def who_learns_what(config: Config, settings: SiloSettings) -> list[str]:
         if config.aggregation.secure:
             learned = "the sum of the silos' updates, and of their weights"
         return [f"the coordinator learns: {learned}", "other silos learn: what the combined parts tell", own]
+    seen = "the noised sum of the silos' gradients" if config.privacy.shares else "noised updates"
     return [
-        f"the coordinator learns: how many {unit}s there are, and noised updates; of each {unit} at most what ε allows",
+        f"the coordinator learns: how many {unit}s there are, and {seen}; of each {unit} at most what ε allows",
         f"other silos learn: the combined parts, so no more of each {unit} either",
         own,
     ]

@@ -308,6 +308,7 @@ class Session:
             fields["rank"] = prepared.bounded_rank
         if prepared.config.aggregation.secure:
             fields["masks"] = pinned_list(self.settings)
+            fields |= {"shares": prepared.shares} if prepared.shares else {}
         return Frame("hello", {**fields, **(noise or {})})
 
     def _noise_here(self, run: str, recipe: str, wanted: RowPlan | None) -> dict[str, float]:

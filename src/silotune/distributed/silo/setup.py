@@ -123,6 +123,11 @@ class Prepared:
         return None if self.noise is None else next(iter(self.noise.plans.values()))
 
     @property
+    def shares(self) -> str:
+        """The noise that silos add together, as agreements have it; empty where each adds its own."""
+        return "" if self.noise is None or self.noise.shares is None else self.noise.shares.text
+
+    @property
     def keeps_numbers(self) -> bool:
         """Whether losses, scores and counts stay here, because only what has noise or masks may leave."""
         return self.noise is not None or self.config.aggregation.secure

@@ -125,11 +125,20 @@ class MaskedConfig(Section):
         peers: name → public identity key of every silo, this one included, as `silo doctor` shows it. The operators
             compare the fingerprint of this list without the coordinator, who could otherwise be all the others.
         least: the fewest silos of a sum, the same at all silos; if unset, more than two thirds of the list.
+        colluders: in runs in which silos share one noise (`privacy.shares`), how many other silos may spy, help the
+            coordinator or leave out their noise, the same at all silos; if unset, 1. With `policy: private` it has to
+            be given for such runs.
     """
 
     identity: ConfigPath
     peers: dict[Name, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = Field(min_length=1)
     least: int | None = Field(default=None, ge=1)
+    colluders: int | None = Field(default=None, ge=0)
+
+    @property
+    def assumed(self) -> int:
+        """The number of colluders that ε of shared noise allows for."""
+        return 1 if self.colluders is None else self.colluders
 
 
 class SiloSettings(Section):

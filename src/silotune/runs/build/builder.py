@@ -27,6 +27,7 @@ from silotune.training.context import TrainingContext
 from silotune.training.federation import Federation
 from silotune.training.initial_parts import TrainedParts
 from silotune.training.phase_batches import check_rows
+from silotune.training.shared_step import SharedStep
 
 _MANY = 0.5
 """Share of a silo's rows from which cuts are warned of, or refused."""
@@ -54,7 +55,7 @@ def build(
         method.setting.head.check_names(silo.task for silo in [*rows, *absent])
         check_labels(config, (silo.task for silo in [*rows, *absent]))
     if config.aggregation.secure:
-        require_masks(len(rows))
+        require_masks(len(rows), config.aggregation.least, config.aggregation.colluders)
     tasks = {silo.name: silo.task for silo in rows}
     absent_tasks = {silo.name: silo.task for silo in absent}
     check_ranks(method, [*tasks, *absent_tasks])
@@ -74,6 +75,8 @@ def build(
         context.row_privacy, privacy = make_row_privacy(
             config, context, silos, lambda number: coordinator.choose(number, list(silos))
         )
+        if (shares := context.row_privacy.shares) is not None:
+            coordinator.shared_step = SharedStep(shares, context)
     cuts = cut_lines(config, rows, context) if config.head.writes or look is not None else []
     if look is not None:
         look(rows, context, cuts)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar, cast
 
 import torch
 from typing_extensions import override
 
+from silotune.communication.masks.fixed_point import threshold_of
+from silotune.communication.masks.shares import SharedNoise, common_multiplier
 from silotune.communication.privacy.accountant import Privacy, usual_delta
 from silotune.communication.privacy.row_accountant import SIMULATED, UNCOVERED, RowAccount, noise_multiplier
 from silotune.config import Config, dump
 from silotune.core.tensors import State, Tensors, flatten
 from silotune.data.batching import make_batch
 from silotune.errors import InputError
-from silotune.methods.parts import Scope
+from silotune.methods.parts import Scope, names_with
 from silotune.methods.phase import Phase
 from silotune.methods.step import PREVIOUS, LocalTraining, Step, local_training
 from silotune.models.forward.mixing import parts_in
@@ -168,11 +171,17 @@ def make_row_privacy(
         rate = context.rate_of_units(silo)
         if config.survey.figures:  # its one answer counts every unit
             rate, taken = 1.0, [0, 1]
-        multiplier = noise_multiplier(privacy.epsilon, delta, rate, taken[-1])
-        plans[name] = RowPlan(privacy.unit, rate, tuple(taken), multiplier)
+        needed = common_multiplier if privacy.shares else noise_multiplier
+        multiplier = needed(privacy.epsilon, delta, rate, taken[-1])
+        colluders = config.aggregation.colluders if privacy.shares else None
+        plans[name] = RowPlan(privacy.unit, rate, tuple(taken), multiplier, colluders)
+    if privacy.shares:
+        settled = replace(settled, shares=_shared_noise(config, context, silos, plans))
     most = max(plans.values(), key=lambda plan: plan.rate**2 * plan.steps[-1])
     account = RowAccount(most.multiplier, most.rate, [*most.steps[1 : config.rounds], most.steps[-1]], delta)
     words = f"gaussian noise on every step, each {privacy.unit}'s gradient clipped to an l2 norm of {privacy.clip:g}"
+    if settled.shares is not None:
+        words += f", shared out among the silos: ε holds {settled.shares.assumption}"
     guarantee = Privacy(
         account,
         account.total(1),
@@ -184,6 +193,41 @@ def make_row_privacy(
         (*([] if covers_models(context) else [UNCOVERED]), *([] if secret else [SIMULATED])),
     )
     return settled.planned(plans), guarantee
+
+
+def _shared_noise(
+    config: Config, context: TrainingContext, silos: Mapping[str, Silo], plans: Mapping[str, RowPlan]
+) -> SharedNoise:
+    """Return the noise that silos add together; refuse methods of which a round is more than one step of shared parts.
+
+    The step is the coordinator's: a silo's shared parts stay as it received them, and all that it computes later is of
+    them and of its own parts, which have the whole noise.
+    """
+    shared, method = {*names_with(context.parts, Scope.SHARED)}, context.method
+    silo = next(iter(silos.values()))
+    for number in method.kinds_of_rounds(context.rounds):
+        phases = [phase for phase in context.phases if phase.runs_in(number) or phase.also_first]
+        steps = [index for index, phase in enumerate(phases) if shared & {*phase.changes}]
+        phase = phases[steps[0]] if steps else None
+        refused = {
+            "takes no step, or several, of shared parts in a round": (
+                phase is None
+                or len(steps) > 1
+                or context.steps(silo, phase) != 1
+                or phase.epochs is not None
+                or bool(phase.turns)
+            ),
+            "changes shared parts by more than a gradient step, or not in every round": phase is not None
+            and (bool(shared & {*phase.start, *phase.then}) or phase.skips_first or phase.also_first),
+            "goes on from the shared parts after their step": phase is not None
+            and any({*phase.trains} & shared & _reads(context, silo, later) for later in phases[steps[0] + 1 :]),
+            "keeps shared parts as they were": bool(shared & {*method.remembers}),
+        }
+        for why, given in refused.items():
+            if given:
+                raise InputError(f"privacy.shares: method {method.name} {why}; allowed: such as fedavg or fedmcp")
+    least, plan = config.aggregation.least or threshold_of(len(silos)), next(iter(plans.values()))
+    return SharedNoise(plan.multiplier, config.privacy.clip, plan.rate, least, config.aggregation.colluders)
 
 
 def _checked_phases(context: TrainingContext, silo: Silo, every: bool) -> tuple[frozenset[str], frozenset[str]]:

@@ -70,10 +70,11 @@ class InProcessEngine(Engine):
         diverged = [name for name in sorted(replies) if not replies[name].message]
         for name in diverged:
             yield Received(replies.pop(name), refusal="its change is not finite")
-        if (least := threshold_of(len(self.federation.silos))) > len(replies):
+        own = self.federation.config.aggregation.least
+        if (least := own or threshold_of(len(self.federation.silos))) > len(replies):
             raise Diverged(f"silos {', '.join(diverged)}: training diverged, and a sum under masks is of {least} silos")
         summands = {name: read_summand(reply.message) for name, reply in replies.items()}
-        made = sum_in_process(self.federation.silos, summands)
+        made = sum_in_process(self.federation.silos, summands, own)
         yield from self.federation.coordinator.receive_sum(round_number, made, replies)
 
     def finals(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[SiloReply]:
