@@ -35,3 +35,16 @@ def test_it_chats_over_a_given_model(silotune: Silotune, tmp_path: Path) -> None
     assert (tmp_path / "out/report.html").is_file()
     asked = silotune("predict", tmp_path / "out/fedit", "--silo", "polite", "--text", "Bring the menu.")
     assert asked.code == 0
+
+
+@pytest.mark.long
+def test_it_marks_a_sentence_of_each_hospital(silotune: Silotune, tmp_path: Path) -> None:
+    outcome = silotune("demo", "--task", "entities", "--out", tmp_path / "out", "--quiet")
+    assert outcome.code == 0
+    assert "gazetteer" in outcome.out
+    scores = {
+        method: json.loads((tmp_path / "out" / method / "summary.json").read_text())["average"]
+        for method in ("local", "fedavg", "ditto")
+    }
+    assert scores["fedavg"] > scores["local"]
+    assert "[PER]" in outcome.out

@@ -55,3 +55,20 @@ def test_prompts_have_an_answer_each(task: str) -> None:
     rows = rows_of(task)
     assert len(rows) == len({row["prompt"] for row in rows}) == len({row["response"] for row in rows}) == 30
     assert all(row.keys() == {"prompt", "response"} and row["response"].strip() for row in rows)
+
+
+def test_neither_names_nor_sentences_of_hospitals_tests_are_in_training_rows():
+    names, frames = {}, {}
+    for split in ("train", "test"):
+        words, sentences = set(), set()
+        for silo in ("north", "south", "east", "west"):
+            lines = (demo_folder() / silo / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+            for row in map(json.loads, lines):
+                frame = row["text"]
+                for span in reversed(row["spans"]):
+                    words |= {*frame[span["start"] : span["end"]].split()}
+                    frame = f"{frame[: span['start']]}[{span['label']}]{frame[span['end'] :]}"
+                sentences.add(frame)
+        names[split], frames[split] = {word for word in words if word[0].isupper()}, sentences
+    assert not names["train"] & names["test"]
+    assert not frames["train"] & frames["test"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import click
 import pytest
 
 from silotune.cli.app import add_commands, app
+from silotune.data.loading import demo_folder
 from tests.support.chats import chat_model, write_lines
 from tests.support.command_line import Silotune, get_command
 from tests.support.tiny import save_backbone
@@ -115,6 +117,25 @@ def test_compare_methods(silotune: Silotune, tmp_path: Path, monkeypatch: pytest
     done(silotune, quick(["compare", "one.yaml", "--out", "runs/one", "seeds=1"], backbone))
     runs = {path.parent.name for path in (tmp_path / "runs/one").glob("*/summary.json")}
     assert runs == {f"{name}-1" for name in ("local", "local-slow", "moon", "moon-slow", "fedmcp", "fedmcp-slow")}
+
+
+@pytest.mark.long
+def test_entities(silotune: Silotune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    backbone = str(save_backbone("bert", tmp_path / "tiny"))
+    page = ROOT / "docs/entities.md"
+    (text,) = blocks(page, "yaml")
+    Path("hospitals.yaml").write_text(text, encoding="utf-8")
+    for silo in ("north", "south", "east", "west"):
+        shutil.copy(demo_folder() / silo / "train.jsonl", f"{silo}.jsonl")
+    Path("reports.txt").write_text("Ann Lee left.\n", encoding="utf-8")
+    Path("reports.csv").write_text("note\nAnn Lee left.\n", encoding="utf-8")
+    done(silotune, quick(["run", "demo-entities", "--out", "runs/hospitals/fedavg"], backbone))  # in the demo's place
+    for words in commands(page):
+        if words[0] != "demo" and "data.path=ner" not in words:
+            done(silotune, quick(words, backbone))
+    assert Path("redacted.txt").is_file()
+    assert Path("redacted.csv").is_file()
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from silotune.config import Config
     from silotune.runs.run_result import Run
 
-CLASSIFY, UNLIKE, CHAT = "classify", "unlike", "chat"
+CLASSIFY, UNLIKE, CHAT, ENTITIES = "classify", "unlike", "chat", "entities"
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ _DEMOS = {
     CLASSIFY: _Demo("demo-one-task", ("local", "fedavg", "ditto"), together=4),
     UNLIKE: _Demo("demo", ("local", "fedavg", "fedmcp"), _UNLIKE_WORDS, together=3),
     CHAT: _Demo("demo-chat", ("local", "fedit", "feddpa-t")),
+    ENTITIES: _Demo("demo-entities", ("local", "fedavg", "ditto"), together=2),
 }
 
 
@@ -48,7 +49,7 @@ def demo(
         str,
         typer.Option(
             help="classify: silos of one task with few labels each; unlike: six tasks, a silo each; chat: three tasks "
-            "with answers, for a language model."
+            "with answers, for a language model; entities: four hospitals that mark names."
         ),
     ] = CLASSIFY,
     model: Annotated[
@@ -101,6 +102,9 @@ def demo(
     if task == CHAT:
         console.print(_answers(configs[0], runs))
         say(f"ask a silo's model: silotune chat {runs[1].folder} --silo polite")
+    if task == ENTITIES:
+        console.print(_marked(configs[0], runs))
+        say(f"redact a file: silotune redact {runs[1].folder} --silo north FILE")
     say(f"scores per round and silo, and what was sent: {page}")
 
 
@@ -117,6 +121,23 @@ def _answers(config: Config, runs: Sequence[Run]) -> Table:
         instruction = data.splits.test[0].texts[0]
         answers = [models[0].untouched([instruction])[0], *(model.write([instruction])[0] for model in models)]
         table.add_row(*map(escape, [data.name, instruction, *answers]))
+    return table
+
+
+def _marked(config: Config, runs: Sequence[Run]) -> Table:
+    """Return the first test sentence of each silo with its own spans, and those that the silo's models mark."""
+    from rich.table import Table
+
+    from silotune.data.loading import load_silos
+    from silotune.runs.personal_model import PersonalModel
+
+    table = Table("silo", "sentence", "true", *(made.folder.name for made in runs), show_lines=True)
+    for data in load_silos(config):
+        row = data.splits.test[0]
+        models = [PersonalModel.open(made.folder / "models" / data.name, made.federation.backbone) for made in runs]
+        spans = [model.predict(row.texts)[0].spans or () for model in models]
+        marked = [", ".join(f"{span.text} [{span.label}]" for span in own) or "nothing" for own in spans]
+        table.add_row(*map(escape, [data.name, row.texts[0], data.task.rules.text(data.task, row), *marked]))
     return table
 
 
