@@ -91,3 +91,6 @@ def test_the_first_line_says_what_share_is_found(tmp_path: Path) -> None:
         "the others stay readable"
     )
     assert "not known" in recall_text(tmp_path, "b")
+    details = {"rows": 19, "metrics": {"span_recall": 100.0}, "intervals": {"span_recall": [100.0, 100.0]}}
+    (tmp_path / "scores.json").write_text(json.dumps({"silos": {"a": details}}), encoding="utf-8")
+    assert "(95 % interval 82.4 to 100.0)" in recall_text(tmp_path, "a")  # 0.025 ** (1 / 19)

@@ -15,6 +15,7 @@ from silotune.core.files import text_lines
 from silotune.data.readers import file_format, stream_records
 from silotune.errors import InputError
 from silotune.runs.personal_model import PersonalModel
+from silotune.runs.release import exact_interval
 from silotune.runs.storage.scored_rows import read_test_scores
 
 _AT_ONCE = 256
@@ -38,6 +39,8 @@ def recall_text(run: Path, silo: str, level: int = 95) -> str:
     if recall is None:
         return "recall on test rows: not known, as they have no spans; what is not found stays readable"
     low, high = (details.get("intervals") or {}).get("span_recall") or (None, None)
+    if recall in (0, 100):  # every resample has the same score, which says nothing of rows that are not there
+        low, high = (100 * bound for bound in exact_interval(round(details["rows"] * recall / 100), details["rows"]))
     bounds = "" if low is None else f" ({level} % interval {low:.1f} to {high:.1f})"
     return (
         f"recall on {details['rows']:,} test rows: {recall:.1f} % of spans are marked as a whole{bounds}; "
