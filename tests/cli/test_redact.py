@@ -94,3 +94,6 @@ def test_the_first_line_says_what_share_is_found(tmp_path: Path) -> None:
     details = {"rows": 19, "metrics": {"span_recall": 100.0}, "intervals": {"span_recall": [100.0, 100.0]}}
     (tmp_path / "scores.json").write_text(json.dumps({"silos": {"a": details}}), encoding="utf-8")
     assert "(95 % interval 82.4 to 100.0)" in recall_text(tmp_path, "a")  # 0.025 ** (1 / 19)
+    details |= {"rows": 1000, "per_class": {"PER": {"rows": 3}, "LOC": {"rows": 2}}}  # nearly all rows have no span
+    (tmp_path / "scores.json").write_text(json.dumps({"silos": {"a": details}}), encoding="utf-8")
+    assert "(95 % interval 47.8 to 100.0)" in recall_text(tmp_path, "a")  # 0.025 ** (1 / 5)

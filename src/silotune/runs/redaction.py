@@ -40,7 +40,9 @@ def recall_text(run: Path, silo: str, level: int = 95) -> str:
         return "recall on test rows: not known, as they have no spans; what is not found stays readable"
     low, high = (details.get("intervals") or {}).get("span_recall") or (None, None)
     if recall in (0, 100):  # every resample has the same score, which says nothing of rows that are not there
-        low, high = (100 * bound for bound in exact_interval(round(details["rows"] * recall / 100), details["rows"]))
+        spans = sum(of_label["rows"] for of_label in (details.get("per_class") or {}).values())
+        count = min(details["rows"], spans or details["rows"])  # rows without a span tell nothing
+        low, high = (100 * bound for bound in exact_interval(round(count * recall / 100), count))
     bounds = "" if low is None else f" ({level} % interval {low:.1f} to {high:.1f})"
     return (
         f"recall on {details['rows']:,} test rows: {recall:.1f} % of spans are marked as a whole{bounds}; "
