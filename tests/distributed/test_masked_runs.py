@@ -48,11 +48,8 @@ def test_a_run_ends_with_the_bits_of_one_process_and_nothing_else_leaves(whole, 
         assert {name for name, blob in frame.blobs.items() if blob} <= ({"masked"} if frame.kind == "masks" else set())
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_silo_that_is_killed_at_every_stage_goes_on(whole, tmp_path, after):
-    """Before it has worked on the request, or after it has stored what it did and before the answer was sent."""
-    config, expected = whole("fedit", *SECURE, "federation.patience=0.01")
-    killed = []
+def killed_once(killed, after=True):
+    """A change of `run_masked` that ends silo beta once in each stage, before or after its work, listed in `killed`."""
 
     def change(answers, silos):
         sessions = [Session(silos["beta"])]
@@ -69,7 +66,15 @@ def test_a_silo_that_is_killed_at_every_stage_goes_on(whole, tmp_path, after):
 
         answers[1] = answer
 
-    summary, _ = run_masked(config, tmp_path / "run", change)
+    return change
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_silo_that_is_killed_at_every_stage_goes_on(whole, tmp_path, after):
+    """Before it has worked on the request, or after it has stored what it did and before the answer was sent."""
+    config, expected = whole("fedit", *SECURE, "federation.patience=0.01")
+    killed = []
+    summary, _ = run_masked(config, tmp_path / "run", killed_once(killed, after))
     assert killed == [*STAGES]
     assert summary["shared_sha256"] == expected["shared_sha256"]
 

@@ -27,10 +27,10 @@ from silotune.runs.build import row_privacy
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
 from silotune.training.row_privacy import RowPlan
-from tests.distributed.test_masked_runs import FOUR, _stage, dying, losing, unended
+from tests.distributed.test_masked_runs import FOUR, dying, killed_once, losing, unended
 from tests.support.masks import secure_silos
 from tests.support.method_cases import logged
-from tests.support.session_rig import DirectLink, LostError, answering, job
+from tests.support.session_rig import DirectLink, answering, job
 
 SHARES = (
     *("aggregation.secure=true", "privacy.shares=true", "aggregation=samples", "privacy.unit=row", "uplink=none"),
@@ -182,25 +182,11 @@ def test_killed_in_every_stage_there_is_one_summand_a_round_and_one_charge(tiny_
     monkeypatch.setattr(mask_ledger, "begin", spy)
     killed = []
 
-    def change(answers, silos):
-        sessions = [Session(silos["beta"])]
-
-        def answer(data):
-            stage = _stage(data)
-            if stage is not None and stage not in killed:
-                killed.append(stage)
-                sessions[0].answer(data)
-                sessions[0] = Session(silos["beta"])
-                raise LostError
-            return sessions[0].answer(data)
-
-        answers[1] = answer
-
     if party == "coordinator":
         for stage in STAGES:
             with pytest.raises(KeyboardInterrupt):
                 run_shared(config, tmp_path / "run", dying(stage, 1))
-    silos, _ = run_shared(config, tmp_path / "run", change if party == "silo" else lambda *_: None)
+    silos, _ = run_shared(config, tmp_path / "run", killed_once(killed) if party == "silo" else lambda *_: None)
     assert killed == ([*STAGES] if party == "silo" else [])
     assert len({*begun}) == 3
     assert len(begun) > 5 * 3

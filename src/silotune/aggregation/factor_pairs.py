@@ -49,15 +49,9 @@ def factor_pairs(names: Iterable[str]) -> list[Pair]:
     return pairs
 
 
-def factors_of(pair: Pair, update: Update, shared: Tensors) -> tuple[Tensor, Tensor]:
-    """Return a silo's B and A in float64; a factor that it did not send is the received one."""
-    sent, before = update.tensors, update.before(shared)
+def factors_of(pair: Pair, sent: Tensors, before: Tensors) -> tuple[Tensor, Tensor]:
+    """Return B and A in float64, of a silo or of a mean; a factor that was not sent is the received one."""
     return sent.get(pair.b, before[pair.b]).double(), sent.get(pair.a, before[pair.a]).double()
-
-
-def mean_factors(pair: Pair, means: Tensors, before: Tensors) -> tuple[Tensor, Tensor]:
-    """Return the mean B and A in float64; a factor that no silo sent is the one that all received."""
-    return means.get(pair.b, before[pair.b]).double(), means.get(pair.a, before[pair.a]).double()
 
 
 def weighted_factors(
@@ -65,7 +59,7 @@ def weighted_factors(
 ) -> list[tuple[float, tuple[Tensor, Tensor]]]:
     """Return each silo's share of all rows, and its B and A as of `factors_of`; `stacked` takes them."""
     rows = sum(update.rows for update in updates)
-    return [(update.rows / rows, factors_of(pair, update, shared)) for update in updates]
+    return [(update.rows / rows, factors_of(pair, update.tensors, update.before(shared))) for update in updates]
 
 
 def without_factors(updates: Iterable[Update], pairs: Iterable[Pair]) -> Iterator[Update]:

@@ -59,7 +59,10 @@ class ProductError:
         difference = size = 0.0
         by_module = deltas(aggregate)
         for pair in self._pairs:
-            factors = [(weight / total, factors_of(pair, update, self._before)) for weight, update in self._kept]
+            factors = [
+                (weight / total, factors_of(pair, update.tensors, update.before(self._before)))
+                for weight, update in self._kept
+            ]
             left, right = stacked(factors)
             b, a = (aggregate.get(name, self._before[name]).double() for name in (pair.b, pair.a))
             delta = by_module.get(pair.module)

@@ -318,11 +318,10 @@ class Config(Section):
         local, central = self.uplink.noise is not None, self.aggregation.noise_multiplier is not None
         if local and central:
             raise ValueError("aggregation.noise_multiplier: silos add noise already (uplink); choose one of them")
-        if self.privacy.unit is not None:
-            self._check_noise_on_rows(local or central)
         if self.privacy.shares:
             self._check_shares()
         if self.privacy.unit is not None:
+            self._check_noise_on_rows(local or central)
             return self
         if self.privacy.parts == "all":
             raise ValueError("privacy.parts: all is about noise on rows; give privacy.unit")

@@ -199,7 +199,6 @@ class PrivacyConfig(Section):
         description="with `unit`, what has noise: `leaving`, every part on which what a silo sends depends; or `all`, "
         "also the silo's own parts and final phases, so that ε covers the silo's model, too.",
     )
-
     shares: bool = Field(
         default=False,
         description="with `unit` under `aggregation.secure`, every silo adds only its share of the noise, so that the "

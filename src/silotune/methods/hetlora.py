@@ -35,7 +35,7 @@ class NormWeightedMeans(RankAggregation):
         all_updates, pairs = list(updates), factor_pairs(before)
         tensors = by_samples(without_factors(all_updates, pairs))
         for pair in pairs:
-            factors = [factors_of(pair, update, before) for update in all_updates]
+            factors = [factors_of(pair, update.tensors, update.before(before)) for update in all_updates]
             norms = [product_norm(b, a) for b, a in factors]
             if not any(norms):
                 norms = [float(update.rows) for update in all_updates]

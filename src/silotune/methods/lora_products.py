@@ -19,7 +19,6 @@ from silotune.aggregation.factor_pairs import (
     deltas,
     factor_pairs,
     factors_of,
-    mean_factors,
     stacked,
     weighted_factors,
     without_factors,
@@ -95,7 +94,7 @@ class FactorSVD(BroadcastAggregation):
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
         tensors = by_samples(updates)
         for pair in factor_pairs(before):
-            b, a = truncated(*mean_factors(pair, tensors, before), rank=len(before[pair.a]))
+            b, a = truncated(*factors_of(pair, tensors, before), rank=len(before[pair.a]))
             tensors[pair.a], tensors[pair.b] = a.to(before[pair.a].dtype), b.to(before[pair.b].dtype)
         return tensors
 
@@ -150,7 +149,7 @@ class MeansAndResidual(BroadcastAggregation):
         products = _MeanProducts(before)
         tensors = by_samples(products.watch(updates))
         for pair in factor_pairs(before):
-            b, a = mean_factors(pair, tensors, before)  # as they come down, rounded
+            b, a = factors_of(pair, tensors, before)  # as they come down, rounded
             tensors |= products.added(pair.module, -(b @ a))
         return tensors
 
@@ -216,7 +215,7 @@ class CorrectedMeans(BroadcastAggregation):
         all_updates = list(updates)
         tensors = by_samples(all_updates)
         for pair in factor_pairs(before):
-            b, a = mean_factors(pair, tensors, before)
+            b, a = factors_of(pair, tensors, before)
             left, right = stacked([*weighted_factors(pair, all_updates, before), (-1.0, (b, a))])  # of what B̄·Ā lacks
             damped = a @ a.T + self._regularization * torch.eye(len(a), dtype=a.dtype)
             correction = left @ (right @ a.T) @ torch.linalg.pinv(damped, hermitian=True)
@@ -251,7 +250,7 @@ class _MeanProducts:
         for update in updates:
             self._rows += update.rows
             for pair in self._pairs:
-                b, a = factors_of(pair, update, self._before)
+                b, a = factors_of(pair, update.tensors, update.before(self._before))
                 self._sums[pair.module] = self._sums[pair.module] + update.rows * (b @ a)
             yield update
 

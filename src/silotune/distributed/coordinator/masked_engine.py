@@ -85,8 +85,10 @@ class MaskedEngine(FlowerEngine):
         made: dict[str, Any] = {"round": number, "tensors": tensors, "base": base, "after": after}
         for _ in range(self._options.retries + 1):
             attempt, members = secrets.token_hex(8), self._staying(trained)
-            known = self._run["run"], number, attempt, config, tensors, base, numbers, members, fingerprint, threshold
-            agreement = Agreement(*known, self._admission.shares)
+            noise, run = self._admission.shares, self._run["run"]
+            agreement = Agreement(
+                run, number, attempt, config, tensors, base, numbers, members, fingerprint, threshold, noise
+            )
             try:
                 ask, note = partial(self._ask, agreement, reasons), partial(self._note, made)
                 return masked_sum(agreement, least, ask, note)

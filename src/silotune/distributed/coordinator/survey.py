@@ -35,7 +35,7 @@ def combined(answers: Mapping[str, Surveyed], federation: Federation) -> dict[st
     return {
         "silos": silos,
         "all": {title: {name: _sum(counts) for name, counts in bins.items()} for title, bins in parts.items()},
-        "untold": {silo: kept for silo in tasks if (kept := [f for f in asked if f not in answers.get(silo, {})])},
+        "untold": {silo: rest for silo in tasks if (rest := [f for f in asked if f not in answers.get(silo, {})])},
         "warnings": [*few, *unlike_labels(labels)],
     }
 

@@ -45,7 +45,7 @@ def check_settings(settings: SiloSettings, config: Config) -> None:
         )
     _check_noise(settings, config)
     _check_unit(settings, config)
-    if config.survey.figures and not told_figures(settings, config):
+    if config.survey.figures and not allowed_figures(settings, config):
         raise HandshakeRefused(
             f"{who}: tells no {', '.join(config.survey.figures)}; its silo config lets surveys ask for: "
             f"{', '.join(settings.survey) or 'nothing'} (survey)"
@@ -56,7 +56,7 @@ def check_settings(settings: SiloSettings, config: Config) -> None:
         raise HandshakeRefused(f"{who}: the run starts from a LoRA; its silo config needs start")
 
 
-def told_figures(settings: SiloSettings, config: Config) -> list[Figure]:
+def allowed_figures(settings: SiloSettings, config: Config) -> list[Figure]:
     """Return the figures of a survey that the operator allows; with noise, those that a unit moves by at most 1.
 
     Whether a row is a duplicate depends on other units' rows, so that one unit could move that count by many.

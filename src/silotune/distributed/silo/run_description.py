@@ -14,7 +14,7 @@ from silotune.config import Config
 from silotune.config.trees import flat
 from silotune.distributed.protocol.frames import ProtocolError, check_run_id, printable, require_fields
 from silotune.distributed.silo.approvals import PLAN, WaitingRun, approved_part
-from silotune.distributed.silo.local_config import told_figures
+from silotune.distributed.silo.local_config import allowed_figures
 from silotune.distributed.silo.mask_work import masks_line
 from silotune.distributed.silo.policy import backbone_parameters
 from silotune.distributed.silo.silo_config import SiloSettings
@@ -63,7 +63,7 @@ def describe(config: Config, federation: Federation, settings: SiloSettings, row
 
 def _survey(config: Config, federation: Federation, settings: SiloSettings, rows: RowPlan | None) -> list[str]:
     """Return lines about a run that only asks for counts of rows."""
-    told = told_figures(settings, config)
+    told = allowed_figures(settings, config)
     kept = [figure for figure in config.survey.figures if figure not in told]
     noise = "none" if rows is None else f"{rows.multiplier:.3g} times what a {rows.unit} moves counts by; "
     return [

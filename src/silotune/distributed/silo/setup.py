@@ -34,7 +34,7 @@ from silotune.distributed.protocol.handshake import (
     recipe_digest,
     text_digest,
 )
-from silotune.distributed.silo.local_config import check_sent, check_settings, local_config, run_before, told_figures
+from silotune.distributed.silo.local_config import allowed_figures, check_sent, check_settings, local_config, run_before
 from silotune.distributed.silo.policy import Policy, WorkGuard, backbone_parameters
 from silotune.distributed.silo.row_records import Marks, RowsRefused, remarks, scored_again, without_withdrawn
 from silotune.distributed.silo.secret import derived_from_secret
@@ -226,7 +226,7 @@ class SiloSetup:
             beginning.append(f"scores rows that trained run {before}")
         if left_out:
             log_line(f"silotune worker {name!r}: {lines[0]}")
-        figures = told_figures(self.settings, sent)
+        figures = allowed_figures(self.settings, sent)
         counts = count_rows(config, federation.context, data, figures) if figures else None
         identity = replace(Identity.of(backbone), shapes=federation.coordinator.expected.shapes)
         return Prepared(

@@ -67,15 +67,17 @@ def count_rows(config: Config, context: TrainingContext, data: SiloData, figures
     rows = [row for split in SPLITS[: 1 if noised else None] for row in getattr(data.splits, split)]
     owners = [row.unit or f"\x1f{place}" for place, row in enumerate(rows)]
     sizes, places = Counter(owners), {owner: place for place, owner in enumerate(dict.fromkeys(owners))}
-    found = {figure: _bins(figure, config, context, data.task, rows) for figure in figures}
-    columns = {name: place for place, name in enumerate((f, name) for f, (bins, _) in found.items() for name in bins)}
+    of_figures = {figure: _bins(figure, config, context, data.task, rows) for figure in figures}
+    columns = {
+        name: place for place, name in enumerate((f, name) for f, (bins, _) in of_figures.items() for name in bins)
+    }
     units = torch.zeros(len(places), len(columns), dtype=torch.float64)
-    for figure, (_, of_rows) in found.items():
+    for figure, (_, of_rows) in of_figures.items():
         for owner, names in zip(owners, of_rows, strict=True):
             for name in names:
                 shares = noised or figure == "units"
                 units[places[owner], columns[figure, name]] += 1 / (sizes[owner] * len(names)) if shares else 1
-    return RowCounts({figure: bins for figure, (bins, _) in found.items()}, units)
+    return RowCounts({figure: bins for figure, (bins, _) in of_figures.items()}, units)
 
 
 def _bins(

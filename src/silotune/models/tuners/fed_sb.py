@@ -28,14 +28,16 @@ MIDDLE = "middle.weight"
 class FedSBOptions(TargetModuleOptions):
     """The options of Fed-SB."""
 
-    r: int = Field(32, ge=1, description="the rank; a target module has r² numbers")
-    alpha: float = Field(32, gt=0, description="the scale is alpha / r")
-    dropout: float = Field(0, ge=0, lt=1, description="dropout of A's input in training")
+    r: int = Field(default=32, ge=1, description="the rank; a target module has r² numbers")
+    alpha: float = Field(default=32, gt=0, description="the scale is alpha / r")
+    dropout: float = Field(default=0, ge=0, lt=1, description="dropout of A's input in training")
     bases: Literal["svd", "random"] = Field(
-        "svd", description="B and A: the weight's largest singular vectors, or random orthonormal ones"
+        default="svd", description="B and A: the weight's largest singular vectors, or random orthonormal ones"
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of random bases, which are equal in all silos")
-    sites: tuple[str, ...] = Field(("query", "value"), description="linear layers of each block, or patterns of names")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="seed of random bases, which are equal in all silos")
+    sites: tuple[str, ...] = Field(
+        default=("query", "value"), description="linear layers of each block, or patterns of names"
+    )
 
     @property
     def standard_alpha(self) -> float:
