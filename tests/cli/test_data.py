@@ -113,3 +113,9 @@ def test_rows_with_labels_have_no_trained_tokens_to_show(silotune: Silotune, pla
     one = silotune("data", "federation.yaml", "--silo", "north").out
     assert "1 silo" in map(str.strip, one.splitlines())
     assert "shares no label" not in one
+
+
+def test_a_shared_head_is_proposed_unless_silos_have_one(silotune: Silotune) -> None:
+    for scope, proposed in (("private", True), ("shared", False)):
+        printed = silotune("data", "demo-one-task", f"head.scope={scope}").out
+        assert ("proposed: head.scope=shared" in printed) == proposed

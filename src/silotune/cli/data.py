@@ -111,7 +111,7 @@ def _may_share_head(config: Config, silos: list[SiloData]) -> bool:
     from silotune.runs.build.resolve import make_method
     from silotune.runs.build.validation import shares_head
 
-    now, then = (make_method(config.replace(head={"scope": scope})) for scope in ("private", "shared"))
+    now, then = make_method(config), make_method(config.replace(head={"scope": "shared"}))
     one_task = len(silos) > 1 and len({silo.task.name for silo in silos}) == 1
     return one_task and now.setting.head.has_tensors and shares_head(then) and not shares_head(now)
 
