@@ -143,9 +143,11 @@ def test_the_epsilon_of_a_run_is_of_what_was_charged_where_it_asked_for_more(tmp
 
 
 def test_later_runs_take_more_noise_until_nothing_is_left(tmp_path):
-    few, ledger = ledger_of(tmp_path / "few", 3.0), ledger_of(tmp_path, 3.0)
-    with pytest.raises(InputError, match=r"takes [\d.]+ times the noise .* privacy\.more_noise=true"):
-        [few.plan(str(number), "config", PLAN, reserve=True, most=1.05) for number in range(3)]
+    ledger = ledger_of(tmp_path, 3.0)
+    for most, allowed in ((1.05, r"a run with privacy\.more_noise=true, or one that"), (1.0, "one that")):
+        few = ledger_of(tmp_path / str(most), 3.0)
+        with pytest.raises(InputError, match=rf"takes [\d.]+ times the noise .*; allowed: {allowed}"):
+            [few.plan(str(number), "config", PLAN, reserve=True, most=most) for number in range(3)]
     noises = [ledger.plan(str(number), "config", PLAN, reserve=True).multiplier for number in range(2)]
     with pytest.raises(InputError, match="the rest of the budget for each row is too small for 20 steps"):
         ledger.plan("last", "config", PLAN)

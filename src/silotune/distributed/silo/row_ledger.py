@@ -99,9 +99,10 @@ class RowLedger:
             if scale is None:
                 raise InputError(f"the rest of the budget for each {wanted.unit} is too small for {steps} steps")
             if scale > most:
+                more = "a run with privacy.more_noise=true, or " if most > 1 else ""  # shares of one noise are fixed
                 raise InputError(
                     f"the rest of the budget for each {wanted.unit} takes {scale:.3g} times the noise that the run "
-                    "asks for; allowed: a run with privacy.more_noise=true, or one that costs less"
+                    f"asks for; allowed: {more}one that costs less"
                 )
             plan = wanted.with_noise(scaled(wanted.events, scale))
         if reserve:
