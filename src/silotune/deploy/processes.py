@@ -38,6 +38,7 @@ from silotune.distributed.flower.commands import (
     superlink_command,
     supernode_command,
 )
+from silotune.distributed.flower.database import keep_database
 from silotune.distributed.metrics import LINK_FILE, Link, link_measures, read_link, serve_metrics
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import InputError, SilotuneError
@@ -68,11 +69,14 @@ def up(settings: CoordinatorSettings, say: Callable[[str], None]) -> None:
     if not settings.insecure:
         options = ["--ssl-ca-certfile", str(settings.ca), "--ssl-certfile", str(settings.certificate)]
         options += ["--ssl-keyfile", str(settings.key), "--enable-supernode-auth"]
-    options += ["--database", str(folder / "superlink.db")]
+    database = folder / "superlink.db"
+    options += ["--database", str(database)]
     with _processes(folder) as processes:
         _require_free(settings.port)
         enrollment = serve_enrollment(settings, say)
         serve_metrics(settings.metrics_port, FederationMetrics(settings).measures)
+        if copy := keep_database(database):
+            say(f"this Flower changes {database.name}, which an older one cannot read then; as it was: {copy}")
         processes.start("superlink", superlink_command(settings.host, settings.port, options))
         _await_superlink(settings, processes)
         record_decision(settings.folder, "up")

@@ -1,4 +1,4 @@
-"""Command lines of Flower 1.41's processes and the files they read; runs `flwr` and parses its output."""
+"""Command lines of Flower 1.42's processes and the files they read; runs `flwr` and parses its output."""
 
 from __future__ import annotations
 

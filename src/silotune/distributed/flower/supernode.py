@@ -1,6 +1,6 @@
 """Flower's SuperNode in a process that ends when it gives up: `python -m silotune.distributed.flower.supernode …`.
 
-Flower 1.41 tries again for ever where the network fails, but gives up for good after any error that mentions TLS or a
+Flower 1.42 tries again for ever where the network fails, but gives up for good after any error that mentions TLS or a
 certificate: its main thread is over, other threads keep the process alive, and nobody starts it again.
 """
 

@@ -5,7 +5,7 @@ Flower and torch. `ProcessGroup` starts this file as a process of its own, the s
 process group and ends the group when its standard input ends, however its starter ended. It has one thread and runs no
 tensor operation, so that forking is safe. Linux only; elsewhere it starts the same commands as new processes.
 
-What it touches of Flower 1.41 (pinned in `pyproject.toml`; `tests/distributed/test_fork_server.py` fails where one of
+What it touches of Flower 1.42 (pinned in `pyproject.toml`; `tests/distributed/test_fork_server.py` fails where one of
 these is another):
 
 * the functions behind Flower's commands, `COMMANDS`;
