@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 
 import peft
 import pytest
@@ -106,24 +104,6 @@ def test_either_part_and_the_mix_of_both(runs, tuner, words, tmp_path):
         close(actual, own_states(run, "beta", mix, PAIRS))
         assert max((one - other).abs().max() for one, other in zip(actual, without, strict=True)) > 0.01
     close([head_logits(tmp_path / "mixed", actual)], [own_logits(run, "beta", PAIRS)])
-
-
-def test_the_documented_lines_predict_as_the_silo_does(runs, tmp_path):
-    run = runs.run("bert", "lora", "head.pooling=mean")
-    export(run.model("alpha"), "global", tmp_path / "out")
-    page = (Path(__file__).parents[2] / "docs/export.md").read_text(encoding="utf-8")
-    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "PeftModel" in block)
-    for word, meant in (
-        ("DIR", str(tmp_path / "out")),
-        ("BASE", str(runs.model("bert"))),
-        ('["a text"]', repr(SINGLE)),
-    ):
-        assert word in code
-        code = code.replace(word, meant)
-    names: dict[str, torch.Tensor] = {}
-    exec(code, names)
-    for row, expected in zip(names["probabilities"].tolist(), run.model("alpha").predict(SINGLE), strict=True):
-        assert row == pytest.approx(list(expected.probabilities.values()), abs=1e-5)
 
 
 @pytest.mark.parametrize("tuner", ["lora", "prompt", "prefix"])
