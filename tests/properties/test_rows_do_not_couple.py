@@ -22,6 +22,8 @@ from tests.support.proof import TUNER_WORDS
 TUNERS = [name for name in TUNER_WORDS if name not in ("full", "p-tuning")]
 LENGTH = 32
 UNITS = 11
+KEPT = ("cache=frozen-prefix", "tuner.blocks=last:1")
+"""What lies below the adapters is kept, of each row computed alone."""
 
 
 def vectors_of(made: Federation, silo: Silo) -> Tensor:
@@ -59,10 +61,13 @@ def changed(rows: TokenizedRows, lengths: dict[int, int]) -> TokenizedRows:
     return replace(rows, ids=ids, types=types, labels=labels)
 
 
-@pytest.mark.parametrize("tuner", TUNERS)
-def test_no_bit_of_a_row_follows_other_rows(tuner, tiny_config, backbone_folder: object, monkeypatch):
+@pytest.mark.parametrize(
+    ("tuner", "more"),
+    [*((tuner, ()) for tuner in TUNERS), *(pytest.param(name, KEPT, id=f"{name}, kept") for name in ("lora", "ia3"))],
+)
+def test_no_bit_of_a_row_follows_other_rows(tuner, more, tiny_config, backbone_folder: object, monkeypatch):
     monkeypatch.setattr(private_steps, "_AT_ONCE", 8)  # two groups, one of which is smaller
-    words = ("head.pooling=mean", f"tuner={tuner}", *TUNER_WORDS[tuner], f"train.max_length={LENGTH}")
+    words = ("head.pooling=mean", f"tuner={tuner}", *TUNER_WORDS[tuner], f"train.max_length={LENGTH}", *more)
     made = build(tiny_config("fedavg", "data.tasks=[alpha]", *words))
     silo = next(iter(made.silos.values()))
     ((task, rows),) = silo.train.items()
@@ -71,6 +76,11 @@ def test_no_bit_of_a_row_follows_other_rows(tuner, tiny_config, backbone_folder:
     names = [str(row) for row in range(UNITS)]
     before = vectors_of(made, replace(silo, train={task: replace(rows, units=names)}))
     assert (before != 0).any(1).all()
+    if (cache := made.context.cache) is not None:
+        assert (cache.misses, cache.hits) == (UNITS, 0)
+        made.context.cache = None
+        torch.testing.assert_close(vectors_of(made, replace(silo, train={task: replace(rows, units=names)})), before)
+        made.context.cache = cache
     others = [row for row in range(UNITS) if row not in (0, 4, 9)]
     for lengths in ({row: 4 + row for row in others}, dict.fromkeys(others, LENGTH)):
         other = replace(changed(rows, lengths), units=names)

@@ -197,11 +197,14 @@ class PrivateSteps:
         return [tensor for name in self.phase.trains for tensor in state[name].values()]
 
     def _batch(self, place: Place) -> Batch:
-        """Return a row alone, padded to a public length, as the others of its group are; nothing is kept of it."""
+        """Return a row alone, padded to a public length, as the others of its group are.
+
+        Nothing is kept of it but, with `cache=frozen-prefix`, what lies below the first adapter, computed of it alone.
+        """
         task, row = place
         rows, backbone = self._silo.train[task], self._context.backbone
         batch = make_batch(rows, rows.sequences([row]), backbone.pad_id, backbone.call_cost, width=self._width)
-        return replace(batch, source=None)
+        return batch if self._context.cache is not None else replace(batch, source=None)
 
     def _rows_at_once(self) -> int:
         """Return the most rows of one graph, which no row changes: one if a tuner cannot separate rows."""

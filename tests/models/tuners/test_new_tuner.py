@@ -16,7 +16,7 @@ from silotune.interop.adapters import peft_layout
 from silotune.interop.export import export
 from silotune.models.tuners import TUNERS, register_tuner
 from silotune.models.tuners.base import MergedAdapter, Tuner, weighted_sum
-from silotune.models.tuners.target_modules import TargetModuleOptions, find_target_modules, layer_widths
+from silotune.models.tuners.target_modules import TargetModuleOptions, layer_widths
 from tests.support.small_runs import PAIRS, close, encoded, own_states, rows_of
 from tests.support.tuner_families import random_part, shared_backbone
 
@@ -33,7 +33,7 @@ class Gain(Tuner):
     module_tensors = ("gain",)
 
     def init(self, backbone, tasks, generator):
-        modules = find_target_modules(backbone, self.options.sites, self.name)
+        modules = self.options.modules(backbone, self.name)
         return {f"{module}.gain": torch.zeros(layer_widths(backbone.module(module))[1]) for module in modules}
 
     def act(self, backbone, mix, plan):

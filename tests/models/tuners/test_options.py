@@ -39,6 +39,31 @@ def test_fields_patterns_and_names_of_sites():
     assert modules(part_of("lora", backbone, sites=f"{last},{last}")) == [last]
 
 
+@pytest.mark.parametrize("tuner", [name for name, tuner in TUNERS.items() if "blocks" in tuner.Options.model_fields])
+def test_the_last_blocks_alone(tuner: str):
+    """What a part has there is what a part over all blocks has there; in T5 of both stacks."""
+    for family, last in (("bert", "encoder.layer.1."), ("t5", ("encoder.block.1.", "decoder.block.1."))):
+        if (tuner, family) == ("bitfit", "t5"):  # which has no biases
+            continue
+        backbone, example = shared_backbone(family), TUNERS[tuner].example
+        whole, part = part_of(tuner, backbone, **example), part_of(tuner, backbone, blocks="last:1", **example)
+        assert part.keys() == {name for name in whole if name.startswith(last)}
+        assert part_of(tuner, backbone, blocks="last:2", **example).keys() == {
+            name for name in whole if ".0." in name or name.startswith(last)
+        }
+    with pytest.raises(InputError, match=r"tuner\.blocks: last:3, and encoder\.layer has 2; allowed: last:1 to 2"):
+        part_of(tuner, shared_backbone("bert"), blocks="last:3", **example)
+
+
+def test_blocks_without_a_site_or_a_known_family():
+    with pytest.raises(
+        InputError, match=r"no module of tuner\.sites lies in last:1; e\.g\. encoder\.layer\.0\.\S+ does not"
+    ):
+        part_of("lora", shared_backbone("bert"), sites="encoder.layer.0.*query", blocks="last:1")
+    with pytest.raises(ValidationError, match=r"blocks\n"):
+        part_of("lora", shared_backbone("bert"), blocks="first:1")
+
+
 def test_a_fused_layer_is_one_site():
     assert modules(part_of("lora", shared_backbone("gpt2"), sites="query,key,value")) == [
         "h.0.attn.c_attn",

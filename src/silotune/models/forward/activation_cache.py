@@ -3,6 +3,7 @@
 No part acts there, so a row's activations are the same in every epoch and round. They are computed for fixed groups of
 rows: a set's rows, sorted by length, `GROUP` at a time. So they do not depend on when or with which other rows a row
 was asked for, and a run that was interrupted, or whose memory was too small for all groups, ends with the same bits.
+Under noise on rows each row is a group of its own, as long as itself: no other row may move its bits.
 Without the cache a row's activations come from another batch. They are equal in exact arithmetic, and to the bit if the
 group is padded and composed as the micro-batch would have been, else up to rounding (the last bits of a matrix product
 may depend on its number of rows).
@@ -39,6 +40,7 @@ class _GroupedSet:
     """The division of a set's rows into groups by length; the set is held, so that its id is not used again."""
 
     source: TokenizedRows
+    size: int
 
     def __post_init__(self) -> None:
         self.order = sorted(range(len(self.source)), key=lambda row: (len(self.source.ids[row]), row))
@@ -57,8 +59,8 @@ class ActivationCache:
 
     def __init__(self, mib: int) -> None:
         self._limit = mib * 2**20
-        self._sets: WeakValueDictionary[int, _GroupedSet] = WeakValueDictionary()
-        """Id of a set → the set, as long as any of its groups is kept."""
+        self._sets: WeakValueDictionary[tuple[int, int], _GroupedSet] = WeakValueDictionary()
+        """Id of a set, rows of a group → the set's groups, as long as any of them is kept."""
         self._groups: OrderedDict[tuple[_GroupedSet, Hashable, Hashable, int], _Group] = OrderedDict()
         """(set, modules with changed inputs, modules with changed outputs, number of the group) → group."""
         self.size = 0
@@ -85,6 +87,7 @@ class ActivationCache:
         batch_rows: Sequence[tuple[TokenizedRows, Sequence[int]]],
         width: int,
         shared: SharedActivations,
+        alone: bool = False,
     ) -> None:
         """Put a batch's activations into `shared`; compute the groups that are not kept.
 
@@ -95,10 +98,15 @@ class ActivationCache:
             batch_rows: sets and rows of them; together the rows of one micro-batch, in order.
             width: tokens of the micro-batch's rows, with padding.
             shared: receives outputs of shape (rows, width, hidden).
+            alone: whether each row is computed by itself.
         """
         if not shared.modules:
             return
-        rows = [row for source, chosen in batch_rows for row in self._rows(backbone, source, chosen, shared)]
+        rows = [
+            row
+            for source, chosen in batch_rows
+            for row in self._rows(backbone, source, chosen, shared, 1 if alone else GROUP)
+        ]
         for name, sample in rows[0][0].items():
             states = None
             if sample.states is not None:
@@ -108,11 +116,12 @@ class ActivationCache:
             shared.outputs[name] = replace(sample, states=states)
 
     def _rows(
-        self, backbone: Backbone, source: TokenizedRows, rows: Sequence[int], shared: SharedActivations
+        self, backbone: Backbone, source: TokenizedRows, rows: Sequence[int], shared: SharedActivations, size: int
     ) -> list[tuple[_Group, int, int]]:
         """Locate rows of a set: each one's group, its index there, and its number of tokens."""
-        self._sets[id(source)] = grouped = self._sets.get(id(source)) or _GroupedSet(source)
-        locations = [divmod(grouped.positions[row], GROUP) for row in rows]
+        key = id(source), size
+        self._sets[key] = grouped = self._sets.get(key) or _GroupedSet(source, size)
+        locations = [divmod(grouped.positions[row], size) for row in rows]
         numbers = sorted({number for number, _ in locations})
         groups = {number: self._get(backbone, grouped, number, shared) for number in numbers}
         return [
@@ -126,7 +135,7 @@ class ActivationCache:
             self.hits += 1
             return self._groups[key]
         self.misses += 1
-        rows = grouped.order[number * GROUP : (number + 1) * GROUP]
+        rows = grouped.order[number * grouped.size : (number + 1) * grouped.size]
         group = _compute_group(backbone, grouped.source, rows, shared)
         self._groups[key] = group
         self.size += _bytes(group)

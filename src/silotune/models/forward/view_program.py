@@ -333,7 +333,7 @@ class _Run:
             return None
         shared = self._backbone.shared_activations(plans)
         if cache is not None and cached:
-            cache.fill(self._backbone, sources, rows.width, shared)
+            cache.fill(self._backbone, sources, rows.width, shared, alone=rows.masked)
         else:
             self._backbone.record(text, shared, padding)
         return shared

@@ -23,7 +23,7 @@ from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
 from silotune.models.backbone.segments import Segments
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, per_row, scalar_weights, weighted_sum
 from silotune.models.tuners.low_rank_update import add_product, scale_columns, times
-from silotune.models.tuners.target_modules import TargetModuleOptions, find_target_modules, layer_widths
+from silotune.models.tuners.target_modules import TargetModuleOptions, layer_widths
 
 _PLACEMENTS = {"houlsby": ("attention_output", "feedforward_output"), "pfeiffer": ("feedforward_output",)}
 """Placement (a value of `tuner.sites`) → fields of `Architecture` that name the sublayers."""
@@ -71,7 +71,7 @@ class Bottleneck(Tuner):
         tensors: Tensors = {}
         options = cast(BottleneckOptions, self.options)
         words = [word for site in options.sites for word in _PLACEMENTS.get(site, (site,))]
-        for module in find_target_modules(backbone, words, self.name):
+        for module in options.modules(backbone, self.name, words):
             width = layer_widths(backbone.module(module))[1]
             r = options.r if options.reduction is None else width // options.reduction
             if r < 1:

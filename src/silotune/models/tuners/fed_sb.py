@@ -20,7 +20,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.quantization import NONE
 from silotune.models.tuners.base import Tuner
 from silotune.models.tuners.lora import Factors, LoRA, principal_factors
-from silotune.models.tuners.target_modules import TargetModuleOptions, find_target_modules, layer_widths
+from silotune.models.tuners.target_modules import TargetModuleOptions, layer_widths
 
 MIDDLE = "middle.weight"
 
@@ -83,7 +83,7 @@ class FedSB(LoRA):
 
     @override
     def _find_modules(self, backbone: Backbone) -> list[str]:
-        return find_target_modules(backbone, self._options.sites, self.name)
+        return self._options.modules(backbone, self.name)
 
     @override
     def target_modules(self, tensors: Tensors) -> list[str]:

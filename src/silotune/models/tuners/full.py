@@ -27,7 +27,7 @@ from silotune.models.tuners.base import (
 )
 from silotune.models.tuners.lora import LoRA
 from silotune.models.tuners.low_rank_update import add_product
-from silotune.models.tuners.target_modules import TargetModuleOptions, find_target_modules, is_linear, layer_widths
+from silotune.models.tuners.target_modules import TargetModuleOptions, is_linear, layer_widths
 
 
 class Full(Tuner):
@@ -112,7 +112,8 @@ class BitFit(Tuner):
             raise InputError(
                 f"tuner: bitfit has nothing to train, {backbone.model_type} has no biases; it works on {families}"
             )
-        patterns = cast(BitFitOptions, self.options).sites
+        options = cast(BitFitOptions, self.options)
+        patterns = options.sites
         selected = {
             name: tensor
             for name, tensor in tensors.items()
@@ -121,7 +122,8 @@ class BitFit(Tuner):
         if not selected:
             examples = ", ".join(list(tensors)[:3])
             raise InputError(f"tuner.sites: bitfit finds no bias for {','.join(patterns)}; there are {examples}, …")
-        return selected
+        chosen = options.chosen(backbone, [name.removesuffix(".bias") for name in selected])
+        return {f"{module}.bias": selected[f"{module}.bias"] for module in chosen}
 
     @override
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
@@ -182,7 +184,7 @@ class Delta(Tuner):
 
     @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
-        modules = find_target_modules(backbone, self._lora.sites, self._lora.name)
+        modules = self._lora.modules(backbone)
         widths = {module: layer_widths(backbone.module(module)) for module in modules}
         return {f"{module}.{NAME}": torch.zeros(outputs, inputs) for module, (inputs, outputs) in widths.items()}
 

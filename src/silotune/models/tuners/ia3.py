@@ -18,7 +18,6 @@ from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, per_row, weighted_sum
 from silotune.models.tuners.target_modules import (
     TargetModuleOptions,
-    find_target_modules,
     layer_widths,
     linear_weight,
     parse_words,
@@ -58,9 +57,9 @@ class IA3(Tuner):
     @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         options = cast(IA3Options, self.options)
-        inputs = find_target_modules(backbone, options.feedforward, self.name) if options.feedforward else []
+        inputs = options.modules(backbone, self.name, options.feedforward) if options.feedforward else []
         tensors: Tensors = {}
-        for module in find_target_modules(backbone, options.sites, self.name):
+        for module in options.modules(backbone, self.name):
             if module not in inputs:
                 tensors[f"{module}.ia3_l"] = torch.ones(layer_widths(backbone.module(module))[1], 1)
         for module in inputs:

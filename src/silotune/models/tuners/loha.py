@@ -18,7 +18,6 @@ from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, per_row
 from silotune.models.tuners.target_modules import (
     TargetModuleOptions,
-    find_target_modules,
     is_transposed,
     layer_widths,
     peft_target_modules,
@@ -53,7 +52,7 @@ class LoHa(Tuner):
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         """Return initial tensors; the last factor is zero, and so is the change of the weight."""
         options, tensors = cast(LoHaOptions, self.options), {}
-        for module in find_target_modules(backbone, options.sites, self.name):
+        for module in options.modules(backbone, self.name):
             inputs, outputs = layer_widths(backbone.module(module))
             for name in self.module_tensors:
                 shape = (outputs, options.r) if name.endswith("_a") else (options.r, inputs)

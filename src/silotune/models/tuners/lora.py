@@ -30,7 +30,6 @@ from silotune.models.tuners.target_modules import (
     TargetModuleOptions,
     expert_widths,
     experts_are_transposed,
-    find_target_modules,
     layer_weight,
     layer_widths,
     peft_target_modules,
@@ -139,7 +138,7 @@ class LoRA(Tuner):
     def _find_modules(self, backbone: Backbone) -> list[str]:
         """Find the target modules; refuse options that experts do not have."""
         options = self._options
-        modules = find_target_modules(backbone, options.sites, self.name, experts=type(self) is LoRA)
+        modules = options.modules(backbone, self.name, experts=type(self) is LoRA)
         if not backbone.experts.isdisjoint(modules):
             for name, value, allowed in (("dropout", options.dropout, 0), ("init", options.init == "pissa", "uniform")):
                 if value:
@@ -253,10 +252,9 @@ class LoRA(Tuner):
         """The factor of B·A."""
         return self._options.scale
 
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """The words that name the target modules."""
-        return self._options.sites
+    def modules(self, backbone: Backbone) -> list[str]:
+        """Return the names of the target modules."""
+        return self._options.modules(backbone, self.name)
 
     @property
     @override

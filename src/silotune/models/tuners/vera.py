@@ -19,7 +19,6 @@ from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, p
 from silotune.models.tuners.low_rank_update import trains
 from silotune.models.tuners.target_modules import (
     TargetModuleOptions,
-    find_target_modules,
     layer_widths,
     peft_target_modules,
 )
@@ -66,7 +65,7 @@ class VeRA(Tuner):
     @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         tensors: Tensors = {}
-        for module in find_target_modules(backbone, self._options.sites, self.name):
+        for module in self._options.modules(backbone, self.name):
             tensors[f"{module}.{_D}"] = torch.full((self._options.r,), self._options.d_initial)
             tensors[f"{module}.{_B}"] = torch.zeros(layer_widths(backbone.module(module))[1])
         return tensors
@@ -86,7 +85,7 @@ class VeRA(Tuner):
 
     def _matrices(self, backbone: Backbone, like: Tensor) -> tuple[Tensor, Tensor]:
         """Draw A (r, largest input) and B (largest output, r), Kaiming-uniform, as peft does; dtype of `like`."""
-        modules = find_target_modules(backbone, self._options.sites, self.name)
+        modules = self._options.modules(backbone, self.name)
         inputs, outputs = map(max, zip(*(layer_widths(backbone.module(module)) for module in modules), strict=True))
         key = (inputs, outputs, like.device, like.dtype)
         if key not in self._drawn:
