@@ -69,11 +69,6 @@ def require_known(what: str, name: object, allowed: Collection[str], or_else: st
         raise unknown_name_error(what, name, allowed, or_else)
 
 
-def reason_of(error: Exception) -> str:
-    """Return the first line of another library's error, or its type if it has no text, for use in one line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 @contextmanager
 def file_errors(what: str) -> Iterator[None]:
     """Turn an `OSError` into an `InputError`: `what`, such as `--to x: cannot be written`, and the reason."""
@@ -94,7 +89,8 @@ def library_errors(what: str, remedy: str = "") -> Iterator[None]:
     except (SilotuneError, MemoryError):
         raise
     except Exception as error:
-        raise InputError(f"{what} ({reason_of(error)}){remedy}") from error
+        first, *_ = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(f"{what} ({first}){remedy}") from error
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,49 +15,6 @@ import typer
 from silotune.cli.app import BEFORE, app
 from silotune.cli.console import JsonOption, Overrides, console, new_table, say
 from silotune.errors import require_unused
-
-_EXAMPLE = """\
-# A federation of your own silos. Run it with: silotune run {name}
-# Any key can also be given on the command line: silotune run {name} method=fedavg rounds=4
-
-method: fedmcp            # silotune methods lists them; silotune parts METHOD says what leaves a silo
-rounds: 3
-seed: 1
-
-backbone: default         # offline MiniLM (silotune[demo]); or a hub id, or a local folder
-
-tuner:
-  name: bottleneck        # also {tuners}
-  r: 16
-
-head:
-  name: mlp               # mlp or linear; verbalizer and lm read the backbone's own vocabulary
-  scope: private          # private: each silo keeps its head; shared: all silos hold one task
-  pooling: auto           # as the model was trained: mean (MiniLM), last (causal models), first (the [CLS] token)
-
-train:                    # one silo's training in one round
-  lr: 1e-3
-  epochs: 1
-  batch_size: 16
-  # batches: even         # all of nearly one size; silos on machines of their own demand it
-  max_length: 64          # tokens; longer rows are cut
-
-silos:                    # paths are relative to this file; formats: .csv .tsv .jsonl .parquet
-  - name: reviews         # one file is split 6:2:2 into train, validation and test
-    path: reviews.csv
-    text: review          # the text column
-    label: opinion        # label names are read from this column
-  - name: support
-    path: support.csv
-    text: [first_question, second_question]   # two columns: pairs
-    label: relation
-    # task: duplicates    # silos of one task share label names (default: the silo's name)
-    # labels: [different, duplicate]          # where the file does not show them all
-    # metric: f1          # accuracy, f1, macro_f1, balanced_accuracy, mcc, auroc; rouge1 where answers are written
-    # positive: duplicate # the label that F1 is about; without it F1 is the mean over all labels
-  # a folder with train.csv, validation.csv and test.csv (or other formats) is taken as it is split
-"""
-"""The configuration that `init` writes."""
 
 
 @app.command(rich_help_panel=BEFORE)
@@ -140,7 +98,8 @@ def init(directory: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
     _csv("duplicate_question", directory / "support.csv", ["first_question", "second_question", "relation"])
     path = directory / "federation.yaml"
     tuners = ", ".join(name for name in TUNERS if name != "bottleneck")
-    path.write_text(_EXAMPLE.format(name=path, tuners=tuners), encoding="utf-8")
+    example = (resources.files("silotune") / "cli" / "example.yaml").read_text(encoding="utf-8")
+    path.write_text(example.format(name=path, tuners=tuners), encoding="utf-8")
     say(f"wrote {path}; run it with: silotune run {path}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import sys
@@ -169,6 +168,7 @@ def _written(path: Path | None) -> Iterator[Callable[[list[dict[str, Any]]], Non
         yield lambda rows: typer.echo("\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
         return
     from silotune.data.readers import FORMATS, file_format
+    from silotune.runs.redaction import text_writer
 
     kind, compression = file_format(path)
     if kind not in FORMATS or compression:
@@ -179,7 +179,10 @@ def _written(path: Path | None) -> Iterator[Callable[[list[dict[str, Any]]], Non
     try:
         with ExitStack() as stack:
             with file_errors(fault):
-                write = _parquet(temporary, stack) if kind == ".parquet" else _text_rows(temporary, kind, stack)
+                if kind == ".parquet":
+                    write = _parquet(temporary, stack)
+                else:
+                    write = text_writer(kind, stack.enter_context(temporary.open("w", encoding="utf-8", newline="")))
             yield file_errors(fault)(write)
             with file_errors(fault):
                 stack.close()
@@ -188,32 +191,18 @@ def _written(path: Path | None) -> Iterator[Callable[[list[dict[str, Any]]], Non
         temporary.unlink(missing_ok=True)
 
 
-def _text_rows(path: Path, kind: str, stack: ExitStack) -> Callable[[list[dict[str, Any]]], None]:
-    """Return a function that writes rows as JSON lines, or as CSV or TSV with lists and other nested values as JSON."""
-    file = stack.enter_context(path.open("w", encoding="utf-8", newline=""))
-    table = csv.writer(file, delimiter="\t" if kind == ".tsv" else ",")
-
-    def write(rows: list[dict[str, Any]]) -> None:
-        if kind == ".jsonl":
-            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-            return
-        if file.tell() == 0:
-            table.writerow(rows[0])
-        table.writerows([_cell(value) for value in row.values()] for row in rows)
-
-    return write
-
-
 def _parquet(path: Path, stack: ExitStack) -> Callable[[list[dict[str, Any]]], None]:
     """Return a function that writes rows to a Parquet file: one row group per call, with the first call's types."""
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
+    from silotune.runs.redaction import cell
+
     writer: Any = None
 
     def write(rows: list[dict[str, Any]]) -> None:
         nonlocal writer
-        rows = [row | {"text": _cell(row["text"])} for row in rows]
+        rows = [row | {"text": cell(row["text"])} for row in rows]
         if writer is None:
             schema = pyarrow.Table.from_pylist(rows).schema
             if "labels" in schema.names:  # which may be empty in the first rows
@@ -223,10 +212,6 @@ def _parquet(path: Path, stack: ExitStack) -> Callable[[list[dict[str, Any]]], N
         writer.write_table(pyarrow.Table.from_pylist(rows, writer.schema))
 
     return write
-
-
-def _cell(value: Any) -> Any:
-    return value if isinstance(value, str | int | float) else json.dumps(value, ensure_ascii=False)
 
 
 def _decoded(content: bytes, where: str) -> str:

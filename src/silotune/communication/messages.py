@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -122,14 +122,11 @@ def check_tensors(tensors: Tensors, expected: Expected, numbers: Tensor | None =
             raise MessageRefused(f"tensor {name!r} has shape {tuple(tensor.shape)}, expected {shape}")
         if tensor.dtype is not expected.dtype(name):
             raise MessageRefused(f"tensor {name!r} has dtype {tensor.dtype}, expected {expected.dtype(name)}")
-    if not _all_finite(JoinedLayout(tensors).join(tensors) if numbers is None else [numbers]):
+    blocks = JoinedLayout(tensors).join(tensors) if numbers is None else [numbers]
+    # all numbers are finite if the least and the greatest are, which takes one pass and no mask
+    if not all(bool(torch.isfinite(torch.stack(torch.aminmax(block))).all()) for block in blocks if block.numel()):
         name = next(name for name in expected.shapes if not torch.isfinite(tensors[name]).all())
         raise MessageRefused(f"tensor {name!r} holds NaN or infinity")
-
-
-def _all_finite(blocks: Sequence[Tensor]) -> bool:
-    """Return whether all numbers are finite: if the minimum and the maximum are, which takes one pass and no mask."""
-    return all(bool(torch.isfinite(torch.stack(torch.aminmax(block))).all()) for block in blocks if block.numel())
 
 
 def message_numbers(message: bytes) -> int:

@@ -85,17 +85,11 @@ def load_config(
         preset, file = _source(source, base) if source else ({}, {})
     else:
         given = absolute(nested((key, plain(value, key)) for key, value in source.items()), Path())
-        preset, file = (given, {}) if _of_another(given, words | last) else ({}, given)
+        method = (words | last).get("method", {}).get("name")
+        # keys of a `Config` of another method act as a preset's do: the new method's defaults replace them
+        another = isinstance(method, str) and method != given.get("method", {}).get("name")
+        preset, file = (given, {}) if another else ({}, given)
     return validated(_layered(preset, file, words, last))
-
-
-def _of_another(given: Tree, chosen: Tree) -> bool:
-    """Return whether the user overrides the method of a `Config` that is run again.
-
-    Its other keys then act as a preset's do, so that the new method's defaults (its aggregation, say) replace them.
-    """
-    method = chosen.get("method", {}).get("name")
-    return isinstance(method, str) and method != given.get("method", {}).get("name")
 
 
 def _layered(preset: Tree, file: Tree, words: Tree, last: Tree) -> Tree:

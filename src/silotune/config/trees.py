@@ -140,15 +140,11 @@ def merged(layers: Sequence[Mapping[str, Any]]) -> Tree:
                 before = result[key]
                 if key in NAMED and "name" in value and value["name"] != before.get("name"):
                     # Another name brings other options: the earlier ones would not fit it.
-                    before = {
-                        option: before[option] for option in _kept_options(key, value["name"]) if option in before
-                    }
+                    kind, own, before = SECTIONS[key], before, {}
+                    if issubclass(kind, Section):
+                        fitting = (option for option in kind.common if has_effect(kind, option, value["name"]))
+                        before = {option: own[option] for option in fitting if option in own}
                 result[key] = merged([before, value])
             else:
                 result[key] = merged([value]) if isinstance(value, dict) else value
     return result
-
-
-def _kept_options(section: str, chosen: Any) -> list[str]:
-    kind = SECTIONS[section]
-    return [key for key in kind.common if has_effect(kind, key, chosen)] if issubclass(kind, Section) else []

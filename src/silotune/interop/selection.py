@@ -65,7 +65,9 @@ def select(model: PersonalModel, word: str, alpha: float | None = None) -> Expor
     prediction = resolve_weights(model.context.prediction.mix, state)
     mix = _mix(model, word, prediction if alpha is None else _fixed(model, word, alpha), alpha is not None)
     by_tuner, which = _by_tuner(parts, mix), _head_of(model, word, mix)
-    names = [*parts_in(mix), *heads_of(which)]
+    names, head = [*parts_in(mix), *heads_of(which)], head_tensors(which, state)
+    # of the silo's own task, without its name
+    of_task = model.context.head.init(backbone, [model.task], torch.Generator().manual_seed(0))
     return ExportSelection(
         model,
         word,
@@ -74,7 +76,7 @@ def select(model: PersonalModel, word: str, alpha: float | None = None) -> Expor
         merge(backbone, model.tuner, state, by_tuner.pop(model.tuner)),
         tuple((other, merge(backbone, other, state, weights)) for other, weights in by_tuner.items()),
         which,
-        _of_task(model, head_tensors(which, state)),
+        {name.removeprefix(f"{model.task.name}."): head[name] for name in of_task},
         tuple(name for name in names if parts[name].scope is Scope.PRIVATE and state.get(name)),
         prediction,
     )
@@ -164,9 +166,3 @@ def _head_of(model: PersonalModel, word: str, mix: dict[str, float]) -> WhichHea
         if name in parts and isinstance(parts[name].module, Head):
             return name
     return prediction.head
-
-
-def _of_task(model: PersonalModel, tensors: Tensors) -> Tensors:
-    """Return the tensors of the silo's own task, their names without the task's."""
-    names = model.context.head.init(model.context.backbone, [model.task], torch.Generator().manual_seed(0))
-    return {name.removeprefix(f"{model.task.name}."): tensors[name] for name in names}

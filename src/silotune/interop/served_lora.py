@@ -157,16 +157,12 @@ def write_gguf(path: Path, selection: ExportSelection) -> None:
             raise InputError(f"export: llama.cpp's {family.architecture} has no tensor for {module}")
         a, b = (adapter.tensors[f"{module}.{matrix}"] for matrix in LoRA.module_tensors)
         if family.permuted and module.endswith(("q_proj", "k_proj")):
-            is_query = module.endswith("q_proj")
-            b = interleaved(b, int(config.num_attention_heads if is_query else config.num_key_value_heads))
+            heads = config.num_attention_heads if module.endswith("q_proj") else config.num_key_value_heads
+            # rows of shape (heads · width, r), from halves that rotate together to neighbors that do
+            b = b.reshape(int(heads), 2, -1, b.shape[1]).transpose(1, 2).reshape(b.shape)
         writer.add_tensor(f"{name}.weight.lora_a", a.contiguous().numpy())
         writer.add_tensor(f"{name}.weight.lora_b", b.contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def interleaved(rows: Tensor, heads: int) -> Tensor:
-    """Reorder a projection's rows, shape (heads · width, …), from halves that rotate together to neighbors that do."""
-    return rows.reshape(heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)

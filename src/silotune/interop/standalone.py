@@ -238,14 +238,12 @@ class Model:
         """
         if self.head["kind"] not in TENSOR_HEADS:
             raise NotImplementedError(f"a head of kind {self.head['kind']!r} is described in head.json")
-        found = [self._some_logits(texts[start : start + _ROWS]) for start in range(0, len(texts), _ROWS)]
+        pieces = (texts[start : start + _ROWS] for start in range(0, len(texts), _ROWS))
+        found = [head_logits(*self.states(piece), self.head, self.head_tensors) for piece in pieces]
         if self.head["kind"] not in CLASSIFIERS:
             most = max(own.shape[1] for own in found)
             found = [nn.functional.pad(own, (0, 0, 0, most - own.shape[1])) for own in found]
         return torch.cat(found)
-
-    def _some_logits(self, texts: Sequence[Text]) -> Tensor:
-        return head_logits(*self.states(texts), self.head, self.head_tensors)
 
     def predict(self, texts: Sequence[Text]) -> list[dict[str, Any]]:
         """Predict the label of each text (or pair of texts), with the probabilities of all labels.

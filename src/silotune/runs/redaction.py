@@ -74,8 +74,9 @@ def redact(
             out.write(text)
             number += line_ends
         return number, counts
-    records = stream_records(path, opened=opened)
-    return _records(model, records, path, column or _own_column(model), _writer(kind, out), counts), counts
+    records, own = stream_records(path, opened=opened), model.about["columns"]
+    column = column or (str(own["text"][0]) if own else "text")
+    return _records(model, records, path, column, text_writer(kind, out), counts), counts
 
 
 def _records(
@@ -83,7 +84,7 @@ def _records(
     records: Iterator[dict[str, Any]],
     path: Path,
     column: str,
-    write: Callable[[dict[str, Any]], object],
+    write: Callable[[list[dict[str, Any]]], None],
     counts: Counter[str],
 ) -> int:
     number = 0
@@ -94,15 +95,10 @@ def _records(
             if column not in record:
                 raise InputError(f"{path}: row {place}: no column {column!r}; there: {', '.join(map(str, record))}")
         texts = (("", record[column] or "", "") for record in batch)
-        for record, (text, _) in zip(batch, _replaced(model, texts, counts), strict=True):
-            write(record | {column: text} if record[column] else record)
+        pairs = zip(batch, _replaced(model, texts, counts), strict=True)
+        write([record | {column: text} if record[column] else record for record, (text, _) in pairs])
         number += len(batch)
     return number
-
-
-def _own_column(model: PersonalModel) -> str:
-    own = model.about["columns"]
-    return str(own["text"][0]) if own else "text"
 
 
 def _replaced(model: PersonalModel, pieces: Iterable[Piece], counts: Counter[str]) -> Iterator[tuple[str, bool]]:
@@ -124,19 +120,25 @@ def _replaced(model: PersonalModel, pieces: Iterable[Piece], counts: Counter[str
             yield "".join([*written, text[start:]]), piece.endswith(("\n", "\r"))
 
 
-def _writer(kind: str, out: TextIO) -> Callable[[dict[str, Any]], object]:
-    """Return what writes a record as a line of JSON, or as a row of a table behind a header."""
-    if kind == ".jsonl":
-        return lambda record: out.write(json.dumps(record, ensure_ascii=False) + "\n")
+def text_writer(kind: str, out: TextIO) -> Callable[[list[dict[str, Any]]], None]:
+    """Return what writes records as lines of JSON, or as rows of a table behind a header, nested values as JSON."""
     table, named = csv.writer(out, delimiter="\t" if kind == ".tsv" else ","), list[bool]()
 
-    def write(record: dict[str, Any]) -> None:
+    def write(records: list[dict[str, Any]]) -> None:
+        if kind == ".jsonl":
+            out.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+            return
         if not named:
             named.append(True)
-            table.writerow(record)
-        table.writerow(record.values())
+            table.writerow(records[0])
+        table.writerows(map(cell, record.values()) for record in records)
 
     return write
+
+
+def cell(value: Any) -> Any:
+    """Return a value as a table's cell has it: what is neither text nor a number as JSON."""
+    return value if isinstance(value, str | int | float | None) else json.dumps(value, ensure_ascii=False)
 
 
 def _pieces(lines: TextIO) -> Iterator[Piece]:
@@ -146,12 +148,10 @@ def _pieces(lines: TextIO) -> Iterator[Piece]:
         rest += part
         ended = not part or rest.endswith(("\n", "\r"))
         while rest and (ended or len(rest) >= _LONGEST + _AROUND):
-            text = rest if len(rest) < _LONGEST + _AROUND else _beginning(rest)
+            text = rest
+            if len(rest) >= _LONGEST + _AROUND:
+                cut = max((match.end() for match in re.finditer(r"\s", rest[:_LONGEST])), default=0)
+                text = rest[: cut if cut >= _LONGEST // 2 else _LONGEST]
             rest = rest[len(text) :]
             yield before, text, rest[:_AROUND]
             before = (before + text)[-_AROUND:] if rest or not ended else ""
-
-
-def _beginning(text: str) -> str:
-    cut = max((match.end() for match in re.finditer(r"\s", text[:_LONGEST])), default=0)
-    return text[: cut if cut >= _LONGEST // 2 else _LONGEST]

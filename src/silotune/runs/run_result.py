@@ -11,7 +11,7 @@ from silotune.core.numeric import score_text
 from silotune.data.tasks import lower_is_better, metric_title
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.callbacks import RoundEnd
-from silotune.runs.callbacks.base import read_rounds
+from silotune.runs.callbacks.base import read_rounds, silo_values
 from silotune.runs.model_file import check_has_models, model_folder
 from silotune.runs.personal_model import PersonalModel
 from silotune.runs.restore import restore
@@ -88,10 +88,7 @@ class Run:
             silos: dict[str, dict[str, Any]] = {name: {"validation": score} for name, score in ended.validation.items()}
             for event in ended.events:
                 if event["event"] == "silo":
-                    values = {
-                        key: value for key, value in event.items() if key not in ("event", "round", "silo", "time")
-                    }
-                    silos.setdefault(event["silo"], {}).update(values)
+                    silos.setdefault(event["silo"], {}).update(silo_values(event))
             of_round = {} if ended.product_error is None else {"product_error": ended.product_error}
             lines += [{"round": ended.round, "silo": name} | values | of_round for name, values in silos.items()]
         return pandas.DataFrame(lines)

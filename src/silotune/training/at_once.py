@@ -15,7 +15,6 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from silotune.config import Config, TrainConfig
 from silotune.core.randomness import Stream
-from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError
 from silotune.methods.base import Method
 from silotune.models.backbone.backbone import Backbone
@@ -156,9 +155,16 @@ def _fitting(context: TrainingContext, silos: Collection[Silo]) -> Cohort:
     """Return the largest cohort whose activations of full-length rows fit into half of the memory that is left."""
     backbone, settings = context.backbone, context.train
     batch = max(1, min(settings.batch_size, max((silo.rows for silo in silos), default=settings.batch_size)))
+    virtual = context.virtual_tokens
+    # tokens of a silo's batch of rows of full length: preference pairs have two answers, each with its decoder's tokens
     of_a_view = batch * max(
-        (_of_a_row(context, rows) for silo in silos for rows in silo.train.values()), default=settings.max_length
-    )  # tokens of a silo's batch
+        (
+            len(rows.sequences([0])) * (settings.max_length + virtual + rows.longest_decoder)
+            for silo in silos
+            for rows in silo.train.values()
+        ),
+        default=settings.max_length,
+    )
     replicas = max(context.replicas(phase) for phase in context.phases)
     of_a_token = kept_of_a_token(settings, backbone, context.method)
     room, reason = int(room_for_graphs(backbone) / 2 / (of_a_view * replicas * of_a_token)), "half the memory"
@@ -171,12 +177,6 @@ def _fitting(context: TrainingContext, silos: Collection[Silo]) -> Cohort:
     if room < most:
         return Cohort(max(1, room), f"{reason} has room for {room}")
     return Cohort(most)
-
-
-def _of_a_row(context: TrainingContext, rows: TokenizedRows) -> int:
-    """Return the tokens of a row of full length: for a preference pair both answers, each with its decoder's tokens."""
-    sequences = len(rows.sequences([0]))
-    return sequences * (context.train.max_length + context.virtual_tokens + rows.longest_decoder)
 
 
 def _obstacle(context: TrainingContext) -> str:

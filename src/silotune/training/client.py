@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from silotune.communication.masks.fixed_point import SUMMAND, summand_message
-from silotune.communication.masks.shares import SharedNoise
 from silotune.communication.messages import (
     Expected,
     MessageRefused,
@@ -138,7 +137,11 @@ class SiloClient:
                 leaving = iter_change(before, shared_tensors(sent, parts))
             noise = self.trainer.context.row_privacy
             if noise is not None and noise.shares is not None:
-                message = _summand_with_share(noise.shares, result, before)
+                if result.sums is None:  # without the silo's share others are promised too much
+                    raise SilotuneError(
+                        "privacy.shares: the round has no step of shared parts, and so no share of noise"
+                    )
+                message = tensor_bytes({SUMMAND: noise.shares.summand(*result.sums, before)})
             elif self.sums is not None:
                 change, (seed, by_rows) = list(leaving), self.sums
                 message = summand_message(change, silo.rows if by_rows else 1, seed, silo.name, number)
@@ -171,13 +174,6 @@ class SiloClient:
         silo.state = SiloState(
             {name: result.state[name] for name, part in parts.items() if part.scope is Scope.PRIVATE}, result.memory
         ).compact()
-
-
-def _summand_with_share(noise: SharedNoise, result: LocalResult, before: Tensors) -> bytes:
-    """Return a silo's summand where silos share one noise; without the silo's share others are promised too much."""
-    if result.sums is None:
-        raise SilotuneError("privacy.shares: the round has no step of shared parts, and so no share of noise")
-    return tensor_bytes({SUMMAND: noise.summand(*result.sums, before)})
 
 
 def _norm(changes: Iterable[tuple[str, Tensor]]) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -313,7 +313,9 @@ class _PhaseWork:
 
 
 def _train_phase(work: _PhaseWork, optimizer: PhaseOptimizer) -> None:
-    for taken, drawn in enumerate(_in_step(work.batches)):  # steps are counted per phase, for the random draws
+    # silos with fewer batches end earlier; steps are counted per phase, for the random draws
+    for taken, of_all in enumerate(zip_longest(*work.batches)):
+        drawn = [(index, batch) for index, batch in enumerate(of_all) if batch is not None]
         active, batches = [index for index, _ in drawn], [batch for _, batch in drawn]
         runs = [work.members[index] for index in active]
         work.prepare(taken, active)
@@ -360,19 +362,6 @@ def _train_privately(steps: PrivateSteps, run: _SiloRound, optimizer: PhaseOptim
         for term, value in found.terms.items():
             run.sums[term] += float(value)
             run.counts[term] += 1
-
-
-def _in_step(batches: Sequence[Iterator[Batch]]) -> Iterator[list[tuple[int, Batch]]]:
-    """Yield the first batch of every silo, then the second batch of every silo that has one, and so on.
-
-    Each batch comes with its silo's index.
-    """
-    while True:
-        drawn = [(index, next(iterator, None)) for index, iterator in enumerate(batches)]
-        present = [(index, batch) for index, batch in drawn if batch is not None]
-        if not present:
-            return
-        yield present
 
 
 def _numbers(terms: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:

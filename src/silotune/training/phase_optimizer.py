@@ -63,12 +63,6 @@ Group = dict[str, Any]
 _UNDECAYED = re.compile(r"bias|layer_?norm|rms_?norm|(^|[._])(norm|ln_)", re.IGNORECASE)
 """Names of biases and of norms' weights, which transformers' Trainer leaves out of weight decay, too."""
 
-
-def _decays(name: str) -> bool:
-    """Whether weight decay acts on a tensor, judged by the names of tensor and module, not of task or part."""
-    return _UNDECAYED.search(".".join(name.rsplit("/", 1)[-1].split(".")[-2:])) is None
-
-
 FACTOR = "rate_factor"
 """The entry of a group that its learning rate is multiplied by."""
 
@@ -80,7 +74,8 @@ def make_groups(
     decay = train.weight_decay
     divided: dict[tuple[float, bool], list[Tensor]] = {}
     for name, tensor in tensors.items():
-        divided.setdefault((rate_factor(name), bool(decay) and _decays(name)), []).append(tensor)
+        own = ".".join(name.rsplit("/", 1)[-1].split(".")[-2:])  # of tensor and module, not of task or part
+        divided.setdefault((rate_factor(name), bool(decay) and not _UNDECAYED.search(own)), []).append(tensor)
     groups: list[Group] = []
     for (factor, decays), of_group in sorted(divided.items(), key=lambda item: (item[0][0], not item[0][1])):
         of_decay = {} if decay is None else {"weight_decay": decay if decays else 0.0}
@@ -128,12 +123,10 @@ def restore(optimizer: torch.optim.Optimizer, phase: str, leaves: Mapping[str, T
         prefix = f"{KEPT}/{phase}/{name}/"
         entries = {key.removeprefix(prefix): value for key, value in memory.items() if key.startswith(prefix)}
         if entries:
-            optimizer.state[leaf] = {entry: _as_it_was(value) for entry, value in entries.items()}
-
-
-def _as_it_was(value: Tensor) -> Tensor | int:
-    """Copy a tensor; Adafactor counts its steps by an integer, all others by a tensor of floating point."""
-    return int(value) if value.dtype is torch.int64 else value.clone()
+            # Adafactor counts its steps by an integer, all others by a tensor of floating point
+            optimizer.state[leaf] = {
+                entry: int(value) if value.dtype is torch.int64 else value.clone() for entry, value in entries.items()
+            }
 
 
 INITIAL_SCALE = 2.0**12

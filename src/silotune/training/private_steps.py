@@ -96,7 +96,9 @@ class PrivateSteps:
         """
         trained = flatten({name: state[name] for name in self.phase.trains})
         sizes = [tensor.numel() for tensor in trained.values()]
-        total = torch.zeros(sum(sizes), dtype=torch.int64, device=_home(next(iter(trained.values()))))
+        device = next(iter(trained.values())).device
+        home = torch.device("cpu") if device.type == "mps" else device  # MPS has no float64
+        total = torch.zeros(sum(sizes), dtype=torch.int64, device=home)
         beside: list[Tensor] = []
         logged: list[Terms] = []
         clip, deviation = self._privacy.clip, self._privacy.deviation(self._silo.name)
@@ -250,11 +252,6 @@ def clipped_sum(vectors: Tensor, bound: float, grid: float) -> Tensor:
     for piece in torch.split(vectors, max(1, _MOST_NUMBERS // vectors.shape[1])):
         total += whole_vectors(piece, bound, grid).sum(0)
     return total
-
-
-def _home(tensor: Tensor) -> torch.device:
-    """Return the device for sums: the tensor's own, but for MPS, which has no float64."""
-    return torch.device("cpu") if tensor.device.type == "mps" else tensor.device
 
 
 def _mean(logged: Sequence[Terms]) -> Terms:

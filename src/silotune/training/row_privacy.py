@@ -48,10 +48,6 @@ class RowPlan:
         """All noised steps of the run."""
         return ((self.multiplier, self.rate, self.steps[-1]),)
 
-    def in_round(self, number: int) -> Events:
-        """Return the noised steps of one round."""
-        return ((self.multiplier, self.rate, self.steps[number] - self.steps[number - 1]),)
-
     def over(self, wanted: RowPlan) -> float:
         """Return how many times the noise of another plan for the same steps this one has."""
         return self.multiplier / wanted.multiplier if wanted.multiplier else 1.0

@@ -83,16 +83,13 @@ class StepGradients:
         Returns:
             Per member, its loss (`loss`) and the terms that the loss logs.
         """
-        if self._bound is None or self._held_by_whole_batch(micro_batches) <= self._bound:
+        of_a_view = sum(micro_batch.tokens(self._virtual) for micro_batch in micro_batches)
+        if self._bound is None or self._graphs * of_a_view <= self._bound:
             return self.whole_batch(program, members, micro_batches)
         units = [self._units(member.batch) for member in members]
         if self._by_row and all(units):
             return self._one_pass(program, members, micro_batches, [number for number in units if number])
         return self._two_passes(program, members, micro_batches)
-
-    def _held_by_whole_batch(self, micro_batches: Sequence[MicroBatch]) -> int:
-        """Return the tokens of a graph of all rows, in all views with gradient."""
-        return self._graphs * sum(micro_batch.tokens(self._virtual) for micro_batch in micro_batches)
 
     def _units(self, batch: Batch) -> int | None:
         """Return the number of terms over which all heads' cross-entropies of a batch are means, if they are."""

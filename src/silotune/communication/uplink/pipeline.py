@@ -88,7 +88,9 @@ class UplinkPipeline:
             codec = self._codec_of(self.codec, name, silo, round_number)
             chance = drawn.uniform("rounding", name, shape) if codec.draws else None
             entry = codec.encode(corrected, chance)
-            _require_layout(codec, name, entry, shape)
+            made = {suffix: (tuple(value.shape), value.dtype) for suffix, value in entry.items()}
+            if made != (layout := dict(codec.layout(shape))):  # the coordinator would refuse every round
+                raise InputError(f"codec {type(codec).__name__}: encodes {name!r} as {made}; its layout is {layout}")
             written |= {name + suffix: value for suffix, value in entry.items()}
             if self.feedback:
                 error = (corrected - codec.decode(entry, shape).double()).float()
@@ -141,10 +143,3 @@ class UplinkPipeline:
 
 NO_UPLINK = UplinkPipeline(())
 """Messages hold the shared parts themselves."""
-
-
-def _require_layout(codec: Codec, name: str, entry: Tensors, shape: tuple[int, ...]) -> None:
-    """Refuse a codec whose output contradicts its own layout, because the coordinator would refuse every round."""
-    written = {suffix: (tuple(tensor.shape), tensor.dtype) for suffix, tensor in entry.items()}
-    if written != (layout := dict(codec.layout(shape))):
-        raise InputError(f"codec {type(codec).__name__}: encodes {name!r} as {written}; its layout is {layout}")

@@ -160,7 +160,8 @@ def _finished(out: Path, config: Config, data: list[SiloData], method: Method) -
         test, task = data[0].splits.test, data[0].task
         if task.labeled and task.metric not in LOSS_METRICS and test:
             summary["global"]["majority"] = constant_score(task, target_tensor(task, test))
-    scores = collect_test_scores(out, [_silo_folder(out, name) for name in names])
+    folder, run = out / "checkpoints" / "silos", RunRegistry.open(out).run
+    scores = collect_test_scores(out, [folder / name / run for name in names])
     summary["intervals"] = intervals(scores)
     if config.evaluation.baselines:
         central = config.partition.judges_alike
@@ -171,11 +172,6 @@ def _finished(out: Path, config: Config, data: list[SiloData], method: Method) -
             summary["baselines"] = joined(summary["baselines"], alone)
     write_text(out / "summary.json", json.dumps(summary, indent=1) + "\n")
     return summary
-
-
-def _silo_folder(out: Path, name: str) -> Path:
-    """Return the folder of a silo on this machine for this run."""
-    return out / "checkpoints" / "silos" / name / RunRegistry.open(out).run
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------

@@ -68,7 +68,9 @@ class LocalWork:
         judge = bool(request.fields.get("judge")) and not final
         name = state_name(int(number), final)
         asked = _asked(prepared, request, judge=str(judge), base=str(base))
-        if (kept := self._store.find(run, name, asked)) is not None and not _is_erased(kept):
+        kept = self._store.find(run, name, asked)
+        # of a round under masks whose run had ended, the summand was erased
+        if kept is not None and ("base" not in kept.about or SUMMAND in kept.frame.blobs):
             return kept
         silo = self._silo(prepared, request.kind, run, str(base))
         client = prepared.client
@@ -266,11 +268,6 @@ def _asked(prepared: Prepared, request: Frame, **more: str) -> dict[str, str]:
     broadcast = hashlib.sha256(request.blobs["broadcast"]).hexdigest()
     same = {"broadcast": broadcast, "config": prepared.digest, "recipe": prepared.recipe}
     return {"kind": request.kind, **same, **more}
-
-
-def _is_erased(answer: Answer) -> bool:
-    """Return whether a kept answer of a round under masks has no summand any more, because its run had ended."""
-    return "base" in answer.about and SUMMAND not in answer.frame.blobs
 
 
 def _of_round(broadcast: tuple[State, int], asked: int) -> State:

@@ -71,7 +71,8 @@ class Charge:
     @property
     def events(self) -> Events:
         """The answer's noised steps."""
-        return self.plan.in_round(self.number)
+        plan, number = self.plan, self.number
+        return ((plan.multiplier, plan.rate, plan.steps[number] - plan.steps[number - 1]),)
 
 
 class RowLedger:

@@ -40,12 +40,13 @@ def describe(config: Config, federation: Federation, settings: SiloSettings, row
     for name, shape in shapes.items():
         numbers[name.partition("/")[0]] += math.prod(shape)
     total, whole = sum(numbers.values()), backbone_parameters(federation.backbone)
+    rank, planned = federation.context.initial.ranks.get(settings.name), federation.method.setting.tuner.rank
     shared = "how many there are" if rows is not None else ", ".join(settings.share) or "none"
     if config.aggregation.secure:
         shared = "none; how many there are is summed under masks"
     return [
         *_training(config),
-        *_rank(federation, settings.name),
+        *([] if rank is None else [f"LoRA's rank: {rank} here, {planned} in the run"]),
         "leaves in a round: "
         + (", ".join(f"part {part!r} ({count:,} numbers)" for part, count in sorted(numbers.items())) or "no part"),
         f"in numbers: {total:,} a round, {100 * total / whole:.2f} % of the backbone; {total * config.rounds:,} in the "
@@ -108,11 +109,6 @@ def _training(config: Config) -> list[str]:
         f"training: {config.rounds} rounds, each {passes} of {train.batch_size} rows a step, {train.optimizer} with "
         f"learning rate {train.lr:g}, rows cut at {train.max_length} tokens",
     ]
-
-
-def _rank(federation: Federation, silo: str) -> list[str]:
-    rank = federation.context.initial.ranks.get(silo)
-    return [] if rank is None else [f"LoRA's rank: {rank} here, {federation.method.setting.tuner.rank} in the run"]
 
 
 def _labels(federation: Federation) -> str:
@@ -270,13 +266,13 @@ def noise_in_all(
             + ("no limit" if settings.budget is None else f"at most {settings.budget:g}")
             + f", of which ε = {store.spent('').epsilon:.4g} is spent"
         )
-    return [_with_noise(run, plans[run.run], settings) if run.run in plans else run for run in runs], lines
-
-
-def _with_noise(run: PlannedRun, plan: RowPlan, settings: SiloSettings) -> PlannedRun:
-    """Return a run whose description has another line on noise."""
-    line = noise_on_rows(run.config, plan, settings)
-    return replace(run, description=[line if said.startswith(NOISE) else said for said in run.description])
+    noise = {run.run: noise_on_rows(run.config, plans[run.run], settings) for run in runs if run.run in plans}
+    return [
+        replace(
+            run, description=[noise.get(run.run, said) if said.startswith(NOISE) else said for said in run.description]
+        )
+        for run in runs
+    ], lines
 
 
 def describe_plan(planned: Sequence[PlannedRun], settings: SiloSettings, store: SiloStore) -> list[str]:

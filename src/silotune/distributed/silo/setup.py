@@ -75,11 +75,8 @@ class DoesNotFit(InputError):
         super().__init__(str(reason))
         self.config = config
         self.reason = reason
-
-    @property
-    def is_secret(self) -> bool:
+        self.is_secret = config.privacy.unit is not None and isinstance(reason, RowsRefused)
         """Whether the reason stays here even if the run is approved: rows have noise, and it may follow from them."""
-        return self.config.privacy.unit is not None and isinstance(self.reason, RowsRefused)
 
 
 @dataclass
@@ -183,8 +180,9 @@ class SiloSetup:
         check_federated(sent)
         check_settings(self.settings, sent)
         check_sent(self.settings, make_method(sent))
-        name = self.settings.name
-        config, bounded = for_silo(local_config(self.settings, sent, self._split_seed(sent)), name, self.settings.rank)
+        name, secret = self.settings.name, self.settings.policy.row_order == "secret"
+        split_seed = derive(self._secret_seed(""), "split", sent.data_seed) if secret else None
+        config, bounded = for_silo(local_config(self.settings, sent, split_seed), name, self.settings.rank)
         config, method = resolve(config)
         set_numerics(config.precision.deterministic, config.precision.tf32)
         backbone = self._load(config, method, coordinator_identity)
@@ -204,7 +202,7 @@ class SiloSetup:
         except SilotuneError as error:
             raise DoesNotFit(sent, error) from error
         federation.context.guard = self.guard
-        if self.settings.policy.row_order == "secret":
+        if secret:
             recipe = sent.model_dump_json(exclude={"description", "federation"})
             federation.context.draw_seed = self._secret_seed(recipe)
         before = run_before(sent) or ""
@@ -271,12 +269,6 @@ class SiloSetup:
             except InputError as error:  # of the method and not of rows, so the coordinator may read it
                 raise HandshakeRefused(f"silo {name!r}: {error}") from error
         return Federation(config, context, silos, coordinator, tasks, texts, privacy=privacy), private
-
-    def _split_seed(self, config: Config) -> int | None:
-        """Return the seed with which rows are split, where the operator keeps the silo's draws secret; else None."""
-        if self.settings.policy.row_order != "secret":
-            return None
-        return derive(self._secret_seed(""), "split", config.data_seed)
 
     def _secret_seed(self, purpose: str) -> int:
         return int.from_bytes(derived_from_secret(Path(self.settings.folder), f"draws {purpose}"), "big")

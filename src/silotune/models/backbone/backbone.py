@@ -137,11 +137,6 @@ class Backbone:
         return cast(Tensor, self.base.get_input_embeddings().weight)
 
     @property
-    def embedding_scale(self) -> float:
-        """The factor by which the embedding module multiplies word embeddings: in Gemma the root of the width."""
-        return float(getattr(self.base.get_input_embeddings(), "scalar_embed_scale", 1.0))
-
-    @property
     def pad_id(self) -> int:
         """The id of the padding token; 0 if the tokenizer has none (the mask hides it)."""
         return int(self.tokenizer.pad_token_id or 0)

@@ -43,7 +43,8 @@ def kept_digest(files: Sequence[Path], compute: Callable[[Sequence[Path]], str])
     It is kept, with sizes and times of the files, in their folder, or in a cache folder of the user if that is not
     writable or part of an installation.
     """
-    stamps = {path.name: _stamp(path) for path in files}
+    status = {path.name: path.stat() for path in files}  # with the change time, which a program cannot set back
+    stamps = {name: [own.st_size, own.st_mtime_ns, own.st_ctime_ns] for name, own in status.items()}
     places = _places(files[0].parent)
     for place in places:
         kept = _read(place)
@@ -56,12 +57,6 @@ def kept_digest(files: Sequence[Path], compute: Callable[[Sequence[Path]], str])
             places[0].parent.mkdir(parents=True, exist_ok=True)
             write_text(places[0], text)
     return digest
-
-
-def _stamp(path: Path) -> list[int]:
-    """Return a file's size, modification time, and change time, which a program cannot set back."""
-    status = path.stat()
-    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _digest(files: Sequence[Path]) -> str:

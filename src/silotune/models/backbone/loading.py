@@ -59,19 +59,6 @@ def transformers_messages_kept() -> Iterator[None]:
             transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def pretrained_options(settings: BackboneConfig, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Return the keyword arguments of transformers' `from_pretrained` for the weights of a run's backbone.
-
-    In files of the same type the weights stay, mapped into memory, where the device is a CPU.
-    """
-    return {
-        **hub_options(settings),
-        "dtype": dtype,
-        "use_safetensors": True,  # nothing is unpickled
-        "attn_implementation": _attention(settings.attention, dtype, device),
-    }
-
-
 def load_backbone(
     backbone: str | BackboneConfig,
     *,
@@ -98,7 +85,12 @@ def load_backbone(
 
     source = model_source(settings.name)
     quantization = resolve_quantization(settings.quantization, target)
-    options = pretrained_options(settings, dtype, target)
+    options: dict[str, Any] = {
+        **hub_options(settings),
+        "dtype": dtype,  # in files of the same type weights stay, mapped into memory, where the device is a CPU
+        "use_safetensors": True,  # nothing is unpickled
+        "attn_implementation": _attention(settings.attention, dtype, target),
+    }
     if quantization != NONE:
         options |= quantized_loading(quantization, dtype, target)
     possible = [target] if settings.device_map is None else candidates(settings.device_map, target)

@@ -67,8 +67,9 @@ class Decoding(ABC):
     def select(self, rows: Tensor) -> None:
         """Continue with these rows, in this order; a row may be named more than once."""
         self._reorder(rows)
-        changes, self._mixes = self._mixes.changes_with_rows, self._mixes.select(rows)
-        if changes:
+        mixes = self._mixes.mixes
+        self._mixes = self._mixes.select(rows)
+        if len(mixes) > 1 or any(part.by_row for part in mixes[0]):  # the plan is of the rows
             self._plan = self._mixes.plan(self._backbone)
         self.rows = len(rows)
 

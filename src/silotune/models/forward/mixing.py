@@ -197,11 +197,6 @@ def identity(mix: Sequence[MixEntry]) -> Hashable:
     return _key(mix, id)
 
 
-def _form(mix: Sequence[MixEntry]) -> Hashable:
-    """Return a key that is equal for mixes of the same tuners and weights whose tensors have equal names and shapes."""
-    return _key(mix, lambda tensor: tensor.shape)
-
-
 def _key(mix: Sequence[MixEntry], of_tensor: Callable[[Tensor], Hashable]) -> Hashable:
     return tuple(
         (
@@ -237,7 +232,8 @@ def plan_of_segments(backbone: Backbone, mixes: Sequence[Sequence[MixEntry]], se
     if len(mixes) == 1 or (not by_row and len({identity(mix) for mix in mixes}) == 1):
         plan = make_plan(backbone, mixes[0])
         return segment_plans([plan] * len(mixes), segments) if draws else plan
-    if not by_row and len({_form(mix) for mix in mixes}) == 1:  # each tensor then has a counterpart in every silo
+    # with equal names and shapes each tensor has a counterpart in every silo
+    if not by_row and len({_key(mix, lambda tensor: tensor.shape) for mix in mixes}) == 1:
         plan = ForwardPlan()
         by_tuner = [[parts for _, parts in _by_tuner(mix)] for mix in mixes]
         if all(

@@ -31,11 +31,6 @@ class RowMixes:
     mixes: Sequence[Mixed]
     sizes: Sequence[int]
 
-    @property
-    def changes_with_rows(self) -> bool:
-        """Whether another choice of rows needs another plan."""
-        return len(self.mixes) > 1 or any(part.by_row for part in self.mixes[0])
-
     def plan(self, backbone: Backbone) -> ForwardPlan:
         """Make the plan of a forward over all rows.
 

@@ -31,7 +31,10 @@ def add_update(mix: Sequence[WeightedTensors], module: str, factor: float, dropo
         else:
             low = nn.functional.linear(x, concatenate(down, 0).to(x.dtype))
         if numbers is None:
-            low = scale_columns(low, _at_tokens(mix, module, x), down[0].shape[0], factor)
+            at_tokens = [
+                part if part.tokens is None else replace(part, weight=part.tokens.at(module, x)) for part in mix
+            ]
+            low = scale_columns(low, at_tokens, down[0].shape[0], factor)
             wide = concatenate(up, 1)
         else:
             wide = _weighted(up, numbers, factor)
@@ -59,11 +62,6 @@ def add_to_experts(
     wide = concatenate([part.tensors[f"{module}.lora_B.weight"] * part.weight for part in mix], 2).to(weight.dtype)
     left, right = (down.mT, wide.mT) if transposed else (wide, down)
     return torch.baddbmm(weight, left, right, alpha=factor)
-
-
-def _at_tokens(mix: Sequence[WeightedTensors], module: str, x: Tensor) -> list[WeightedTensors]:
-    """Compute the weights that a mix has per token (`part.tokens`) from x, the module's input; other weights stay."""
-    return [part if part.tokens is None else replace(part, weight=part.tokens.at(module, x)) for part in mix]
 
 
 def _add_constant_update(down: Tensor, wide: Tensor) -> OutputChange:

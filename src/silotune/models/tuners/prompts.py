@@ -111,7 +111,8 @@ def initial_vectors(backbone: Backbone, tokens: int, init: Init, words: str, gen
     Returns:
         Shape (tokens, width of the word embeddings), float32, on the CPU.
     """
-    table, scale = backbone.word_embeddings.detach(), backbone.embedding_scale
+    table = backbone.word_embeddings.detach()
+    scale = float(getattr(backbone.base.get_input_embeddings(), "scalar_embed_scale", 1.0))  # Gemma's: √width
     if init == "random":
         return torch.randn(tokens, table.shape[1], generator=generator) * table.float().std().cpu() * scale
     if init == "vocabulary" or backbone.shape_only:  # shapes alone have no tokenizer for words

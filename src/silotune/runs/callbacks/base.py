@@ -117,6 +117,11 @@ def logged_values(event: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+def silo_values(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an event of kind `silo` says of the silo's round."""
+    return {key: value for key, value in event.items() if key not in ("event", "round", "silo", "time")}
+
+
 class EventFeed:
     """Follows one run. Use it as a context around the run, and as the engine's progress.
 
@@ -191,9 +196,8 @@ class EventFeed:
             self._waiting.setdefault(number, []).append(event)
             if event["event"] == "silo" and (number, event["silo"]) not in self._silos:
                 self._silos.add((number, event["silo"]))
-                values = {key: value for key, value in event.items() if key not in ("event", "round", "silo", "time")}
                 for callback in self._callbacks:
-                    callback.on_silo(number, event["silo"], values)
+                    callback.on_silo(number, event["silo"], silo_values(event))
 
     def _end_round(self, event: Mapping[str, Any], replayed: bool) -> None:
         number = self._ended = int(event["round"])
