@@ -333,6 +333,11 @@ class Config(Section):
             )
         return self
 
+    @property
+    def work(self) -> Literal["training", "scoring", "survey"]:
+        """What silos do in the run: train, score a model without training, or count their rows."""
+        return "survey" if self.survey.figures else "training" if self.rounds else "scoring"
+
     @model_validator(mode="after")
     def _survey(self) -> Config:
         if self.survey.figures and (self.rounds or self.aggregation.secure):

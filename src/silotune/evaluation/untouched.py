@@ -46,7 +46,7 @@ def without_training(federation: Federation) -> None:
 
 def scores_backbone(config: Config) -> bool:
     """Return whether a run scores the untouched backbone: with `start`, a run without rounds scores that model."""
-    return not config.rounds and config.start is None and not config.survey.figures
+    return config.work == "scoring" and config.start is None
 
 
 def check_untouched(config: Config, head: Head) -> None:

@@ -112,7 +112,7 @@ def _run(
     workers: Workers,
     warn: Callable[[str], None] | None,
 ) -> Run:
-    if config.survey.figures:
+    if config.work == "survey":
         raise InputError("survey: asks silos on other machines; use `silotune survey COORDINATOR_YAML …`")
     if not resume:
         require_unused(path, "--out", OR_RESUME)
@@ -147,7 +147,7 @@ def _run(
         if warn is not None and (refusals := refusal_warning(events(path))):
             warn(refusals)
         shared, whole = digest(flatten(federation.coordinator.shared)), state_digest(federation)
-        best = engine.load_best() if config.rounds else 0
+        best = engine.load_best()
         summary = summarize(engine) | {"best_round": best, "shared_sha256": shared, "state_sha256": whole}
         if config.evaluation.baselines:  # after training: importing scikit-learn takes longer than a short round
             central = config.partition.judges_alike

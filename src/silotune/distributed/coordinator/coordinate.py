@@ -150,7 +150,7 @@ def run_job(job: Job, link: Link, record: Records, status: RunStatus, load: Load
         kind = MaskedEngine if federation.coordinator.sums else FlowerEngine
         engine = kind(federation, folder, dispatcher, start.request, admission, job.local, status.report)
         more = _noise_on_rows(start)
-        if federation.config.survey.figures:
+        if federation.config.work == "survey":
             more |= engine.survey()
         else:
             engine.run()
@@ -280,7 +280,7 @@ def _noise_on_rows(start: RunStart) -> dict[str, Any]:
     uncovered = {} if own.parts == "all" else {"uncovered": UNCOVERED}
     if own.shares:
         uncovered["assumed"] = SharedNoise.read(start.admission.shares).assumption
-    mechanism = "gaussian" if start.config.survey.figures else RowAccount.mechanism
+    mechanism = "gaussian" if start.config.work == "survey" else RowAccount.mechanism
     return {"privacy": {"mechanism": mechanism, "unit": own.unit, **wanted, **uncovered, **known}}
 
 
@@ -296,9 +296,9 @@ def _finish(engine: FlowerEngine, out: Path, local: bool, noise: dict[str, Any])
         for silo in federation.silos.values():
             silo.state = None
         folders = {name: folder.checkpoints.path / "silos" / name / engine.run_id for name in federation.silos}
-    best = engine.load_best() if federation.config.rounds else 0
+    best = engine.load_best()
     summary = summarize(engine) | {"engine": engine.label, "best_round": best} | final | noise
-    if federation.config.survey.figures:  # there is no model
+    if federation.config.work == "survey":  # there is no model
         pass
     elif folders:
         gather_models(out, folders, summary)

@@ -123,9 +123,8 @@ class FlowerEngine(Engine):
     @override
     def results(self) -> dict[str, dict[str, Any]]:
         """Collect the silos' results; values that a silo does not share or did not send are None."""
-        round_number = self.history.best_round
-        asks = not self.federation.config.survey.figures
-        entries = self._scores(round_number, ["validation", "test"]) if asks else {}
+        scores = self.federation.config.work != "survey"
+        entries = self._scores(self.history.best_round, ["validation", "test"]) if scores else {}
         empty: dict[str, Any] = {"validation": None, "test": None, "rows": None}
         tasks = self.federation.tasks
         return {name: {"metric": tasks[name].metric} | empty | entries.get(name, {}) for name in self.federation.silos}

@@ -212,8 +212,7 @@ def check_federated(config: Config) -> None:
     """Refuse configurations that need the rows of several silos in one place."""
     if is_centralized(config.method.name):
         raise InputError(f"method={config.method.name}: trains in one place, not in silos; use --engine inprocess")
-    scores = not config.rounds and not config.survey.figures
-    if scores and (config.aggregation.secure or config.privacy.unit is not None):
+    if config.work == "scoring" and (config.aggregation.secure or config.privacy.unit is not None):
         raise InputError(
             "rounds=0: scores have no noise and are not summed under masks, so that nothing would leave; allowed: "
             "without aggregation.secure and privacy.unit"

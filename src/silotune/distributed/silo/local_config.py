@@ -96,9 +96,9 @@ def _check_noise(settings: SiloSettings, config: Config) -> None:
 def _check_unit(settings: SiloSettings, config: Config) -> None:
     """Refuse a run whose unit of noise on rows is another one than the operator's."""
     who, own, unit = f"silo {settings.name!r}", settings.privacy, config.privacy.unit
-    if not config.rounds and not config.survey.figures and settings.policy.preset != "trusting":
+    if config.work == "scoring" and settings.policy.preset != "trusting":
         raise HandshakeRefused(f"{who}: its policy is {settings.policy.preset}: no score of its rows leaves (rounds=0)")
-    if config.survey.figures and unit is None and (settings.epsilon is not None or settings.secret is not None):
+    if config.work == "survey" and unit is None and (settings.epsilon is not None or settings.secret is not None):
         raise HandshakeRefused(f"{who}: answers with noise alone; allowed: surveys with privacy.unit")
     if unit is None and settings.policy.preset == "private":
         raise HandshakeRefused(

@@ -33,7 +33,7 @@ NOISE = "noise: "
 
 def describe(config: Config, federation: Federation, settings: SiloSettings, rows: RowPlan | None = None) -> list[str]:
     """Return lines about a run that waits for approval."""
-    if config.survey.figures:
+    if config.work == "survey":
         return _survey(config, federation, settings, rows)
     shapes = federation.coordinator.expected.shapes
     numbers = Counter[str]()
@@ -97,7 +97,7 @@ def _changed_keys(config: Config) -> list[str]:
 
 def _training(config: Config) -> list[str]:
     train = config.train
-    if not config.rounds:
+    if config.work != "training":
         model = "the untouched backbone" if config.start is None else f"the model of {config.start}"
         return [
             f"scoring: {model} on this silo's validation and test rows; no row trains anything, and the scores in "

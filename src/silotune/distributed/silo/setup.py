@@ -213,7 +213,7 @@ class SiloSetup:
         beginning = []
         if sent.start is None:
             without_training(federation)
-        if not sent.rounds:
+        if sent.work != "training":
             marks = {mark: split for mark, split in marks.items() if split != "train"}  # no row trains anything
             if before and config.start is None and flatten(private):
                 raise HandshakeRefused(f"silo {name!r}: start: has no model of run {before} that rounds=0 could score")

@@ -169,7 +169,7 @@ def make_row_privacy(
         if every:
             taken.append(taken[-1] + sum(count for phase, count in steps if phase.when == "end"))
         rate = context.rate_of_units(silo)
-        if config.survey.figures:  # its one answer counts every unit
+        if config.work == "survey":  # its one answer counts every unit
             rate, taken = 1.0, [0, 1]
         needed = common_multiplier if privacy.shares else noise_multiplier
         multiplier = needed(privacy.epsilon, delta, rate, taken[-1])

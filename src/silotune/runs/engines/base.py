@@ -130,7 +130,9 @@ class Engine(ABC):
         return set(self._best.history["sampled"]) & set(self.federation.silos)  # others have left
 
     def load_best(self) -> int:
-        """Set the federation to the best round's state, and return that round."""
+        """Set the federation to the best round's state, and return that round; 0 without rounds."""
+        if not self.federation.config.rounds:
+            return 0
         assert self._best is not None, "no round was run"
         self.load(self._best)
         return self._best.round
