@@ -59,7 +59,7 @@ def row(pair, j, of_a):
 def test_it_is_alternating_least_squares(noise):
     factors = pairs(noise)
     mean = sum(weight * b @ a for weight, (b, a) in zip(WEIGHTS, factors, strict=True))
-    b, a = mixed(factors, WEIGHTS)
+    b, a = mixed(list(zip(WEIGHTS.tolist(), factors, strict=True)))
     np.testing.assert_allclose(b @ a, dense(factors, mean.numpy()), rtol=0, atol=1e-5)
     plain = sum(w * b for w, (b, _) in zip(WEIGHTS, factors, strict=True)) @ sum(
         w * a for w, (_, a) in zip(WEIGHTS, factors, strict=True)

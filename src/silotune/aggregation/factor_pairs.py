@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from silotune.aggregation.mean import by_samples
 from silotune.aggregation.update import Update
 from silotune.core.tensors import Tensors
 
@@ -67,6 +68,26 @@ def without_factors(updates: Iterable[Update], pairs: Iterable[Pair]) -> Iterato
     factors = {name for pair in pairs for name in (pair.a, pair.b)}
     for update in updates:
         yield replace(update, tensors={name: tensor for name, tensor in update.tensors.items() if name not in factors})
+
+
+def with_new_factors(
+    updates: Iterable[Update],
+    before: Tensors,
+    new: Callable[[list[tuple[float, tuple[Tensor, Tensor]]], int], tuple[Tensor, Tensor]],
+) -> Tensors:
+    """Return the means by rows of all other tensors, and A and B as a function makes them; all updates are kept.
+
+    Args:
+        updates: in silo-name order, at least one.
+        before: all shared tensors in the round's broadcast.
+        new: `weighted_factors` of a target module and LoRA's rank → its B and A.
+    """
+    all_updates, pairs = list(updates), factor_pairs(before)
+    tensors = by_samples(without_factors(all_updates, pairs))
+    for pair in pairs:
+        b, a = new(weighted_factors(pair, all_updates, before), len(before[pair.a]))
+        tensors |= {pair.a: a.to(before[pair.a].dtype), pair.b: b.to(before[pair.b].dtype)}
+    return tensors
 
 
 def cut_to_rank(pair: Pair, a: Tensor, b: Tensor, rank: int) -> Tensors:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from silotune.aggregation import BroadcastAggregation, Update, by_samples
-from silotune.aggregation.factor_pairs import factor_pairs, stacked, weighted_factors, without_factors
+from silotune.aggregation import BroadcastAggregation, Update
+from silotune.aggregation.factor_pairs import stacked, with_new_factors
 from silotune.methods import GLOBAL, Scope, Tensors
 from silotune.methods.supervised import Supervised
 
@@ -35,25 +35,19 @@ class MixedFactors(BroadcastAggregation):
     @override
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
         """Aggregate when the last update has arrived; all are kept until then."""
-        all_updates, pairs = list(updates), factor_pairs(before)
-        tensors = by_samples(without_factors(all_updates, pairs))
-        for pair in pairs:
-            shares, factors = zip(*weighted_factors(pair, all_updates, before), strict=True)
-            b, a = mixed(list(factors), torch.tensor(shares, dtype=torch.float64))
-            tensors |= {pair.a: a.to(before[pair.a].dtype), pair.b: b.to(before[pair.b].dtype)}
-        return tensors
+        return with_new_factors(updates, before, lambda weighted, rank: mixed(weighted))
 
 
-def mixed(factors: list[tuple[Tensor, Tensor]], weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Return B (out, r) and A (r, in), mixed from silos' pairs (B_k, A_k) of one rank, so that B·A ≈ `Σ w_k·B_k·A_k`.
+def mixed(weighted: list[tuple[float, tuple[Tensor, Tensor]]]) -> tuple[Tensor, Tensor]:
+    """Return B (out, r) and A (r, in), mixed from silos' w_k and (B_k, A_k) of one rank, so that B·A ≈ `Σ w_k·B_k·A_k`.
 
     Everything is computed from the inner products of rows of A_k and of columns of B_k: with n silos two matrices of
     shape (n·r, n·r).
     """
-    left, right = stacked([(1.0, pair) for pair in factors])
-    rank, silos = factors[0][0].shape[1], len(factors)
+    left, right = stacked([(1.0, pair) for _, pair in weighted])
+    rank, silos, weights = left.shape[1] // len(weighted), len(weighted), [weight for weight, _ in weighted]
     ups, downs = left.mT @ left, right @ right.mT
-    means = weights.repeat_interleave(rank)
+    means = torch.tensor(weights, dtype=left.dtype).repeat_interleave(rank)
     p, q = means, means
     for _ in range(SWEEPS):
         p = _solved(p, downs, ups, means, _spread(q, rank), silos)

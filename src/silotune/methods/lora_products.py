@@ -21,6 +21,7 @@ from silotune.aggregation.factor_pairs import (
     factors_of,
     stacked,
     weighted_factors,
+    with_new_factors,
     without_factors,
 )
 from silotune.methods import GLOBAL, HEAD, OneModel, Part, Phase, Scope, Supervised, Tensors, shared
@@ -59,12 +60,7 @@ class ProductSVD(RankAggregation):
     @override
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
         """Aggregate when the last update has arrived; all are kept until then."""
-        all_updates, pairs = list(updates), factor_pairs(before)
-        tensors = by_samples(without_factors(all_updates, pairs))
-        for pair in pairs:
-            b, a = truncated(*stacked(weighted_factors(pair, all_updates, before)), rank=len(before[pair.a]))
-            tensors[pair.a], tensors[pair.b] = a.to(before[pair.a].dtype), b.to(before[pair.b].dtype)
-        return tensors
+        return with_new_factors(updates, before, lambda factors, rank: truncated(*stacked(factors), rank=rank))
 
 
 class FlexLoRA(Supervised):

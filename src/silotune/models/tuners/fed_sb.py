@@ -17,7 +17,6 @@ from silotune.core.tensors import Tensors
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.quantization import NONE
 from silotune.models.tuners.base import Tuner
 from silotune.models.tuners.lora import Factors, LoRA, principal_factors
 from silotune.models.tuners.target_modules import TargetModuleOptions, layer_widths
@@ -114,12 +113,7 @@ class FedSB(LoRA):
         if rank > min(widths):
             raise InputError(f"tuner.r: {rank} directions of {module}, which has {min(widths)}; allowed: up to that")
         if self._options.bases == "svd":
-            if backbone.quantization != NONE:
-                raise InputError(
-                    "tuner.bases=svd: takes bases from weights that backbone.quantization="
-                    f"{backbone.quantization} rounds; allowed: backbone.quantization=none, or tuner.bases=random"
-                )
-            a, b = principal_factors(backbone, module, rank, like.device)
+            a, b = principal_factors(backbone, module, rank, like.device, "bases=svd")
             a, b = torch.nn.functional.normalize(a), torch.nn.functional.normalize(b, dim=0)
         else:
             draws = derived_generator(self._options.seed, "bases", module)

@@ -203,12 +203,7 @@ class LoRA(Tuner):
 
     def _principal(self, backbone: Backbone, module: str, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return PiSSA's A₀ and B₀ of a module at this scale, with dtype and device of `like`."""
-        if backbone.quantization != NONE:
-            raise InputError(
-                "tuner.init=pissa: takes its start from weights that backbone.quantization="
-                f"{backbone.quantization} rounds; allowed: backbone.quantization=none, or another init"
-            )
-        a, b = principal_factors(backbone, module, self._options.r, like.device)
+        a, b = principal_factors(backbone, module, self._options.r, like.device, "init=pissa")
         root = math.sqrt(self._options.scale)
         return (a / root).to(like.dtype), (b / root).to(like.dtype)
 
@@ -360,12 +355,18 @@ INITS: dict[str, Callable[[int, int, int, torch.Generator], Factors]] = {
 """Value of `tuner.init` → a function of width in, width out, rank and generator; of `pissa`: `principal_factors`."""
 
 
-def principal_factors(backbone: Backbone, module: str, rank: int, device: torch.device) -> Factors:
+def principal_factors(backbone: Backbone, module: str, rank: int, device: torch.device, option: str) -> Factors:
     """Return `√Σ·Vᵀ` and `U·√Σ` of the `rank` largest singular values of a module's weight W = U·Σ·Vᵀ, float32.
 
     PiSSA (Meng et al. 2024, eqs. 2 and 3). They are computed once for a backbone and a device. The largest entry of
-    each row of Vᵀ is positive, so that machines agree on signs.
+    each row of Vᵀ is positive, so that machines agree on signs. Quantized weights are refused in the name of a tuner's
+    option (`init=pissa`).
     """
+    if backbone.quantization != NONE:
+        raise InputError(
+            f"tuner.{option}: takes singular vectors of weights that backbone.quantization={backbone.quantization} "
+            f"rounds; allowed: backbone.quantization=none, or another {option.partition('=')[0]}"
+        )
     known = _PRINCIPAL.setdefault(backbone, {})
     if (module, rank, device) not in known:
         layer = backbone.module(module)
