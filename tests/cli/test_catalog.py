@@ -77,7 +77,7 @@ def test_parts_of_every_method(silotune: Silotune, method: str, backbone_folder:
         assert part["bytes"] == 4 * part["parameters"]  # float32
         assert part["tensors"] >= 1
     of_delta = {name: {"delta"} for name in ("fedex-lora", "flora", "fedmomentum")}
-    only_down = ({"fedsvd": {"lora_A"}} | of_delta).get(method, set())
+    only_down = ({"fedsvd": {"lora_A"}, "ifca": {"global-1", "head-1"}} | of_delta).get(method, set())
     shared = [part for part in values["parts"] if part["scope"] == "shared" and part["part"] not in only_down]
     leaves = values["leaves"]
     if shared:

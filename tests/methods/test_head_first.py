@@ -15,7 +15,7 @@ from silotune.models.forward.views import View
 from silotune.models.heads.classifier import LinearHead
 from tests.support.method_cases import KINDS_OF_METHODS, of_kinds, read_message, tapped
 
-LABELED = [name for name in METHODS if name != "fedfame"]
+LABELED = [name for name in METHODS if name not in ("fedfame", "ifca")]
 
 
 @pytest.mark.parametrize("case", of_kinds(LABELED, ("fedmcp", *KINDS_OF_METHODS)))

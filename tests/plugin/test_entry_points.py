@@ -138,7 +138,7 @@ def test_commands_list_them(installed, silotune) -> None:
         ("uplink={name: sign, stop: 1}", "unknown key 'uplink.stop'"),
         ("uplink={name: sign, rounding: nearest}", "rounding belongs to uplink=int8 or uplink=int4"),
         ("uplink=sign,int8", f"then one of {', '.join(ALL_CODECS)} (got sign,int8)"),
-        ("aggregation=midrang", "'multi-krum', 'fedmomentum', 'midrange' or 'shrunk-mean' (got 'midrang')"),
+        ("aggregation=midrang", "'ifca', 'midrange', 'q-fedavg' or 'shrunk-mean' (got 'midrang')"),
         (
             "head=scaled",
             "must be 'mlp', 'linear', 'verbalizer', 'lm', 'dpo', 'entities' or 'scaled-linear' (got 'scaled')",

@@ -58,10 +58,12 @@ SENT = {
     "scaffold": {"global", "global_c"},
     "feddyn": {"global"},
     "fedproto": {"prototypes"},
+    "ifca": {"global", "head"},
 }
 """Sent parts by the papers; heads are private unless the case shares them, the demo's baselines have two adapters."""
 
 ONLY_DOWN = {"fedsvd": {"lora_A"}, "fedex-lora": {"delta"}, "flora": {"delta"}, "fedmomentum": {"delta"}}
+ONLY_DOWN["ifca"] = {"global-1", "head-1"}
 """Shared parts that silos receive and never send."""
 
 

@@ -98,6 +98,7 @@ CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
     "fedmcp, full": Case("fedmcp", ("tuner=full",)),
     "fedfame": Case("fedfame", _SEMI_SUPERVISED, one_task=True),
     "fedproto": Case("fedproto", UNPARTITIONED, one_task=True),
+    "ifca": Case("ifca", UNPARTITIONED, one_task=True),
     "server-only": Case("server-only", _SEMI_SUPERVISED, one_task=True),
     "feddpa-t, dropout": Case("feddpa-t", ("tuner=lora", "tuner.dropout=0.3")),
     "fedavg, dora": Case(
@@ -115,6 +116,8 @@ CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
             *("train.label_smoothing=0.1", "train.class_weights=balanced", "method.adapters=1"),
         ),
     ),
+    "fedavg, q-fedavg": Case("fedavg", ("aggregation=q-fedavg",)),
+    "fedavg, afl": Case("fedavg", ("aggregation=afl", "aggregation.mixture_lr=0.5")),
     "fedavg, server adam": Case("fedavg", ("server.optimizer=adam", "server.lr=0.01")),
     **{f"{name}, ranks": Case(name, (*_RANKS, *more)) for name, more in RANKED.items()},
     "hetlora, pruned ranks": Case("hetlora", (*_RANKS, "method.prune=0.5", "method.penalty=0.1", "train.lr=0.05")),
@@ -122,13 +125,14 @@ CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
 
 KINDS = (
     *("fedmcp", "scaffold", "ffa-lora", "rolora", "apfl", "pfedme", "flora, ranks", "fdlora", "feddpa-t, dropout"),
-    *("la-lora", "fedproto", "fedfame", "server-only", "fedmcp, entities"),
+    *("la-lora", "fedproto", "fedfame", "server-only", "fedmcp, entities", "ifca"),
 )
 """The cases of `make test`, which together declare all that a method can (`tests/methods/test_kinds.py`): private parts
 with anchors and a loss that couples rows; an aggregation of a part's own; fixed parts; learned weights, and constants
 of trained parts; several steps on a batch, and parts that take turns; ranks, and parts that are redrawn; a final phase,
 and rounds of several kinds, odd and even; weights of each text; parts that are gathered; a phase of the server, and a
-memory; rows of one party; a head that reads positions. The other cases run in `make test-all`."""
+memory; rows of one party; a head that reads positions; a number that the aggregation reads, and its state. The other
+cases run in `make test-all`."""
 
 
 def of_kinds(names: Iterable[str], short: Collection[str]) -> list[ParameterSet]:

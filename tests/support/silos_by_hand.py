@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from silotune.aggregation import Update
+from silotune.aggregation import Update, score_read_by
 from silotune.core.tensors import copy, flatten
 from silotune.methods.parts import Scope, names_with
 from silotune.training.silo import SiloState
@@ -47,7 +47,8 @@ def run_rounds(federation, rounds=2, sampled=None):
             silo.state = SiloState({name: result.state[name] for name in private}, result.memory)
             sent = flatten({name: result.state[name] for name in federation.method.sends(number)})
             own = None if received is coordinator.shared else flatten(received)
-            updates.append(Update(silo.name, sent, silo.rows, own))
+            score = result.metrics.get(score_read_by(federation.config.aggregation.name))
+            updates.append(Update(silo.name, sent, silo.rows, own, score))
         if coordinator.communicates:
             coordinator.aggregate(updates, number)
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
-from silotune.aggregation.broadcast_aggregation import BroadcastAggregation, RankAggregation, SiloAggregation
+from silotune.aggregation.broadcast_aggregation import (
+    RECEIVED_LOSS,
+    BroadcastAggregation,
+    RankAggregation,
+    SiloAggregation,
+)
+from silotune.aggregation.fairness import AgnosticMean, QFedAvg
 from silotune.aggregation.mean import by_samples, uniform, weighted_mean
 from silotune.aggregation.robust import median
 from silotune.aggregation.update import (
@@ -24,18 +30,23 @@ __all__ = ["AGGREGATIONS", "Aggregation", "Update", "by_samples", "change_norm",
 
 __all__ += ["BY_ROWS", "BroadcastAggregation", "RankAggregation", "in_name_order", "register_aggregation"]
 
-__all__ += ["PartAggregation", "Server", "SiloAggregation", "weighted_mean"]
+__all__ += ["RECEIVED_LOSS", "PartAggregation", "Server", "SiloAggregation", "weighted_mean"]
 
 
 AGGREGATIONS: dict[str, Callable[..., Any]] = {
     "uniform": uniform,
     "samples": by_samples,
     "median": median,
+    "q-fedavg": QFedAvg,
+    "afl": AgnosticMean,
 }
-"""The aggregations of any method without options; `methods.catalog` adds those of one method."""
+"""The aggregations of any method; `methods.catalog` adds those of one method."""
 
 BY_ROWS = frozenset(
-    ("samples", "flexlora", "hetlora", "fedsvd", "fedex-lora", "flora", "lora-fair", "fedmomentum", "flora-na")
+    (
+        *("samples", "flexlora", "hetlora", "fedsvd", "fedex-lora", "flora", "lora-fair", "fedmomentum", "flora-na"),
+        *("q-fedavg", "ifca"),
+    )
 )
 """The built-in aggregations that weigh silos by their rows; the others weigh all alike."""
 
@@ -75,9 +86,14 @@ def _problem(value: object) -> str | None:
 registries.AGGREGATIONS.problem = _problem
 
 
-def issues_by_silo(name: str) -> bool:
-    """Return whether silos receive tensors of their own under an aggregation; False of a name that is not known."""
-    return _is_a(name, SiloAggregation)
+def may_have_state(name: str) -> bool:
+    """Return whether an aggregation may keep tensors from round to round; False of a name that is not known."""
+    return _is_a(name, BroadcastAggregation)
+
+
+def score_read_by(name: str) -> str:
+    """Return which number of silos' replies an aggregation reads; empty if none, or of a name that is not known."""
+    return str(getattr(registries.AGGREGATIONS.get(name), "reads", ""))
 
 
 def mixing_ranks(aggregation: Aggregation | BroadcastAggregation, ranks: Mapping[str, int]) -> RankAggregation:

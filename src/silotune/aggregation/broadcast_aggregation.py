@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 from silotune.aggregation.factor_pairs import cut_to_rank, deltas, factor_pairs
 from silotune.aggregation.server_optimizer import ServerOptimizer
 from silotune.aggregation.update import Update
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError
+
+RECEIVED_LOSS = "received_loss"
+"""The number of a reply that holds the loss of the received model over the silo's training rows, if it is asked for."""
+
+_NOTHING: Tensors = {}
+
+_NO_REPORT: Mapping[str, Any] = {}
 
 
 class BroadcastAggregation(ABC):
@@ -29,7 +37,12 @@ class BroadcastAggregation(ABC):
     its result holds together only as it is, so that no server optimizer may go a part of the way to it;
     `changes_add_up` that a silo's change of one round means the same in the next, so that what a codec left out may be
     sent later; `turns_factors` that the pairs of A and B it issues are others with the same product, in which a silo's
-    moments (`train.keep_optimizer`) mean nothing.
+    moments (`train.keep_optimizer`) mean nothing; `reads` names a number of silos' replies, which comes as
+    `Update.score`: `RECEIVED_LOSS`, which silos then measure, or a term that the method logs. It leaves a silo only
+    where its losses may (`share`), and is refused beside noise and masks, as it has neither.
+
+    `state` holds the tensors that it keeps from round to round, by name, and is in checkpoints; `report` holds what the
+    round's event says. Give both new values, do not change them in place.
     """
 
     name: ClassVar[str]
@@ -38,6 +51,13 @@ class BroadcastAggregation(ABC):
     adopted_whole: ClassVar[bool] = False
     changes_add_up: ClassVar[bool] = True
     turns_factors: ClassVar[bool] = False
+    reads: ClassVar[str] = ""
+    state: Tensors = _NOTHING
+    report: Mapping[str, Any] = _NO_REPORT
+
+    def accepts(self, score: float) -> bool:
+        """Return whether a silo's number is one that can be: by default finite, and not negative."""
+        return math.isfinite(score) and score >= 0
 
     @abstractmethod
     def aggregate(self, updates: Iterable[Update], before: Tensors) -> Tensors:
@@ -95,13 +115,7 @@ class RankAggregation(BroadcastAggregation):
 
 
 class SiloAggregation(BroadcastAggregation):
-    """An aggregation that issues other tensors to every silo. The coordinator's own are for the log alone.
-
-    `state` is what it keeps from round to round, by name; it is in checkpoints.
-    """
-
-    def __init__(self) -> None:
-        self.state: Tensors = {}
+    """An aggregation that issues other tensors to every silo. The coordinator's own are for the log alone."""
 
     @abstractmethod
     def issued(self, shared: Tensors, silo: str) -> Tensors:

@@ -12,13 +12,15 @@ from silotune.core.tensors import State, Tensors, clipping_factor, iter_change, 
 class Update:
     """A silo's shared tensors after a round, by "part/tensor" name, and the number of its training rows.
 
-    `received` holds the tensors of the broadcast that the silo got, where these are not the coordinator's own.
+    `received` holds the tensors of the broadcast that the silo got, where these are not the coordinator's own; `score`
+    the number that the aggregation reads (`BroadcastAggregation.reads`).
     """
 
     silo: str
     tensors: Tensors
     rows: int
     received: Tensors | None = None
+    score: float | None = None
 
     def before(self, shared: Tensors) -> Tensors:
         """Return the tensors from which the silo started, where the coordinator's own are `shared`."""

@@ -23,6 +23,7 @@ from silotune.methods.fedprox import FedProx
 from silotune.methods.fedrot import FedRotLoRA
 from silotune.methods.flora_na import FLoRANA, MixedFactors
 from silotune.methods.hetlora import HetLoRA, NormWeightedMeans
+from silotune.methods.ifca import IFCA, GroupMeans
 from silotune.methods.la_lora import LALoRA
 from silotune.methods.local import Centralized, Local, ServerOnly
 from silotune.methods.lora_factors import FedSALoRA, FFALoRA, RoLoRA
@@ -46,7 +47,7 @@ BUILT_IN: tuple[type[Method], ...] = (
     *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, APFL, PFedMe, FedMCP, FedFAME, FedProto, FedPrompt),
     *(FedIT, FedLoRA, FedDPAF, FedDPAT),
     *(FFALoRA, FedSALoRA, RoLoRA, FlexLoRA, HetLoRA, FedSVD, FedExLoRA, FLoRA, LoRAFAIR, FDLoRA, FedALT),
-    *(FedRotLoRA, FedMomentum, FLoRANA, LALoRA),
+    *(FedRotLoRA, FedMomentum, FLoRANA, LALoRA, IFCA),
 )
 
 OF_METHODS = (
@@ -58,6 +59,7 @@ OF_METHODS = (
     RestOfWorld,
     BalancedSVD,
     MixedFactors,
+    GroupMeans,
 )
 """Aggregations of one method that others may choose, too; LoRA-FAIR's is made with a key of the section."""
 

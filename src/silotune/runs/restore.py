@@ -6,7 +6,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from silotune.aggregation import issues_by_silo, uniform
+from silotune.aggregation import may_have_state, uniform
 from silotune.config import Config, load_resolved
 from silotune.config.head import PLAIN
 from silotune.config.validators import NAME_RULE, is_name
@@ -61,8 +61,8 @@ def restore(
     context = make_context(config, method, tasks.values(), backbone)
     silos = silos_without_rows(method, tasks)
     ranks, shared = context.initial.ranks, context.initial.shared(silos.values())
-    # where all silos receive the same nothing is computed, and an aggregation by a plug-in may be gone
-    computed = any(shared.values()) and (ranks or issues_by_silo(config.aggregation.name))
+    # without ranks and state nothing is computed, and an aggregation by a plug-in may be gone
+    computed = any(shared.values()) and (ranks or may_have_state(config.aggregation.name))
     aggregation = make_aggregation(config.aggregation, len(silos)) if computed else uniform
     coordinator = Coordinator(shared, aggregation, ranks=ranks)
     malicious = tuple((summary.get("attack") or {}).get("malicious", ()))

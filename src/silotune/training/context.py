@@ -41,6 +41,7 @@ class TrainingContext(PredictionContext):
         start: initial tensors of every adapter, or the parts of a finished run; None: all are drawn.
         tokens_at_once: the most tokens of a step's graph; None: `train.tokens_at_once`, where it is a number.
         rounds: rounds of the run, which a schedule of the learning rate may span.
+        measures: whether silos measure the loss of what they receive (`RECEIVED_LOSS`) before they train.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class TrainingContext(PredictionContext):
         rows_scored: int = 64,
         rows_written: int = 32,
         rounds: int = 1,
+        measures: bool = False,
     ) -> None:
         self.method = method
         super().__init__(
@@ -75,6 +77,7 @@ class TrainingContext(PredictionContext):
         self.seed = seed
         self.initial = InitialParts(backbone, method, self.parts, seed, start)
         self.rounds = rounds
+        self.measures = measures
         self.recipe = LossRecipe(train.label_smoothing, train.class_weights)
         own = train.tokens_at_once
         self.tokens_at_once = own if tokens_at_once is None and isinstance(own, int) else tokens_at_once

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from silotune.aggregation import (
     BY_ROWS,
@@ -126,6 +126,8 @@ class Coordinator:
         self.uplink = uplink
         self.shared_step: SharedStep | None = None
         """The step that a sum stands for where silos share one noise; None: a sum is of changes."""
+        self.report: Mapping[str, Any] = {}
+        """What the last aggregate's aggregation says of it; see `BroadcastAggregation`."""
         self.product_error: float | None = None
         """Of the last aggregate (`ProductError`), measured in rounds 1, 2, 4, 8 and so on; None in other rounds."""
         self._noise = noise
@@ -237,9 +239,20 @@ class Coordinator:
         if not self.communicates:
             return Received(reply)
         try:
-            return Received(reply, self.receive(number, reply.silo, reply.message))
+            update = self.receive(number, reply.silo, reply.message)
+            return Received(reply, replace(update, score=self._score_in(reply)))
         except MessageRefused as refusal:
             return Received(reply, refusal=str(refusal))
+
+    def _score_in(self, reply: SiloReply) -> float | None:
+        """Return the number in a reply that the aggregation reads; refuse a reply without it."""
+        aggregation = self._aggregation
+        if not isinstance(aggregation, BroadcastAggregation) or not aggregation.reads:
+            return None
+        score = reply.metrics.get(aggregation.reads)
+        if score is None or not aggregation.accepts(score):
+            raise MessageRefused(f"{aggregation.reads} is {score}, which aggregation={aggregation.name} cannot read")
+        return score
 
     def _check_norm(self, update: Update) -> None:
         """Refuse an update whose change has too large a norm."""
@@ -272,7 +285,7 @@ class Coordinator:
         """
         before = flatten(self.shared)
         ordered = iter(sorted(updates, key=lambda update: update.silo) if isinstance(updates, Sequence) else updates)
-        self.product_error = None
+        self.product_error, self.report = None, {}
         if self._noise is not None:
             assert number is not None, "each round has its own noise"
             noised = self._noise(self._sent_before(number), ordered, number)
@@ -289,10 +302,13 @@ class Coordinator:
             if self._own and not heads_alone:
                 ordered = self._watch_own(ordered, whole)
             in_common = self._in_common(before)
-            measured = not self.sums and (number is None or number & (number - 1) == 0)
+            plain = not getattr(self._aggregation, "reads", "")  # no mean of all silos by rows, nor a uniform one
+            measured = plain and not self.sums and (number is None or number & (number - 1) == 0)
             error = ProductError(in_common if measured else {}, self._by_rows, chosen)
             combined = self._combine(error.watch(ordered), in_common, heads_alone)
             self.product_error = error.of(combined)
+            if isinstance(self._aggregation, BroadcastAggregation) and not heads_alone:
+                self.report = self._aggregation.report
             own, kept = ({}, self._kept) if heads_alone else self._combine_own(whole)
             aggregate = before | self.optimizer.step(before, combined) | own
             try:
@@ -356,13 +372,12 @@ class Coordinator:
         """Return all state as one flat mapping, as in checkpoints and digests.
 
         Its names are `shared/part/tensor`, `server/…` of the server optimizer, `part/part/…` of aggregations of
-        parts, `mean/…` of the mean over rounds, and `aggregation/…` of an aggregation that issues other tensors to
-        every silo.
+        parts, `mean/…` of the mean over rounds, and `aggregation/…` of an aggregation with a state.
         """
         groups = {"shared": flatten(self.shared), "server": self.optimizer.state, "part": flatten(self._kept)}
         if self._mean is not None:
             groups["mean"] = self._mean.state
-        if isinstance(self._aggregation, SiloAggregation):
+        if isinstance(self._aggregation, BroadcastAggregation):
             groups["aggregation"] = self._aggregation.state
         return {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
 
@@ -376,7 +391,7 @@ class Coordinator:
         self._kept = unflatten(groups["part"])
         if self._mean is not None:
             self._mean.state = groups["mean"]
-        if isinstance(self._aggregation, SiloAggregation):
+        if isinstance(self._aggregation, BroadcastAggregation):
             self._aggregation.state = groups["aggregation"]
         elif groups["aggregation"]:
-            raise InputError("the checkpoint has silos' own tensors of an aggregation that is not known here")
+            raise InputError("the checkpoint has the state of an aggregation that is not known here")

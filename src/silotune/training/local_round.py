@@ -10,17 +10,19 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
+from silotune.aggregation import RECEIVED_LOSS
 from silotune.communication.privacy.noise import NoiseStream
 from silotune.config import TrainConfig
 from silotune.core import tensors as part_tools
+from silotune.core.randomness import Stream
 from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch, MicroBatch
 from silotune.errors import Diverged
@@ -149,12 +151,26 @@ class _SiloRound:
     @torch.no_grad()
     def gather(self, context: TrainingContext, phase: Phase, number: int) -> None:
         """Compute the parts of `Phase.gathers` in a pass over the silo's rows."""
-        for batch in phase_batches(context, self.silo, phase, number):
+        for step in self._pass_over_rows(context, phase, number):
+            gathered = {part: new(step) for part, new in phase.gathers.items()}
+            self.state |= {part: part_tools.copy(tensors) for part, tensors in gathered.items()}
+
+    @torch.no_grad()
+    def measure(self, context: TrainingContext, phase: Phase, number: int) -> None:
+        """Add the mean of a phase's loss over the silo's rows, as the round begins, to the metrics."""
+        once = replace(phase, name=RECEIVED_LOSS, epochs=1, steps_per_batch=1)
+        losses = [(len(step.batch), phase.loss(step)) for step in self._pass_over_rows(context, once, number)]
+        self.sums[RECEIVED_LOSS] = float(sum(rows * loss for rows, loss in losses))
+        self.counts[RECEIVED_LOSS] = sum(rows for rows, _ in losses)
+
+    def _pass_over_rows(self, context: TrainingContext, phase: Phase, number: int) -> Iterator[Step]:
+        """Yield the arguments of a phase's loss or functions batch by batch, while the silo is the one at work."""
+        for index, batch in enumerate(phase_batches(context, self.silo, phase, number)):
             views = context.program([self.mixes(context, phase, same=False)])(batch)
             step = Step(batch, views, self.state, self.received, self.memory, context.parts, recipe=context.recipe)
-            with local_training(self.training):
-                gathered = {part: new(step) for part, new in phase.gathers.items()}
-            self.state |= {part: part_tools.copy(tensors) for part, tensors in gathered.items()}
+            draws = Stream(context.seed, phase.name, self.silo.name, number, index)
+            with local_training(self.training), draws:
+                yield step
 
     def end(self, constant: Collection[str], skipped: int | None) -> None:
         """Detach all parts after a phase but constant ones; add its skipped steps, None where no loss is scaled."""
@@ -230,6 +246,9 @@ def train(
         asked = number if any(phase.when == "round" for phase in phases) else context.rounds + 1
         stream = None if privacy is None else privacy.stream(silo, asked, shared, kept)
         runs.append(_SiloRound(silo, state, received, context.backbone.place(kept.memory), training, stream, privacy))
+    for phase in [phase for phase in phases if phase.trains and phase.when == "round"][: int(context.measures)]:
+        for run in runs:
+            run.measure(context, phase, number)
     for phase in phases if privacy is None else each_alone(context.method, phases):
         members = [run for run in runs if run.enters(phase, number, context.views_draw)]
         leaves = [run.begin(phase) for run in members]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from silotune.aggregation import BY_ROWS
+from silotune.aggregation import BY_ROWS, score_read_by
 from silotune.communication.privacy.accountant import DELTA
 from silotune.config import BackboneConfig, Config
 from silotune.config.coordinator import AggregationConfig
@@ -36,6 +36,11 @@ def check_settings(settings: SiloSettings, config: Config) -> None:
         raise HandshakeRefused(
             f"{who}: aggregation={config.aggregation.name} weighs silos by their rows, and this one does not say how "
             "many it has; allowed: uniform, median, trimmed-mean, krum, multi-krum"
+        )
+    if (score := score_read_by(config.aggregation.name)) and "loss" not in settings.share:
+        raise HandshakeRefused(
+            f"{who}: aggregation={config.aggregation.name} reads {score}, and this one does not say its losses "
+            "(share); allowed: samples, uniform"
         )
     names_colluders = settings.masked is not None and settings.masked.colluders is not None
     if config.privacy.shares and settings.policy.preset == "private" and not names_colluders:
@@ -110,7 +115,9 @@ def _check_unit(settings: SiloSettings, config: Config) -> None:
 
 def local_config(settings: SiloSettings, config: Config, split_seed: int | None) -> Config:
     """Return the configuration with this machine's paths, for this silo alone, whose rows `split_seed` splits."""
+    name = config.aggregation.name
     anything = METHODS.find(config.method.name).aggregations is None and not config.aggregation.secure
+    anything = anything and not score_read_by(name)
     update: dict[str, Any] = {
         "backbone": _backbone(settings, config),
         "start": own_start(settings, config),
@@ -119,7 +126,7 @@ def local_config(settings: SiloSettings, config: Config, split_seed: int | None)
         "sampling": SamplingConfig(),
         # the coordinator's matter, but some methods name the ones that they are defined for
         "aggregation": AggregationConfig(
-            name="uniform" if anything else config.aggregation.name,
+            name="uniform" if anything else name,
             secure=config.aggregation.secure,
             **_size_of_sums(settings, config),
         ),

@@ -246,7 +246,7 @@ def _logged(run: FinishedRun) -> Iterator[tuple[str, int, str, float]]:
         if kind == "round":
             scores = (event.get("validation") or {}).items()
             yield from ((name, number, "validation", float(value)) for name, value in scores if value is not None)
-        elif kind == "aggregation":
+        elif "product_error" in event:
             yield silo, number, "product_error", float(event["product_error"])
         elif kind in ("silo", "server", "final"):
             yield silo, number, "seconds", event.get("seconds", 0.0)

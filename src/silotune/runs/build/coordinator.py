@@ -154,6 +154,12 @@ def build_coordinator(
             f"aggregation={config.aggregation.name}: every silo receives tensors of its own, not one mean; allowed: "
             "server.optimizer=none, server.lr=1, no aggregation.noise_multiplier"
         )
+    if getattr(aggregation, "reads", "") and (config.privacy.unit is not None or config.uplink.noise is not None):
+        key = "privacy.unit" if config.privacy.unit is not None else "uplink"
+        raise InputError(
+            f"{key}: aggregation={config.aggregation.name} reads a number of silos' rows that has no noise; allowed: "
+            "samples, uniform"
+        )
     own = context.method.aggregations_of_parts if communicates else {}
     if config.aggregation.secure:
         _check_sums(config, context.method, silos)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from silotune.aggregation import RECEIVED_LOSS, score_read_by
 from silotune.config import BackboneConfig, Config
 from silotune.data.rows import SiloData
 from silotune.data.tasks import Task
@@ -139,4 +140,5 @@ def make_context(config: Config, method: Method, tasks: Iterable[Task], backbone
         rows_scored=rows_scored(config, backbone),
         rows_written=rows_written(config, backbone, head),
         rounds=config.rounds,
+        measures=score_read_by(config.aggregation.name) == RECEIVED_LOSS,
     )

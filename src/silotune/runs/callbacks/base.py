@@ -48,7 +48,7 @@ class RoundEnd:
     @property
     def product_error(self) -> float | None:
         """The error of averaging LoRA's A and B (docs/federated-lora.md); None in rounds without it."""
-        found = [event["product_error"] for event in self.events if event.get("event") == "aggregation"]
+        found = [event["product_error"] for event in self.events if "product_error" in event]
         return float(found[-1]) if found else None
 
     def scalars(self) -> dict[str, float]:

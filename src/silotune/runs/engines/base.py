@@ -175,8 +175,9 @@ class Engine(ABC):
             self.folder.event("refused", round=round_number, silo=silo, reason=reason)
 
         coordinator.aggregate(in_name_order(updates, chosen), round_number, refuse, len(chosen))
-        if coordinator.product_error is not None:
-            self.folder.event("aggregation", round=round_number, product_error=coordinator.product_error)
+        error = {} if coordinator.product_error is None else {"product_error": coordinator.product_error}
+        if said := {**error, **coordinator.report}:
+            self.folder.event("aggregation", round=round_number, **said)
         self._judge_pending()
         contributed = [name for name in chosen if name in touched - refused]
         self._server_step(round_number)
