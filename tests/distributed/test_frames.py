@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import stat
 import struct
-import subprocess
 import sys
 import threading
 import time
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from silotune.cli.main import main
 from silotune.data.row_folder import read_rows, write_rows
 from silotune.data.rows import Row, SiloData, Splits
 from silotune.data.tasks import Task
@@ -100,9 +99,15 @@ def test_a_worker_that_breaks_off(short, message):
 # -- the process -------------------------------------------------------------------------------------------------------
 
 
+def command(*words):
+    sys.argv = ["silotune", *words]
+    main()
+
+
 @pytest.fixture
 def worker(short, data_folder, backbone_folder):
-    """`worker()` starts the real command and waits until it is ready; all are ended afterwards."""
+    """`worker()` starts the command in a fork, which has imported all, and waits until it is ready; all are ended
+    afterwards."""
     started = []
     tree = {
         "name": "alpha",
@@ -117,12 +122,12 @@ def worker(short, data_folder, backbone_folder):
     path.write_text(yaml.safe_dump(tree), encoding="utf-8")
 
     def start():
-        words = [sys.executable, "-m", "silotune", "worker", str(path)]
-        process = subprocess.Popen(words, stderr=subprocess.DEVNULL, start_new_session=True)
+        process = get_context("fork").Process(target=command, args=("worker", str(path)))
+        process.start()
         started.append(process)
         until = time.monotonic() + 120
         while (message := ping(short / "w.sock")) is None or message["busy"]:
-            assert process.poll() is None
+            assert process.is_alive()
             assert time.monotonic() < until
             time.sleep(0.05)
         return process
@@ -131,9 +136,8 @@ def worker(short, data_folder, backbone_folder):
     start.config = path
     yield start
     for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=20)
+        process.kill()
+        process.join(20)
 
 
 def test_the_worker_survives_nonsense_and_a_kill_and_ends_when_told(worker, silotune: Silotune):
@@ -154,12 +158,13 @@ def test_the_worker_survives_nonsense_and_a_kill_and_ends_when_told(worker, silo
     assert second.code == 2
     assert "another one answers" in second.err
     process.kill()
-    process.wait(timeout=30)
+    process.join(30)
     assert worker.socket.exists()  # left behind
     process = worker()
     assert ping(worker.socket)["pid"] == process.pid
     process.terminate()
-    assert process.wait(timeout=30) == 0
+    process.join(30)
+    assert process.exitcode == 0
     assert not worker.socket.exists()
 
 

@@ -54,7 +54,7 @@ class Federation:
 
     def work(self, done: threading.Event) -> None:
         """Let `up` work, and operators approve whatever waits."""
-        while not done.wait(0.3):
+        while not done.wait(0.05):
             self.scheduler.tick()
             for local in self.locals.values():
                 decisions = Approvals(Path(local.folder))

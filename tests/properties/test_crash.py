@@ -89,9 +89,9 @@ def crash_everywhere(
             raise AssertionError(f"after a crash before {changes[at]!r}") from error
 
 
-@pytest.mark.parametrize("start", [0, 2])
+@pytest.mark.parametrize("start", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_a_crash_before_a_change_of_a_file(federate, crash_points, start, tmp_path):
-    """Every second change of a run of Local; the long test takes all changes of more methods."""
+    """Every fourth change of a run of Local; the long tests take all changes of more methods."""
     crash_everywhere(federate, crash_points, "local", tmp_path, slice(start, None, 4))
 
 

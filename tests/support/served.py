@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import uvicorn
 
 from silotune.serve.commands import _listen
@@ -35,7 +34,10 @@ class Server:
     def post(self, path: str, body: Any, key: str = "none") -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=body, headers={"Authorization": f"Bearer {key}"}, timeout=60)
 
-    def client(self, key: str = "none") -> openai.OpenAI:
+    def client(self, key: str = "none") -> Any:
+        """A client of OpenAI's package, which takes a second to import."""
+        import openai
+
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import _one_thread, _own_cache, backbone_folder, data_folder, tiny_config
 from tests.plugin.conftest import install
 from tests.support.federate import federate, reference, silos_folder, small_backbone
+from tests.support.fixtures import _one_thread, _own_cache, backbone_folder, data_folder, tiny_config
 
 __all__ = ["_one_thread", "_own_cache", "backbone_folder", "data_folder", "federate", "reference", "silos_folder"]
 __all__ += ["small_backbone", "tiny_config"]
