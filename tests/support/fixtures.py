@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from silotune.config import Config
+from silotune.core import records
 from silotune.models.backbone import loading
 from silotune.models.backbone.backbone import Backbone
 from silotune.runs.build.builder import build
@@ -47,6 +48,15 @@ def _models_are_read_once() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "_read", ReadOnce(loading._read))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _records_do_not_wait_for_the_disk() -> Iterator[None]:
+    """A transaction waits for longer than most tests take; a killed process loses nothing without, a machine might."""
+    assert records.SYNCHRONOUS == "FULL"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "SYNCHRONOUS", "OFF")
         yield
 
 

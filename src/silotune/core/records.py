@@ -29,6 +29,9 @@ _PATIENCE = 60.0
 
 _START = "0" * 64
 
+SYNCHRONOUS = "FULL"
+"""SQLite's setting: a transaction has ended when it is on the disk, not only with the system."""
+
 
 class Records:
     """The records in a folder; the file is made with its first use. Threads and processes may share it.
@@ -90,7 +93,7 @@ class Records:
         self.path.touch(mode=0o600)
         # an isolation level of None: transactions begin and end where `transaction` says so
         self._connection = sqlite3.connect(self.path, _PATIENCE, isolation_level=None, check_same_thread=False)
-        self._connection.execute("PRAGMA synchronous = FULL")
+        self._connection.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
         self._connection.execute("PRAGMA secure_delete = ON")  # erased secrets are overwritten
         self._connection.executescript(f"BEGIN; {_AUDIT}; {self._tables}; COMMIT")  # one write for all tables
         return self._connection
