@@ -40,6 +40,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, encoding: str, *words: object) -> s
         return content.getvalue().decode("utf-8" if encoding == "ascii" else encoding)  # click writes UTF-8 there
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "gbk"])
 def test_a_command_ends_whatever_the_console_can_show(finished, monkeypatch, encoding):
     monkeypatch.chdir(finished)

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 import yaml
 
+from silotune.cli.main import main
 from silotune.core import workers
 from silotune.runs import run as running
 from tests.support.command_line import Silotune
@@ -64,30 +66,25 @@ def test_the_resolved_configuration_can_itself_be_run(
     assert yaml.safe_load(texts[0])["train"]["lr"] == 0.002
 
 
-def interrupted(place: Path, rounds: int, wanted: str) -> subprocess.CompletedProcess[str]:
-    """A run that gets SIGINT as soon as a file of its folder is there."""
-    process = subprocess.Popen(
-        [*MAIN, *RUN, f"rounds={rounds}", "--out", "out"],
-        cwd=place,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        # a job started in the background by a shell ignores SIGINT, and so would its children
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + LONGEST
-    while not (place / "out" / wanted).exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=LONGEST)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+def forked(*words: str) -> None:
+    """Run the command in a fork, which has imported all; what it says on standard error is in a file."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background ignores it
+    sys.argv = ["silotune", *words]
+    with Path("stderr.txt").open("w", encoding="utf-8", buffering=1) as sys.stderr:
+        main()
 
 
 def test_ctrl_c_ends_with_130_and_resume_finishes(silotune: Silotune, place: Path) -> None:
-    ended = interrupted(place, LONG_RUN, "checkpoints/round-0002.json")
-    assert ended.returncode == 130, ended.stderr
-    assert ended.stderr.splitlines() == ["silotune: interrupted; what is finished is kept (run again with --resume)"]
+    process = get_context("fork").Process(target=forked, args=(*RUN, f"rounds={LONG_RUN}", "--out", "out"))
+    process.start()
+    deadline, wanted = time.monotonic() + LONGEST, place / "out" / "checkpoints" / "round-0002.json"
+    while not wanted.exists() and process.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGINT)
+    process.join(LONGEST)
+    said = (place / "stderr.txt").read_text()
+    assert process.exitcode == 130, said
+    assert said.splitlines() == ["silotune: interrupted; what is finished is kept (run again with --resume)"]
     done = [path.stem for path in (place / "out" / "checkpoints").glob("round-*.json")]
     assert 2 <= max(int(name.removeprefix("round-")) for name in done) < LONG_RUN
     assert not (place / "out" / "summary.json").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sqlite3
 from contextlib import suppress
 
@@ -87,7 +88,7 @@ def test_nothing_leaves_that_cannot_be_recorded(tiny_config, tmp_path):
 
 def test_the_commands_sum_up_and_find_a_changed_line(federated, silotune, tmp_path):
     out, link = federated
-    folder = out / "checkpoints" / "silos" / "beta"
+    folder = shutil.copytree(out / "checkpoints" / "silos" / "beta", tmp_path / "beta")
     (tmp_path / "silo.yaml").write_text(
         json.dumps({"name": "beta", "folder": str(folder), "rows": str(tmp_path), "share": [], "policy": "trusting"}),
         encoding="utf-8",

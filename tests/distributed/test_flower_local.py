@@ -16,6 +16,7 @@ from silotune.distributed.local.run_local import run_local
 from silotune.errors import InputError
 from silotune.runs.build.resolve import resolve
 from silotune.runs.run import run
+from silotune.runs.storage.readers import read_summary
 from silotune.runs.storage.run_folder import RunFolder
 from tests.support.command_line import Silotune
 from tests.support.method_cases import snapshot
@@ -28,12 +29,16 @@ LONG = ("fedfame", "fdlora", "fedalt", "fedprompt")
 
 
 @pytest.mark.parametrize("method", ["fedmcp", *(pytest.param(name, marks=pytest.mark.long) for name in LONG)])
-def test_flower_local_ends_with_the_bits_of_one_process(start, whole, method):
+def test_flower_local_ends_with_the_bits_of_one_process(silotune: Silotune, whole, tmp_path, monkeypatch, method):
     """`test_sessions.py` has all methods, without processes."""
     tasks = [] if method in ONE_TASK else ["data.tasks=[alpha,beta]"]
     config, expected = whole(method, *tasks, "rounds=2")
-    process, out = start(config)
-    summary = finished(process, out)
+    file, out = tmp_path / "run.yaml", tmp_path / "run"
+    file.write_text(dump(config), encoding="utf-8")
+    monkeypatch.setenv("TEST_RUN", str(out))  # of all processes that it starts
+    done = silotune("run", file, "--out", out, "--engine", "flower-local")
+    assert done.code == 0, done.err
+    summary = read_summary(out)
     assert bits(summary) == bits(expected)
     assert (summary["baselines"], summary["engine"]) == (expected["baselines"], "flower-local")
     assert summary.keys() == expected.keys()

@@ -72,6 +72,7 @@ def test_the_baseline_is_what_transformers_generates(finished, model_folder, pla
     assert scores == {"untouched": pytest.approx(rouge1(written, [row["label"] for row in own]))}
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_it_has_a_row_in_tables(finished, place, silotune, tmp_path):
     """In a report, and in the tables of a comparison."""
     assert silotune("report", "trained", "--out", "page.html").code == 0

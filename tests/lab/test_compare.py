@@ -152,6 +152,7 @@ def test_what_the_machine_decides_is_the_same_on_resume(silotune: Silotune, plac
     assert tree(place / "out" / "local-1") == before
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_cells_that_diverge_are_named_when_the_others_are_finished(
     silotune: Silotune, place: Path, backbone_folder, workers: int

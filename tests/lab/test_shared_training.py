@@ -42,6 +42,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone_folder) -> P
     return tmp_path
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.long)])
 def test_they_have_the_results_of_runs_of_their_own(place: Path, silotune: Silotune, workers: str) -> None:
     assert silotune(*PLAN, "--workers", workers, "--out", "all").code == 0
@@ -54,10 +55,15 @@ def test_they_have_the_results_of_runs_of_their_own(place: Path, silotune: Silot
         assert result(place / twin)["predicted"] != result(place / "all" / first)["predicted"]
 
 
-def test_a_cell_that_began_goes_on_itself(place: Path, silotune: Silotune) -> None:
+@pytest.mark.usefixtures("no_figures")
+def test_a_cell_that_began_or_lacks_the_others_checkpoints_trains_itself(place: Path, silotune: Silotune) -> None:
     words = (*PLAN, "--only", "feddpa-t*", "--out", "all")
     assert silotune(*words).code == 0
     before = result(place / "all" / "feddpa-t-fixed-1")
+    for name in ("feddpa-t-fixed-1", "feddpa-t-1/checkpoints"):
+        shutil.rmtree(place / "all" / name)
+    assert silotune(*words, "--resume").code == 0
+    assert result(place / "all" / "feddpa-t-fixed-1") == before
     for name in ("feddpa-t-1", "feddpa-t-fixed-1"):
         shutil.rmtree(place / "all" / name)
     own = ("method=feddpa-t", "method.weighting=fixed", "--out", "all/feddpa-t-fixed-1")
@@ -81,7 +87,8 @@ def test_where_rounds_are_scored_each_is_trained(words: tuple[str, ...]) -> None
 @pytest.mark.parametrize("method", of_kinds([name for name in METHODS if METHODS[name].at_prediction], ["feddpa-t"]))
 def test_training_does_not_read_what_a_method_names_for_prediction(method: str, tiny_config, tmp_path: Path) -> None:
     def state(name: str, *words: str) -> str:
-        config = tiny_config(method, "tuner=lora", "rounds=1", "train.steps=2", "evaluation.bootstrap=0", *words)
+        few = ("rounds=1", "train.steps=2", "data.validation_rows=4", "data.test_rows=4")
+        config = tiny_config(method, "tuner=lora", *few, *words)
         return run(config, out=tmp_path / name, progress=False).summary["state_sha256"]
 
     expected = state("plain")
@@ -95,13 +102,3 @@ def test_beams_share_a_training_and_the_longest_answer_does_not() -> None:
     given = ("data.validation_rows=0", "methods=fedit", "seeds=1")
     plan = read_comparison("feddpa-dataset1", given, ["one: head.beams=1", "short: head.max_new_tokens=5"])
     assert {*trained_by_others(plan.cells)} == {"fedit-one-1"}
-
-
-def test_without_the_others_checkpoints_a_cell_trains_itself(place: Path, silotune: Silotune) -> None:
-    words = (*PLAN, "--only", "feddpa-t*", "--out", "all")
-    assert silotune(*words).code == 0
-    before = result(place / "all" / "feddpa-t-fixed-1")
-    shutil.rmtree(place / "all" / "feddpa-t-fixed-1")
-    shutil.rmtree(place / "all" / "feddpa-t-1" / "checkpoints")
-    assert silotune(*words, "--resume").code == 0
-    assert result(place / "all" / "feddpa-t-fixed-1") == before

@@ -89,11 +89,10 @@ def test_names_are_listed_before_they_are_loaded_and_documented() -> None:
     names, completed = fresh(
         "import silotune, sys, rlcompleter; print(dir(silotune)); assert 'torch' not in sys.modules;"
         "c = rlcompleter.Completer({'silotune': silotune});"
-        "print(c.complete('silotune.load_r', 0), c.complete('silotune.register_a', 0))"
+        "print(c.complete('silotune.Conf', 0))"
     ).splitlines()
     assert all(repr(name) in names for name in silotune.__all__)
-    assert "silotune.load_run" in completed
-    assert "silotune.register_aggregation" in completed
+    assert "silotune.Config" in completed
     said = pydoc.plain(pydoc.render_doc(silotune))
     assert all(name in said for name in silotune.__all__ if name != "__version__")
     assert f"VERSION\n    {silotune.__version__}" in said

@@ -257,7 +257,7 @@ class Federate:
             *(["data.task=alpha"] if chosen.one_task else []),
             f"train.batch_size={BATCH}",
             f"rounds={ROUNDS}",
-            "evaluation.bootstrap=0",  # takes time in every run
+            "evaluation.bootstrap=0",
             *chosen.overrides,
             *overrides,
         ]

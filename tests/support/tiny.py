@@ -298,6 +298,7 @@ def tiny_overrides(method: str, backbone: Path, data: Path) -> list[str]:
         *([] if own_aggregation else ["aggregation=uniform"]),
         "precision=fp32",
         "threads=1",
+        "evaluation.bootstrap=20",  # 1,000 resamples take as long as a silo's rounds
         "rounds=2",
         "train.max_length=32",
         "train.batch_size=8",

@@ -117,12 +117,17 @@ _AS_LORA = {
 PAIRS = [(kind, family) for kind in KINDS for family in FAMILIES if (kind, family) not in UNSUPPORTED | _AS_LORA]
 
 
-def as_parameters(pairs):
-    """Return pairs as parameters of a suite; those of LoRA and of `FORMS` run in `make test`."""
-    return [
-        pytest.param(kind, family, marks=() if kind == "lora" or family in FORMS else pytest.mark.long)
-        for kind, family in pairs
-    ]
+def as_parameters(pairs, together=True):
+    """Return pairs as parameters of a suite; those of LoRA and of `FORMS` run in `make test`.
+
+    Where tuner and family do not act `together`, it has each other tuner on one of `FORMS`, in turn.
+    """
+
+    def short(kind, family):
+        own = [form for form in FORMS if together or (kind, form) in PAIRS]
+        return kind == "lora" or family in (own if together else own[[*KINDS].index(kind) % len(own) :][:1])
+
+    return [pytest.param(*pair, marks=() if short(*pair) else pytest.mark.long) for pair in pairs]
 
 
 LENGTHS = (7, 3, 6, 4)

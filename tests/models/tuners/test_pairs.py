@@ -25,6 +25,7 @@ from tests.support.tuner_families import (
 from tests.support.views import encoded_views
 
 pairs = pytest.mark.parametrize(("kind", "family"), as_parameters(PAIRS))
+each_alone = pytest.mark.parametrize(("kind", "family"), as_parameters(PAIRS, together=False))
 
 
 @pairs
@@ -122,7 +123,7 @@ def test_rows_of_different_mixes_are_as_each_row_alone(kind, family):
         torch.testing.assert_close(together[row], alone[0], rtol=0, atol=1e-10)
 
 
-@pairs
+@each_alone
 def test_bfloat16_is_near_float32(kind, family):
     tuner, inputs = make_tuner(kind), batch(family)
     exact = shared_backbone(family)
@@ -137,7 +138,7 @@ def test_bfloat16_is_near_float32(kind, family):
     assert all(tensor.grad.dtype is torch.float32 and torch.isfinite(tensor.grad).all() for tensor in part.values())
 
 
-@pairs
+@each_alone
 def test_checkpointing_changes_neither_states_nor_gradients(kind, family):
     tuner, inputs = make_tuner(kind), batch(family)
     results = []
