@@ -72,7 +72,7 @@ def test_a_folder_says_its_kind(tmp_path: Path) -> None:
         (
             {"kind": "ranking"},
             1,
-            "kind of data file .* 'ranking'; allowed: classification, entities, multilabel, regression",
+            "kind of data file .* 'ranking'; allowed: classification, entities, multilabel, regression, retrieval",
         ),
         ({"kind": "multilabel", "label_names": ["a", "b"]}, ["c"], "row 1: 'label': unknown label 'c'; allowed: a, b"),
         ({"kind": "multilabel", "label_names": ["a", "b"]}, [2], "unknown label 2"),

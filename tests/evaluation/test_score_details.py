@@ -42,7 +42,7 @@ def test_a_loss_alone_needs_no_answers():
 
 
 def test_pairs_have_no_perplexity():
-    assert metrics(Measured(0.5, loss=0.5), written_rows(None, pairs=True)) == {"loss": 0.5}
+    assert metrics(Measured(0.5, loss=0.5), written_rows(None, sizes=[2, 2])) == {"loss": 0.5}
 
 
 def test_the_area_has_its_interval_where_it_is_the_metric():

@@ -141,7 +141,7 @@ def test_commands_list_them(installed, silotune) -> None:
         ("aggregation=midrang", "'ifca', 'midrange', 'q-fedavg' or 'shrunk-mean' (got 'midrang')"),
         (
             "head=scaled",
-            "must be 'mlp', 'linear', 'verbalizer', 'lm', 'dpo', 'entities' or 'scaled-linear' (got 'scaled')",
+            "must be 'mlp', 'linear', 'verbalizer', 'lm', 'dpo', 'entities', 'retrieval' or 'scaled-linear' (got ",
         ),
         ("method=halffedavg", "unknown method 'halffedavg' (did you mean 'half-fedavg'?)"),
     ],

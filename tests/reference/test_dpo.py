@@ -34,7 +34,7 @@ def dpo(tmp_path, tmp_path_factory):
 
 def pairs(lengths):
     ids = [[7] * length for length in lengths]
-    return TokenizedRows(TASK, ids, None, torch.zeros(len(ids), dtype=torch.int64), pairs=True)
+    return TokenizedRows(TASK, ids, None, torch.zeros(len(ids), dtype=torch.int64), sizes=[2] * (len(ids) // 2))
 
 
 def test_the_loss_is_the_formula_whatever_the_rows_order():

@@ -46,13 +46,13 @@ ROUNDS = 2
 class Case:
     """A method and further settings. With `one_task` all silos hold one task, so that a head may be shared.
 
-    With `marked` that task is one of entities.
+    With `rows` that task is one of entities (`marked`) or retrieval (`asked`).
     """
 
     method: str
     overrides: tuple[str, ...] = ()
     one_task: bool = False
-    marked: bool = False
+    rows: str = ""
 
     @property
     def plain(self) -> Method:
@@ -94,7 +94,8 @@ RANKED = {
 CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
     "fedavg, shared head": Case("fedavg", ("head.scope=shared", "tuner=lora", "method.adapters=1"), one_task=True),
     "fedmcp, shared heads": Case("fedmcp", ("head.scope=shared",), one_task=True),
-    "fedmcp, entities": Case("fedmcp", ("head=entities", "data.labels=[PER,LOC]"), one_task=True, marked=True),
+    "fedmcp, entities": Case("fedmcp", ("head=entities", "data.labels=[PER,LOC]"), one_task=True, rows="marked"),
+    "fedmcp, retrieval": Case("fedmcp", ("head=retrieval",), one_task=True, rows="asked"),
     "fedmcp, full": Case("fedmcp", ("tuner=full",)),
     "fedfame": Case("fedfame", _SEMI_SUPERVISED, one_task=True),
     "fedproto": Case("fedproto", UNPARTITIONED, one_task=True),
@@ -125,14 +126,14 @@ CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
 
 KINDS = (
     *("fedmcp", "scaffold", "ffa-lora", "rolora", "apfl", "pfedme", "flora, ranks", "fdlora", "feddpa-t, dropout"),
-    *("la-lora", "fedproto", "fedfame", "server-only", "fedmcp, entities", "ifca"),
+    *("la-lora", "fedproto", "fedfame", "server-only", "fedmcp, entities", "fedmcp, retrieval", "ifca"),
 )
 """The cases of `make test`, which together declare all that a method can (`tests/methods/test_kinds.py`): private parts
 with anchors and a loss that couples rows; an aggregation of a part's own; fixed parts; learned weights, and constants
 of trained parts; several steps on a batch, and parts that take turns; ranks, and parts that are redrawn; a final phase,
 and rounds of several kinds, odd and even; weights of each text; parts that are gathered; a phase of the server, and a
-memory; rows of one party; a head that reads positions; a number that the aggregation reads, and its state. The other
-cases run in `make test-all`."""
+memory; rows of one party; a head that reads positions, and one whose loss couples rows; a number that the aggregation
+reads, and its state. The other cases run in `make test-all`."""
 
 
 def of_kinds(names: Iterable[str], short: Collection[str]) -> list[ParameterSet]:
@@ -146,7 +147,8 @@ every_method = pytest.mark.parametrize("method", of_kinds(METHODS, KINDS_OF_METH
 
 
 def write_silos(folder: Path) -> Path:
-    """`unlike/`: three tasks with unequal numbers of rows; `alike/`: one task in three silos, `marked/` with spans."""
+    """`unlike/`: three tasks with unequal numbers of rows; `alike/`: one task in three silos, `marked/` with spans,
+    `asked/` with passages."""
     for task, rows in TRAIN_ROWS.items():
         write_data(folder / "unlike", [task], {"train": rows, "validation": 9, "test": TEST_ROWS})
     for seed, (silo, rows) in enumerate(ONE_TASK_ROWS.items()):
@@ -154,12 +156,16 @@ def write_silos(folder: Path) -> Path:
         written = write_data(folder / f"seed{seed}", ["alpha"], splits, seed) / "alpha"
         (folder / "alike").mkdir(exist_ok=True)
         written.rename(folder / "alike" / silo)
-        (folder / "marked" / silo).mkdir(parents=True)
+        for kind in ("marked", "asked"):
+            (folder / kind / silo).mkdir(parents=True)
         for path in (folder / "alike" / silo).glob("*.jsonl"):
             texts = [json.loads(line)["sentence1"].split() for line in path.read_text(encoding="utf-8").splitlines()]
             tags = (["B-PER", "I-PER", *["O"] * (len(words) - 3), "B-LOC"] for words in texts)
             rows = [{"tokens": words, "tags": own} for words, own in zip(texts, tags, strict=True)]
             (folder / "marked" / silo / path.name).write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+            texts = texts[:10] if path.stem == "test" else texts  # so that silos fit into one forward
+            rows = [{"query": " ".join(words[1:4]), "passage": " ".join(words)} for words in texts]
+            (folder / "asked" / silo / path.name).write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return folder
 
 
@@ -249,7 +255,7 @@ class Federate:
         """Return the case's `key=value` words for the preset `demo`."""
         chosen = CASES[case]
         rows, data = (ONE_TASK_ROWS, "alike") if chosen.one_task else (TRAIN_ROWS, "unlike")
-        data = "marked" if chosen.marked else data
+        data = chosen.rows or data
         return [
             *tiny_overrides(chosen.method, self._folder, self._silos / data),
             f"data.tasks=[{','.join(rows)}]",

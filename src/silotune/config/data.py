@@ -103,11 +103,12 @@ class SiloConfig(Section):
     kind: str = Field(
         default="classification",
         description="the answer of a row: one label (`classification`), a number (`regression`), any number of labels "
-        "(`multilabel`), a text (`generation`), or marked spans of the text (`entities`).",
+        "(`multilabel`), a text (`generation`), marked spans of the text (`entities`), or the passage "
+        "that answers it (`retrieval`).",
     )
     metric: Metric | None = Field(
         default=None,
-        description="unset: accuracy; for other kinds pearson_spearman, micro_f1, rouge1, span_f1.",
+        description="unset: accuracy; for other kinds pearson_spearman, micro_f1, rouge1, span_f1, ndcg10.",
     )
     positive: str | None = Field(
         default=None,
@@ -130,6 +131,13 @@ class SiloConfig(Section):
         default=None,
         min_length=1,
         description="separator of the labels in a cell (`kind: multilabel`); unset, a comma.",
+    )
+
+    passages: ConfigPath | None = Field(
+        default=None,
+        min_length=1,
+        description="a file of further passages (column `passage`), among which those of test rows are ranked (`kind: "
+        "retrieval`).",
     )
 
     _known = field_validator("kind", mode="before")(one_of(KINDS))
@@ -163,10 +171,13 @@ class SiloConfig(Section):
     def _of_kind(self) -> SiloConfig:
         if self.label_separator is not None and self.kind != "multilabel":
             raise ValueError("label_separator belongs to kind: multilabel")
+        if self.passages is not None and self.kind != "retrieval":
+            raise ValueError("passages belongs to kind: retrieval")
         if self.positive is not None and self.kind not in ("classification", "generation"):
             raise ValueError(f"positive is a label of kind: classification (got kind: {self.kind})")
-        if self.labels is not None and self.kind == "regression":
-            raise ValueError("labels are those of classification; with kind: regression a row has a number")
+        if self.labels is not None and self.kind in ("regression", "retrieval"):
+            has = "number" if self.kind == "regression" else "passage"
+            raise ValueError(f"labels are those of classification; with kind: {self.kind} a row has a {has}")
         return self
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from silotune.config.registries import HEADS
 from silotune.config.section import ExtensibleSection, Section, one_of
@@ -32,12 +32,14 @@ class HeadConfig(ExtensibleSection):
         "beams": ("lm", "dpo"),
         "max_new_tokens": ("lm", "dpo"),
         "beta": ("dpo",),
+        **dict.fromkeys(("temperature", "negatives", "in_batch"), ("retrieval",)),
     }
 
     name: str = Field(
         default="mlp",
         description="`mlp` and `linear` classify a pooled state; `verbalizer` scores label words at a template's mask; "
-        "`lm` generates answers; `dpo` too, and trains on preference pairs; `entities` marks spans.",
+        "`lm` generates answers; `dpo` too, and trains on preference pairs; `entities` marks spans; `retrieval` "
+        "finds passages.",
     )
     scope: Literal["private", "shared"] = Field(
         default="private", description="one head for all silos, or one per silo."
@@ -87,6 +89,17 @@ class HeadConfig(ExtensibleSection):
         default=0.1, gt=0, description="β of the DPO loss; larger keeps the model nearer to the backbone (`dpo`)."
     )
     beams: int = Field(default=1, ge=1, le=64, description="number of beams (`lm`, `dpo`).")
+    temperature: float = Field(
+        default=0.05, gt=0, description="τ of InfoNCE; smaller pushes the nearest negatives away more (`retrieval`)."
+    )
+    negatives: int | None = Field(
+        default=None, ge=0, description="most of a row's own `negatives` in the loss; unset, all (`retrieval`)."
+    )
+    in_batch: bool = Field(
+        default=True,
+        description="whether passages of a batch's other rows are negatives, too (`retrieval`). `false` needs "
+        "`head.negatives`; it is for noise on rows.",
+    )
     max_new_tokens: int = Field(default=80, ge=1, le=4096, description="the longest answer (`lm`).")
 
     _known = field_validator("name", mode="before")(one_of(HEADS))
@@ -108,6 +121,12 @@ class HeadConfig(ExtensibleSection):
             lists[str(label)] = candidates
         return lists
 
+    @model_validator(mode="after")
+    def _has_negatives(self) -> HeadConfig:
+        if not self.in_batch and not self.negatives:
+            raise ValueError("in_batch=false leaves a row its own negatives; give head.negatives, how many, 1 or more")
+        return self
+
     @property
     def writes(self) -> bool:
         """Whether the head writes answers."""
@@ -116,7 +135,7 @@ class HeadConfig(ExtensibleSection):
     @property
     def pools(self) -> bool:
         """Whether the head may read a pooled state."""
-        return self.name not in (*self.owners["template"], "entities")
+        return self.name not in (*self.owners["template"], "entities", "retrieval")
 
     @property
     def chat_keys(self) -> list[str]:

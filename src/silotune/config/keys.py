@@ -35,6 +35,7 @@ class SiloKeys(TypedDict, total=False):
     column_separator: str | None
     rank: int | None
     label_separator: str | None
+    passages: str | PurePath | None
     rows: Table
 
 
@@ -65,6 +66,9 @@ class HeadKeys(TypedDict, total=False):
     choices: Literal["likelihood", "write"]
     beta: float
     beams: int
+    temperature: float
+    negatives: int | None
+    in_batch: bool
     max_new_tokens: int
 
 

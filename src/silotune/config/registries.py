@@ -132,12 +132,12 @@ METHODS: Registry[Any] = Registry("method", "silotune.methods.catalog")
 TUNERS: Registry[Any] = Registry("tuner", "silotune.models.tuners")
 
 HEADS: Registry[Any] = Registry(
-    "head", "silotune.models.heads", ("mlp", "linear", "verbalizer", "lm", "dpo", "entities")
+    "head", "silotune.models.heads", ("mlp", "linear", "verbalizer", "lm", "dpo", "entities", "retrieval")
 )
 
 KINDS: Registry[Any] = Registry(
     "kind",
-    reserved=("classification", "regression", "multilabel", "generation", "entities"),
+    reserved=("classification", "regression", "multilabel", "generation", "entities", "retrieval"),
     home="silotune.data.kinds",
 )
 """Kinds of tasks, subclasses of `silotune.data.kinds.Kind`."""

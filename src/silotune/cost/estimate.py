@@ -138,7 +138,7 @@ def estimate(method: str, words: Sequence[str] = (), *, count_flops: bool = True
     made = _method(config, shape)
     if count_flops:
         check_length("tokens", options["tokens"], made.setting.tuner, shape.backbone)
-    if made.setting.head.by_position:
+    if made.setting.head.task_kind not in ("classification", "generation"):
         raise InputError(f"cost: head={config.head.name} is not counted; head=linear computes nearly the same")
     task = Task("task", tuple(f"label {number}" for number in range(options["labels"])))
     with shape.mode:

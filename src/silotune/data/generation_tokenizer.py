@@ -77,8 +77,8 @@ class GenerationTokenizer:
         if any(bool(row.rejected) is not self.pairs for row in answered):
             found, head = ("no preference pairs", "lm") if self.pairs else ("preference pairs", "dpo")
             raise InputError(f"head: the rows of task {task.name!r} are {found}; allowed: {head}")
-        pairs = self.pairs and bool(answered)
-        if pairs:
+        sizes = [2] * len(rows) if self.pairs and answered else None
+        if sizes is not None:
             rows = [one for row in rows for one in (row, replace(row, answer=row.rejected))]
         labels = torch.zeros(len(rows), dtype=torch.int64)
         if not rows:
@@ -87,7 +87,7 @@ class GenerationTokenizer:
         choices = [options_of(row) for row in rows] if options else None
         if self.decoder_start is not None:
             written = self._encoder_decoder(task, rows, labels, answers, options)
-            return replace(written, pairs=pairs, choices=choices)
+            return replace(written, sizes=sizes, choices=choices)
         single = iter(self._prompt_and_answer([row for row in rows if not row.turns]))
         sequences = [self._numbered(task, n, row) if row.turns else next(single) for n, row in enumerate(rows)]
         return TokenizedRows(
@@ -100,7 +100,7 @@ class GenerationTokenizer:
             answers=[sequence.answer for sequence in sequences],
             prompts=[sequence.prompt for sequence in sequences],
             options=options,
-            pairs=pairs,
+            sizes=sizes,
             choices=choices,
         )
 

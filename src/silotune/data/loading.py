@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from silotune.config import Config, DataConfig
 from silotune.core.randomness import sampler
 from silotune.data.hub import HUB, HubSet, read_hub_set
+from silotune.data.kinds.retrieval import ranked_among
 from silotune.data.own_rows import with_own_rows
 from silotune.data.own_silos import own_sets, read_folder, task_folders
 from silotune.data.partition import partition_by_value, partition_rows, silo_names
@@ -193,7 +194,10 @@ def _partition(sets: dict[str, LabeledSet], config: Config, seed: int) -> list[S
 
 def _split_silo(name: str, labeled_set: LabeledSet, rule: SplitRule, seed: int, noised: bool = False) -> SiloData:
     rule = replace(rule, merge=rule.merge or labeled_set.unsplit)
-    return check_silo(SiloData(name, labeled_set.task, split(labeled_set.splits, rule, seed, name)), noised)
+    splits = split(labeled_set.splits, rule, seed, name)
+    if labeled_set.passages:
+        splits.test = ranked_among(splits.test, labeled_set.passages)
+    return check_silo(SiloData(name, labeled_set.task, splits), noised)
 
 
 def _split_rule(config: Config) -> SplitRule:

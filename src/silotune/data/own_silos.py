@@ -19,6 +19,7 @@ from silotune.data.generation_rows import Format, find_format, generation_rows, 
 from silotune.data.hub import read_hub_records
 from silotune.data.kinds import KINDS, Reading
 from silotune.data.kinds.entities import Entities
+from silotune.data.kinds.retrieval import read_passages
 from silotune.data.readers import (
     FORMATS,
     Record,
@@ -77,7 +78,8 @@ def own_sets(
                 for part, of_part in own_records.items()
             }
             splits = _splits(own_paths, own_records, rows, column, unit, declared)
-        sets[silo.name] = LabeledSet(task, splits, unsplit=len(rows) == 1)
+            passages = () if silo.passages is None else read_passages(Path(silo.passages), silo.encoding)
+        sets[silo.name] = LabeledSet(task, splits, len(rows) == 1, passages)
     return sets
 
 
@@ -243,6 +245,15 @@ def read_folder(
         task = make_task(name, culprit, "generation", metric=None if metric is None else str(metric))
         return LabeledSet(task, _splits(paths, records, rows, column, unit, noised))
     first = records["train"][0]
+    if {"query", "passage"} <= first.keys():
+        meta = folder / "meta.json"
+        metric = (_json(meta) if meta.is_file() else {}).get("metric")
+        task = make_task(name, f"data file {meta}", "retrieval", metric=None if metric is None else str(metric))
+        asked = {
+            split: target_rows(paths[split], own, ("query",), "passage", task, by_index=False, noised=noised)
+            for split, own in records.items()
+        }
+        return LabeledSet(task, _splits(paths, records, asked, column, unit, noised))
     if MARKED_COLUMNS[0] <= first.keys() or MARKED_COLUMNS[1] <= first.keys():
         reading = Reading(paths["train"], ("text",), "spans")
         names = partial(Entities().label_names, reading, records["train"])

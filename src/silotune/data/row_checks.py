@@ -9,7 +9,7 @@ from typing import Any
 
 from silotune.data.chat_template import ChatTemplate
 from silotune.data.kinds.regression import number_of
-from silotune.data.rows import Row, SiloData, Splits
+from silotune.data.rows import Row, SiloData, Splits, known_text
 from silotune.data.tasks import Task, label_spelling, metric_title
 from silotune.data.tokenized import TokenizedRows
 
@@ -44,7 +44,11 @@ def describe_rows(silo: SiloData) -> dict[str, Any]:
         equal whatever their case and white space.
     """
     splits: dict[str, list[Row]] = {name: getattr(silo.splits, name) for name in SPLITS}
-    keys = {name: [text_key(row) for row in rows] for name, rows in splits.items()}
+    found = silo.task.kind == "retrieval"  # a query may have several passages, a row each
+    keys = {
+        name: [(*text_key(row), *([known_text(silo.task, row)] if found else [])) for row in rows]
+        for name, rows in splits.items()
+    }
     seen, regression = {*keys["train"]}, silo.task.kind == "regression"
     return {
         "label_rows": {name: _label_counts(silo, rows) for name, rows in splits.items()},

@@ -114,11 +114,13 @@ class LabeledSet:
         task: the task.
         splits: its rows.
         unsplit: whether all rows come from one file (in `splits.train`) that is still to be split.
+        passages: among which those of test rows are ranked, too (`kind: retrieval`).
     """
 
     task: Task
     splits: Splits
     unsplit: bool = False
+    passages: tuple[str, ...] = ()
 
 
 @dataclass

@@ -31,6 +31,9 @@ LABEL_SET_METRICS = ("micro_f1", "macro_f1", "accuracy", "auroc")
 SPAN_METRICS = ("span_f1", "partial_f1", "span_recall")
 """Metrics of marked spans; the first is the usual one."""
 
+RANK_METRICS = ("ndcg10", "mrr", "recall1", "recall10")
+"""Metrics of ranked passages, one of which is right for a query; the first is the usual one."""
+
 LOSS_METRICS = ("loss", "perplexity")
 """Metrics that follow from the mean loss of the head; **lower is better**. They need no written answers."""
 
@@ -54,6 +57,10 @@ NAMES = {
     "span_f1": "span F1",
     "partial_f1": "partial span F1",
     "span_recall": "recall of spans",
+    "ndcg10": "nDCG@10",
+    "mrr": "MRR",
+    "recall1": "recall@1",
+    "recall10": "recall@10",
     "ece": "ECE",
     "log_loss": "log loss",
 }

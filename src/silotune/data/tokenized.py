@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
@@ -25,7 +26,7 @@ the micro-batch, the position in its tokens (decoder tokens, if the row has any)
 SOFT_AT = "soft_at"
 """Input of shape (rows,): the token before which each row's soft prompt goes. Without it, before the first."""
 
-_LISTS = ("types", "decoder", "reads", "targets", "answers", "prompts", "soft", "units", "choices")
+_LISTS = ("types", "decoder", "reads", "targets", "answers", "prompts", "soft", "units", "choices", "sizes")
 """Fields of `TokenizedRows` with one entry per row."""
 
 READ_COUNTS = "read_counts"
@@ -54,10 +55,12 @@ class TokenizedRows:
         prompts: number of tokens per row before the answer (generation, decoder-only models).
         soft: per row, the token before which its soft prompt goes; without it, the first.
         options: whether every prompt lists the allowed answers.
-        pairs: whether rows are preference pairs: a chosen answer, then a rejected one of the same prompt, and so on.
         poisoned: number of rows that an attacker added; they are trained on but excluded from all statistics.
         choices: per row, the answers that its prompt lists, where all rows have some.
         units: per row, its unit (`privacy.unit`; of held-out rows also `evaluation.unit`); None: every row is one.
+        sizes: per row, its number of sequences, where rows have several: a preference pair's chosen answer, then its
+            rejected one; or a query, its passage and its negatives. `ids`, `labels` and so on then have one entry for
+            each sequence.
         shares: how much a held-out row of each label counts in scores, shape (classes,), float64; None: each 1.
     """
 
@@ -73,10 +76,10 @@ class TokenizedRows:
     soft: list[int] | None = None
     options: bool = False
     poisoned: int = 0
-    pairs: bool = False
     units: list[str] | None = None
     choices: list[list[str]] | None = None
     shares: Tensor | None = None
+    sizes: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -99,11 +102,22 @@ class TokenizedRows:
     @property
     def examples(self) -> int:
         """Number of rows as the files have them: a preference pair is one."""
-        return len(self.ids) // 2 if self.pairs else len(self.ids)
+        return len(self.ids) if self.sizes is None else len(self.sizes)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether rows are preference pairs."""
+        return self.sizes is not None and not self.task.labeled
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return [0, *accumulate(self.sizes or ())]
 
     def sequences(self, examples: Sequence[int]) -> list[int]:
         """Return the indices of these rows' token ids: of both answers of a pair."""
-        return [2 * row + answer for row in examples for answer in (0, 1)] if self.pairs else list(examples)
+        if self.sizes is None:
+            return list(examples)
+        return [place for row in examples for place in range(self._ends[row], self._ends[row + 1])]
 
     @cached_property
     def longest(self) -> int:
@@ -116,7 +130,7 @@ class TokenizedRows:
         return max(map(len, self.decoder or [[]]))
 
     def first(self, count: int) -> TokenizedRows:
-        """Return the first rows, which are no pairs."""
+        """Return the first rows, each of one sequence."""
         lists = {name: value[:count] for name in _LISTS if (value := getattr(self, name)) is not None}
         return replace(self, ids=self.ids[:count], labels=self.labels[:count], **lists)
 
@@ -129,11 +143,7 @@ class TokenizedRows:
 
         lists = {name: concatenate(name) for name in _LISTS}
         labels, poisoned = joined_targets(self.labels, other.labels), self.poisoned + other.poisoned
-        fields: dict[str, Any] = lists | {
-            "options": self.options and other.options,
-            "poisoned": poisoned,
-            "pairs": self.pairs,
-        }
+        fields: dict[str, Any] = lists | {"options": self.options and other.options, "poisoned": poisoned}
         return TokenizedRows(self.task, self.ids + other.ids, labels=labels, **fields)
 
 

@@ -136,7 +136,8 @@ class Predictor:
 
 def logits(context: PredictionContext, state: State, rows: TokenizedRows) -> Tensor:
     """Return the logits of all rows, shape (rows, outputs), in the rows' order; flat where the head reads positions."""
-    predictor, result = Predictor.of(context, state, rows), torch.zeros(len(rows), rows.task.outputs)
+    rows = rows if rows.sizes is None else replace(rows, sizes=None)  # each sequence has a line
+    predictor, result = Predictor.of(context, state, rows), torch.zeros(len(rows), 0)
     flat: dict[int, Tensor] = {}
     for batch in _batches(context, rows):
         found, chosen = predictor.logits(batch).float().cpu(), batch.rows.tolist()
@@ -144,6 +145,7 @@ def logits(context: PredictionContext, state: State, rows: TokenizedRows) -> Ten
             assert rows.reads is not None, "the head's tokenizer says where it reads"
             flat |= zip(chosen, torch.split(found, [len(rows.reads[row]) for row in chosen]), strict=True)
         else:
+            result = result if result.shape[1] else found.new_zeros(len(rows), *found.shape[1:])
             result[batch.rows] = found
     return torch.cat([flat[row] for row in range(len(rows))]) if flat else result
 

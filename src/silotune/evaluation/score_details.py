@@ -80,11 +80,17 @@ class Bootstrap:
         """Return the interval of AUROC; None where it is not defined, as in resamples without rows of a class."""
         return None if METRICS["auroc"](rows) is None else self.of_average([rows], "auroc")
 
-    def of_targets(self, task: Task, logits: Tensor, targets: Tensor) -> dict[str, Interval]:
-        """Return intervals of the metrics of numbers or sets of labels, by the name of the metric."""
+    def of_targets(
+        self, task: Task, logits: Tensor, targets: Tensor, examples: int | None = None
+    ) -> dict[str, Interval]:
+        """Return intervals of the metrics of kinds without single labels, by the name of the metric.
+
+        `examples` is the number of rows where targets have several lines for each.
+        """
         if not len(targets):
             return {}
-        return self._intervals(np.ones(len(targets), dtype=int), partial(task.rules.scores, task, logits, targets))
+        counts = np.ones(examples or len(targets), dtype=int)
+        return self._intervals(counts, partial(task.rules.scores, task, logits, targets))
 
     def of_means(self, row_scores: Mapping[str, Sequence[float]]) -> dict[str, Interval]:
         """Return intervals of means over rows, in percent; `row_scores` has each row's score by metric, from 0 to 1."""
@@ -187,11 +193,11 @@ def balanced_matches(matches: Sequence[float], answers: Sequence[str]) -> float:
 
 
 def target_details(logits: Tensor, rows: TokenizedRows, bootstrap: Bootstrap) -> dict[str, Any]:
-    """Return `metrics` and `intervals` of numbers or sets of labels; `per_class` of these."""
+    """Return `metrics` and `intervals` of rows that have not one label each; `per_class` where labels have a table."""
     task = rows.task
     details: dict[str, Any] = {
         "metrics": all_scores(task, logits, rows.labels),
-        "intervals": bootstrap.of_targets(task, logits, rows.labels),
+        "intervals": bootstrap.of_targets(task, logits, rows.labels, rows.examples),
     }
     if counts := task.rules.by_label(task, logits, rows.labels):
         details["per_class"] = class_table(task, *counts)

@@ -18,7 +18,7 @@ from silotune.core.files import write_text
 from silotune.core.tensors import State
 from silotune.data.batching import make_batch
 from silotune.data.tokenized import TokenizedRows
-from silotune.errors import require_known
+from silotune.errors import InputError, require_known
 from silotune.evaluation.predict import Predictor, answers
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
@@ -238,6 +238,10 @@ def measure(
 
     `charged` returns the ε at a δ of what the silo answered in the run, by its ledger; None: as the run was planned.
     """
+    if context.head.couples_rows:
+        raise InputError(
+            f"release: no row has a loss of its own under head={context.head.name}; allowed: losses by row"
+        )
     (rows,), (evaluation,) = silo.train.values(), silo.evaluations.values()
     guarantee, own = federation.privacy, rows.examples
     shares = None if federation.context.row_privacy is None else federation.context.row_privacy.shares

@@ -28,12 +28,13 @@ TITLES = {
     BAG_OF_WORDS: "bag of words",
     "outside": "nothing marked",
     "gazetteer": "gazetteer",
+    "bm25": "BM25",
     UNTOUCHED: "untouched backbone",
     SHOWN: "untouched, after rows",
 }
 """Baseline → its title in tables."""
 
-WHERE_FOUND = (MEAN, "outside", "gazetteer", UNTOUCHED, SHOWN)
+WHERE_FOUND = (MEAN, "outside", "gazetteer", "bm25", UNTOUCHED, SHOWN)
 """Baselines that a table names only where a silo has one."""
 
 

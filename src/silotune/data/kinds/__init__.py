@@ -12,8 +12,9 @@ from silotune.data.kinds.entities import Entities
 from silotune.data.kinds.generation import Generation
 from silotune.data.kinds.multilabel import Multilabel
 from silotune.data.kinds.regression import Regression
+from silotune.data.kinds.retrieval import Retrieval
 
-_ALL: tuple[type[Kind], ...] = (Classification, Regression, Multilabel, Generation, Entities)
+_ALL: tuple[type[Kind], ...] = (Classification, Regression, Multilabel, Generation, Entities, Retrieval)
 
 KINDS: Registry[type[Kind]] = registries.KINDS
 

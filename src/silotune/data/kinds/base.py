@@ -144,6 +144,8 @@ class Kind(ABC):
     """The fewest label names of a task; 0: rows have no labels, but numbers or texts."""
     one_label: ClassVar[bool] = False
     """Whether each row has exactly one of the task's labels."""
+    gives: ClassVar[str] = "labels"
+    """What `serve` is asked for: `answers`, `labels`, `spans` or `vectors`."""
     by_position: ClassVar[bool] = False
     """Whether outputs lie flat, one for each position that a row is read at (`Head.by_position`)."""
 

@@ -50,6 +50,7 @@ class Entities(Kind):
     constant_name = "outside"
     least_labels = 1
     by_position = True
+    gives = "spans"
 
     @override
     def outputs(self, task: Task) -> int:

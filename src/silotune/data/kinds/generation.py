@@ -24,6 +24,7 @@ class Generation(Kind):
     answer = "text"
     metrics = (*TEXT_METRICS, *LOSS_METRICS)
     labeled = False
+    gives = "answers"
     least_labels = 0
 
     @override

@@ -10,9 +10,12 @@ from silotune.models.heads.base import PLAIN, Head, LossRecipe
 from silotune.models.heads.classifier import LinearHead, MLPHead
 from silotune.models.heads.entities import EntitiesHead
 from silotune.models.heads.lm import LanguageModelHead, PreferenceHead
+from silotune.models.heads.retrieval import RetrievalHead
 from silotune.models.heads.verbalizer import VerbalizerHead
 
-_ALL: tuple[type[Head], ...] = (MLPHead, LinearHead, VerbalizerHead, LanguageModelHead, PreferenceHead, EntitiesHead)
+_ALL: tuple[type[Head], ...] = (
+    *(MLPHead, LinearHead, VerbalizerHead, LanguageModelHead, PreferenceHead, EntitiesHead, RetrievalHead),
+)
 
 HEADS: Registry[type[Head]] = registries.HEADS
 
@@ -42,6 +45,7 @@ __all__ = [
     "LossRecipe",
     "MLPHead",
     "PreferenceHead",
+    "RetrievalHead",
     "VerbalizerHead",
     "register_head",
 ]

@@ -126,7 +126,7 @@ class Head(ABC):
     """Whether the head sets the position of the soft prompt in a row's text."""
     by_position: ClassVar[bool] = False
     """Whether its reading and outputs lie flat: one for each position of `TokenizedRows.reads`, row after row."""
-    couples_rows: ClassVar[bool] = False
+    couples_rows: bool = False
     """Whether its loss of a row depends on the other rows of the batch, as with in-batch negatives."""
     pooling: Pooling = "first"
     """How a classifier pools the last layer's states: the first token's, the last one's, or the mean."""

@@ -236,7 +236,7 @@ def prompt_rows(rows: TokenizedRows) -> TokenizedRows:
     ids = rows.ids
     if rows.prompts is not None:
         ids = [tokens[:prompt] for tokens, prompt in zip(rows.ids, rows.prompts, strict=True)]
-    return replace(rows, ids=ids, decoder=None, reads=None, targets=None, prompts=None, pairs=False)
+    return replace(rows, ids=ids, decoder=None, reads=None, targets=None, prompts=None, sizes=None)
 
 
 def token_losses(

@@ -249,5 +249,8 @@ def _checked_phases(context: TrainingContext, silo: Silo, every: bool) -> tuple[
         )
     for head in context.heads:
         if head.couples_rows:
-            raise InputError(f"privacy.unit: the loss of head={head.name} couples the rows of a batch; leave it out")
+            raise InputError(
+                f"privacy.unit: the loss of head={head.name} couples the rows of a batch; allowed: losses by row, "
+                "such as head=retrieval with head.in_batch=false"
+            )
     return phases, leaving

@@ -74,11 +74,14 @@ def _tokens(tokenizer: Any, rows: TokenizedRows, place: int) -> list[ShownToken]
     """Return the tokens of one row.
 
     In an encoder–decoder, the decoder's targets follow the encoder's tokens; of a preference pair, the rejected answer
-    follows the chosen one, each behind the prompt.
+    follows the chosen one, each behind the prompt; of a query, its passage and its negatives follow.
     """
-    if rows.pairs:
-        chosen, rejected = rows.sequences([place])
-        return [*_sequence(tokenizer, rows, chosen, "chosen"), *_sequence(tokenizer, rows, rejected, "rejected")]
+    if rows.sizes is not None:
+        own = rows.sequences([place])
+        parts = ["chosen", "rejected"] if rows.pairs else ["query", "passage", *["negative"] * len(own)]
+        return [
+            token for each, part in zip(own, parts, strict=False) for token in _sequence(tokenizer, rows, each, part)
+        ]
     return _sequence(tokenizer, rows, place, "text")
 
 
