@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from silotune.errors import InputError
 from silotune.runs.personal_model import load_model
@@ -38,9 +39,11 @@ def writer(runs):
 
 @pytest.fixture(scope="module")
 def server(runs, writer):
-    """A server of a run that writes, of one that gives labels, and of one that marks spans."""
+    """A server of a run that writes, of one that gives labels, of one that marks spans, and one that finds passages."""
     marking = shutil.copytree(runs.entities("bert", "lora").folder / "models" / "beta", runs.root / "marker")
-    with serving(writer.folder, runs.run("bert", "lora", "method={name: fedmcp}").folder, marking) as running:
+    finding = shutil.copytree(runs.retrieval("bert", "lora").folder / "models" / "beta", runs.root / "finder")
+    labels = runs.run("bert", "lora", "method={name: fedmcp}").folder
+    with serving(writer.folder, labels, marking, finding) as running:
         yield running
 
 
@@ -107,6 +110,13 @@ def test_labels_vectors_and_models(server, runs):
     assert vectors[2].embedding == pytest.approx(plain[2].embedding, abs=1e-6)
 
 
+def test_the_openai_client_gets_the_vectors_that_rank(server, runs):
+    found = server.client().embeddings.create(model="finder", input=SINGLE, encoding_format="float").data
+    expected = runs.retrieval("bert", "lora").model("beta").embed(SINGLE)
+    torch.testing.assert_close(torch.tensor([one.embedding for one in found]), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(expected.norm(dim=1), torch.ones(len(SINGLE)))
+
+
 def test_spans_have_places_in_the_text_as_sent(server, runs):
     texts = ["the cafe\u0301 was 👩 kind", "", "the garden was kind " * 50]  # the last is longer than train.max_length
     body = server.post("/v1/entities", {"model": "marker", "input": texts}).json()
@@ -138,6 +148,7 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("/v1/entities", {"model": "marker", "input": [["a", "b"]]}, 400, "invalid_value"),
     ("/v1/entities", {"model": "marker", "input": "kind " * 5000}, 400, "context_length_exceeded"),
     ("/classify", {"model": "marker", "input": "a"}, 400, "wrong_endpoint"),
+    ("/classify", {"model": "finder", "input": "a"}, 400, "wrong_endpoint"),
     ("/v1/explain", {"model": "alpha", "input": "a"}, 403, "forbidden"),
     ("/classify", {"model": "alpha", "input": "a" * 2**21}, 413, "too_large"),
     ("/nowhere", {}, 404, "not_found"),

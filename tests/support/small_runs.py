@@ -153,6 +153,16 @@ class Runs:
         words = ("head={name: entities}", "data.task=t", "data.labels=[PER,LOC]", f"data.path={folder}")
         return self.run(family, tuner, *words, "data.rows_per_silo=null", "data.merge=false", *overrides)
 
+    def retrieval(self, family: str, tuner: str, *overrides: str) -> silotune.Run:
+        """Return a finished run of two silos that find passages."""
+        folder = self.root / "questions"
+        rows = [{"query": text.split()[1], "passage": text} for text in SINGLE * 4]
+        for path in (folder / silo / f"{part}.jsonl" for silo in ("alpha", "beta") for part in ("train", "test")):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+        words = ("head={name: retrieval}", "data.task=t", f"data.path={folder}")
+        return self.run(family, tuner, *words, "data.rows_per_silo=null", "data.merge=false", *overrides)
+
 
 def tokenised(run: silotune.Run, silo: str, texts):
     """Tokenize texts as the run's head expects them."""

@@ -57,6 +57,11 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(help="A new file for the answers (.csv, .tsv, .jsonl, .parquet); default: stdout.")
     ] = None,
+    query: Annotated[
+        list[str] | None,
+        typer.Option(help="Of a model for retrieval: rank --file's passages (default: the silo's rows'); repeatable."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="The most passages for a query.")] = 10,
     precision: PrecisionOption = None,
     explain: Annotated[bool, typer.Option("--explain", help="Also say which parts answer, how weighted.")] = False,
 ) -> None:
@@ -69,6 +74,7 @@ def predict(
     A table's text columns are those that the silo trained on, unless --columns names others.
     Instructions (with an optional input after a tab) and conversations ({"messages": [{"role": …, "content": …}, …]})
     get a generated answer instead.
+    --query ranks passages: each query's best ones, a line each, with their cosine as score.
     --explain adds the weight of each part, and for FedDPA the text's alpha and the similarities that it is the mean of.
     """
     from silotune.data.readers import file_format
@@ -77,6 +83,12 @@ def predict(
 
     if text and file is not None:
         raise InputError("predict: --text and --file exclude each other; give one of them")
+    if query:
+        if text or columns is not None or explain:
+            raise InputError("predict: --query takes --file, --top, --out and --precision alone")
+        with _written(out) as write:
+            write(_ranked(load_model(run, silo, precision=precision), run, silo, query, file, top))
+        return
     is_table = file is not None and file_format(file)[0] not in ("", ".jsonl")  # lines of JSON are texts
     if columns is not None and not is_table:
         raise InputError("--columns: belongs to a --file that is a table (.csv, .tsv, .parquet)")
@@ -115,6 +127,32 @@ def _answers(model: PersonalModel, texts: list[Text], explain: bool) -> list[dic
         for answer, explanation in zip(answers, model.explain(texts), strict=True):
             answer |= {key: value for key, value in asdict(explanation).items() if value is not None}
     return [{"text": text, **answer} for text, answer in zip(texts, answers, strict=True)]
+
+
+def _ranked(
+    model: PersonalModel, run: Path, silo: str, queries: list[str], file: Path | None, top: int
+) -> list[dict[str, Any]]:
+    """Return the best passages for each query, of a file or of the rows that the silo was trained and tested on."""
+    from silotune.data.kinds.retrieval import read_passages
+    from silotune.data.readers import file_format
+    from silotune.runs.evaluation import own_passages
+
+    if any(not one.strip() for one in queries):
+        raise InputError("--query: is empty")
+    vectors = model.embed(queries)
+    if file is None:
+        passages = own_passages(run, silo)
+    elif file_format(file)[0]:
+        passages = [*read_passages(file)]
+    else:
+        with _opened(file, True) as opened:
+            passages = [str(line) for line in read_lines(_lines([], file, opened), str(file), (1,))]
+    best = (vectors @ model.embed(passages).T).topk(min(top, len(passages)))
+    return [
+        {"text": text, "rank": rank, "score": score, "passage": passages[place]}
+        for text, scores, places in zip(queries, best.values.tolist(), best.indices.tolist(), strict=True)
+        for rank, (score, place) in enumerate(zip(scores, places, strict=True), 1)
+    ]
 
 
 def _fields(prediction: Prediction) -> dict[str, object]:

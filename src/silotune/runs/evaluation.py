@@ -11,6 +11,8 @@ from silotune.config.tables import MEMORY_PREFIX, Table, table_rows
 from silotune.core.notebook import html_table
 from silotune.core.numeric import score_text
 from silotune.data.generation_rows import find_format, generation_rows, instruction_rows
+from silotune.data.kinds.retrieval import distinct, sequences_of
+from silotune.data.loading import load_absent, load_silos
 from silotune.data.readers import Record, read_records, read_text, require_columns, stream_records
 from silotune.data.rows import Row
 from silotune.data.targets import target_rows
@@ -18,6 +20,7 @@ from silotune.data.tasks import metric_title
 from silotune.errors import InputError
 from silotune.evaluation.predict import logits, measure
 from silotune.evaluation.score_details import LEVEL, Bootstrap, score_details
+from silotune.runs.build.resolve import read_config
 from silotune.runs.personal_model import PersonalModel, load_model
 from silotune.runs.run_result import Run
 from silotune.runs.storage.scored_rows import write_predictions
@@ -154,6 +157,16 @@ def labeled_rows(
     label = label or (own["label"] if own else "label")
     separator = own["separator"] if own else None
     return target_rows(path, records, columns, label, task, by_index=own is None, separator=separator)
+
+
+def own_passages(run: Path, silo: str) -> list[str]:
+    """Return the passages of a silo's rows, whose files are on this machine, each once."""
+    config = read_config(str(run / "config.yaml"))
+    data = next((data for data in (*load_silos(config), *load_absent(config)) if data.name == silo), None)
+    if data is None:
+        raise InputError(f"--query: the rows of silo {silo!r} are not here; give the passages as --file")
+    rows = [*data.splits.train, *data.splits.validation, *data.splits.test]
+    return distinct([each for row in rows for each in sequences_of(row)])
 
 
 def _text_columns(model: PersonalModel, record: Record, chosen: Sequence[str], option: str) -> tuple[str, ...]:

@@ -130,6 +130,8 @@ class PersonalModel:
         """Predict the labels or numbers of texts, or of pairs of texts, or mark spans in them."""
         if not self.task.labeled:
             raise InputError(f"predict: task {self.task.name!r} is one of generation; use write")
+        if self.task.rules.gives == "vectors":
+            raise InputError(f"predict: task {self.task.name!r} is one of retrieval; use embed (`predict --query`)")
         if self.task.rules.by_position:
             if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
                 raise InputError("predict: give a list of single texts")
@@ -137,6 +139,12 @@ class PersonalModel:
             outputs = logits(self.context, self.state, marked.rows) if len(marked.rows) else torch.zeros(0)
             return marked.predictions(outputs)
         return predictions(self.task, logits(self.context, self.state, self.encoded(texts)))
+
+    def embed(self, texts: Sequence[str]) -> Tensor:
+        """Return the vectors of queries or passages, of length 1, shape (texts, hidden), for a task of retrieval."""
+        if self.task.rules.gives != "vectors":
+            raise InputError(f"embed: task {self.task.name!r} is one of {self.task.kind}; use predict or write")
+        return logits(self.context, self.state, self.encoded(texts))
 
     def write(self, instructions: Sequence[Text], follow: Callable[[str], None] | None = None) -> list[str]:
         """Answer instructions, pairs of instruction and input, or conversations (lists of turns).

@@ -33,7 +33,12 @@ _Texts = tuple[Served, list[TokenizedRows], MarkedTexts | None]
 If spans are wanted, the rows are windows of the texts.
 """
 
-_ENDPOINTS = {"answers": "/v1/chat/completions", "spans": "/v1/entities", "labels": "/classify"}
+_ENDPOINTS = {
+    "answers": "/v1/chat/completions",
+    "spans": "/v1/entities",
+    "labels": "/classify",
+    "vectors": "/v1/embeddings",
+}
 
 _MOST_WINDOWS = 256
 """Windows of a request whose texts are marked."""
@@ -244,11 +249,15 @@ def _scored(job: Job, texts: _Texts, views: Sequence[View]) -> Scored:
     predictor, task = served.predictor, served.model.task
     tokens = sum(len(ids) for rows in parts for ids in rows.ids)
     if isinstance(work, Score) and work.wanted == "vectors":
-        vectors = [vector for view in views for vector in view[predictor.head.pooling].tolist()]
+        if served.gives == "vectors":
+            found = [predictor.logits_of(view, task) for view in views]
+        else:
+            found = [view[predictor.head.pooling] for view in views]
+        vectors = torch.cat(found).tolist()
         return Scored(served.digest, tokens, vectors=vectors)
     logits = torch.cat([predictor.logits_of(view, task) for view in views]).float().cpu()
-    found = predictions(task, logits) if marked is None else marked.predictions(logits)
-    return Scored(served.digest, tokens, found, task.labels)
+    said = predictions(task, logits) if marked is None else marked.predictions(logits)
+    return Scored(served.digest, tokens, said, task.labels)
 
 
 def _weights(served: Served, explanation: Explanation) -> dict[str, object]:

@@ -77,8 +77,8 @@ class Served:
     @property
     def gives(self) -> Wanted:
         """What is asked of it."""
-        task = self.model.task
-        return "answers" if not task.labeled else "spans" if task.rules.by_position else "labels"
+        wanted: Wanted = self.model.task.rules.gives
+        return wanted
 
     @cached_property
     def window(self) -> int:
