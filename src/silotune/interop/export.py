@@ -29,6 +29,7 @@ from silotune.interop.comparison import compare
 from silotune.interop.model_card import DEFAULT_BASE, card
 from silotune.interop.onnx_model import FILE, check_classifier, write_onnx
 from silotune.interop.selection import ExportSelection, select
+from silotune.interop.sentence_transformer import write_modules
 from silotune.interop.served_lora import (
     GGUF_FILE,
     GGUF_PROGRAMS,
@@ -120,6 +121,8 @@ def export(
         about["comparison"] = compare(selection, temporary, kind, base_class, tagger and tagger[0])
         _json(temporary / "export.json", about)
         (temporary / "README.md").write_text(card(about, head), encoding="utf-8")
+        if head["kind"] == "retrieval" and kind in ("peft", "weights") and not selection.tuner.virtual_tokens:
+            write_modules(temporary, head, backbone.hidden_size)
         if kind in ("peft", "silotune", "weights"):
             script = resources.files("silotune.interop") / "standalone.py"
             (temporary / "standalone.py").write_text(script.read_text(encoding="utf-8"), encoding="utf-8")

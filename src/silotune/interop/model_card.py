@@ -23,7 +23,8 @@ def card(about: dict[str, Any], head: dict[str, Any]) -> str:
     from huggingface_hub import ModelCard, ModelCardData
 
     has_tensors = head["kind"] in TENSOR_HEADS
-    pipeline = "text-classification" if head["kind"] in CLASSIFIERS else "token-classification"
+    usual = {"entities": "token-classification", "retrieval": "sentence-similarity"}
+    pipeline = "text-classification" if head["kind"] in CLASSIFIERS else usual.get(head["kind"])
     writes = about["base_class"] == "AutoModelForCausalLM"
     data = ModelCardData(
         base_model=about["base_model"],

@@ -7,7 +7,7 @@ quantizes the base model (bitsandbytes or torchao) if `export.json` has a `quant
 
     from standalone import load
     model = load(".", base="the base model's name or folder")
-    model.predict(["a text"])                  # [{"label": …, "probabilities": {…}}]; [{"value": …}]; [{"spans": […]}]
+    model.predict(["a text"])                  # [{"label": …, "probabilities": {…}}]; or "value", "spans", "vector"
     states, mask = model.states(["a text"])    # last layer's states of the text's tokens (rows, tokens, hidden)
 
 For an adapter in silotune's own layout on a base model that is loaded already: `attach(model, folder)`.
@@ -37,7 +37,7 @@ _PROMPTS = ("PROMPT_TUNING", "P_TUNING")
 CLASSIFIERS = ("mlp", "linear")
 """Kinds of heads that read a pooled state."""
 
-TENSOR_HEADS = (*CLASSIFIERS, "entities")
+TENSOR_HEADS = (*CLASSIFIERS, "entities", "retrieval")
 """Kinds of heads that `logits` computes."""
 
 _ROWS = 64
@@ -231,6 +231,8 @@ class Model:
     def logits(self, texts: Sequence[Text]) -> Tensor:
         """Compute a head's raw outputs, shape (rows, outputs), or (rows, tokens, tags) where it marks spans.
 
+        Of a head for retrieval these are the texts' vectors, shape (rows, hidden).
+
         An output is a logit of a class or label; in regression it is the predicted number.
 
         Raises:
@@ -240,7 +242,7 @@ class Model:
             raise NotImplementedError(f"a head of kind {self.head['kind']!r} is described in head.json")
         pieces = (texts[start : start + _ROWS] for start in range(0, len(texts), _ROWS))
         found = [head_logits(*self.states(piece), self.head, self.head_tensors) for piece in pieces]
-        if self.head["kind"] not in CLASSIFIERS:
+        if self.head["kind"] == "entities":
             most = max(own.shape[1] for own in found)
             found = [nn.functional.pad(own, (0, 0, 0, most - own.shape[1])) for own in found]
         return torch.cat(found)
@@ -254,6 +256,8 @@ class Model:
         logits, kind = self.logits(texts), self.head.get("task_kind", "classification")
         if kind == "entities":
             return [self._spans(text, tags) for text, tags in zip(texts, logits.argmax(-1).tolist(), strict=True)]
+        if kind == "retrieval":
+            return [{"vector": vector} for vector in logits.tolist()]
         if kind == "regression":
             return [{"value": value} for value in logits[:, 0].tolist()]
         rows = (torch.sigmoid(logits) if kind == "multilabel" else torch.softmax(logits, -1)).tolist()
@@ -292,6 +296,8 @@ def head_logits(states: Tensor, mask: Tensor, head: dict[str, Any], tensors: dic
         pooled = states[:, 0]
     if head.get("normalize") is not None:
         pooled = head["normalize"] * nn.functional.normalize(pooled, dim=-1)
+    if head["kind"] == "retrieval":
+        return nn.functional.normalize(pooled, dim=-1)
     if head["kind"] == "mlp":
         pooled = torch.tanh(nn.functional.linear(pooled, tensors["dense.weight"], tensors["dense.bias"]))
     return nn.functional.linear(pooled, tensors["out.weight"], tensors["out.bias"])
