@@ -28,7 +28,7 @@ class QFedAvgOptions(Options):
 
     q: float = Field(default=1.0, ge=0, description="q of q-FedAvg: 0 is FedAvg, larger values favor large losses.")
     lipschitz: float = Field(
-        default=1.0,
+        default=0.01,
         gt=0,
         description="L of q-FedAvg, which shortens the step; 1/η in the paper, where η is the rate of local SGD.",
     )
@@ -39,7 +39,8 @@ class QFedAvg(BroadcastAggregation):
 
     With the change `d_k = w_k − w`, w becomes `w + Σ n_k·F_k^q·d_k / Σ n_k·(F_k^q + q·F_k^(q−1)·L·‖d_k‖²)`: the
     paper's Δ_k and h_k divided by L. The paper draws silos by their rows; here they are weighted by them, so that
-    q = 0 is FedAvg. L does not follow the local rate, because steps of Adam are no multiples of gradients.
+    q = 0 is FedAvg. L does not follow the local rate, because steps of Adam are no multiples of gradients: with L = 1 a
+    LoRA that silos train by Adam hardly moves, as `‖d_k‖²` is large.
     """
 
     name = "q-fedavg"
