@@ -106,6 +106,7 @@ class IFCA(OneModel):
     Options = IFCAOptions
     defaults = {"aggregation": "ifca"}
     aggregations = ("ifca",)
+    kinds = ("classification", "regression", "multilabel", "entities")
     mix = {GLOBAL: 1}
 
     @property
