@@ -56,17 +56,27 @@ def changed(rows: TokenizedRows, lengths: dict[int, int]) -> TokenizedRows:
         for row, own in enumerate(rows.ids)
     ]
     types = None if rows.types is None else [[0] * len(own) for own in ids]
+    windows = None if rows.windows is None else [[4, len(own) - 4] if len(own) > 8 else [len(own)] for own in ids]
     labels = rows.labels.clone()
     labels[list(lengths)] = 1 - labels[list(lengths)]
-    return replace(rows, ids=ids, types=types, labels=labels)
+    return replace(rows, ids=ids, types=types, labels=labels, windows=windows)
+
+
+WINDOWS = ("data.long_texts=windows", "data.windows_per_row=2")
+MORE = {
+    "lora, kept": ("lora", KEPT),
+    "ia3, kept": ("ia3", KEPT),
+    "lora, windows": ("lora", WINDOWS),
+}
 
 
 @pytest.mark.parametrize(
     ("tuner", "more"),
-    [*((tuner, ()) for tuner in TUNERS), *(pytest.param(name, KEPT, id=f"{name}, kept") for name in ("lora", "ia3"))],
+    [*((tuner, ()) for tuner in TUNERS), *(pytest.param(*case, id=name) for name, case in MORE.items())],
 )
 def test_no_bit_of_a_row_follows_other_rows(tuner, more, tiny_config, backbone_folder: object, monkeypatch):
-    monkeypatch.setattr(private_steps, "_AT_ONCE", 8)  # two groups, one of which is smaller
+    # two groups, one of which is smaller
+    monkeypatch.setattr(private_steps, "_AT_ONCE", 16 if "data.long_texts=windows" in more else 8)
     words = ("head.pooling=mean", f"tuner={tuner}", *TUNER_WORDS[tuner], f"train.max_length={LENGTH}", *more)
     made = build(tiny_config("fedavg", "data.tasks=[alpha]", *words))
     silo = next(iter(made.silos.values()))

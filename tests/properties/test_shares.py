@@ -38,7 +38,7 @@ RUNS = {
         "fedmcp, shared heads",
         "fedmcp, entities",
     ),
-    *("fedavg, shared head", "fedavg, server adam"),
+    *("fedavg, shared head", "fedavg, server adam", "fedmcp, windows", "fedavg, entities in windows"),
 }
 """The cases that run; all others are refused, by name."""
 

@@ -76,6 +76,7 @@ class Case:
 
 _SEMI_SUPERVISED = (*UNPARTITIONED, "server.labels_per_class=4", "head=linear")
 _RANKS = ("tuner=lora", "tuner.r=5", "tuner.ranks.beta=2", "tuner.ranks.gamma=3")
+_WINDOWS = ("train.max_length=8", "data.long_texts=windows", "data.windows_per_row=1")
 RANKED = {
     "flexlora": (),
     "hetlora": (),
@@ -96,6 +97,13 @@ CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
     "fedmcp, shared heads": Case("fedmcp", ("head.scope=shared",), one_task=True),
     "fedmcp, entities": Case("fedmcp", ("head=entities", "data.labels=[PER,LOC]"), one_task=True, rows="marked"),
     "fedmcp, retrieval": Case("fedmcp", ("head=retrieval",), one_task=True, rows="asked"),
+    "fedmcp, windows": Case("fedmcp", _WINDOWS, one_task=True),
+    "fedavg, entities in windows": Case(
+        "fedavg",
+        ("head=entities", "data.labels=[PER,LOC]", *_WINDOWS, "method.adapters=1"),
+        one_task=True,
+        rows="marked",
+    ),
     "fedmcp, full": Case("fedmcp", ("tuner=full",)),
     "fedfame": Case("fedfame", _SEMI_SUPERVISED, one_task=True),
     "fedproto": Case("fedproto", UNPARTITIONED, one_task=True),

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from silotune.data.rows import SiloData
     from silotune.runs.build.shown_rows import ShownRow
 
+_LONG = {"cut": "cut at", "windows": "in windows of", "refuse": "refused above"}
+
 _MOST_LABELS = 12
 """Labels whose shares a line shows."""
 
@@ -83,9 +85,15 @@ def data(
         typer.echo(json.dumps({"silos": described, "warnings": notes}, indent=1, ensure_ascii=False))
         return
     console.print(_rows_table(described))
-    console.print(_lengths_table(described, config.train.max_length))
+    console.print(_lengths_table(described, config.train.max_length, config.data.long_texts))
     console.print(_repeats_table(described))
     for name, entry in described.items():
+        if found := entry.get("tokens", {}).get("windows"):
+            say(
+                f"windows of {name}'s training rows: {found['longer']:,} of {found['rows']:,} rows are longer; "
+                f"{found['passes']:.1f} forward passes a row, {found['trained']:.1f} in training; "
+                f"{found['work']:.1f} and {found['trained_work']:.1f} times the tokens of cut rows"
+            )
         if labels := entry["label_rows"]["train"]:
             say(f"labels of {name}'s training rows: {_shares(labels)}")
         if numbers := (entry["numbers"] or {}).get("train"):
@@ -221,11 +229,19 @@ def _shares(labels: dict[str, int]) -> str:
     return f"{shown}, … ({len(ordered)})" if len(ordered) > _MOST_LABELS else shown
 
 
-def _lengths_table(described: dict[str, Any], limit: int) -> Table:
+def _lengths_table(described: dict[str, Any], limit: int, long: str) -> Table:
     rooms = {entry["tokens"]["room"] for entry in described.values() if "tokens" in entry} - {None, limit}
     prompts = "".join(f", their prompts at {room}" for room in rooms)
-    columns = ("characters\nmedian", "\n95 %", "\nlongest", "tokens\nmedian", "\n95 %", "\nlongest", "\ncut")
-    table = new_table(f"lengths of training rows; cut at {limit} tokens{prompts}", ["\nsilo"], columns)
+    columns = (
+        "characters\nmedian",
+        "\n95 %",
+        "\nlongest",
+        "tokens\nmedian",
+        "\n95 %",
+        "\nlongest",
+        "\ncut" if long == "cut" else "\nlonger",
+    )
+    table = new_table(f"lengths of training rows; {_LONG[long]} {limit} tokens{prompts}", ["\nsilo"], columns)
     for name, entry in described.items():
         tokens = entry.get("tokens")
         cut = "–" if tokens is None else f"{tokens['cut']:.0f} %"

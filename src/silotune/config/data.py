@@ -54,6 +54,23 @@ class DataConfig(Section):
         default=False,
         description="train although most rows of a silo do not fit into `train.max_length` (`head=lm`); else refused.",
     )
+    long_texts: Literal["cut", "windows", "refuse"] = Field(
+        default="cut",
+        description="what becomes of a text with more tokens than `train.max_length`: it is `cut`, read in `windows` "
+        "of this length (`head=linear|mlp|entities`, single texts), or the run is refused.",
+    )
+    window_overlap: int | None = Field(
+        default=None,
+        ge=0,
+        description="tokens that a window has in common with the one before (transformers' `stride`); unset, a quarter "
+        "of `train.max_length`.",
+    )
+    windows_per_row: int = Field(
+        default=4,
+        ge=1,
+        description="most windows of a row in training; of a longer one so many are drawn each round. Predictions read "
+        "all.",
+    )
     parts: int = Field(
         default=1,
         ge=1,
@@ -68,6 +85,13 @@ class DataConfig(Section):
     def _of_one_task(self) -> DataConfig:
         if self.labels is not None and self.task is None:
             raise ValueError("labels are those of one task for all silos; give data.task too")
+        return self
+
+    @model_validator(mode="after")
+    def _of_windows(self) -> DataConfig:
+        for key in ("window_overlap", "windows_per_row"):
+            if self.long_texts != "windows" and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} belongs to long_texts=windows")
         return self
 
     _ratio = field_validator("ratio", mode="before")(listed)

@@ -171,6 +171,9 @@ class DataKeys(TypedDict, total=False):
     validation_rows: int | None
     test_rows: int | None
     allow_cut: bool
+    long_texts: Literal["cut", "windows", "refuse"]
+    window_overlap: int | None
+    windows_per_row: int
     parts: int
 
 

@@ -5,7 +5,7 @@ Rows are sorted by length within a batch. That changes neither its rows nor the 
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, count, islice, pairwise
@@ -15,7 +15,16 @@ from torch import Tensor
 
 from silotune.core.randomness import generator
 from silotune.data.tasks import Task
-from silotune.data.tokenized import READ_COUNTS, READ_POSITIONS, READ_ROWS, READ_TARGETS, SOFT_AT, Inputs, TokenizedRows
+from silotune.data.tokenized import (
+    READ_COUNTS,
+    READ_POSITIONS,
+    READ_ROWS,
+    READ_TARGETS,
+    SOFT_AT,
+    WINDOWS,
+    Inputs,
+    TokenizedRows,
+)
 from silotune.errors import InputError
 
 CALL_COST = 64
@@ -47,11 +56,12 @@ class TokenLimit:
     views: int = 1
     beside: int = 0
 
-    def rows(self, width: int) -> int:
-        """Return the most rows of a padded width."""
-        of_a_row = self.views * (width + self.beside)
+    def rows(self, width: int, windows: int = 1) -> int:
+        """Return the most rows of a padded width, each of so many windows."""
+        of_a_row = self.views * windows * (width + self.beside)
         if of_a_row > self.total:
             views = f" in {self.views} views" if self.views > 1 else ""
+            views = f" in {windows} windows{views}" if windows > 1 else views
             beside = f" and {self.beside} beside its text" if self.beside else ""
             raise InputError(
                 f"train.tokens_at_once={self.total}: a row of {width} tokens{beside}{views} holds {of_a_row}; allowed: "
@@ -68,7 +78,8 @@ class Piece:
         owner: index of the batch (one per silo) that the rows belong to.
         start: position of the first row in that batch; the others follow it.
         width: tokens per row before padding to the other silos' rows.
-        inputs: name → tensor of shape (rows, …), padded to the micro-batch's width.
+        inputs: name → tensor of shape (sequences, …), padded to the micro-batch's width; a row read in windows has a
+            sequence for each.
     """
 
     owner: int
@@ -77,7 +88,14 @@ class Piece:
     inputs: Inputs
 
     def __len__(self) -> int:
-        return len(self.inputs["input_ids"])
+        return rows_in(self.inputs)
+
+    @property
+    def places(self) -> slice | Tensor:
+        """Positions in their batch of the rows of all sequences."""
+        if WINDOWS not in self.inputs:
+            return self.rows
+        return self.start + (self.inputs[WINDOWS] > 0).nonzero()[:, 0]
 
     @property
     def rows(self) -> slice:
@@ -109,8 +127,8 @@ class MicroBatch:
 
     @property
     def sizes(self) -> list[int]:
-        """Number of rows of each piece."""
-        return [len(piece) for piece in self.pieces]
+        """Number of sequences of each piece."""
+        return [len(piece.inputs["input_ids"]) for piece in self.pieces]
 
     @property
     def width(self) -> int:
@@ -148,7 +166,7 @@ class Batch:
         cls, task: Task, rows: Tensor, labels: Tensor, inputs: Sequence[Inputs], source: TokenizedRows | None = None
     ) -> Batch:
         """Return a batch whose micro-batches have these inputs, one after the other."""
-        starts = accumulate((len(each["input_ids"]) for each in inputs), initial=0)
+        starts = accumulate(map(rows_in, inputs), initial=0)
         micro = tuple(MicroBatch.alone(each, start) for each, start in zip(inputs, starts, strict=False))
         return cls(task, rows, labels, micro, source)
 
@@ -161,6 +179,11 @@ class Batch:
         return Batch(self.task, self.rows[rows], self.labels[rows], (MicroBatch.alone(piece.inputs),), self.source)
 
 
+def rows_in(inputs: Inputs) -> int:
+    """Return the number of rows of a micro-batch's inputs."""
+    return len(inputs[WINDOWS] if WINDOWS in inputs else inputs["input_ids"])
+
+
 def make_batch(
     rows: TokenizedRows,
     chosen: Sequence[int],
@@ -168,6 +191,7 @@ def make_batch(
     call_cost: int | None = CALL_COST,
     limit: TokenLimit | None = None,
     width: int | None = None,
+    windows: int = 0,
 ) -> Batch:
     """Make a batch of chosen rows, cut to minimize padding plus the cost of calls.
 
@@ -178,11 +202,13 @@ def make_batch(
         call_cost: overhead of a micro-batch in tokens; None leaves the batch uncut (without micro-batches).
         limit: the most tokens of a micro-batch; None: any number.
         width: pads tokens and decoder tokens to this length; None: to lengths that follow from the rows.
+        windows: fills every row up to so many windows, where rows are read in windows.
     """
-    order = sorted(chosen, key=lambda row: (len(rows.ids[row]), row))
+    order = sorted(chosen, key=lambda row: (rows.width(row), row))
     widths = [width or padded_width(rows, [row]) for row in order]
-    ends = [] if call_cost is None else optimal_cuts(widths, call_cost, limit=limit)
-    inputs = [make_inputs(rows, order[start:end], pad_id, width) for start, end in pairwise([0, *ends])]
+    counts = [windows or rows.passes(row) for row in order]
+    ends = [] if call_cost is None else optimal_cuts(widths, call_cost, counts, limit)
+    inputs = [make_inputs(rows, order[start:end], pad_id, width, windows) for start, end in pairwise([0, *ends])]
     index = torch.tensor(order)
     return Batch.of_inputs(rows.task, index, rows.labels[index], inputs, rows)
 
@@ -217,20 +243,38 @@ def optimal_cuts(
     return ends[::-1]
 
 
-def make_inputs(rows: TokenizedRows, chosen: Sequence[int], pad_id: int, fixed: int | None = None) -> Inputs:
-    """Pad chosen rows, in the given order, to the inputs of one forward pass, of a `fixed` length or the least."""
+def make_inputs(
+    rows: TokenizedRows, chosen: Sequence[int], pad_id: int, fixed: int | None = None, windows: int = 0
+) -> Inputs:
+    """Pad chosen rows, in the given order, to the inputs of one forward pass, of a `fixed` length or the least.
+
+    A row read in windows becomes a sequence for each, and for each that fills it up to `windows` its first again.
+    """
     width = fixed or padded_width(rows, chosen)
-    ids, mask = pad_lists([rows.ids[row] for row in chosen], pad_id, width=width)
+    spans = [rows.spans(row) for row in chosen]
+    filled = [[*own, *own[:1] * (windows - len(own))] for own in spans]
+    sequences = [(row, start, end) for row, own in zip(chosen, filled, strict=True) for start, end in own]
+    ids, mask = pad_lists([rows.ids[row][start:end] for row, start, end in sequences], pad_id, width=width)
     inputs = {"input_ids": ids, "attention_mask": mask}
     if rows.types is not None:
-        inputs["token_type_ids"] = pad_lists([rows.types[row] for row in chosen], 0, width=width)[0]
+        types = [rows.types[row][start:end] for row, start, end in sequences]
+        inputs["token_type_ids"] = pad_lists(types, 0, width=width)[0]
+    if rows.windows is not None:
+        marks = [[1] * len(own) + [2] * (len(all_) - len(own)) for own, all_ in zip(spans, filled, strict=True)]
+        inputs[WINDOWS] = pad_lists(marks, 0, width=max(windows, rows.most_windows))[0]
     if rows.soft is not None:
         inputs[SOFT_AT] = torch.tensor([rows.soft[row] for row in chosen])
     if rows.decoder is not None:
         ids, mask = pad_lists([rows.decoder[row] for row in chosen], pad_id, width=fixed or 0)
         inputs |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
     if rows.reads is not None:
-        reads = [(position, token) for position, row in enumerate(chosen) for token in rows.reads[row]]
+        begins = accumulate(map(len, filled), initial=0)  # of each row's sequences
+        reads = [
+            (begin + place, at - own[place][0])
+            for begin, row, own in zip(begins, chosen, spans, strict=False)
+            for at in rows.reads[row]
+            for place in [bisect_right(own, (at, 2**62)) - 1]
+        ]
         inputs[READ_COUNTS] = torch.tensor([len(rows.reads[row]) for row in chosen])
         inputs[READ_ROWS], inputs[READ_POSITIONS] = torch.tensor(reads, dtype=torch.int64).reshape(-1, 2).unbind(1)
     if rows.targets is not None:
@@ -243,7 +287,7 @@ def padded_width(rows: TokenizedRows, chosen: Sequence[int]) -> int:
 
     Kernels are compiled and cached per shape: fewer shapes are faster and need far less memory.
     """
-    longest = max(len(rows.ids[row]) for row in chosen)
+    longest = max(map(rows.width, chosen))
     return min(-(-longest // 8) * 8, rows.longest)
 
 
@@ -273,10 +317,16 @@ def call_cost_for(device: torch.device, weights: int) -> int:
 def evaluation_batches(
     rows: TokenizedRows, pad_id: int, call_cost: int | None = CALL_COST, rows_at_once: int = 64
 ) -> Iterator[Batch]:
-    """Yield all rows once, sorted by length, in batches of `rows_at_once`."""
+    """Yield all rows once, sorted by length, in batches of `rows_at_once`, or of fewer that have as many windows."""
     order = sorted(range(rows.examples), key=lambda row: max(len(rows.ids[place]) for place in rows.sequences([row])))
-    for start in range(0, len(order), rows_at_once):
-        yield make_batch(rows, rows.sequences(order[start : start + rows_at_once]), pad_id, call_cost)
+    start = passes = 0
+    for end, row in enumerate(order):
+        if end > start and passes + rows.passes(row) > rows_at_once:
+            yield make_batch(rows, rows.sequences(order[start:end]), pad_id, call_cost)
+            start, passes = end, 0
+        passes += rows.passes(row)
+    if order:
+        yield make_batch(rows, rows.sequences(order[start:]), pad_id, call_cost)
 
 
 def epoch_batches(

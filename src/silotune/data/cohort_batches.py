@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, pairwise
 
 import torch
@@ -12,6 +12,9 @@ from silotune.data.batching import Batch, MicroBatch, Piece, TokenLimit, make_in
 from silotune.data.tokenized import HEAD_INPUTS, Inputs, TokenizedRows
 
 _TOKENS = ("input_ids", "decoder_input_ids")
+
+_Entry = tuple[int, int, int, int]
+"""A row's width, its batch's number, its position there, and its index in the data set."""
 
 
 def join(batches: Sequence[Batch], pad_id: int, limit: TokenLimit | None = None) -> list[MicroBatch]:
@@ -37,10 +40,11 @@ def _within(pieces: Sequence[Piece], limit: TokenLimit | None) -> list[list[Piec
     groups: list[list[Piece]] = []
     rows = width = 0
     for piece in pieces:
-        rows, width = rows + len(piece), max(width, piece.width)
+        sequences = len(piece.inputs["input_ids"])
+        rows, width = rows + sequences, max(width, piece.width)
         if not groups or rows > limit.rows(width):
             groups.append([])
-            rows, width = len(piece), piece.width
+            rows, width = sequences, piece.width
         groups[-1].append(piece)
     return groups
 
@@ -58,13 +62,15 @@ def cut_jointly(
         for position, row in enumerate(batch.rows.tolist())
     )
     width_groups = [(width, list(group_rows)) for width, group_rows in groupby(rows, key=lambda entry: entry[0])]
+
+    def passes(entry: _Entry) -> int:
+        return _source(batches[entry[1]]).passes(entry[3])
+
     if limit is not None:
         width_groups = [
-            (width, group_rows[start : start + limit.rows(width)])
-            for width, group_rows in width_groups
-            for start in range(0, len(group_rows), limit.rows(width))
+            (width, some) for width, group_rows in width_groups for some in _few(group_rows, passes, limit.rows(width))
         ]
-    counts = [len(group_rows) for _, group_rows in width_groups]
+    counts = [sum(map(passes, group_rows)) for _, group_rows in width_groups]
     ends = optimal_cuts([width for width, _ in width_groups], call_cost, counts, limit)
     joint = []
     for begin, end in pairwise([0, *ends]):
@@ -78,6 +84,17 @@ def cut_jointly(
     return joint
 
 
+def _few(entries: Sequence[_Entry], passes: Callable[[_Entry], int], most: int) -> Iterator[list[_Entry]]:
+    """Divide rows so that each group has at most so many sequences."""
+    group: list[_Entry] = []
+    for entry in entries:
+        if group and sum(map(passes, [*group, entry])) > most:
+            yield group
+            group = []
+        group.append(entry)
+    yield group
+
+
 def _source(batch: Batch) -> TokenizedRows:
     assert batch.source is not None, "the batch knows its data set"
     return batch.source
@@ -89,7 +106,7 @@ def _padded_together(pieces: Sequence[Piece], pad_id: int) -> MicroBatch:
     widths = {
         name: max(piece.inputs[name].shape[1] for piece in pieces)
         for name, tensor in first.items()
-        if tensor.dim() == 2
+        if tensor.dim() == 2 and name not in HEAD_INPUTS
     }
 
     def widen(name: str, tensor: Tensor) -> Tensor:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, cast
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
+from silotune.data.long_texts import CUT, LongTexts, encode
 from silotune.data.rows import Row, SiloData
 from silotune.data.targets import joined_targets, target_tensor
 from silotune.data.tasks import Task
@@ -26,15 +28,22 @@ the micro-batch, the position in its tokens (decoder tokens, if the row has any)
 SOFT_AT = "soft_at"
 """Input of shape (rows,): the token before which each row's soft prompt goes. Without it, before the first."""
 
-_LISTS = ("types", "decoder", "reads", "targets", "answers", "prompts", "soft", "units", "choices", "sizes")
+_LISTS = (
+    *("types", "windows", "decoder", "reads", "targets", "answers", "prompts", "soft", "units", "choices", "sizes"),
+)
 """Fields of `TokenizedRows` with one entry per row."""
 
 READ_COUNTS = "read_counts"
 """Input of shape (rows,): how many positions of each row are read."""
 
-HEAD_INPUTS = (READ_ROWS, READ_POSITIONS, READ_TARGETS, READ_COUNTS)
+WINDOWS = "windows"
+"""Input of shape (rows, most windows) where rows are read in windows: 1 at each window of a row, which are sequences
+that follow each other, 2 at those behind that only fill up, 0 at those that are not there."""
 
-HOST_INPUTS = (READ_COUNTS,)
+HEAD_INPUTS = (READ_ROWS, READ_POSITIONS, READ_TARGETS, READ_COUNTS, WINDOWS)
+"""Inputs that say how states are read, and are none of the backbone's."""
+
+HOST_INPUTS = (READ_COUNTS, WINDOWS)
 """Inputs that stay on the CPU, because they are sizes."""
 
 
@@ -44,7 +53,7 @@ class TokenizedRows:
 
     Args:
         task: the task of all rows.
-        ids: token ids per row.
+        ids: token ids per row; of a row in windows those of all, one window behind the other.
         types: segment ids per row (`token_type_ids`), 0 or 1 per token; None if the tokenizer gives none.
         labels: what outputs are compared with, as `target_tensor` makes it: class indices, shape (rows,), int64, or
             float32 numbers, shape (rows,), or marks of several labels, shape (rows, labels).
@@ -62,6 +71,7 @@ class TokenizedRows:
             rejected one; or a query, its passage and its negatives. `ids`, `labels` and so on then have one entry for
             each sequence.
         shares: how much a held-out row of each label counts in scores, shape (classes,), float64; None: each 1.
+        windows: numbers of tokens of each row's windows; None where rows are not read in windows.
     """
 
     task: Task
@@ -80,6 +90,7 @@ class TokenizedRows:
     choices: list[list[str]] | None = None
     shares: Tensor | None = None
     sizes: list[int] | None = None
+    windows: list[list[int]] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -121,8 +132,63 @@ class TokenizedRows:
 
     @cached_property
     def longest(self) -> int:
-        """Number of tokens of the longest row."""
-        return max(map(len, self.ids))
+        """Number of tokens of the longest row, or window."""
+        return max(map(self.width, range(len(self))))
+
+    @cached_property
+    def most_windows(self) -> int:
+        """Number of windows of the row with most; 1 where rows are not read in windows."""
+        return max(map(len, self.windows or [[0]]))
+
+    @property
+    def sequence_count(self) -> int:
+        """Number of sequences of all rows: of their windows, where they are read so."""
+        return sum(map(self.passes, range(len(self))))
+
+    def width(self, row: int) -> int:
+        """Return the number of tokens of a row, or of its longest window."""
+        return len(self.ids[row]) if self.windows is None else max(self.windows[row])
+
+    def passes(self, row: int) -> int:
+        """Return in how many sequences a row goes through the backbone."""
+        return 1 if self.windows is None else len(self.windows[row])
+
+    def spans(self, row: int) -> list[tuple[int, int]]:
+        """Return where a row's sequences begin and end among its tokens."""
+        lengths = [len(self.ids[row])] if self.windows is None else self.windows[row]
+        return [*pairwise(accumulate(lengths, initial=0))]
+
+    def thinned(self, most: int, draws: Callable[[int], torch.Generator]) -> TokenizedRows:
+        """Return the same rows with at most so many windows each, drawn by a generator for the row.
+
+        Positions that are read in other windows are not read; the same object, if no row has more.
+        """
+        if self.windows is None or self.most_windows <= most:
+            return self
+        spans = [*map(self.spans, range(len(self)))]
+        for row, own in enumerate(spans):
+            chosen = torch.randperm(len(own), generator=draws(row))[:most].sort()[0]
+            spans[row] = [own[place] for place in chosen.tolist()]
+
+        def of_windows(lists: list[list[int]]) -> list[list[int]]:
+            pairs = zip(lists, spans, strict=True)
+            return [[token for start, end in own for token in tokens[start:end]] for tokens, own in pairs]
+
+        labels, reads = self.labels.clone(), list[list[int]]()
+        for row, positions in enumerate(self.reads or ()):
+            there = {at: place for place, at in enumerate(at for start, end in spans[row] for at in range(start, end))}
+            read = (labels[row] >= 0).nonzero().flatten()
+            unread = read[torch.tensor([at not in there for at in positions], dtype=torch.bool)]
+            labels[row, unread] = -1 - labels[row, unread]
+            reads.append([there[at] for at in positions if at in there])
+        return replace(
+            self,
+            ids=of_windows(self.ids),
+            types=None if self.types is None else of_windows(self.types),
+            labels=labels,
+            reads=None if self.reads is None else reads,
+            windows=[[end - start for start, end in own] for own in spans],
+        )
 
     @cached_property
     def longest_decoder(self) -> int:
@@ -153,24 +219,26 @@ class RowTokenizer:
     The model has embeddings of `segments` segment ids; 0: of any number.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int, segments: int = 0) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, max_length: int, segments: int = 0, long: LongTexts = CUT
+    ) -> None:
+        self._tokenizer, self._long = tokenizer, long
         self._segments = segments
         self._max_length = max_length
 
     def __call__(self, task: Task, rows: Sequence[Row]) -> TokenizedRows:
-        """Tokenize rows of one text or a pair each, truncated to the maximum length."""
+        """Tokenize rows of one text or a pair each, cut at the maximum length or in windows."""
         if not rows:
             return TokenizedRows(task, [], None, target_tensor(task, rows))
         columns = [list(texts) for texts in zip(*(row.texts for row in rows), strict=True)]
-        encoded = self._tokenizer(*columns, truncation=True, max_length=self._max_length)
-        types = cast("list[list[int]] | None", encoded.get("token_type_ids"))
+        encoded = encode(self._tokenizer, columns, self._max_length, self._long)
+        types = encoded.types
         if types is not None and 0 < self._segments <= (last := max(map(max, types))):
             raise InputError(
                 f"task {task.name!r}: the tokenizer gives these rows segment ids up to {last}, and the backbone has "
                 f"embeddings of {self._segments}; allowed: one text a row, or another backbone"
             )
-        return TokenizedRows(task, cast("list[list[int]]", encoded["input_ids"]), types, target_tensor(task, rows))
+        return TokenizedRows(task, encoded.ids, types, target_tensor(task, rows), windows=encoded.windows)
 
 
 Inputs = dict[str, Tensor]

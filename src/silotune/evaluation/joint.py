@@ -16,7 +16,7 @@ from silotune.evaluation.predict import Predictor
 from silotune.models.backbone.padding import Padding
 from silotune.models.forward.mixing import select_rows
 from silotune.models.forward.row_mixes import RowMixes
-from silotune.models.forward.views import POOLINGS, View
+from silotune.models.forward.views import POOLINGS, View, mean_of_windows
 from silotune.training.prediction import PredictionContext
 
 ModelRows = tuple[Predictor, TokenizedRows]
@@ -41,7 +41,7 @@ def read(several: Sequence[ModelRows]) -> list[View]:
     batches = [make_batch(rows, range(len(rows)), backbone.pad_id, None) for _, rows in several]
     for micro in cut_jointly(batches, backbone.pad_id, backbone.call_cost):
         order = [batches[piece.owner].rows[piece.rows] for piece in micro.pieces]
-        own = [select_rows(mixes[piece.owner], rows) for piece, rows in zip(micro.pieces, order, strict=True)]
+        own = [select_rows(mixes[piece.owner], batches[piece.owner].rows[piece.places]) for piece in micro.pieces]
         joint, there = RowMixes.merged(own, micro.sizes)
         plan = joint.plan(backbone)
         inputs = {
@@ -54,7 +54,7 @@ def read(several: Sequence[ModelRows]) -> list[View]:
                 name: tensor if name in HOST_INPUTS else tensor.to(backbone.device)
                 for name, tensor in piece.inputs.items()
             }
-            values = {name: pool(of_piece, inputs) for name, pool in POOLINGS.items()}
+            values = {name: mean_of_windows(pool(of_piece, inputs), inputs) for name, pool in POOLINGS.items()}
             reading = readings[piece.owner]
             if reading is not None:
                 values[several[piece.owner][0].head.name] = reading(of_piece, inputs, plan)
@@ -80,7 +80,7 @@ def joint_logits(context: PredictionContext, models: Iterable[tuple[State, Token
     """
     group: list[ModelRows] = []
     for state, rows in models:
-        if sum(len(other) for _, other in group) + len(rows) > context.rows_scored:
+        if sum(other.sequence_count for _, other in group) + rows.sequence_count > context.rows_scored:
             yield from _logits_of(group)
             group = []
         group.append((Predictor(context, state), rows))

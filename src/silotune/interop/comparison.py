@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from silotune.data.batching import make_batch
+from silotune.data.long_texts import CUT
 from silotune.data.tokenized import HEAD_INPUTS
 from silotune.errors import library_errors
 from silotune.evaluation.predict import Predictor, logits
@@ -50,6 +52,10 @@ def compare(
         `same_answers`: the likeliest class, or the likeliest next token everywhere. None if what opens the export is
         not installed here, or the base is quantized (`in_words` says what is needed).
     """
+    if selection.model.task.rules.by_position:  # the opened export reads a text's first tokens
+        context = copy.copy(selection.model.context)
+        context.head = context.head.with_long_texts(CUT)
+        selection = replace(selection, model=replace(selection.model, context=context))
     pair = selection.model.texts_per_row == 2 and selection.model.task.labeled
     texts: list[Any] = [*zip(TEXTS, TEXTS[1:] + TEXTS[:1], strict=True)] if pair else [*TEXTS]
     own = _own(selection, texts)  # before the adapter is put into the backbone

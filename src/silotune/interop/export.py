@@ -242,6 +242,7 @@ def _quantization(model: PersonalModel) -> dict[str, Any] | None:
 def _head(selection: ExportSelection) -> dict[str, Any]:
     """Return the content of `head.json`: how the last layer's states become answers."""
     model, task, head = selection.model, selection.model.task, selection.model.context.head
+    long = head.long_texts
     return {
         "kind": head.name,
         "part": selection.head_part,
@@ -249,6 +250,7 @@ def _head(selection: ExportSelection) -> dict[str, Any]:
         "task_kind": task.kind,
         "labels": list(task.labels),
         "max_length": model.context.max_length,
+        **({"window_overlap": long.common(model.context.max_length)} if long.in_windows else {}),
         **head.description(HeadConfig.model_validate(model.about["head"]), task),
     }
 

@@ -14,7 +14,7 @@ from silotune.core.tensors import Tensors
 from silotune.errors import InputError, library_errors, needs
 from silotune.interop.adapters import can_fold
 from silotune.interop.selection import ExportSelection
-from silotune.interop.standalone import TENSOR_HEADS, head_logits
+from silotune.interop.standalone import TENSOR_HEADS, head_logits, mean_of_windows, window_words
 
 FILE = "model.onnx"
 
@@ -72,9 +72,7 @@ def onnx_logits(folder: Path, texts: Sequence[Any]) -> Tensor:
     head = json.loads((folder / "head.json").read_text(encoding="utf-8"))
     columns = zip(*((text,) if isinstance(text, str) else text for text in texts), strict=True)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    inputs = tokenizer(
-        *map(list, columns), padding=True, truncation=True, max_length=head["max_length"], return_tensors="np"
-    )
+    inputs = tokenizer(*map(list, columns), padding=True, return_tensors="np", **window_words(head))
     session = onnxruntime.InferenceSession(folder / FILE, providers=["CPUExecutionProvider"])
     (found,) = session.run(["logits"], {given.name: inputs[given.name] for given in session.get_inputs()})
-    return torch.from_numpy(found)
+    return mean_of_windows(torch.from_numpy(found), inputs)

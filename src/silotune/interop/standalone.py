@@ -191,14 +191,20 @@ class Model:
         self._peft, self._prompt = peft_config, prompt
 
     def encode(self, texts: Sequence[Text]) -> dict[str, Any]:
-        """Tokenize texts or pairs: ids, mask and, if the tokenizer has them, segments, padded on the right."""
+        """Tokenize texts or pairs: ids, mask and, if the tokenizer has them, segments, padded on the right.
+
+        A classifier that reads long texts in windows (`window_overlap` in `head.json`) gets a row for each window.
+        """
+        encoded = self._tokens(texts)
+        return {name: encoded[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in encoded}
+
+    def _tokens(self, texts: Sequence[Text]) -> Any:
         rows = [(text,) if isinstance(text, str) else text for text in texts]
         columns = [[normalize("NFC", text) for text in column] for column in zip(*rows, strict=True)]  # as it trained
-        cut = {"truncation": True, "max_length": self.head["max_length"]}
+        cut = window_words(self.head)
         if self.tokenizer.pad_token is None:  # it is masked
             self.tokenizer.pad_token = self.tokenizer.eos_token or self.tokenizer.convert_ids_to_tokens(0)
-        encoded = self.tokenizer(*columns, **cut, padding=True, padding_side="right", return_tensors="pt")
-        return {name: encoded[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in encoded}
+        return self.tokenizer(*columns, **cut, padding=True, padding_side="right", return_tensors="pt")
 
     @torch.no_grad()
     def states(self, texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
@@ -240,8 +246,11 @@ class Model:
         """
         if self.head["kind"] not in TENSOR_HEADS:
             raise NotImplementedError(f"a head of kind {self.head['kind']!r} is described in head.json")
-        pieces = (texts[start : start + _ROWS] for start in range(0, len(texts), _ROWS))
-        found = [head_logits(*self.states(piece), self.head, self.head_tensors) for piece in pieces]
+        found = []
+        for start in range(0, len(texts), _ROWS):
+            piece = texts[start : start + _ROWS]
+            own = head_logits(*self.states(piece), self.head, self.head_tensors)
+            found.append(mean_of_windows(own, self._tokens(piece)))
         if self.head["kind"] == "entities":
             most = max(own.shape[1] for own in found)
             found = [nn.functional.pad(own, (0, 0, 0, most - own.shape[1])) for own in found]
@@ -281,6 +290,22 @@ class Model:
                 spans.append({"start": start, "end": end, "label": label})
             inside = label
         return {"spans": spans}
+
+
+def window_words(head: dict[str, Any]) -> dict[str, Any]:
+    """Return how the tokenizer of a head cuts texts: to windows where a classifier reads them, else at its length."""
+    cut = {"truncation": True, "max_length": head["max_length"]}
+    if head["kind"] not in CLASSIFIERS or "window_overlap" not in head:
+        return cut
+    return cut | {"stride": head["window_overlap"], "return_overflowing_tokens": True}
+
+
+def mean_of_windows(logits: Tensor, tokens: Any) -> Tensor:
+    """Return the mean of each text's windows of logits (windows, outputs); logits as they are without windows."""
+    if "overflow_to_sample_mapping" not in tokens:
+        return logits
+    owners = torch.as_tensor(tokens["overflow_to_sample_mapping"])
+    return torch.stack([logits[owners == text].mean(0) for text in range(int(owners[-1]) + 1)])
 
 
 def head_logits(states: Tensor, mask: Tensor, head: dict[str, Any], tensors: dict[str, Tensor]) -> Tensor:

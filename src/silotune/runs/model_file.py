@@ -16,6 +16,7 @@ from silotune.config.head import HeadConfig
 from silotune.core.files import damage_named, read_json
 from silotune.core.serialization import read_tensor_file
 from silotune.core.tensors import State, Tensors, unflatten
+from silotune.data.long_texts import CUT, LongTexts
 from silotune.errors import InputError, unknown_name_error
 from silotune.methods.base import PredictionMix
 from silotune.methods.instance_weighting import InstanceWeighting
@@ -101,6 +102,7 @@ class ModelFile(BaseModel):
     parts: dict[str, PartFields]
     weighting: dict[str, Any] | None
     max_length: int
+    long_texts: LongTexts = CUT
     rows_scored: int
     rows_written: int
     seed: int
@@ -135,7 +137,7 @@ class ModelFile(BaseModel):
     def make_head(self) -> Head:
         """Make the head."""
         config = HeadConfig.model_validate(self.head)
-        return HEADS[config.name].make(config)
+        return HEADS[config.name].make(config).with_long_texts(self.long_texts)
 
 
 def read_model_file(path: Path) -> tuple[dict[str, Any], ModelFile]:

@@ -158,6 +158,7 @@ def _describe(federation: Federation, name: str, state: State, summary: Mapping[
         },
         weighting=None if prediction.weighting is None else asdict(prediction.weighting),
         max_length=context.max_length,
+        long_texts=context.head.long_texts,
         rows_scored=context.rows_scored,
         rows_written=context.rows_written,
         seed=config.seed,

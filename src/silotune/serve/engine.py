@@ -28,10 +28,7 @@ from silotune.serve.models import Models, Served
 Item = TypeVar("Item")
 
 _Texts = tuple[Served, list[TokenizedRows], MarkedTexts | None]
-"""A job's texts and their model: all of them, or each alone where every text is read under a mix of its own.
-
-If spans are wanted, the rows are windows of the texts.
-"""
+"""A job's texts and their model: all of them, or each alone where every text is read under a mix of its own."""
 
 _ENDPOINTS = {
     "answers": "/v1/chat/completions",
@@ -41,7 +38,7 @@ _ENDPOINTS = {
 }
 
 _MOST_WINDOWS = 256
-"""Windows of a request whose texts are marked."""
+"""Windows of a request whose texts are read in windows."""
 
 _UNCUT = 10**6
 """Tokens at which no text is cut, so that one that is too long is refused rather than answered in part."""
@@ -223,7 +220,11 @@ def _prompt(served: Served, work: Write) -> Text:
 
 
 def _encoded(served: Served, texts: Sequence[Text]) -> TokenizedRows:
-    """Return texts as token ids, or refuse those that are too long."""
+    """Return texts as token ids, or refuse those that are too long, or of too many windows."""
+    if served.model.context.head.long_texts.in_windows:
+        rows = served.model.encoded(texts)
+        _check_windows(served, rows)
+        return rows
     rows = served.model.encoded(texts, _UNCUT)
     longest = max(map(len, prompt_rows(rows).ids if served.writes else rows.ids))
     if longest > served.window - served.writes:
@@ -237,10 +238,14 @@ def _marked(served: Served, texts: Sequence[Text]) -> MarkedTexts:
     if not all(isinstance(text, str) for text in texts):
         raise Refusal("input: spans are marked in single texts, not in pairs")
     marked = MarkedTexts(served.model.context, served.model.task, [str(text) for text in texts])
-    if len(marked.rows) > _MOST_WINDOWS:
-        message = f"the texts take {len(marked.rows)} windows of {served.window} tokens; allowed: {_MOST_WINDOWS}"
-        raise Refusal(message, code="context_length_exceeded")
+    _check_windows(served, marked.rows)
     return marked
+
+
+def _check_windows(served: Served, rows: TokenizedRows) -> None:
+    if rows.sequence_count > _MOST_WINDOWS:
+        message = f"the texts take {rows.sequence_count} windows of {served.window} tokens; allowed: {_MOST_WINDOWS}"
+        raise Refusal(message, code="context_length_exceeded")
 
 
 def _scored(job: Job, texts: _Texts, views: Sequence[View]) -> Scored:

@@ -155,11 +155,12 @@ def _fitting(context: TrainingContext, silos: Collection[Silo]) -> Cohort:
     """Return the largest cohort whose activations of full-length rows fit into half of the memory that is left."""
     backbone, settings = context.backbone, context.train
     batch = max(1, min(settings.batch_size, max((silo.rows for silo in silos), default=settings.batch_size)))
-    virtual = context.virtual_tokens
+    virtual, long = context.virtual_tokens, context.head.long_texts
+    windows = long.per_row if long.in_windows else 1
     # tokens of a silo's batch of rows of full length: preference pairs have two answers, each with its decoder's tokens
     of_a_view = batch * max(
         (
-            len(rows.sequences([0])) * (settings.max_length + virtual + rows.longest_decoder)
+            windows * len(rows.sequences([0])) * (settings.max_length + virtual + rows.longest_decoder)
             for silo in silos
             for rows in silo.train.values()
         ),

@@ -267,7 +267,7 @@ def train(
             if privacy is not None and privacy.covers(phase):
                 for index, run in enumerate(members):
                     assert run.stream is not None, "drawn from where rows have noise"
-                    steps = PrivateSteps(context, run.silo, phase, run.stream, run.seen_by(phase)[-1])
+                    steps = PrivateSteps(context, run.silo, phase, run.stream, run.seen_by(phase)[-1], number)
                     _train_privately(steps, run, optimizer, index)
             else:
                 _train_phase(_PhaseWork(context, members, phase, number), optimizer)

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from silotune.core.randomness import generator
 from silotune.data.batching import Batch, MicroBatch, TokenLimit, draw_batches, epoch_batches
 from silotune.data.cohort_batches import cut_jointly, join
+from silotune.data.tokenized import TokenizedRows
 from silotune.methods.phase import Phase
 from silotune.training.context import TrainingContext
 from silotune.training.silo import Silo
@@ -29,7 +31,7 @@ def phase_batches(
     train = context.train
     one_pass = partial(
         epoch_batches,
-        silo.train,
+        drawn_windows(context, silo, silo.name, number, phase.name),
         train.batch_size,
         context.backbone.pad_id,
         context.draw_seed,
@@ -41,6 +43,15 @@ def phase_batches(
         even=train.batches == "even",
     )
     return draw_batches(one_pass, context.batches(silo, phase), phase.steps_per_batch)
+
+
+def drawn_windows(context: TrainingContext, silo: Silo, *purpose: str | int) -> dict[str, TokenizedRows]:
+    """Return a silo's training rows, long ones with as many windows as a row may have, drawn for this purpose."""
+    most, seed = context.head.long_texts.per_row, context.draw_seed
+    return {
+        task: rows.thinned(most, partial(generator, seed, "windows", *purpose, task))
+        for task, rows in silo.train.items()
+    }
 
 
 def joining(
@@ -72,16 +83,16 @@ def check_rows(context: TrainingContext, silos: Iterable[Silo], noised: bool = F
 
     Under noise (`noised`) rows of `train.max_length` need room, as whether one's row fits would tell.
     """
-    most = context.train.max_length
+    most, windows = context.train.max_length, context.head.long_texts.per_row
     for silo in silos:
         for phase in (*context.phases, *context.server_phases):
             limit = token_limit(context, phase, [silo])
             for rows in silo.train.values():
                 if limit is not None and noised:
                     beside = context.virtual_tokens + (0 if rows.decoder is None else most)
-                    replace(limit, beside=beside).rows(most)
+                    replace(limit, beside=beside).rows(most, windows if context.head.long_texts.in_windows else 1)
                 elif limit is not None and len(rows):
-                    limit.rows(rows.longest)
+                    limit.rows(rows.longest, min(rows.most_windows, windows))
 
 
 def _call_cost(context: TrainingContext, phase: Phase) -> int:

@@ -29,7 +29,7 @@ from silotune.models.forward.mixing import can_share_forward
 from silotune.models.forward.view_program import ViewProgram
 from silotune.models.forward.views import ConstantViews
 from silotune.training.context import TrainingContext
-from silotune.training.phase_batches import token_limit
+from silotune.training.phase_batches import drawn_windows, token_limit
 from silotune.training.row_privacy import Place, units_of
 from silotune.training.silo import Silo
 from silotune.training.step_gradients import SiloStep, StepGradients, Terms
@@ -66,11 +66,18 @@ class PrivateGradient:
 class PrivateSteps:
     """Computes the clipped and noised gradient of each step that a silo takes in one phase.
 
-    The context's `row_privacy` must not be None; the stream has the random numbers of this round, for units and noise.
+    The context's `row_privacy` must not be None; the stream has the random numbers of the round `number`, for units and
+    noise.
     """
 
     def __init__(
-        self, context: TrainingContext, silo: Silo, phase: Phase, stream: NoiseStream, training: LocalTraining
+        self,
+        context: TrainingContext,
+        silo: Silo,
+        phase: Phase,
+        stream: NoiseStream,
+        training: LocalTraining,
+        number: int = 1,
     ) -> None:
         assert context.row_privacy is not None, "callers look"
         self._context, self._silo, self.phase, self._stream, self._training = context, silo, phase, stream, training
@@ -79,7 +86,10 @@ class PrivateSteps:
         self._units = units_of(silo)
         self._rate = context.rate_of_units(silo)
         self._gradients = StepGradients(context, phase)
-        self._width = context.train.max_length
+        self._width, long = context.train.max_length, context.head.long_texts
+        self._windows = long.per_row if long.in_windows else 0
+        """Windows that every row has, with fillers; 0 where rows are not read in windows."""
+        self._rows = drawn_windows(context, silo, silo.name, number, phase.name)
         self._filler = next(unit[0] for unit in self._units if unit)
         self._untouched = (
             UntouchedGradients(context, silo, phase, training) if reads_vectors_alone(context, phase, silo) else None
@@ -204,8 +214,9 @@ class PrivateSteps:
         Nothing is kept of it but, with `cache=frozen-prefix`, what lies below the first adapter, computed of it alone.
         """
         task, row = place
-        rows, backbone = self._silo.train[task], self._context.backbone
-        batch = make_batch(rows, rows.sequences([row]), backbone.pad_id, backbone.call_cost, width=self._width)
+        rows, backbone = self._rows[task], self._context.backbone
+        chosen, cost = rows.sequences([row]), backbone.call_cost
+        batch = make_batch(rows, chosen, backbone.pad_id, cost, width=self._width, windows=self._windows)
         return batch if self._context.cache is not None else replace(batch, source=None)
 
     def _rows_at_once(self) -> int:
@@ -215,10 +226,10 @@ class PrivateSteps:
             return 1
         limit = token_limit(context, self.phase, [])
         if limit is None:
-            return _AT_ONCE
+            return max(1, _AT_ONCE // max(1, self._windows))
         decoder = any(rows.decoder is not None for rows in self._silo.train.values())
         beside = limit.beside + (self._width if decoder else 0)
-        return max(1, min(_AT_ONCE, replace(limit, beside=beside).rows(self._width)))
+        return max(1, min(_AT_ONCE, replace(limit, beside=beside).rows(self._width, max(1, self._windows))))
 
     @torch.no_grad()
     def _copied(self, state: State, count: int) -> list[State]:

@@ -197,8 +197,11 @@ def tokenizer_digest(backbone: Backbone) -> str:
     return text_digest(json.dumps([type(tokenizer).__name__, content, special], sort_keys=True))
 
 
-_SENT_KEYS = ("merge", "ratio", "seed", "rows_per_silo", "train_rows", "validation_rows", "test_rows", "allow_cut")
-"""The keys of `data` that say how a silo splits its own rows, and whether they may be cut."""
+_SENT_KEYS = (
+    *("merge", "ratio", "seed", "rows_per_silo", "train_rows", "validation_rows", "test_rows"),
+    *("allow_cut", "long_texts", "window_overlap", "windows_per_row"),
+)
+"""The keys of `data` that say how a silo splits its own rows, and what becomes of long ones."""
 
 _PER_PARTY = {"backbone", "start", "precision", "federation", "description"}
 """Keys that differ between parties, or that the handshake compares in another form."""

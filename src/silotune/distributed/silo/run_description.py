@@ -95,6 +95,13 @@ def _changed_keys(config: Config) -> list[str]:
     return ["keys off their defaults:", *changed] if changed else ["keys off their defaults: none"]
 
 
+_LONG = {
+    "cut": "rows cut at {} tokens",
+    "windows": "long rows read in windows of {} tokens",
+    "refuse": "no rows of more than {} tokens",
+}
+
+
 def _training(config: Config) -> list[str]:
     train = config.train
     if config.work != "training":
@@ -107,7 +114,7 @@ def _training(config: Config) -> list[str]:
     return [
         f"method: {config.method.name}, tuner {config.tuner.name}, head {config.head.name} ({config.head.scope})",
         f"training: {config.rounds} rounds, each {passes} of {train.batch_size} rows a step, {train.optimizer} with "
-        f"learning rate {train.lr:g}, rows cut at {train.max_length} tokens",
+        f"learning rate {train.lr:g}, {_LONG[config.data.long_texts].format(train.max_length)}",
     ]
 
 

@@ -17,6 +17,7 @@ from silotune.communication.privacy.noise import NoiseStream, with_noise
 from silotune.communication.privacy.whole_noise import grid_of, whole_vectors
 from silotune.config import Config
 from silotune.config.schema import Figure
+from silotune.data.long_texts import CUT
 from silotune.data.row_checks import SPLITS, text_key
 from silotune.data.rows import Row, SiloData
 from silotune.data.tasks import Task
@@ -96,7 +97,8 @@ def _bins(
         first = {key: place for place, key in reversed([*enumerate(keys)])}
         return _ALL, [_ALL * (first[key] < place) for place, key in enumerate(keys)]
     lengths = (config.train.max_length, ANY_LENGTH)
-    tokenize, whole = (context.method.setting.head.row_tokenizer(context.backbone, most) for most in lengths)
+    head = context.method.setting.head.with_long_texts(CUT)
+    tokenize, whole = (head.row_tokenizer(context.backbone, most) for most in lengths)
     cuts = count_cuts(task, rows, tokenize, whole)
     if figure == "cut":
         return _ALL, [_ALL * (place in {*cuts.cut}) for place in range(len(rows))]

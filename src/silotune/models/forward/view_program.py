@@ -42,7 +42,7 @@ from silotune.models.forward.mixing import (
     select_rows,
 )
 from silotune.models.forward.untouched_vectors import UntouchedVectors
-from silotune.models.forward.views import POOLINGS, ConstantViews, HeadReading, Pooling, View
+from silotune.models.forward.views import POOLINGS, ConstantViews, HeadReading, Pooling, View, mean_of_windows
 
 Readings = Callable[[Task], Mapping[str, HeadReading]]
 """A task → head's name → reading, for every head that reads states."""
@@ -281,7 +281,7 @@ class _Run:
             view = self._distinct[key]
             plan = view.plan
             if plan is None:
-                mixes = [select_rows(self._mixes[key][piece.owner], piece.rows) for piece in rows.pieces]
+                mixes = [select_rows(self._mixes[key][piece.owner], piece.places) for piece in rows.pieces]
                 groups = group_by_weight(self._backbone, mixes[0], len(rows)) if len(mixes) == 1 else []
                 if len(groups) > 1:
                     encoded[key] = _encode_groups(self._backbone, text, groups)
@@ -347,7 +347,7 @@ class _Run:
         if states_of and plan is None:
             raise InputError("mix: a head over the vocabulary needs one mix for all rows where weights are replaced")
         for index, piece in enumerate(rows.pieces):
-            own, read = {name: pieces[index] for name, pieces in poolings.items()}, None
+            own, read = {name: mean_of_windows(each[index], piece.inputs) for name, each in poolings.items()}, None
             if states_of and plan is not None:
                 inputs = {
                     name: tensor if name in HOST_INPUTS else tensor.to(self._backbone.device)
@@ -359,7 +359,7 @@ class _Run:
                 self._kept[piece.owner].put(name, self._batches[piece.owner], piece.rows, own)
 
     def _split(self, tensor: Tensor, rows: MicroBatch) -> Sequence[Tensor]:
-        """Return each piece's rows of a tensor of shape (rows, …)."""
+        """Return each piece's sequences of a tensor of shape (sequences, …)."""
         return [tensor] if len(rows.pieces) == 1 else torch.split(tensor, rows.sizes)
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from silotune.data.batching import Batch
-from silotune.data.tokenized import Inputs, TokenizedRows
+from silotune.data.tokenized import WINDOWS, Inputs, TokenizedRows
 from silotune.models.backbone.forward_plan import ForwardPlan
 
 
@@ -89,6 +89,30 @@ def last(states: Tensor, inputs: Inputs) -> Tensor:
 def _mask(inputs: Inputs) -> Tensor:
     """Return the mask of the states, shape (rows, tokens): the decoder's if the inputs have decoder tokens."""
     return inputs["decoder_attention_mask" if "decoder_input_ids" in inputs else "attention_mask"]
+
+
+def by_windows(vectors: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Divide vectors of sequences, shape (sequences, …), among their rows.
+
+    Returns:
+        The vectors of each row's windows, shape (rows, most windows, …), zeros where a row has fewer; and the share of
+        each in the row's mean, shape (rows, most windows).
+    """
+    marks = inputs.get(WINDOWS, torch.ones(len(vectors), 1))
+    pieces = torch.split(vectors, (marks > 0).sum(1).tolist())
+    padded = nn.utils.rnn.pad_sequence([*pieces], batch_first=True)
+    missing = marks.shape[1] - padded.shape[1]
+    padded = nn.functional.pad(padded, (0, 0) * (padded.dim() - 2) + (0, missing))
+    real = (marks == 1).to(vectors)
+    return padded, real / real.sum(1, keepdim=True)
+
+
+def mean_of_windows(vectors: Tensor, inputs: Inputs) -> Tensor:
+    """Return each row's mean over its windows: (sequences, hidden) → (rows, hidden)."""
+    if WINDOWS not in inputs:
+        return vectors
+    padded, shares = by_windows(vectors, inputs)
+    return (padded * shares.unsqueeze(-1)).sum(1)
 
 
 POOLINGS: dict[str, Pooling] = {"first": first, "mean": mean, "last": last}

@@ -5,10 +5,11 @@ Each task has its own head; one part may hold the heads of many tasks.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from silotune.config.train import ClassWeights
 from silotune.core.tensors import Tensors
 from silotune.data.batching import Batch
+from silotune.data.long_texts import CUT, LongTexts
 from silotune.data.rows import Row
 from silotune.data.tasks import Task
 from silotune.data.tokenized import RowTokenizer, TokenizedRows
@@ -128,6 +130,10 @@ class Head(ABC):
     """Whether its reading and outputs lie flat: one for each position of `TokenizedRows.reads`, row after row."""
     couples_rows: bool = False
     """Whether its loss of a row depends on the other rows of the batch, as with in-batch negatives."""
+    reads_windows: ClassVar[bool] = False
+    """Whether it can read rows in windows: its tokenizer makes them, and its outputs of a row are the windows' mean."""
+    long_texts: LongTexts = CUT
+    """What becomes of texts that do not fit (`data.long_texts`)."""
     pooling: Pooling = "first"
     """How a classifier pools the last layer's states: the first token's, the last one's, or the mean."""
 
@@ -141,6 +147,12 @@ class Head(ABC):
         """Create the head that a configuration describes."""
         return cls()
 
+    def with_long_texts(self, long: LongTexts) -> Self:
+        """Return the same head for texts of which this becomes."""
+        made = copy.copy(self)
+        made.long_texts = long
+        return made
+
     def check(self, backbone: Backbone, tasks: Iterable[Task]) -> None:  # noqa: B027  (nothing to check is usual)
         """Check before training that the head works with this backbone."""
 
@@ -149,7 +161,8 @@ class Head(ABC):
 
     def row_tokenizer(self, backbone: Backbone, max_length: int) -> TokenizeRows:
         """Make the function that tokenizes rows, to at most `max_length` tokens each."""
-        return RowTokenizer(backbone.tokenizer, max_length, getattr(backbone.base.config, "type_vocab_size", 0))
+        segments = getattr(backbone.base.config, "type_vocab_size", 0)
+        return RowTokenizer(backbone.tokenizer, max_length, segments, self.long_texts)
 
     @abstractmethod
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -12,10 +13,12 @@ from typing_extensions import override
 from silotune.core.tensors import Tensors, draw_linear
 from silotune.data.kinds import KINDS
 from silotune.data.tasks import Task
+from silotune.data.tokenized import Inputs
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.stored_model import is_causal
-from silotune.models.forward.views import View
+from silotune.models.forward.views import POOLINGS, HeadReading, View, by_windows
 from silotune.models.heads.base import Head, Pooling
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ POOLED: dict[str, str] = {
 class Classifier(Head):
     """Classifies by trained layers over one state per row: a token's, or the mean over all tokens."""
 
+    reads_windows = True
     formula: ClassVar[str]
     """Logits from x, in the words of `head.json`."""
 
@@ -52,9 +56,30 @@ class Classifier(Head):
         # older model.json leave `first` out
         return cls("first" if config.pooling == "auto" else config.pooling, config.normalize)
 
-    def pooled(self, view: View) -> Tensor:
-        """Return the vector of each row that the layers read, shape (rows, hidden)."""
-        x = view[self.pooling]
+    @override
+    def reading(self, backbone: Backbone, task: Task) -> HeadReading | None:
+        """Return what reads rows in windows: each window's vector, and behind it its share in the row's mean."""
+        pool = POOLINGS[self.pooling]
+
+        def read(states: Tensor, inputs: Inputs, plan: ForwardPlan) -> Tensor:
+            vectors, shares = by_windows(pool(states, inputs), inputs)
+            return torch.cat([vectors, shares.unsqueeze(-1)], -1)
+
+        return read if self.long_texts.in_windows else None
+
+    @override
+    def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
+        """Compute outputs, shape (rows, outputs): of rows in windows the mean over those of its windows."""
+        if not self.long_texts.in_windows:
+            return self.layers(tensors, self._scaled(view[self.pooling]), task)
+        x, shares = view[self.name][..., :-1], view[self.name][..., -1:]
+        return (shares * self.layers(tensors, self._scaled(x), task)).sum(1)
+
+    @abstractmethod
+    def layers(self, tensors: Tensors, x: Tensor, task: Task) -> Tensor:
+        """Compute outputs, shape (…, outputs), of vectors, shape (…, hidden)."""
+
+    def _scaled(self, x: Tensor) -> Tensor:
         return x if self.normalize is None else self.normalize * nn.functional.normalize(x, dim=-1)
 
     @override
@@ -97,8 +122,8 @@ class MLPHead(Classifier):
         return tensors
 
     @override
-    def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
-        hidden = torch.tanh(apply_linear(tensors, f"{task.name}.dense", self.pooled(view)))
+    def layers(self, tensors: Tensors, x: Tensor, task: Task) -> Tensor:
+        hidden = torch.tanh(apply_linear(tensors, f"{task.name}.dense", x))
         return apply_linear(tensors, f"{task.name}.out", hidden)
 
 
@@ -116,8 +141,8 @@ class LinearHead(Classifier):
         return tensors
 
     @override
-    def logits(self, tensors: Tensors, view: View, task: Task) -> Tensor:
-        return apply_linear(tensors, f"{task.name}.out", self.pooled(view))
+    def layers(self, tensors: Tensors, x: Tensor, task: Task) -> Tensor:
+        return apply_linear(tensors, f"{task.name}.out", x)
 
 
 class Projection:

@@ -28,6 +28,7 @@ class EntitiesHead(Head):
     name = "entities"
     task_kind = "entities"
     by_position = True
+    reads_windows = True
     pooling = "mean"
 
     @override
@@ -45,7 +46,7 @@ class EntitiesHead(Head):
     @override
     def row_tokenizer(self, backbone: Backbone, max_length: int) -> TokenizeRows:
         """Return an `EntityTokenizer`."""
-        return EntityTokenizer(backbone.tokenizer, max_length)
+        return EntityTokenizer(backbone.tokenizer, max_length, self.long_texts)
 
     @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:

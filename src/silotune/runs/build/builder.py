@@ -98,6 +98,8 @@ def build(
 def cut_lines(config: Config, silos: Sequence[SiloData], context: TrainingContext) -> list[str]:
     """Say of which silos rows are cut; refuse written answers to questions most of which the model would not read."""
     head, length, backbone = context.method.setting.head, config.train.max_length, context.backbone
+    if head.long_texts.reads != "cut":
+        return []
     refuses = config.head.writes and not config.data.allow_cut
     tokenize, whole = (head.row_tokenizer(backbone, most) for most in (length, ANY_LENGTH))
     lines = []

@@ -14,6 +14,7 @@ from silotune.config import Choice, Config, input_error, load_config
 from silotune.config.head import PLAIN
 from silotune.config.keys import Keys
 from silotune.config.trees import merged
+from silotune.data.long_texts import LongTexts
 from silotune.data.rows import SiloData
 from silotune.data.templates import CHAT
 from silotune.errors import InputError, require_known
@@ -224,10 +225,16 @@ def make_method(config: Config) -> Method:
     _check_defined(method, "tuner", tuner.name, method.tuners)
     setting = Setting(
         tuner=tuner(_options(tuner.Options, config.tuner, "tuner")),
-        head=HEADS[config.head.name].make(config.head),
+        head=HEADS[config.head.name].make(config.head).with_long_texts(long_texts(config)),
         head_scope=Scope(config.head.scope),
     )
     return method(setting, _options(method.Options, config.method, "method"))
+
+
+def long_texts(config: Config) -> LongTexts:
+    """Return what becomes of texts that do not fit."""
+    data = config.data
+    return LongTexts(data.long_texts, data.window_overlap, data.windows_per_row)
 
 
 def _options(model: type[Options], choice: Choice, prefix: str) -> Options:

@@ -9,9 +9,10 @@ from typing import Any
 
 from silotune.config import Config
 from silotune.data.generation_rows import row_format
+from silotune.data.long_texts import CUT
 from silotune.data.row_checks import describe_rows, spread
 from silotune.data.rows import SiloData, known_text
-from silotune.data.tokenized import ANY_LENGTH, TokenizedRows, count_cuts, cut_text
+from silotune.data.tokenized import ANY_LENGTH, Cuts, TokenizedRows, count_cuts, cut_text
 from silotune.errors import InputError
 from silotune.models.backbone.loading import silence_transformers
 from silotune.models.backbone.packages import model_source
@@ -108,7 +109,8 @@ def token_lengths(config: Config, silos: Sequence[SiloData]) -> tuple[dict[str, 
     """Count the tokens of training rows as they are trained, and return also a line on each silo whose prompts are cut.
 
     A silo has median, 95th percentile and maximum of tokens in a row as a whole, `cut`, the share of rows (in percent)
-    that do not fit, and `room`, the most tokens of a prompt.
+    that do not fit, and `room`, the most tokens of a prompt; where they are read in windows also `windows`
+    (`_windows`). A line says, too, of which silos rows are refused.
     """
     silence_transformers()
     from transformers import AutoConfig, AutoTokenizer
@@ -123,12 +125,44 @@ def token_lengths(config: Config, silos: Sequence[SiloData]) -> tuple[dict[str, 
     config = with_model_defaults(config)
     head, length = make_method(with_chat_template(config, silos)).setting.head, config.train.max_length
     reader: Any = SimpleNamespace(tokenizer=tokenizer, base=SimpleNamespace(config=stored))  # without weights
-    tokenize, whole = (head.row_tokenizer(reader, most) for most in (length, ANY_LENGTH))
+    tokenize, whole = (head.with_long_texts(CUT).row_tokenizer(reader, most) for most in (length, ANY_LENGTH))
     room = prompt_room(head, reader, length)
-    found, lines = {}, []
+    found: dict[str, dict[str, Any]] = {}
+    lines: list[str] = []
     for silo in silos:
-        cuts = count_cuts(silo.task, silo.splits.train[:_MOST_ROWS], tokenize, whole)
+        rows = silo.splits.train[:_MOST_ROWS]
+        cuts = count_cuts(silo.task, rows, tokenize, whole)
         found[silo.name] = {**(spread(cuts.lengths) or {}), "cut": 100 * cuts.share, "room": room}
+        if head.long_texts.reads != "cut":
+            try:
+                read = head.row_tokenizer(reader, length)(silo.task, rows)
+            except InputError as error:
+                lines.append(f"silo {silo.name!r}, training rows: {error}")
+                continue
+            if head.long_texts.in_windows:
+                found[silo.name]["windows"] = _windows(read, cuts, length, head.long_texts.per_row)
         if cuts.prompts:
             lines.append(cut_text(silo, cuts, length, room))
     return found, lines
+
+
+def _windows(rows: TokenizedRows, cuts: Cuts, length: int, per_row: int) -> dict[str, float]:
+    """Say what windows cost.
+
+    Returns:
+        The number of `rows` and of those that are `longer`; forward `passes` a row in predictions, and `trained` ones
+        in training; and how many times as many tokens these are as if rows were cut (`work` and `trained_work`).
+    """
+    passes = [rows.passes(row) for row in range(len(rows))]
+    trained = [min(own, per_row) for own in passes]
+    once = sum(min(own, length) for own in cuts.lengths)
+    tokens = [*map(len, rows.ids)]
+    drawn = sum(own * few / all_ for own, few, all_ in zip(tokens, trained, passes, strict=True))
+    return {
+        "rows": len(rows),
+        "longer": len(cuts.cut),
+        "passes": sum(passes) / len(rows),
+        "trained": sum(trained) / len(rows),
+        "work": sum(tokens) / once,
+        "trained_work": drawn / once,
+    }

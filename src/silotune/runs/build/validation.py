@@ -39,6 +39,14 @@ def check_tasks(
                 of_task = f" of task {name!r}" if sampling.per_task else ""
                 raise InputError(f"sampling.count: {sampling.count} silos a round, but there are only {size}{of_task}")
     head = method.setting.head
+    if head.long_texts.reads != "cut" and not head.reads_windows:
+        heads = "|".join(sorted(name for name, other in HEADS.items() if other.reads_windows))
+        raise InputError(
+            f"data.long_texts={head.long_texts.reads}: head={config.head.name} cuts texts that do not fit; allowed: "
+            f"cut, or head={heads}"
+        )
+    if head.long_texts.in_windows and config.cache.name != "none":
+        raise InputError(f"cache={config.cache.name}: keeps no windows (data.long_texts=windows); allowed: none")
     for silo, task in tasks.items():
         if not head.answers(task.kind):
             fitting = sorted(
