@@ -84,6 +84,8 @@ def _wrap(attention: str) -> None:
 
     def informed(*args: Any, **kwargs: Any) -> Any:
         mask, length = kwargs.get("attention_mask"), kwargs.get("kv_length")
+        if not _known:  # a forward of others: where one is traced for an export, lengths are no numbers
+            return make_mask(*args, **kwargs)
         if not isinstance(mask, Tensor) or mask.dim() != 2 or length not in _known or mask.shape[1] != length:
             return make_mask(*args, **kwargs)
         if not _known[length]:  # a mask of ones: the same as none
