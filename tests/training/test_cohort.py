@@ -425,9 +425,10 @@ def test_auto_counts_both_answers_of_a_pair_and_the_tokens_of_decoders(words):
     context.tokens_at_once = 4 * 3 * 4 * 32
     for more, size in (
         ({}, 4),
-        ({"pairs": True}, 2),
+        ({"sizes": [2] * (len(rows) // 2)}, 2),
         ({"decoder": [[1] * 32] * len(rows)}, 2),
-        ({"pairs": True, "decoder": [[1] * 32, [1]]}, 1),
+        ({"sizes": [2] * (len(rows) // 2), "decoder": [[1] * 32, [1]]}, 1),
+        ({"sizes": [4, *[1] * (len(rows) - 4)]}, 1),
     ):
         silo.train = {task: replace(rows, **more)}
         assert at_once.choose_cohort("auto", context, [silo]).size == size, more

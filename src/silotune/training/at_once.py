@@ -157,10 +157,10 @@ def _fitting(context: TrainingContext, silos: Collection[Silo]) -> Cohort:
     batch = max(1, min(settings.batch_size, max((silo.rows for silo in silos), default=settings.batch_size)))
     virtual, long = context.virtual_tokens, context.head.long_texts
     windows = long.per_row if long.in_windows else 1
-    # tokens of a silo's batch of rows of full length: preference pairs have two answers, each with its decoder's tokens
+    # tokens of a silo's batch of rows of full length, each of the sequences of the row with most
     of_a_view = batch * max(
         (
-            windows * len(rows.sequences([0])) * (settings.max_length + virtual + rows.longest_decoder)
+            windows * max(rows.sizes or [1]) * (settings.max_length + virtual + rows.longest_decoder)
             for silo in silos
             for rows in silo.train.values()
         ),
