@@ -11,7 +11,6 @@ from silotune.errors import InputError
 from silotune.methods import METHODS
 from silotune.methods.head_first import HEAD_FIRST, heads_alone
 from silotune.methods.parts import Scope
-from silotune.models.forward.views import View
 from silotune.models.heads.classifier import LinearHead
 from tests.support.method_cases import KINDS_OF_METHODS, of_kinds, read_message, tapped
 
@@ -67,5 +66,4 @@ def test_what_has_no_such_rounds_is_refused_by_name(federate, case, words, culpr
 
 def test_a_head_of_normalized_vectors_divides_by_their_length():
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
-    pooled = LinearHead("mean", 3.0).pooled(View({"mean": x}))
-    torch.testing.assert_close(pooled, 3 * x / x.square().sum(1, keepdim=True).sqrt())
+    torch.testing.assert_close(LinearHead("mean", 3.0)._scaled(x), 3 * x / x.square().sum(1, keepdim=True).sqrt())

@@ -64,8 +64,9 @@ def test_all_keys_of_the_contract(reference, case):
     assert summary["silos"].keys() == rows.keys()
     for name, silo in summary["silos"].items():
         assert silo.keys() >= {"metric", "validation", "test", "rows"}
-        assert silo["rows"] == {"train": rows[name], "validation": 9, "test": TEST_ROWS}
-        assert silo["metric"] == ("span_f1" if CASES[case].marked else "accuracy")
+        test = 10 if CASES[case].rows == "asked" else TEST_ROWS
+        assert silo["rows"] == {"train": rows[name], "validation": 9, "test": test}
+        assert silo["metric"] == {"marked": "span_f1", "asked": "ndcg10"}.get(CASES[case].rows, "accuracy")
     assert summary["global"] is None
     assert summary["average"] == pytest.approx(sum(silo["test"] for silo in summary["silos"].values()) / 3)
     assert all(len(summary[key]) == 64 and int(summary[key], 16) for key in ("shared_sha256", "state_sha256"))
@@ -142,7 +143,7 @@ def share(rows: int, classes: int, chosen: int) -> float:
 
 def cases(ends: bool) -> list[Any]:
     """Cases of one label a row, with or without a final phase."""
-    return of_kinds([name for name, case in CASES.items() if case.ends is ends and not case.marked], KINDS)
+    return of_kinds([name for name, case in CASES.items() if case.ends is ends and not case.rows], KINDS)
 
 
 @pytest.mark.parametrize("case", cases(ends=False))
