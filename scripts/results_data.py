@@ -1,7 +1,7 @@
 """The numbers behind docs/results: what `docs/results/data` keeps of runs, and the tables that pages make of it.
 
 `python -m scripts.results_data keep NAME FOLDER` takes the finished runs of a comparison's folder into
-`docs/results/data/NAME`: `runs.json` has each run's configuration and scores by silo, `rows.parquet` the label, the
+`docs/results/data/NAME`: `runs.json` has the environments of all runs, and each run's configuration and scores by silo, `rows.parquet` the label, the
 prediction, the weight and the unit of every test row, but no texts. `python -m scripts.results_data pages` writes
 every table between a page's markers anew, which tests/docs/test_results_data.py compares:
 
@@ -49,17 +49,21 @@ def keep(name: str, comparison: Path, data: Path = DATA) -> Path:
     """Write what is kept of a comparison's finished runs into `data/NAME`; return that folder."""
     entries, folder = read_entries([comparison]), data / name
     folder.mkdir(parents=True, exist_ok=True)
-    runs, rows = [], []
+    runs, rows, environments = [], [], []
     for entry in entries:
         for run in entry.runs:
             summary = {key: run.summary[key] for key in _KEPT if key in run.summary}
             versions = json.loads((run.folder / "versions.json").read_text(encoding="utf-8"))
-            about = {"entry": entry.label, "summary": summary, "config": run.config, "versions": versions}
+            fingerprints = versions.pop("rows", None)
+            if versions not in environments:
+                environments.append(versions)
+            about = {"entry": entry.label, "summary": summary, "config": run.config, "rows": fingerprints}
+            about["environment"] = environments.index(versions)
             runs.append(_without_folders(about))
             if (run.folder / PREDICTIONS_FILE).is_file():
                 rows.append(_rows_kept(run).assign(run=len(runs) - 1))
     plan = JudgingPlan.read(comparison) or JudgingPlan()
-    content = {"judging": plan.fields(), "runs": runs}
+    content = {"judging": plan.fields(), "environments": environments, "runs": runs}
     (folder / "runs.json").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     if rows:
         together = pandas.concat(rows).astype(dict.fromkeys(("silo", "label", "predicted", "unit"), "category"))

@@ -46,7 +46,12 @@ def words_for(method: str, data: Path, backbone: Path, *more: str) -> list[str]:
     return [
         *(f"method={method}", f"data.path={data}", "data.tasks=[a,b]", "data.task=t", f"backbone={backbone}"),
         *("head=retrieval", "train.max_length=32", "threads=1", "precision=fp32", "rounds=2", "train.batch_size=4"),
-        *("train.steps=1", "evaluation.bootstrap=20", *([] if method == "fedmatch" else ["tuner=lora"]), *more),
+        *(
+            "train.steps=1",
+            "evaluation.bootstrap=20",
+            *([] if method in ("fedmatch", "ravan") else ["tuner=lora"]),
+            *more,
+        ),
     ]
 
 

@@ -27,6 +27,7 @@ from silotune.errors import InputError
 from silotune.methods import METHODS, Phase, Step, mean_over_rows
 from silotune.methods.ditto import Ditto
 from silotune.methods.step import AT_WORK, LocalTraining, local_training
+from silotune.models.tuners import TUNERS
 from silotune.runs.build import row_privacy as build
 from silotune.runs.build.builder import build as build_run
 from silotune.runs.build.resolve import read_config
@@ -187,6 +188,18 @@ def test_what_leaves_depends_on_rows_through_noised_gradients_alone(
 ):
     changed = contrasted(method, backbone_folder("bert"), few_rows, changed_data, tmp_path)
     assert changed or method in ("local", "centralised"), "the changed row was drawn"
+
+
+@pytest.mark.parametrize("tuner", [name for name in TUNERS.built_in if name not in ("full", "p-tuning")])
+def test_every_tuner_takes_noise(tuner, backbone_folder, few_rows, tmp_path):
+    """A method whose tuner keeps something while a phase runs would be refused."""
+    own = {"ravan": ("method=ravan",), "vera": ("tuner.r=4",)}.get(tuner, ())
+    more = (f"tuner={tuner}", "method.adapters=1", "rounds=1", "train.steps=1", *own)
+    found = watch(
+        [*words("fedavg", backbone_folder("bert"), few_rows), *more], backbone_folder("bert"), tmp_path / "run"
+    )
+    assert found.sent
+    assert any(tensor.abs().max() > 0 for each in found.noised for tensor in each.values())
 
 
 def compare(first: Watched, second: Watched) -> int:

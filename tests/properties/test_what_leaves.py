@@ -55,6 +55,7 @@ SENT = {
     "fedmomentum": {"global"},
     "flora-na": {"global"},
     "la-lora": {"lora_A", "lora_B"},
+    "ravan": {"global"},
     "scaffold": {"global", "global_c"},
     "feddyn": {"global"},
     "fedproto": {"prototypes"},

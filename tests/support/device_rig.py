@@ -37,6 +37,7 @@ HEAD_WORDS: dict[str, tuple[str, ...]] = {
     "linear": ("head=linear",),
     "verbalizer": ("head=verbalizer", WORDS),
     "entities": ("head=entities", "data.task=names", "data.labels=[PER,LOC]"),
+    "retrieval": ("head=retrieval", "data.task=passages"),
     "lm": ("head=lm", "head.max_new_tokens=3"),
     "dpo": ("head=dpo", "head.max_new_tokens=3"),
 }
@@ -58,7 +59,7 @@ def config_of(
     method: str, head: str, words: Sequence[str], data: Path, models: Path, family: str | None = None
 ) -> Config:
     """Return the configuration of a method under a head, over `write_kinds`' rows and a tiny model of a family."""
-    rows = {"lm": "texts", "dpo": "pairs", "entities": "marks"}.get(head, "classes")
+    rows = {"lm": "texts", "dpo": "pairs", "entities": "marks", "retrieval": "queries"}.get(head, "classes")
     texts = head in ("lm", "dpo")
     folder = folder_of(family or ("llama" if texts else "bert"), models)
     tasks = "echo,always" if texts else "alpha" if method in ONE_TASK else "alpha,beta"
@@ -150,6 +151,8 @@ def prediction(federation: Federation) -> list[object]:
         assert len(model.explain(texts)) == 2
     if task.kind == "generation":
         return list(model.write(texts))
+    if task.rules.gives == "vectors":
+        return [*model.embed([str(text) for text in texts]).flatten()]
     return [answer.probabilities for answer in model.predict(texts)]
 
 

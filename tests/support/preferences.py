@@ -50,7 +50,7 @@ silos: [{{name: a, path: {folder / "a.jsonl"}}}, {{name: b, path: {folder / "b.j
 
 
 def write_kinds(root: Path, rows: dict[str, int]) -> Path:
-    """Write `classes/`, `marks/`, `texts/`, `pairs/`: two tasks each of every kind of row, of many lengths.
+    """Write `classes/`, `marks/`, `queries/`, `texts/`, `pairs/`: two tasks each of every kind of row, of many lengths.
 
     Args:
         root: the folder.
@@ -62,8 +62,10 @@ def write_kinds(root: Path, rows: dict[str, int]) -> Path:
             marks = [
                 {"tokens": ["cold", "sweet"] * (n % 3 + 1), "tags": ["O", "B-PER"] * (n % 3 + 1)} for n in range(count)
             ]
-            (root / "marks" / task).mkdir(parents=True, exist_ok=True)
-            write_lines(root / "marks" / task / f"{split}.jsonl", marks)
+            queries = [{"query": f"cold {n}", "passage": f"{n} " + "sweet " * (n % 3 + 1)} for n in range(count)]
+            for kind, records in (("marks", marks), ("queries", queries)):
+                (root / kind / task).mkdir(parents=True, exist_ok=True)
+                write_lines(root / kind / task / f"{split}.jsonl", records)
     for task in ("echo", "always"):
         for split, count in rows.items():
             texts = [

@@ -108,7 +108,7 @@ FORMS = ("bert", "gpt2", "llama", "t5", "deberta-v2")
 """Families that differ in biases, fused layers, stacks and weights of rows (`models/test_spanning_families.py`)."""
 _AS_LORA = {
     (kind, family)
-    for kind in ("pissa", "dora", "vera", "loha", "fed-sb", "fed-sb-svd")
+    for kind in ("pissa", "dora", "vera", "loha", "fed-sb", "fed-sb-svd", "ravan")
     for family in FAMILIES
     if family not in FORMS or family == "deberta-v2"
 }

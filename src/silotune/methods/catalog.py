@@ -40,6 +40,7 @@ from silotune.methods.lora_products import (
 )
 from silotune.methods.moon import MOON
 from silotune.methods.pfedme import PFedMe
+from silotune.methods.ravan import RAVAN
 from silotune.methods.scaffold import SCAFFOLD
 
 BUILT_IN: tuple[type[Method], ...] = (
@@ -47,7 +48,7 @@ BUILT_IN: tuple[type[Method], ...] = (
     *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, APFL, PFedMe, FedMCP, FedFAME, FedProto, FedPrompt),
     *(FedIT, FedLoRA, FedDPAF, FedDPAT),
     *(FFALoRA, FedSALoRA, RoLoRA, FlexLoRA, HetLoRA, FedSVD, FedExLoRA, FLoRA, LoRAFAIR, FDLoRA, FedALT),
-    *(FedRotLoRA, FedMomentum, FLoRANA, LALoRA, IFCA),
+    *(FedRotLoRA, FedMomentum, FLoRANA, LALoRA, RAVAN, IFCA),
 )
 
 OF_METHODS = (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from silotune.core.tensors import Tensors, on_device
 from silotune.data.batching import call_cost_for
@@ -106,6 +107,7 @@ class Backbone:
         self._placement = WeightPlacement(self.model, self.base, self.block_devices, quantization, on_use, shape_only)
         self.block_devices.move_at_borders(self.base, self.known_architecture)
         self._hooks = HookManager(self.base)
+        self._constants: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
         if checkpointing:
             for stack in self.architecture.stacks:
                 for block in range(len(self.base.get_submodule(stack.blocks))):
@@ -130,6 +132,19 @@ class Backbone:
     def blocks(self) -> int:
         """The number of transformer blocks; in an encoder–decoder, of its encoder."""
         return len(self.base.get_submodule(self.architecture.blocks))
+
+    def constant(self, key: tuple[Any, ...], make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Return two tensors that a tuner makes of the weights and its options alone, made once for each key.
+
+        Tuners keep them here because under `privacy.unit` a method, with its tuner, may hold nothing that a phase
+        changed. `key` names all that the tensors depend on beside the weights: options, module, device, dtype.
+        """
+        if key not in self._constants:
+            made = make()
+            if any(isinstance(each, FakeTensor) for each in made):  # of a plan; kept, they would stand for the tensors
+                return made
+            self._constants[key] = made
+        return self._constants[key]
 
     @property
     def word_embeddings(self) -> Tensor:

@@ -17,10 +17,11 @@ from silotune.models.tuners.lora import LoRA
 from silotune.models.tuners.part_modules import TensorGroup, TokenMixer, token_weight, tuner_of
 from silotune.models.tuners.prefix import PrefixTuning
 from silotune.models.tuners.prompts import PromptTuning, PTuning
+from silotune.models.tuners.ravan import RavanTuner
 from silotune.models.tuners.vera import VeRA
 
 _ALL: tuple[type[Tuner], ...] = (
-    *(Bottleneck, LoRA, DoRA, VeRA, LoHa, FedSB, PrefixTuning, PromptTuning, PTuning, IA3, BitFit, Full),
+    *(Bottleneck, LoRA, DoRA, VeRA, LoHa, FedSB, RavanTuner, PrefixTuning, PromptTuning, PTuning, IA3, BitFit, Full),
 )
 
 TUNERS: Registry[type[Tuner]] = registries.TUNERS

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal, cast
-from weakref import WeakKeyDictionary
+from typing import ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from typing_extensions import override
 
 from silotune.core.randomness import generator as derived_generator
@@ -60,19 +58,13 @@ class FedSB(LoRA):
     name = "fed-sb"
     Options = FedSBOptions  # type: ignore[assignment]
     example = {"r": 3, "alpha": 5, "bases": "random"}
-    module_tensors = (MIDDLE,)
+    module_tensors: ClassVar[tuple[str, ...]] = (MIDDLE,)
     groups = {}
     rank = None  # type: ignore[assignment]
     ranks: Mapping[str, int] = {}
     starts_in_weights = plan_holds = False
     rate_factor = Tuner.rate_factor
     read_initial, pack_initial = Tuner.read_initial, Tuner.pack_initial
-
-    def __init__(self, options: FedSBOptions | None = None) -> None:
-        super().__init__(options)
-        self._bases_of: WeakKeyDictionary[Backbone, dict[tuple[str, torch.device, torch.dtype], Factors]] = (
-            WeakKeyDictionary()
-        )
 
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         """See `Tuner.init`."""
@@ -97,32 +89,33 @@ class FedSB(LoRA):
             return tensors
         acting: Tensors = {}
         for module in self.target_modules(tensors):
-            middle = tensors[f"{module}.{MIDDLE}"]
-            acting[f"{module}.lora_A.weight"], b = self._bases(backbone, module, middle)
+            acting[f"{module}.lora_A.weight"], b = self._bases(backbone, module, tensors[f"{module}.{MIDDLE}"])
             with torch.enable_grad():  # what trains says so also in a pass without graph
-                acting[f"{module}.lora_B.weight"] = b @ middle
+                acting[f"{module}.lora_B.weight"] = self._up(tensors, module, b)
         return acting
+
+    def _up(self, tensors: Tensors, module: str, b: Tensor) -> Tensor:
+        """Return the acting LoRA's B, shape (out, r), from the basis B."""
+        return b @ tensors[f"{module}.{MIDDLE}"]
 
     def _bases(self, backbone: Backbone, module: str, like: Tensor) -> Factors:
         """Return A (r, in) and B (out, r) of a module, with dtype and device of `like`."""
-        known = self._bases_of.setdefault(backbone, {})
-        key = (module, like.device, like.dtype)
-        if key in known:
-            return known[key]
-        rank, widths = self._options.r, layer_widths(backbone.module(module))
+        rank, bases, seed = self._options.r, self._options.bases, self._options.seed
+        widths = layer_widths(backbone.module(module))
         if rank > min(widths):
             raise InputError(f"tuner.r: {rank} directions of {module}, which has {min(widths)}; allowed: up to that")
-        if self._options.bases == "svd":
-            a, b = principal_factors(backbone, module, rank, like.device, "bases=svd")
-            a, b = torch.nn.functional.normalize(a), torch.nn.functional.normalize(b, dim=0)
-        else:
-            draws = derived_generator(self._options.seed, "bases", module)
-            a, b = (orthonormal(width, rank, draws) for width in widths)
-            a = a.T
-        factors = a.to(like), b.to(like)
-        if not isinstance(factors[0], FakeTensor):  # of a plan; kept, they would stand for the bases themselves
-            known[key] = factors
-        return factors
+
+        def made() -> Factors:
+            if bases == "svd":
+                a, b = principal_factors(backbone, module, rank, like.device, "bases=svd")
+                a, b = torch.nn.functional.normalize(a), torch.nn.functional.normalize(b, dim=0)
+            else:
+                draws = derived_generator(seed, "bases", module)
+                a, b = (orthonormal(width, rank, draws) for width in widths)
+                a = a.T
+            return a.to(like), b.to(like)
+
+        return backbone.constant((FedSB.name, bases, seed, rank, module, like.device, like.dtype), made)
 
     @property
     def _options(self) -> FedSBOptions:  # type: ignore[override]

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from typing_extensions import override
 
 from silotune.core.randomness import generator as derived_generator
@@ -37,8 +35,6 @@ from silotune.models.tuners.target_modules import (
 
 Factors = tuple[Tensor, Tensor]
 """A of shape (r, in) and B of shape (out, r)."""
-
-_PRINCIPAL: WeakKeyDictionary[Backbone, dict[tuple[str, int, torch.device], Factors]] = WeakKeyDictionary()
 
 
 class LoRAOptions(TargetModuleOptions):
@@ -367,18 +363,15 @@ def principal_factors(backbone: Backbone, module: str, rank: int, device: torch.
             f"tuner.{option}: takes singular vectors of weights that backbone.quantization={backbone.quantization} "
             f"rounds; allowed: backbone.quantization=none, or another {option.partition('=')[0]}"
         )
-    known = _PRINCIPAL.setdefault(backbone, {})
-    if (module, rank, device) not in known:
-        layer = backbone.module(module)
-        most = min(layer_widths(layer))
-        if rank > most:
-            raise InputError(f"tuner.r: {rank} singular values of {module}, which has {most}; allowed: up to that")
+    layer = backbone.module(module)
+    if rank > (most := min(layer_widths(layer))):
+        raise InputError(f"tuner.r: {rank} singular values of {module}, which has {most}; allowed: up to that")
+
+    def made() -> Factors:
         a, b = _principal(layer_weight(layer).detach().float(), rank)
-        factors = a.to(device), b.to(device)
-        if isinstance(a, FakeTensor):  # of a plan; kept, they would stand for the factors themselves
-            return factors
-        known[module, rank, device] = factors
-    return known[module, rank, device]
+        return a.to(device), b.to(device)
+
+    return backbone.constant(("principal", module, rank, device), made)
 
 
 def _principal(weight: Tensor, rank: int) -> Factors:

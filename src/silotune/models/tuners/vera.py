@@ -58,10 +58,6 @@ class VeRA(Tuner):
     module_tensors = (_D, _B)
     groups = {"d": (_D,), "b": (_B,)}
 
-    def __init__(self, options: VeRAOptions | None = None) -> None:
-        super().__init__(options)
-        self._drawn: dict[tuple[int, int, torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
-
     @override
     def init(self, backbone: Backbone, tasks: Iterable[Task], generator: torch.Generator) -> Tensors:
         tensors: Tensors = {}
@@ -87,13 +83,15 @@ class VeRA(Tuner):
         """Draw A (r, largest input) and B (largest output, r), Kaiming-uniform, as peft does; dtype of `like`."""
         modules = self._options.modules(backbone, self.name)
         inputs, outputs = map(max, zip(*(layer_widths(backbone.module(module)) for module in modules), strict=True))
-        key = (inputs, outputs, like.device, like.dtype)
-        if key not in self._drawn:
-            draws, rank = torch.Generator().manual_seed(self._options.seed), self._options.r
+        seed, rank = self._options.seed, self._options.r
+
+        def drawn() -> tuple[Tensor, Tensor]:
+            draws = torch.Generator().manual_seed(seed)
             low = torch.empty(rank, inputs).uniform_(-((6 / inputs) ** 0.5), (6 / inputs) ** 0.5, generator=draws)
             wide = torch.empty(outputs, rank).uniform_(-((6 / rank) ** 0.5), (6 / rank) ** 0.5, generator=draws)
-            self._drawn[key] = low.to(like), wide.to(like)
-        return self._drawn[key]
+            return low.to(like), wide.to(like)
+
+        return backbone.constant((self.name, seed, rank, inputs, outputs, like.device, like.dtype), drawn)
 
     @override
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:
