@@ -13,6 +13,7 @@ from silotune.data.row_checks import (
 )
 from silotune.data.rows import Row, SiloData, Splits
 from silotune.data.tasks import Task
+from silotune.distributed.silo.survey import _bins
 
 MOOD = Task("mood", ("bad", "good"))
 
@@ -43,6 +44,13 @@ def test_rows_by_hand() -> None:
     assert found["contradictions"] == 3
     assert found["characters"]["train"] == {"median": 7, "p95": 8, "maximum": 8}
     assert found["characters"]["validation"] is None
+
+
+def test_a_query_with_two_passages_is_no_duplicate() -> None:
+    task = Task("t", (), "ndcg10", "retrieval")
+    asked = [Row(("who",), 0, target=(passage, (), ())) for passage in ("north", "south", "North ")]
+    assert describe_rows(silo(asked, [], task))["duplicates"]["train"] == 0
+    assert _bins("duplicates", None, None, task, [*asked, asked[0]])[1] == [[], [], [], ["in all"]]
 
 
 def test_labels_that_look_alike() -> None:

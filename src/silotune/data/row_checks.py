@@ -44,11 +44,7 @@ def describe_rows(silo: SiloData) -> dict[str, Any]:
         equal whatever their case and white space.
     """
     splits: dict[str, list[Row]] = {name: getattr(silo.splits, name) for name in SPLITS}
-    found = silo.task.kind == "retrieval"  # a query may have several passages, a row each
-    keys = {
-        name: [(*text_key(row), *([known_text(silo.task, row)] if found else [])) for row in rows]
-        for name, rows in splits.items()
-    }
+    keys = {name: [row_key(silo.task, row) for row in rows] for name, rows in splits.items()}
     seen, regression = {*keys["train"]}, silo.task.kind == "regression"
     return {
         "label_rows": {name: _label_counts(silo, rows) for name, rows in splits.items()},
@@ -59,6 +55,14 @@ def describe_rows(silo: SiloData) -> dict[str, Any]:
         "contradictions": _contradictions(silo, keys["train"]),
         "alike": alike_labels(silo.task.labels),
     }
+
+
+def row_key(task: Task, row: Row) -> tuple[str, ...]:
+    """Return what duplicates of a row have in common: its texts and, of retrieval, its passage.
+
+    A query may have several passages, a row each.
+    """
+    return (*text_key(row), *([known_text(task, row)] if task.kind == "retrieval" else []))
 
 
 def spread(values: Sequence[int]) -> dict[str, int] | None:

@@ -18,7 +18,7 @@ from silotune.communication.privacy.whole_noise import grid_of, whole_vectors
 from silotune.config import Config
 from silotune.config.schema import Figure
 from silotune.data.long_texts import CUT
-from silotune.data.row_checks import SPLITS, text_key
+from silotune.data.row_checks import SPLITS, row_key
 from silotune.data.rows import Row, SiloData
 from silotune.data.tasks import Task
 from silotune.data.tokenized import ANY_LENGTH, count_cuts
@@ -93,7 +93,7 @@ def _bins(
         years = [re.search(r"(?<!\d)\d{4}(?!\d)", row.group) for row in rows]
         return _YEARS, [[year[0] if year is not None and year[0] in _YEARS else _YEARS[-1]] for year in years]
     if figure == "duplicates":
-        keys = [text_key(row) for row in rows]
+        keys = [row_key(task, row) for row in rows]
         first = {key: place for place, key in reversed([*enumerate(keys)])}
         return _ALL, [_ALL * (first[key] < place) for place, key in enumerate(keys)]
     lengths = (config.train.max_length, ANY_LENGTH)
