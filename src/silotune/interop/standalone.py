@@ -195,8 +195,7 @@ class Model:
 
         A classifier that reads long texts in windows (`window_overlap` in `head.json`) gets a row for each window.
         """
-        encoded = self._tokens(texts)
-        return {name: encoded[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in encoded}
+        return _inputs(self._tokens(texts))
 
     def _tokens(self, texts: Sequence[Text]) -> Any:
         rows = [(text,) if isinstance(text, str) else text for text in texts]
@@ -206,10 +205,12 @@ class Model:
             self.tokenizer.pad_token = self.tokenizer.eos_token or self.tokenizer.convert_ids_to_tokens(0)
         return self.tokenizer(*columns, **cut, padding=True, padding_side="right", return_tensors="pt")
 
-    @torch.no_grad()
     def states(self, texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
         """Compute the last layer's states of the texts' tokens, shape (rows, tokens, hidden), and their mask."""
-        inputs = self.encode(texts)
+        return self._states(self.encode(texts))
+
+    @torch.no_grad()
+    def _states(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         mask = inputs["attention_mask"]
         model = self.model
         if self._peft is not None and self._prompt is None:
@@ -248,9 +249,9 @@ class Model:
             raise NotImplementedError(f"a head of kind {self.head['kind']!r} is described in head.json")
         found = []
         for start in range(0, len(texts), _ROWS):
-            piece = texts[start : start + _ROWS]
-            own = head_logits(*self.states(piece), self.head, self.head_tensors)
-            found.append(mean_of_windows(own, self._tokens(piece)))
+            tokens = self._tokens(texts[start : start + _ROWS])
+            own = head_logits(*self._states(_inputs(tokens)), self.head, self.head_tensors)
+            found.append(mean_of_windows(own, tokens))
         if self.head["kind"] == "entities":
             most = max(own.shape[1] for own in found)
             found = [nn.functional.pad(own, (0, 0, 0, most - own.shape[1])) for own in found]
@@ -290,6 +291,10 @@ class Model:
                 spans.append({"start": start, "end": end, "label": label})
             inside = label
         return {"spans": spans}
+
+
+def _inputs(tokens: Any) -> dict[str, Any]:
+    return {name: tokens[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in tokens}
 
 
 def window_words(head: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from silotune.aggregation import (
     change_norm,
     clipped,
     mixing_ranks,
+    score_read_by,
     uniform,
 )
 from silotune.aggregation.outliers import OutlierFilter, Refuse, check_aggregate
@@ -302,7 +303,7 @@ class Coordinator:
             if self._own and not heads_alone:
                 ordered = self._watch_own(ordered, whole)
             in_common = self._in_common(before)
-            plain = not getattr(self._aggregation, "reads", "")  # no mean of all silos by rows, nor a uniform one
+            plain = not score_read_by(self._settings.name)  # no mean of all silos by rows, nor a uniform one
             measured = plain and not self.sums and (number is None or number & (number - 1) == 0)
             error = ProductError(in_common if measured else {}, self._by_rows, chosen)
             combined = self._combine(error.watch(ordered), in_common, heads_alone)

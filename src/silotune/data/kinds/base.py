@@ -181,9 +181,9 @@ class Kind(ABC):
     def targets(self, task: Task, rows: Sequence[Row]) -> Tensor:
         """Return what losses and metrics compare outputs with, a tensor of shape (rows, …)."""
 
-    @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the plain loss, shape (): a mean over rows."""
+        """Return the plain loss, shape (): a mean over rows; not asked where heads have one of their own."""
+        raise NotImplementedError(f"rows of {self.name} have no loss of their own")
 
     @abstractmethod
     def scores(self, task: Task, outputs: Tensor, targets: Tensor, drawn: Counts | None = None) -> Mapping[str, Counts]:
@@ -216,9 +216,9 @@ class Kind(ABC):
     def resampled(self, task: Task, metric: str, columns: Mapping[str, Sequence[Any]]) -> Callable[[Counts], Counts]:
         """Return what scores resamples of such columns by a metric, from `drawn` as of `scores`, in its own units."""
 
-    @abstractmethod
     def predictions(self, task: Task, outputs: Tensor) -> list[Prediction]:
-        """Return what outputs mean for texts."""
+        """Return what outputs mean for texts; not asked where texts are answered otherwise (`gives`)."""
+        raise NotImplementedError(f"texts have no predictions of {self.name}")
 
     @abstractmethod
     def drawn_row(self, task: Task, texts: tuple[str, ...], draw: float) -> Row:

@@ -57,4 +57,4 @@ class Generation(Kind):
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError("written answers have no outputs that are compared with targets")
 
-    read = loss = scores = constant_outputs = written = predictions = _refuse
+    read = scores = constant_outputs = written = _refuse

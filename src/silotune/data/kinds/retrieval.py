@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import isnan, log
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from unicodedata import normalize
 
 import numpy as np
@@ -111,11 +111,6 @@ class Retrieval(Kind):
         scores = bm25([text for role, text in sequences if role == QUERY], distinct(sequences))
         ranks = ranks_among(torch.from_numpy(scores), self.targets(task, test))
         return {"bm25": float(rank_scores(ranks)[task.metric][0])}
-
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError("passages are found by the vectors of texts")
-
-    loss = predictions = _refuse
 
 
 def read_negatives(cell: object, where: str) -> tuple[str, ...]:

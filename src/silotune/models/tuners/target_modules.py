@@ -58,15 +58,24 @@ class TargetModuleOptions(TunerOptions):
     def modules(
         self, backbone: Backbone, tuner: str, words: Sequence[str] | None = None, experts: bool = False
     ) -> list[str]:
-        """Find the linear layers that `sites`, or these words instead, name in the chosen blocks.
+        """Find the linear layers, and tensors of experts, that words name in the chosen blocks.
+
+        The search is cached per backbone, since every silo's part asks for it.
 
         Args:
-            backbone: as in `find_target_modules`, like `tuner` and `experts`.
+            backbone: the backbone whose base transformer is searched.
             tuner: the tuner's name, for messages.
-            words: instead of `sites`.
-            experts: whether the tuner can change tensors of experts.
+            words: instead of `sites`; each a field of the family's table, a full module name, the end of one (`c_attn`,
+                `attn.c_attn`), or a pattern with `*`.
+            experts: whether the tuner can change tensors of experts; if not, words that name them are refused.
+
+        Returns:
+            Full names, each once: those of fields block by block, then those of patterns.
         """
-        return self.chosen(backbone, find_target_modules(backbone, words or self.sites, tuner, experts))
+        cached, key = _CACHE.setdefault(backbone, {}), (tuple(words or self.sites), tuner, experts)
+        if key not in cached:
+            cached[key] = _search(backbone, *key)
+        return self.chosen(backbone, cached[key])
 
     def chosen(self, backbone: Backbone, modules: Sequence[str]) -> list[str]:
         """Return those of the modules that are in the chosen blocks, in order."""
@@ -159,28 +168,6 @@ def short_names(backbone: Backbone, modules: list[str]) -> list[str]:
     endings = list(dict.fromkeys(module.rpartition(".")[2] for module in modules))
     matches = [name for name in all_names if name.rpartition(".")[2] in endings]
     return endings if len(matches) == len(modules) else modules
-
-
-def find_target_modules(backbone: Backbone, words: Sequence[str], tuner: str, experts: bool = False) -> list[str]:
-    """Find the linear layers, and tensors of experts, that words name.
-
-    The result is cached per backbone, since every silo's part asks for it.
-
-    Args:
-        backbone: the backbone whose base transformer is searched.
-        words: each a field of the family's table, a full module name, the end of one (`c_attn`, `attn.c_attn`), or a
-            pattern with `*`.
-        tuner: the tuner's name, for messages.
-        experts: whether the tuner can change tensors of experts; if not, words that name them are refused.
-
-    Returns:
-        Full names, each once: those of fields block by block, then those of patterns.
-    """
-    cached = _CACHE.setdefault(backbone, {})
-    key = (tuple(words), tuner, experts)
-    if key not in cached:
-        cached[key] = _search(backbone, words, tuner, experts)
-    return list(cached[key])
 
 
 def _search(backbone: Backbone, words: Sequence[str], tuner: str, experts: bool) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from silotune.aggregation import BY_ROWS, Aggregation, BroadcastAggregation, SiloAggregation, uniform
+from silotune.aggregation import BY_ROWS, Aggregation, BroadcastAggregation, SiloAggregation, score_read_by, uniform
 from silotune.aggregation.robust import krum, most_byzantine, multi_krum, trimmed_mean
 from silotune.aggregation.server_optimizer import ServerOptimizer
 from silotune.communication.masks.fixed_point import MOST_WEIGHT
@@ -154,8 +154,8 @@ def build_coordinator(
             f"aggregation={config.aggregation.name}: every silo receives tensors of its own, not one mean; allowed: "
             "server.optimizer=none, server.lr=1, no aggregation.noise_multiplier"
         )
-    if getattr(aggregation, "reads", "") and (config.privacy.unit is not None or config.uplink.noise is not None):
-        key = "privacy.unit" if config.privacy.unit is not None else "uplink"
+    key = "privacy.unit" if config.privacy.unit is not None else "uplink" if config.uplink.noise is not None else ""
+    if communicates and key and score_read_by(config.aggregation.name):
         raise InputError(
             f"{key}: aggregation={config.aggregation.name} reads a number of silos' rows that has no noise; allowed: "
             "samples, uniform"
