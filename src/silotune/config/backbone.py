@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -38,15 +38,20 @@ class BackboneConfig(ShortSection):
         description="storage of the linear layers: `int8` or `nf4` (bitsandbytes), `int8-torchao`, or `none`. `auto` is"
         " int8 on a CUDA device and none elsewhere.",
     )
-    device_map: Literal["auto"] | dict[str, str] | None = Field(
+    device_map: Literal["auto"] | None = Field(
         default=None,
-        description="devices of the blocks of a model larger than one GPU: `auto` spreads them over all GPUs of the "
-        "process; a mapping names devices (`layers.0: cuda:1`, or `layers: cuda:1` for all). Everything "
-        "else is on `device`.",
+        description="for a model larger than one GPU: `auto` spreads its blocks over all GPUs of the process. "
+        "Everything else is on `device`.",
     )
 
     def __hash__(self) -> int:
         return hash(self.model_dump_json())
+
+
+def as_stored(section: Any) -> Any:
+    """Return the section of a run's folder; older runs may name the device of each block, in the place of `auto`."""
+    mapped = isinstance(section, dict) and isinstance(section.get("device_map"), dict)
+    return section | {"device_map": "auto"} if mapped else section
 
 
 class PrecisionConfig(ShortSection):

@@ -46,7 +46,7 @@ class BackboneKeys(TypedDict, total=False):
     revision: str | None
     attention: Literal["auto", "eager", "sdpa", "flash"]
     quantization: Literal["none", "auto", "int8", "nf4", "int8-torchao"]
-    device_map: Literal["auto"] | Mapping[str, str] | None
+    device_map: Literal["auto"] | None
 
 
 class HeadKeys(TypedDict, total=False):

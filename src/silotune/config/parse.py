@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from silotune.config.backbone import as_stored
 from silotune.config.data import DATA_SOURCES
 from silotune.config.head import PLAIN
 from silotune.config.paths import absolute, read_tree, resolve
@@ -178,7 +179,8 @@ def load_resolved(path: Path) -> Config:
     Sections that equal the schema's defaults are left to the schema, which does not check its defaults again.
     """
     chosen = {}
-    for key, value in load_tree(path).items():
+    for key, given in load_tree(path).items():
+        value = as_stored(given) if key == "backbone" else given
         default = _dumped_defaults().get(key)
         is_default = isinstance(value, dict) and isinstance(default, dict) and value.items() <= default.items()
         if not is_default:

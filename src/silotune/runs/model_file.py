@@ -8,10 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, field_validator
 
 from silotune.communication.privacy.row_accountant import SIMULATED, UNCOVERED
 from silotune.config import BackboneConfig
+from silotune.config.backbone import as_stored
 from silotune.config.head import HeadConfig
 from silotune.core.files import damage_named, read_json
 from silotune.core.serialization import read_tensor_file
@@ -123,6 +124,8 @@ class ModelFile(BaseModel):
     test: float | None
     rows: dict[str, Any] | None
     files: dict[str, str] | None = None
+
+    _as_stored = field_validator("backbone", mode="before")(as_stored)
 
     @property
     def prediction(self) -> PredictionMix:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError, needs
 from silotune.models.backbone.architectures import ARCHITECTURES, Architecture
-from silotune.models.backbone.device import GIB, available_devices, free_memory
+from silotune.models.backbone.device import GIB, free_memory
 from silotune.models.backbone.lm_head import without_lm_head
 from silotune.models.backbone.quantization import NONE, weight_bytes
 
@@ -177,26 +177,18 @@ class WeightPlacement:
         return [*self._model.parameters(), *self._model.buffers()]
 
 
-DeviceMap = str | Mapping[str, str]
-"""A value of `backbone.device_map`: `auto`, or names of blocks, or of their list → device."""
-
-
-def candidates(setting: DeviceMap, main: torch.device) -> list[torch.device]:
-    """Return the devices that a value of `backbone.device_map` can put weights on, the main one first."""
-    main = _with_index(main)
-    if setting == "auto" and main.type != "cuda":
+def candidates(main: torch.device) -> list[torch.device]:
+    """Return the devices that `backbone.device_map=auto` can put weights on, the main one first."""
+    if main.type != "cuda":
         return [main]
-    if isinstance(setting, str):
-        found = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    else:
-        found = [_device(module, name, main) for module, name in setting.items()]
-    return list(dict.fromkeys([main, *found]))
+    own = torch.cuda.current_device() if main.index is None else main.index
+    return [torch.device("cuda", index) for index in dict.fromkeys([own, *range(torch.cuda.device_count())])]
 
 
 def plan_blocks(
-    setting: DeviceMap, model: Any, main: torch.device, dtype: torch.dtype, quantization: str = NONE
+    model: Any, devices: Sequence[torch.device], dtype: torch.dtype, quantization: str = NONE
 ) -> BlockDevices:
-    """Decide where each block goes.
+    """Decide which of several devices each block goes to; the first one is the main one.
 
     The model has shapes alone, `dtype` is the type of its loaded weights.
     """
@@ -205,18 +197,7 @@ def plan_blocks(
         raise InputError(f"backbone.device_map: it is not known which modules of {family!r} are blocks; leave it out")
     lists = [stack.blocks for stack in ARCHITECTURES[family].stacks]
     blocks = {f"{name}.{index}": block for name in lists for index, block in enumerate(base.get_submodule(name))}
-    main = _with_index(main)
-    if isinstance(setting, str):
-        devices = candidates(setting, main)
-        return BlockDevices(main, _balanced(model, blocks, devices, dtype, quantization) if len(devices) > 1 else None)
-    for module in setting:
-        if module not in blocks and module not in lists:
-            raise InputError(
-                f"backbone.device_map: {module!r} is no block of this model; allowed: {', '.join(lists)} (all its "
-                f"blocks), {next(iter(blocks))} to {list(blocks)[-1]}; all else is on the main device"
-            )
-    given = {name: setting.get(name, setting.get(name.rpartition(".")[0])) for name in blocks}
-    return BlockDevices(main, {name: _device(name, device, main) for name, device in given.items() if device})
+    return BlockDevices(devices[0], _balanced(model, blocks, devices, dtype, quantization))
 
 
 def _balanced(
@@ -258,21 +239,3 @@ def release(model: nn.Module) -> None:
             module.__dict__.pop("forward", None)  # bound to this module also in copies of it
     for name in ("to", "cuda"):
         model.__dict__.pop(name, None)
-
-
-def _device(module: str, name: str, main: torch.device) -> torch.device:
-    """Return the device that an entry of a map names."""
-    available = [device for device in available_devices() if torch.device(device).type == main.type]
-    if name not in available:
-        raise InputError(
-            f"backbone.device_map: {module} cannot be on {name!r}; allowed here, beside device={main.type}: "
-            f"{', '.join(available)}"
-        )
-    return _with_index(torch.device(name))
-
-
-def _with_index(device: torch.device) -> torch.device:
-    """Return the device with its index, as tensors on it name it."""
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device

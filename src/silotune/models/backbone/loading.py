@@ -93,7 +93,7 @@ def load_backbone(
     }
     if quantization != NONE:
         options |= quantized_loading(quantization, dtype, target)
-    possible = [target] if settings.device_map is None else candidates(settings.device_map, target)
+    possible = [target] if settings.device_map is None else candidates(target)
     with one_message(settings.name):
         config, auto, more = model_class_of(settings, source, model_class)
         options |= more
@@ -106,14 +106,13 @@ def load_backbone(
     if quantization == NONE:
         _require_room(settings.name, shapes, files, dtype, possible)
     block_devices = None
-    device_map = None if settings.device_map == "auto" and len(possible) == 1 else settings.device_map
-    if device_map is not None:
+    if len(possible) > 1:
         require_accelerate()
         model_shapes = shapes()
-        block_devices = plan_blocks(device_map, model_shapes, target, dtype, quantization)
+        block_devices = plan_blocks(model_shapes, possible, dtype, quantization)
         options["device_map"] = block_devices.for_loading(model_shapes)
     model = _read(settings.name, source, model_class, config, auto, options)
-    if device_map is not None:
+    if block_devices is not None:
         release(model)
     if quantization != NONE:
         settle(model, settings.name, quantization)
