@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
 from peft import PeftModel
 from transformers import AutoModelForTokenClassification
 
+from silotune.evaluation.predict import logits
 from silotune.interop.export import export
 from silotune.interop.onnx_model import onnx_logits
+from silotune.runs.marked_texts import MarkedTexts
 from tests.support.small_runs import SINGLE, carried_along, close, encoded, own_logits, tokenised
 
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
@@ -69,6 +72,22 @@ def test_the_loader_marks_what_the_silo_does(runs, tuner, tmp_path):
     spans = model.predict(["the garden,", ""])
     assert spans[0]["spans"] == [{"start": a, "end": b, "label": "LOC"} for a, b in ((0, 3), (4, 10), (10, 11))]
     assert spans[1]["spans"] == []
+
+
+@pytest.mark.parametrize("words", [(), ("data.long_texts=windows", "data.window_overlap=2")])
+def test_a_text_that_does_not_fit_is_read_in_the_windows_of_predict(runs, words, tmp_path):
+    run, texts = runs.entities("bert", "lora", "train.max_length=9", *words), [" ".join(SINGLE), *SINGLE]
+    about = export(run.model("beta"), "global", tmp_path / "out")
+    assert about["comparison"]["same_answers"] == 4
+    model = carried_along(tmp_path / "out").load(tmp_path / "out")
+    marked = MarkedTexts(run.model("beta").context, run.federation.tasks["beta"], texts)
+    expected = logits(run.federation.context, run.model("beta").state, marked.rows)
+    found = model.logits(texts)
+    assert found.shape[1] > len(encoded(tmp_path / "out", texts)["input_ids"][0]), "windows have tokens in common"
+    close(torch.cat([own[places] for own, places in zip(found, marked.rows.reads, strict=True)]), expected)
+    model.head_tensors["out.bias"] = torch.tensor([0.0, 0.0, 0.0, 1000.0, 0.0])  # every word is a span of its own
+    spans = model.predict(texts)[0]["spans"]
+    assert [(span["start"], span["end"]) for span in spans] == [word.span() for word in re.finditer(r"\S+", texts[0])]
 
 
 @pytest.mark.long

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from silotune.data.batching import make_batch
-from silotune.data.long_texts import CUT
 from silotune.data.tokenized import HEAD_INPUTS
 from silotune.errors import library_errors
 from silotune.evaluation.predict import Predictor, logits
@@ -23,6 +22,7 @@ from silotune.interop.standalone import KINDS, TENSOR_HEADS, opened
 from silotune.methods.base import PredictionMix
 from silotune.models.backbone.quantization import NONE
 from silotune.models.forward.mixing import make_plan
+from silotune.runs.marked_texts import marking_head
 
 TEXTS = (
     "It was worth the wait.",
@@ -52,9 +52,9 @@ def compare(
         `same_answers`: the likeliest class, or the likeliest next token everywhere. None if what opens the export is
         not installed here, or the base is quantized (`in_words` says what is needed).
     """
-    if selection.model.task.rules.by_position:  # the opened export reads a text's first tokens
+    if selection.model.task.rules.by_position:
         context = copy.copy(selection.model.context)
-        context.head = context.head.with_long_texts(CUT)
+        context.head = marking_head(context)
         selection = replace(selection, model=replace(selection.model, context=context))
     pair = selection.model.texts_per_row == 2 and selection.model.task.labeled
     texts: list[Any] = [*zip(TEXTS, TEXTS[1:] + TEXTS[:1], strict=True)] if pair else [*TEXTS]

@@ -45,6 +45,7 @@ from silotune.models.backbone.loading import stored_types
 from silotune.models.backbone.packages import model_source
 from silotune.models.backbone.quantization import NONE, QUANTIZATIONS
 from silotune.models.backbone.stored_model import is_causal, weight_files
+from silotune.runs.marked_texts import marking_head
 from silotune.runs.model_file import require_guarantee
 from silotune.runs.personal_model import PersonalModel
 
@@ -242,7 +243,7 @@ def _quantization(model: PersonalModel) -> dict[str, Any] | None:
 def _head(selection: ExportSelection) -> dict[str, Any]:
     """Return the content of `head.json`: how the last layer's states become answers."""
     model, task, head = selection.model, selection.model.task, selection.model.context.head
-    long = head.long_texts
+    long = (marking_head(model.context) if task.rules.by_position else head).long_texts
     return {
         "kind": head.name,
         "part": selection.head_part,

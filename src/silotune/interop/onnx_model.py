@@ -14,7 +14,7 @@ from silotune.core.tensors import Tensors
 from silotune.errors import InputError, library_errors, needs
 from silotune.interop.adapters import can_fold
 from silotune.interop.selection import ExportSelection
-from silotune.interop.standalone import TENSOR_HEADS, head_logits, mean_of_windows, window_words
+from silotune.interop.standalone import TENSOR_HEADS, head_logits, of_texts, window_words
 
 FILE = "model.onnx"
 
@@ -75,4 +75,4 @@ def onnx_logits(folder: Path, texts: Sequence[Any]) -> Tensor:
     inputs = tokenizer(*map(list, columns), padding=True, return_tensors="np", **window_words(head))
     session = onnxruntime.InferenceSession(folder / FILE, providers=["CPUExecutionProvider"])
     (found,) = session.run(["logits"], {given.name: inputs[given.name] for given in session.get_inputs()})
-    return mean_of_windows(torch.from_numpy(found), inputs)
+    return of_texts(torch.from_numpy(found), inputs)

@@ -193,7 +193,7 @@ class Model:
     def encode(self, texts: Sequence[Text]) -> dict[str, Any]:
         """Tokenize texts or pairs: ids, mask and, if the tokenizer has them, segments, padded on the right.
 
-        A classifier that reads long texts in windows (`window_overlap` in `head.json`) gets a row for each window.
+        Where long texts are read in windows (`window_overlap` in `head.json`), each window is a row.
         """
         return _inputs(self._tokens(texts))
 
@@ -236,7 +236,9 @@ class Model:
 
     @torch.no_grad()
     def logits(self, texts: Sequence[Text]) -> Tensor:
-        """Compute a head's raw outputs, shape (rows, outputs), or (rows, tokens, tags) where it marks spans.
+        """Compute a head's raw outputs, shape (texts, outputs), or (texts, tokens, tags) where it marks spans.
+
+        Tokens of windows lie behind one another, window by window.
 
         Of a head for retrieval these are the texts' vectors, shape (rows, hidden).
 
@@ -251,7 +253,7 @@ class Model:
         for start in range(0, len(texts), _ROWS):
             tokens = self._tokens(texts[start : start + _ROWS])
             own = head_logits(*self._states(_inputs(tokens)), self.head, self.head_tensors)
-            found.append(mean_of_windows(own, tokens))
+            found.append(of_texts(own, tokens))
         if self.head["kind"] == "entities":
             most = max(own.shape[1] for own in found)
             found = [nn.functional.pad(own, (0, 0, 0, most - own.shape[1])) for own in found]
@@ -278,13 +280,24 @@ class Model:
         return [{"label": max(row, key=row.__getitem__), "probabilities": row} for row in by_label]
 
     def _spans(self, text: Text, tags: Sequence[int]) -> dict[str, Any]:
-        """Return the spans of a text whose tokens have these tags; a word of the tokenizer has its first token's."""
-        encoded = self.tokenizer(normalize("NFC", str(text)), truncation=True, max_length=self.head["max_length"])
+        """Return the spans of a text whose tokens have these tags; a word of the tokenizer has its first token's.
+
+        Of several windows that is the one with most tokens on the word's side with fewer.
+        """
+        words: dict[int, tuple[int, int, int, int]] = {}  # its characters, tokens beside it, and its token
+        before = 0
+        for window in self.tokenizer(normalize("NFC", str(text)), **window_words(self.head)).encodings:
+            for word in dict.fromkeys(word for word in window.word_ids if word is not None):
+                place, (start, end) = window.word_to_tokens(word)[0], window.word_to_chars(word)
+                room = min(place, len(window.ids) - 1 - place)
+                first, last, most, _ = words.get(word, (start, end, -1, 0))
+                if start == first and room > most:  # a window that begins within a word has not its first token
+                    words[word] = start, max(end, last), room, before + place
+            before += len(window.ids)
         spans: list[dict[str, Any]] = []
         inside = ""
-        for word in dict.fromkeys(word for word in encoded.word_ids() if word is not None):
-            letter, _, label = self.head["tags"][tags[encoded.word_to_tokens(word).start]].partition("-")
-            start, end = encoded.word_to_chars(word)
+        for start, end, _, place in words.values():
+            letter, _, label = self.head["tags"][tags[place]].partition("-")
             if letter == "I" and inside == label:
                 spans[-1]["end"] = end
             elif label:
@@ -298,19 +311,20 @@ def _inputs(tokens: Any) -> dict[str, Any]:
 
 
 def window_words(head: dict[str, Any]) -> dict[str, Any]:
-    """Return how the tokenizer of a head cuts texts: to windows where a classifier reads them, else at its length."""
-    cut = {"truncation": True, "max_length": head["max_length"]}
-    if head["kind"] not in CLASSIFIERS or "window_overlap" not in head:
-        return cut
-    return cut | {"stride": head["window_overlap"], "return_overflowing_tokens": True}
+    """Return how the tokenizer of a head cuts texts: to windows, or at its length."""
+    windows = {"stride": head["window_overlap"], "return_overflowing_tokens": True} if "window_overlap" in head else {}
+    return {"truncation": True, "max_length": head["max_length"], **windows}
 
 
-def mean_of_windows(logits: Tensor, tokens: Any) -> Tensor:
-    """Return the mean of each text's windows of logits (windows, outputs); logits as they are without windows."""
+def of_texts(logits: Tensor, tokens: Any) -> Tensor:
+    """Return each text's logits from its windows': their mean, or those of tokens behind one another, padded."""
     if "overflow_to_sample_mapping" not in tokens:
         return logits
-    owners = torch.as_tensor(tokens["overflow_to_sample_mapping"])
-    return torch.stack([logits[owners == text].mean(0) for text in range(int(owners[-1]) + 1)])
+    owners, mask = (torch.as_tensor(tokens[name]) for name in ("overflow_to_sample_mapping", "attention_mask"))
+    windows = [owners == text for text in range(int(owners[-1]) + 1)]
+    if logits.ndim == 2:
+        return torch.stack([logits[own].mean(0) for own in windows])
+    return nn.utils.rnn.pad_sequence([logits[own][mask[own] == 1] for own in windows], batch_first=True)
 
 
 def head_logits(states: Tensor, mask: Tensor, head: dict[str, Any], tensors: dict[str, Tensor]) -> Tensor:

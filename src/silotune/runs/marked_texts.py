@@ -13,23 +13,24 @@ from silotune.data.long_texts import LongTexts
 from silotune.data.rows import Row
 from silotune.data.spans import best_tags, spans_of, words_of
 from silotune.data.tasks import Task
+from silotune.models.heads import Head
 from silotune.training.prediction import PredictionContext
 
 
-class MarkedTexts:
-    """Texts that are to be marked: as rows for the model, and its outputs as their spans.
+def marking_head(context: PredictionContext) -> Head:
+    """Return a model's head as it marks texts: longer ones in windows, which overlap by half where rows were cut."""
+    head, room = context.head, context.max_length - context.backbone.tokenizer.num_special_tokens_to_add()
+    return head.with_long_texts(LongTexts("windows", room // 2)) if head.long_texts.reads == "cut" else head
 
-    A text that does not fit (`train.max_length`) is read in windows, which overlap by half where the run cut its rows.
-    """
+
+class MarkedTexts:
+    """Texts that are to be marked: as rows for the model, and its outputs as their spans."""
 
     def __init__(self, context: PredictionContext, task: Task, texts: Sequence[str]) -> None:
         self._task, self._texts = task, texts
         self._composed = [Composed(text) for text in texts]
         self._words = [words_of(each.text) for each in self._composed]
-        head, room = context.head, context.max_length - context.backbone.tokenizer.num_special_tokens_to_add()
-        if head.long_texts.reads == "cut":
-            head = head.with_long_texts(LongTexts("windows", room // 2))
-        tokenize = head.row_tokenizer(context.backbone, context.max_length)
+        tokenize = marking_head(context).row_tokenizer(context.backbone, context.max_length)
         self.rows = tokenize(task, [Row((each.text,), 0) for each in self._composed])
 
     def predictions(self, outputs: Tensor) -> list[Prediction]:
