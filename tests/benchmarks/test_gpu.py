@@ -70,13 +70,6 @@ def test_other_settings_and_unknown_steps_are_refused(call, tmp_path):
         call(WRITES, step=["flight"])
 
 
-def test_what_is_meaningless_is_said():
-    named = gpu_steps.Settings("out", "model", "llama", "data", "cuda", tiny=False)
-    assert named.meaningless() == ""
-    assert "scores" in gpu_steps.Settings("out", "model", "llama", None, "cuda", tiny=False).meaningless()
-    assert "memory" in gpu_steps.Settings("out", "model", "llama", "data", "cpu", tiny=False).meaningless()
-
-
 @pytest.mark.long
 def test_every_step_runs_to_its_end_on_a_cpu(tmp_path):
     words = ["gpu", "--out", str(tmp_path / "gpu"), "--device", "cpu", "--tiny", "--budget", "1800", "--json"]

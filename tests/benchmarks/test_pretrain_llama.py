@@ -1,4 +1,4 @@
-"""The small language model of `benchmarks`: made text, a plain folder, the same weights after an interruption."""
+"""The small language model of `benchmarks`: made text, a plain folder."""
 
 from __future__ import annotations
 
@@ -123,36 +123,3 @@ def test_the_folder_is_a_backbone(trained):
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= {path.name for path in trained.iterdir()}
     backbone = load_backbone(str(trained), precision="fp32", model_class="AutoModelForCausalLM")
     assert (backbone.model_type, backbone.hidden_size, backbone.blocks) == ("llama", 32, 1)
-
-
-@pytest.mark.long  # a model is trained for it
-def test_interrupted_at_any_step_it_ends_with_the_same_weights(benchmarks, trained, tmp_path):
-    """Three stops, each right after a saved state."""
-    _, small_llama, pretrain_llama = benchmarks
-    shape = small_llama.Shape(**TINY)
-
-    def begin(out, **length):
-        return pretrain_llama.Pretraining(out, 3, shape, save_every=0, tell=lambda _: None, **length)
-
-    class Stopped(Exception):
-        pass
-
-    for stop in (1, 4, 5):
-        training = begin(tmp_path / "run", steps=6)
-        step = training._step
-
-        def stopping(training=training, step=step, stop=stop):
-            if training.progress.step == stop:
-                raise Stopped
-            return step()
-
-        training._step = stopping
-        with pytest.raises(Stopped):
-            training.run()
-    training = begin(tmp_path / "run", steps=6)
-    assert training.progress.step == 5
-    training.run()
-    training.finish()
-    expected = (trained / "model.safetensors").read_bytes()
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == expected
-    assert (tmp_path / "run" / "tokenizer.json").read_bytes() == (trained / "tokenizer.json").read_bytes()

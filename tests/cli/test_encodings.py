@@ -44,10 +44,11 @@ def printed(monkeypatch: pytest.MonkeyPatch, encoding: str, *words: object) -> s
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "gbk"])
 def test_a_command_ends_whatever_the_console_can_show(finished, monkeypatch, encoding):
     monkeypatch.chdir(finished)
-    run = Path(f"Łódź-{encoding}")
-    assert "north" in printed(monkeypatch, encoding, "run", "federation.yaml", "--out", run)
-    words = ("compare", "federation.yaml", "methods=local", "--out", f"{run}-all")
-    assert "local" in printed(monkeypatch, encoding, *words)
+    run = Path("Łódź")
+    if not run.exists():  # one encoding trains; all read the run and write of it
+        assert "north" in printed(monkeypatch, encoding, "run", "federation.yaml", "--out", run)
+        words = ("compare", "federation.yaml", "methods=local", "--out", f"{run}-all")
+        assert "local" in printed(monkeypatch, encoding, *words)
     for words in (["report", run], ["data", "federation.yaml"]):
         printed(monkeypatch, encoding, *words)
     answers = printed(monkeypatch, encoding, "predict", run, "--silo", "north", "--text", "wie schön – 好")

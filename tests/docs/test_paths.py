@@ -55,7 +55,8 @@ def known_name(module: str) -> bool:
         spec = find_spec(parent)
     except ModuleNotFoundError:
         return False
-    return bool(spec and spec.origin and re.search(rf"\b{name}\b", Path(spec.origin).read_text(encoding="utf-8")))
+    files = [Path(spec.origin).with_suffix(end) for end in (".py", ".pyi")] if spec and spec.origin else []
+    return any(re.search(rf"\b{name}\b", file.read_text(encoding="utf-8")) for file in files if file.exists())
 
 
 def anchors(page: Path) -> set[str]:

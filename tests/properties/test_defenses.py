@@ -10,7 +10,7 @@ from silotune.errors import InputError
 from silotune.methods import METHODS
 from silotune.runs.run import run
 from silotune.runs.storage.readers import events
-from tests.support.method_cases import KINDS_OF_METHODS
+from tests.support.method_cases import KINDS_OF_METHODS, of_kinds
 
 DEFENCES = {
     "median": ("aggregation=median", "aggregation.clip=1"),
@@ -39,7 +39,7 @@ def test_a_method_of_one_aggregation_refuses_the_robust_ones(method, tiny_config
             tiny_config(method, *words)
 
 
-@pytest.mark.parametrize("method", FIXED_AGGREGATION)
+@pytest.mark.parametrize("method", of_kinds(FIXED_AGGREGATION, KINDS_OF_METHODS))
 def test_a_method_of_one_aggregation_clips(method, tiny_config, tmp_path):
     words = ("rounds=2", "train.steps=1", "attack=backdoor", "attack.target=good", "attack.fraction=0.3")
     uplink = "uplink=clip,int8" if method == "ifca" else "uplink=clip,laplace"  # its choices have no noise

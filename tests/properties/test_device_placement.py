@@ -44,6 +44,9 @@ def cases(quick: Collection[str]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("method", "head"), found)
 
 
+QUICK = ("fedmcp", "fedfame", "feddpa-t", "fdlora")
+"""Several views and two passes, the server's rows, weights of each text, several phases."""
+
 # -- every case --------------------------------------------------------------------------------------------------------
 
 
@@ -57,7 +60,7 @@ def test_every_action_runs_on_the_device_and_leaves_its_results_on_the_cpu(make,
             assert not any(is_tensor_on_device(tensor) for tensor in at_rest(federation))
 
 
-@cases(("fedavg-full", "fedmcp", "fedfame", "fedprompt", "feddpa-t", "fdlora"))
+@cases(("fedavg-full", "fedprompt", *QUICK))
 def test_without_placement_every_action_fails(make, method, head, monkeypatch):
     federation = made_or_skipped(make, method, head)
     monkeypatch.setattr(Backbone, "place", lambda self, tensors: dict(sorted(tensors.items())))
@@ -130,7 +133,7 @@ def test_loss_scaling_waits_once_a_phase(make, monkeypatch):
     ("method", "attention"),
     [
         pytest.param(
-            method, attention, marks=() if attention == "eager" and method in KINDS_OF_METHODS else pytest.mark.long
+            method, attention, marks=() if attention == "eager" and method in ("scaffold", *QUICK) else pytest.mark.long
         )
         for attention in ("eager", "sdpa")
         for method in METHODS

@@ -15,6 +15,9 @@ from silotune.evaluation.instance_vectors import weigh, with_instances
 from silotune.evaluation.joint import joint_logits
 from tests.support.method_cases import CASES, KINDS, every_case, of_kinds
 
+MIXED = ("apfl", "fdlora", "feddpa-t, dropout", "fedproto", "ifca", "fedmcp, entities", "fedmcp, retrieval")
+"""Cases of `make test`: mixes that silos learn, of two parts and of each text; heads of three kinds, and no tuner."""
+
 
 def moved_away(state, draws):
     """Move parts far from their initial values, so that another mix predicts something else."""
@@ -24,7 +27,7 @@ def moved_away(state, draws):
     }
 
 
-@every_case
+@pytest.mark.parametrize("case", of_kinds(CASES, MIXED))
 def test_rows_keep_their_own_mix_in_any_batch(reference, case, monkeypatch):
     """A row in a batch predicts what it predicts alone, without any padding; also with parts moved far apart.
 

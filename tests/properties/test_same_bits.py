@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 import torch
 
 from silotune.core.tensors import digest, flatten
 from silotune.training.coordinator import Coordinator
-from tests.support.method_cases import CASES, ONE_TASK_ROWS, TRAIN_ROWS, every_case, same, tapped
+from tests.support.method_cases import CASES, ONE_TASK_ROWS, TRAIN_ROWS, every_case, of_kinds, same, tapped
 
 
-@every_case
+@pytest.mark.parametrize("case", of_kinds(CASES, ("fedmcp", "feddpa-t, dropout", "fedproto", "server-only")))
 def test_another_seed_other_bits(federate, reference, case, tmp_path):
     _, wire = reference(case)  # the rows are those of data.seed, here and there
     with tapped() as other:

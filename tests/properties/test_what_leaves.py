@@ -72,7 +72,7 @@ def shared_names(training: TrainingContext) -> set[str]:
     return {name for name, part in training.parts.items() if part.scope is Scope.SHARED}
 
 
-@pytest.mark.parametrize("case", of_kinds(SENT, KINDS))
+@pytest.mark.parametrize("case", of_kinds(SENT, (*KINDS, "fedmcp")))
 def test_the_sent_parts_are_those_of_the_paper(reference, case):
     run, wire = reference(case)
     found = {name.split("/")[0] for _, _, message in wire.up for name in read_message(message)[0]}

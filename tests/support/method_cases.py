@@ -133,15 +133,17 @@ CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
 }
 
 KINDS = (
-    *("fedmcp", "scaffold", "ffa-lora", "rolora", "apfl", "pfedme", "flora, ranks", "fdlora", "feddpa-t, dropout"),
+    *("scaffold", "ffa-lora", "rolora", "apfl", "pfedme", "flora, ranks", "fdlora", "feddpa-t, dropout"),
     *("la-lora", "fedproto", "fedfame", "server-only", "fedmcp, entities", "fedmcp, retrieval", "ifca"),
 )
-"""The cases of `make test`, which together declare all that a method can (`tests/methods/test_kinds.py`): private parts
-with anchors and a loss that couples rows; an aggregation of a part's own; fixed parts; learned weights, and constants
-of trained parts; several steps on a batch, and parts that take turns; ranks, and parts that are redrawn; a final phase,
-and rounds of several kinds, odd and even; weights of each text; parts that are gathered; a phase of the server, and a
-memory; rows of one party; a head that reads positions, and one whose loss couples rows; a number that the aggregation
-reads, and its state. The other cases run in `make test-all`."""
+"""The cases of `make test`, which together declare all that a method can (`tests/methods/test_kinds.py`).
+
+An aggregation of a part's own; fixed parts; learned weights, and constants of trained parts; several steps on a batch,
+and parts that take turns; ranks, and parts that are redrawn; a final phase, and rounds of several kinds, odd and even;
+weights of each text; parts that are gathered; a phase of the server, and a memory; rows of one party; private parts
+with anchors, whose loss couples rows, under heads that read positions or couple them, too; a number that the
+aggregation reads, and its state. The other cases run in `make test-all`.
+"""
 
 
 def of_kinds(names: Iterable[str], short: Collection[str]) -> list[ParameterSet]:

@@ -117,15 +117,21 @@ _AS_LORA = {
 PAIRS = [(kind, family) for kind in KINDS for family in FAMILIES if (kind, family) not in UNSUPPORTED | _AS_LORA]
 
 
-def as_parameters(pairs, together=True):
-    """Return pairs as parameters of a suite; those of LoRA and of `FORMS` run in `make test`.
+def forms_of(kind, count):
+    """Return so many of the `FORMS` that a tuner works on; the next tuner begins at the next one."""
+    own = [form for form in FORMS if (kind, form) in PAIRS]
+    first = [*KINDS].index(kind) % len(own)
+    return (own[first:] + own[:first])[:count]
 
-    Where tuner and family do not act `together`, it has each other tuner on one of `FORMS`, in turn.
+
+def as_parameters(pairs, together=True):
+    """Return pairs as parameters of a suite; `make test` has LoRA on all families, and other tuners on some `FORMS`.
+
+    These are three of `FORMS`, in turn; one where tuner and family do not act `together`.
     """
 
     def short(kind, family):
-        own = [form for form in FORMS if together or (kind, form) in PAIRS]
-        return kind == "lora" or family in (own if together else own[[*KINDS].index(kind) % len(own) :][:1])
+        return kind == "lora" or family in forms_of(kind, 3 if together else 1)
 
     return [pytest.param(*pair, marks=() if short(*pair) else pytest.mark.long) for pair in pairs]
 

@@ -9,11 +9,11 @@ from torch.overrides import TorchFunctionMode
 from silotune.models.forward.mixing import MixEntry, fold_entries, make_plan
 from tests.support.tuner_families import (
     FAMILIES,
-    FORMS,
     KINDS,
     LENGTHS,
     PAIRS,
     batch,
+    forms_of,
     make_backbone,
     make_tuner,
     random_part,
@@ -33,7 +33,7 @@ def cases():
     for kind, family in PAIRS:
         chosen = ([*KINDS].index(kind) + [*FAMILIES].index(family)) % len(BATCHES)
         for number, (side, lengths) in enumerate(BATCHES):
-            short = number == chosen and (kind == "lora" or family in FORMS)
+            short = number == chosen and (kind == "lora" or family in forms_of(kind, 3))
             marks = [] if short else [pytest.mark.long]
             yield pytest.param(kind, family, side, lengths, marks=marks, id=f"{kind} {family} {side} {len(lengths)}")
 
