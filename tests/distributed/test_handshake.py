@@ -58,10 +58,26 @@ def test_a_hello_is_read():
     assert (hello.rank, Hello.read(Frame("hello", SAID | {"rank": 2})).rank) == (None, 2)
 
 
-def test_lists_of_peers_are_the_same_wherever_silos_tell_one():
+def admission_of(secure, shares=False):
+    config = SimpleNamespace(aggregation=SimpleNamespace(secure=secure), privacy=SimpleNamespace(shares=shares))
     registry = SimpleNamespace(run="r", with_silo=lambda _: registry)
-    admission = AdmissionPolicy(OURS, registry, [])
-    pinned = ("f" * 64, 3, 3)
+    return AdmissionPolicy(OURS, registry, [], config)
+
+
+@pytest.mark.parametrize(
+    ("shares", "said", "words"),
+    [
+        (False, {}, r"tells no masked\.peers; aggregation\.secure needs"),
+        (True, {"masks": ["f" * 64, 3, 3]}, r"tells no noise and masked\.colluders; privacy\.shares needs"),
+    ],
+)
+def test_a_silo_that_takes_no_part_in_sums_or_shares_is_refused_by_its_hello(shares, said, words):
+    with pytest.raises(HandshakeRefused, match=f"^silo 'north': {words}"):
+        admission_of(True, shares)(hello_of("north", **said))
+
+
+def test_lists_of_peers_are_the_same_wherever_silos_tell_one():
+    admission, pinned = admission_of(secure=False), ("f" * 64, 3, 3)
     admission(hello_of("east", masks=[*pinned]))
     admission(hello_of("north"))  # a list that nobody asked for, as in a run without masks, harms no other silo
     assert admission.pinned == pinned

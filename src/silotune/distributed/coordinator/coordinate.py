@@ -97,7 +97,7 @@ class RunStart:
         backbone = load(BackboneRequirements.of(config, method))
         read_start(config, method, (), backbone)  # refuses another method's run before anyone is asked
         text = wire_config(_with_named_start(config), names)
-        admission = AdmissionPolicy(Identity.of(backbone), _registry(config, Path(job.out), names), record)
+        admission = AdmissionPolicy(Identity.of(backbone), _registry(config, Path(job.out), names), record, config)
         admission.registry.write(Path(job.out))  # a start that nobody approved in time goes on under the same id
         request = {"run": admission.registry.run, "config": text, "identity": admission.identity.fields()}
         return cls(job, config, names, method, backbone, admission, request)

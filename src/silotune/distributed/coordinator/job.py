@@ -84,10 +84,11 @@ Shapes = Callable[[str], Mapping[str, tuple[int, ...]]]
 class AdmissionPolicy:
     """Admits a silo whose identity equals the coordinator's and whose task is unchanged in this run."""
 
-    def __init__(self, identity: Identity, registry: RunRegistry, record: Records) -> None:
+    def __init__(self, identity: Identity, registry: RunRegistry, record: Records, config: Config) -> None:
         self.identity = identity
         self.registry = registry
         self._record = record
+        self._config = config
         self._identities: dict[str, Identity] = {}
         self._shapes: Shapes | None = None
         self.pinned = NO_LIST
@@ -101,6 +102,12 @@ class AdmissionPolicy:
         """Check a silo's hello and register the silo."""
         hello = Hello.read(frame)
         check_identity(hello.silo, self.identity_for(hello.silo), hello.identity)
+        if self._config.aggregation.secure and hello.masks == NO_LIST:
+            raise HandshakeRefused(f"silo {hello.silo!r}: tells no masked.peers; aggregation.secure needs all silos'")
+        if self._config.privacy.shares and not hello.shares:
+            raise HandshakeRefused(
+                f"silo {hello.silo!r}: tells no noise and masked.colluders; privacy.shares needs all silos' share"
+            )
         if hello.masks != NO_LIST:
             if self.pinned not in (NO_LIST, hello.masks):
                 raise HandshakeRefused(
