@@ -104,8 +104,10 @@ def secrets_of_sums(monkeypatch):
     found, keep, begin = set(), mask_ledger.keep, mask_ledger.begin
 
     def spy(records, agreement, kept):
-        found.update(seed.encode() for seed in kept.get("seeds", ()))
-        found.update(share.encode() for share in kept.get("mask", {}).values())
+        pairs = [*kept["seeds"], *(pair for of_peer in kept.get("shares", {}).values() for pair in of_peer)]
+        found.update(secret.encode() for secret in (kept["seal"], *(each for pair in pairs for each in pair)) if secret)
+        told = [share for of_round in kept["rounds"].values() for share in of_round.get("told", {}).values()]
+        found.difference_update(share.encode() for share in told)
         keep(records, agreement, kept)
 
     def spy_begin(records, agreement, after, summand):

@@ -39,13 +39,13 @@ def test_swapped_keys(silos):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"round": 2}, {"run": "1" * 16}, {"attempt": "b"}, {"configuration": "other"}, {"broadcast": "other"},
-        {"base": "other"}, {"noise": "other"}, {"members": ["s00", "s01", "s02"]},
+        {"round": 2}, {"run": "1" * 16}, {"attempt": "b"}, {"configuration": "other"}, {"first": 1, "rounds": 2},
+        {"noise": "other"}, {"members": ["s00", "s01", "s02"]},
     ],
     ids=str,
 )  # fmt: skip
 def test_keys_of_another_round_run_broadcast_or_list_are_refused(silos, changes):
-    """A replayed round, two broadcasts, two configurations, two member lists: no peer's keys fit."""
+    """A replayed round, two configurations, two member lists: no peer's keys fit."""
     silos.until("share")
     replayed = silos.offers
     silos.made("s00", replace(silos.agreement, **changes))
@@ -121,6 +121,24 @@ def test_a_stage_is_gone_through_once(silos):
     refused(silos, "again in the same attempt with another list", "consent", unsigned(silos.names[:3]))
 
 
+@pytest.mark.parametrize("changes", [{"broadcast": "other"}, {"base": "other"}], ids=str)
+def test_a_mask_key_is_of_one_sum(silos, changes):
+    """Keys are signed before a broadcast is known; with masks drawn for two of them no sum comes out, nor a consent."""
+    silos.until("consent")
+    honest = silos.silos["s00"]
+    other = replace(silos.agreement, **changes)
+    silos.made("s00", other, honest.kept)
+    for stage, shown in (("mask", silos.sealed["s00"]), ("consent", unsigned(silos.names))):
+        refused(silos, "again in the same attempt with another agreement; a mask key is of one sum", stage, shown)
+    honest.kept["rounds"].clear()  # as if it had answered for the other alone
+    silos.made("s00", other, honest.kept)
+    silos.ask("s00", "mask", silos.sealed["s00"])
+    signed = silos.ask("s00", "consent", unsigned(silos.names))
+    others = {name: silos.ask(name, "consent", unsigned(silos.names))[name] for name in silos.names[1:]}
+    with pytest.raises(MasksRefused, match="silo 's00' has not signed this list of survivors"):
+        silos.ask("s01", "unmask", others | signed)
+
+
 @pytest.mark.parametrize(
     ("survivors", "words"),
     [
@@ -147,10 +165,12 @@ def test_split_survivor_lists(silos):
 def test_both_shares_of_one_peer(silos):
     """With s03 among the survivors its seed is told; without it, its key: nobody is told both."""
     silos.until("unmask")
-    shares = silos.silos["s00"].kept["mask"]
+    kept = silos.silos["s00"].kept
+    seeds = {name: of_seed for name, [(of_seed, _)] in kept["shares"].items()}
     told = silos.ask("s00", "unmask", silos.signatures)
-    assert told == {name: shares[name][:32] for name in silos.names}, "of each the share of the seed alone"
-    assert silos.silos["s00"].kept == {"consent": silos.names, "told": told}, "all else is erased"
+    assert told == seeds, "of each the share of the seed alone"
+    assert kept["seal"] == "", "all else is erased"
+    assert [*kept["seeds"], *(pair for (pair,) in kept["shares"].values())] == [["", ""]] * 5
     less = silos.names[:3]
     text = silos.agreement.text("survivors", less)
     forged = {name: sign(silos.identities[name], text).hex() for name in less}  # even if peers lie, too
@@ -163,8 +183,8 @@ def test_of_a_silo_that_dropped_the_share_of_its_key_alone(silos):
     silos.until("consent")
     less = silos.names[:3]
     signed = {name: silos.ask(name, "consent", unsigned(less))[name] for name in less}
-    shares = silos.silos["s00"].kept["mask"]
-    expected = {name: shares[name][:32] if name in less else shares[name][32:] for name in silos.names}
+    shares = silos.silos["s00"].kept["shares"].items()
+    expected = {name: of_seed if name in less else of_key for name, [(of_seed, of_key)] in shares}
     assert silos.ask("s00", "unmask", signed) == expected
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 
 from silotune.aggregation import Update, by_samples
-from silotune.communication.masks.agreement import Peers
-from silotune.communication.masks.coordinator import SumFailed
+from silotune.communication.masks.agreement import MasksRefused, Peers
+from silotune.communication.masks.coordinator import RoundKeys, SumFailed, made_identities, masked_sum
 from silotune.communication.masks.fixed_point import (
     BITS,
     MOST_SILOS,
@@ -17,8 +20,9 @@ from silotune.communication.masks.fixed_point import (
     require_masks,
     summand,
 )
+from silotune.communication.masks.silo import STAGES, SiloRound
 from silotune.errors import InputError, SilotuneError
-from tests.support.masks import names_of, summed
+from tests.support.masks import agreement_of, names_of, summands_of, summed
 
 
 @pytest.mark.parametrize(("count", "value"), [(3, None), (8, None), (40, None), (8, RANGE), (3, -RANGE), (3, 1e9)])
@@ -38,6 +42,47 @@ def test_silos_that_drop_at_a_stage_leave_a_whole_sum_of_the_others(stage):
     found, plain = summed(8, {stage: gone})
     assert torch.equal(found.total, plain)
     assert found.survivors == [name for name in names_of(8) if name not in gone or stage in ("consent", "unmask")]
+
+
+def test_keys_made_together_are_of_one_round_each():
+    """Offers and shares once for three rounds; a silo that drops out in the second opens no key of the others."""
+    names = names_of(4)
+    identities, peers = made_identities(names)
+    first = agreement_of(peers, 6, first=1, rounds=3)
+    kept, asked, told = {name: {} for name in names}, [], {}
+
+    def asking(agreement, summands, gone=()):
+        def ask(stage, shown):
+            asked.append(stage)
+            answers = {}
+            for name, texts in shown.items():
+                silo = SiloRound(name, identities[name], peers, agreement, summands[name], lambda *_: None, kept[name])
+                if name not in gone or stage in ("offer", "share"):
+                    answers[name] = silo.answer(stage, texts)
+            told[agreement.round, stage] = answers
+            return answers
+
+        return ask
+
+    keys = RoundKeys()
+    for number, gone in ((1, ()), (2, ("s03",)), (3, ("s03",))):
+        agreement = replace(first, round=number, broadcast=f"of {number}")
+        summands = summands_of(names)
+        later = {name: json.dumps(kept[name]["seeds"][number:]) for name in names if kept[name]}
+        found = masked_sum(agreement, 3, asking(agreement, summands, gone), made=keys)
+        assert torch.equal(found.total, sum(summands[name] for name in found.survivors))
+        assert found.survivors == [name for name in names if name not in gone]
+        for name in found.survivors:
+            assert kept[name]["seeds"][:number] == [["", ""]] * number
+            assert json.dumps(kept[name]["seeds"][number:]) == later.get(name, json.dumps(kept[name]["seeds"][1:]))
+            answer, _ = told[number, "unmask"][name]
+            unused = {share for of_peer in kept[name]["shares"].values() for pair in of_peer[number:] for share in pair}
+            assert not unused & {*answer.values()}
+    assert [asked.count(stage) for stage in STAGES] == [1, 1, 3, 3, 3]
+    texts = [text for answers in told.values() for answer, _ in answers.values() for text in answer.values()]
+    assert len({*texts}) == len(texts), "no share is told twice"
+    with pytest.raises(MasksRefused, match="keys of 3 rounds from 1 on are none of round 4"):
+        replace(first, round=4)
 
 
 def test_silos_that_drop_one_after_another():

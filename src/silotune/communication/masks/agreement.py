@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
@@ -16,6 +16,10 @@ from silotune.errors import InputError
 
 FIRST = "first"
 """The `base` of an agreement whose members have not trained in the run."""
+
+
+MOST_ROUNDS = 16
+"""The most rounds whose keys are made together."""
 
 
 def base_after(base: str, number: int, recipe: str, broadcast: str) -> str:
@@ -104,13 +108,14 @@ class Peers:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What the keys of one sum are signed for; a peer who signed for another one is refused.
+    """What the masks of one sum are drawn for, and its survivors signed; what a peer has for another does not fit.
 
     `attempt` is drawn by the coordinator anew for every attempt of a round. `configuration`, `broadcast` and
     `pinned_list` are digests: of the configuration as it was sent, of the tensors that opened the round, and of the
     list of peers. `base` is the state that all members started from: `FIRST`, or the last round as `base_after` writes
     it. `numbers` counts those of a summand, and `members` are in name order. `noise` is what silos share
-    (`SharedNoise.text`), empty where they share none.
+    (`SharedNoise.text`), empty where they share none. Keys of `rounds` rounds from `first` on are made together, one
+    for each; 0 is the sum's own round.
     """
 
     run: str
@@ -124,6 +129,28 @@ class Agreement:
     pinned_list: str
     threshold: int
     noise: str = ""
+    first: int = 0
+    rounds: int = 1
+
+    def __post_init__(self) -> None:
+        if self.round not in self.together or self.rounds > MOST_ROUNDS:
+            raise MasksRefused(f"keys of {self.rounds} rounds from {self.first} on are none of round {self.round}")
+
+    @property
+    def together(self) -> range:
+        """The rounds whose keys are made together."""
+        first = self.first or self.round
+        return range(first, first + self.rounds)
+
+    @property
+    def place(self) -> int:
+        """The place of the sum's round among them."""
+        return self.together.index(self.round)
+
+    @property
+    def keys(self) -> Agreement:
+        """What keys are made and signed for, the same for all their rounds, before their broadcasts are known."""
+        return replace(self, round=self.together[0], broadcast="", base="", numbers=0)
 
     def text(self, purpose: str, *more: object) -> bytes:
         """Return what is signed: a purpose, the agreement, and further values."""
@@ -131,7 +158,7 @@ class Agreement:
 
     @property
     def digest(self) -> bytes:
-        """The sha256 of all of it, which is in the derivation of every key."""
+        """The sha256 of all of it, which is in the derivation of every mask, and that of `keys` in every key's."""
         return hashlib.sha256(self.text("agreement")).digest()
 
     def require_same(self, proposed: Mapping[str, Any]) -> None:

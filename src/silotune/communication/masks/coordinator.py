@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -20,8 +21,16 @@ from silotune.errors import SilotuneError
 Ask = Callable[[str, Mapping[str, Texts]], Mapping[str, Answer]]
 """Stage, and silo → what it is shown → the answers of those that answered, by silo."""
 
-_TOLD_BYTES = {"offer": 2 * 32 + 64, "share": 2 * SEED_BYTES + 16, "mask": 0, "consent": 64, "unmask": SEED_BYTES}
-"""Stage → bytes of each text that a silo tells: a key has 32, a signature 64, and a seal adds 16."""
+
+@dataclass
+class RoundKeys:
+    """What silos told of their keys for all rounds of an agreement; empty before the first of its sums.
+
+    `shares` are silo → peer → the peer's shares for it, sealed; empty texts once it has opened them.
+    """
+
+    offers: dict[str, str] = field(default_factory=dict)
+    shares: dict[str, Texts] = field(default_factory=dict)
 
 
 class SumFailed(SilotuneError):
@@ -29,7 +38,11 @@ class SumFailed(SilotuneError):
 
 
 def masked_sum(
-    agreement: Agreement, least: int, ask: Ask, before_consent: Callable[[list[str]], None] = lambda _: None
+    agreement: Agreement,
+    least: int,
+    ask: Ask,
+    before_consent: Callable[[list[str]], None] = lambda _: None,
+    made: RoundKeys | None = None,
 ) -> Sum:
     """Lead the silos through the five stages, and return the sum; a silo without a well-formed answer drops out.
 
@@ -38,12 +51,18 @@ def masked_sum(
         least: the fewest survivors, at least t.
         ask: carries requests to silos.
         before_consent: called with the survivors before any silo is asked to sign them.
+        made: the keys of an earlier sum of the same agreement's rounds, or an empty one for them; None: no later sum
+            has this one's.
 
     Raises:
         SumFailed: fewer than that are left in a stage.
     """
     members, threshold = agreement.members, agreement.threshold
     sent, received = dict.fromkeys(members, b""), dict.fromkeys(members, 0)
+    rounds, place, made = agreement.rounds, agreement.place, made or RoundKeys()
+    # a key has 32 bytes, a signature 64, and a seal adds 16
+    offer, share = 32 * (1 + rounds) + 64, 2 * SEED_BYTES * rounds + 16
+    told_bytes = {"offer": offer, "share": share, "mask": 0, "consent": 64, "unmask": SEED_BYTES}
 
     def stage(
         name: str, shown: Mapping[str, Texts], needed: int, about: Callable[[str], Collection[str]]
@@ -53,39 +72,43 @@ def masked_sum(
             received[silo] += len(json.dumps(shown[silo]))
             sent[silo] += json.dumps(told).encode() + data
             right_size = len(data) == (8 * agreement.numbers if name == "mask" else 0)
-            if right_size and told.keys() == {*about(silo)} and _are_of(_TOLD_BYTES[name], told.values()):
+            if right_size and told.keys() == {*about(silo)} and _are_of(told_bytes[name], told.values()):
                 left[silo] = told, data
         if len(left) < needed:
             missing = ", ".join(silo for silo in members if silo not in left)
             raise SumFailed(f"{name}: {len(left)} of {len(members)} silos answered, {needed} must; missing: {missing}")
         return left
 
-    nothing: Texts = {}
-    offered = stage("offer", dict.fromkeys(members, nothing), least, lambda silo: [silo])
-    offers = {silo: told[silo] for silo, (told, _) in offered.items()}
-    sealed = stage("share", dict.fromkeys(offers, offers), least, lambda silo: offers.keys() - {silo})
-    shares = {silo: {peer: sealed[peer][0][silo] for peer in sealed if peer != silo} for silo in sealed}
+    if not made.shares:
+        nothing: Texts = {}
+        offered = stage("offer", dict.fromkeys(members, nothing), least, lambda silo: [silo])
+        made.offers = {silo: told[silo] for silo, (told, _) in offered.items()}
+        all_offers = dict.fromkeys(made.offers, made.offers)
+        sealed = stage("share", all_offers, least, lambda silo: made.offers.keys() - {silo})
+        made.shares = {silo: {peer: sealed[peer][0][silo] for peer in sealed if peer != silo} for silo in sealed}
+    shares, offers = made.shares, {silo: keys.parts_of_offer(offer)[0] for silo, offer in made.offers.items()}
     masked = stage("mask", shares, least, lambda _: [])
+    made.shares = {silo: dict.fromkeys(of_peers, "") for silo, of_peers in shares.items()}
     survivors = list(masked)
     before_consent(survivors)
     unsigned = dict.fromkeys(survivors, "")
     signed = stage("consent", dict.fromkeys(survivors, unsigned), threshold, lambda silo: [silo])
     signatures = unsigned | {silo: told[silo] for silo, (told, _) in signed.items()}
-    unmasked = stage("unmask", dict.fromkeys(signed, signatures), threshold, lambda _: sealed)
+    unmasked = stage("unmask", dict.fromkeys(signed, signatures), threshold, lambda _: shares)
     total = np.zeros(agreement.numbers, np.uint64)
     for _, data in masked.values():
         total += np.frombuffer(data, dtype="<u8")
     helpers, digest, count = [*unmasked][:threshold], agreement.digest, agreement.numbers
-    for silo in sealed:
+    for silo in shares:
         seed = keys.combine({helper: bytes.fromhex(unmasked[helper][0][silo]) for helper in helpers}, sorted(offers))
         if silo in masked:
             total -= keys.self_mask(seed, digest, count)
             continue
-        key = keys.exchange_key(seed, digest, "mask")
-        if keys.public_bytes(key) != keys.parts_of_offer(offers[silo])[1]:
+        key = keys.exchange_key(seed, agreement.keys.digest, "mask")
+        if keys.public_bytes(key) != offers[silo][1 + place]:
             raise SilotuneError(f"sum under masks: the shares of the key of silo {silo!r} are not of its key")
         for peer in survivors:
-            total += keys.pair_mask(key, silo, keys.parts_of_offer(offers[peer])[1], peer, digest, count)
+            total += keys.pair_mask(key, silo, offers[peer][1 + place], peer, digest, count)
     return Sum(torch.from_numpy(total.view(np.int64)), survivors, sent, received)
 
 

@@ -39,10 +39,10 @@ def public_bytes(key: X25519PrivateKey) -> bytes:
     return key.public_key().public_bytes_raw()
 
 
-def parts_of_offer(offer: str) -> tuple[bytes, bytes, bytes]:
-    """Return the public keys for seals and for masks in a silo's offer, and its signature of them."""
+def parts_of_offer(offer: str) -> tuple[list[bytes], bytes]:
+    """Return the public keys in a silo's offer, for seals and then for each round's masks, and its signature."""
     data = bytes.fromhex(offer)
-    return data[:32], data[32:64], data[64:]
+    return [data[at : at + 32] for at in range(0, len(data) - 64, 32)], data[-64:]
 
 
 def pair_key(own: X25519PrivateKey, other: bytes, digest: bytes, *purpose: str) -> bytes:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 from safetensors import SafetensorError
 from typing_extensions import override
 
-from silotune.communication.masks.agreement import FIRST, Agreement, base_after
-from silotune.communication.masks.coordinator import SumFailed, masked_sum
+from silotune.communication.masks.agreement import FIRST, MOST_ROUNDS, Agreement, base_after
+from silotune.communication.masks.coordinator import RoundKeys, SumFailed, masked_sum
 from silotune.communication.masks.fixed_point import Sum, threshold_of
-from silotune.communication.masks.silo import Answer, Texts
+from silotune.communication.masks.silo import STAGES, Answer, Texts
 from silotune.core.files import damage_named, read_json, write_text
 from silotune.core.numeric import ceil_fraction
 from silotune.core.serialization import read_tensors
@@ -41,6 +41,8 @@ END_DEADLINE = 20.0
 
 class MaskedEngine(FlowerEngine):
     """Runs the rounds of a federation whose coordinator learns sums alone (`aggregation.secure`)."""
+
+    _keys: tuple[Agreement, RoundKeys] | None = None
 
     @override
     def run(self) -> None:
@@ -74,31 +76,36 @@ class MaskedEngine(FlowerEngine):
         Raises:
             SilotuneError: too few silos are left; nothing was revealed.
         """
-        coordinator, (fingerprint, silos, fewest) = self.federation.coordinator, self._admission.pinned
+        coordinator, (*_, fewest) = self.federation.coordinator, self._admission.pinned
         least, problem = max(ceil_fraction(self._options.quorum, asked), fewest), ""
         reasons: dict[str, str] = {}
-        config, tensors = text_digest(self._run["config"]), digest(flatten(coordinator.shared))
-        numbers, threshold = coordinator.summand_length(number), threshold_of(silos)
+        tensors, numbers = digest(flatten(coordinator.shared)), coordinator.summand_length(number)
         noted = self._noted()
         base = noted["base"] if noted.get("round") == number else noted.get("after", FIRST)
         after = base_after(base, number, recipe_digest(parse_wire_config(self._run["config"])), tensors)
         made: dict[str, Any] = {"round": number, "tensors": tensors, "base": base, "after": after}
         for _ in range(self._options.retries + 1):
-            attempt, members = secrets.token_hex(8), self._staying(trained)
-            noise, run = self._admission.shares, self._run["run"]
-            agreement = Agreement(
-                run, number, attempt, config, tensors, base, numbers, members, fingerprint, threshold, noise
-            )
+            shared, made_keys = self._keys_of(number, self._staying(trained))
+            agreement = replace(shared, round=number, broadcast=tensors, base=base, numbers=numbers)
             try:
                 ask, note = partial(self._ask, agreement, reasons), partial(self._note, made)
-                return masked_sum(agreement, least, ask, note)
+                return masked_sum(agreement, least, ask, note, made_keys)
             except SumFailed as error:
-                problem = str(error)
+                problem, self._keys = str(error), None
         said = "".join(f"; {silo}: {reason}" for silo, reason in sorted(reasons.items()))
         raise SilotuneError(
             f"round {number}: no sum under masks, and nothing was revealed: {problem}{said}; what is finished is kept "
             "(run again with --resume)"
         )
+
+    def _keys_of(self, number: int, members: list[str]) -> tuple[Agreement, RoundKeys]:
+        """Return the agreement on keys of these members for a round, and the keys: new ones for several rounds."""
+        if self._keys is None or self._keys[0].members != members or number not in self._keys[0].together:
+            fingerprint, silos, _ = self._admission.pinned
+            made = self._run["run"], number, secrets.token_hex(8), text_digest(self._run["config"]), "", "", 0, members
+            noise, rounds = self._admission.shares, min(MOST_ROUNDS, self.federation.rounds - number + 1)
+            self._keys = Agreement(*made, fingerprint, threshold_of(silos), noise, number, rounds), RoundKeys()
+        return self._keys
 
     def _staying(self, silos: Sequence[str]) -> list[str]:
         """Return the silos that have not dropped out of the run."""
@@ -123,7 +130,8 @@ class MaskedEngine(FlowerEngine):
         self, agreement: Agreement, reasons: dict[str, str], stage: str, shown: Mapping[str, Texts]
     ) -> dict[str, Answer]:
         """Send the requests of a stage and return the answers; a silo's reason for another reply is kept."""
-        asked = partial(self._request, "masks", agreement.round, agreement=asdict(agreement), stage=stage)
+        proposed = asdict(agreement.keys if stage in STAGES[:2] else agreement)
+        asked = partial(self._request, "masks", agreement.round, agreement=proposed, stage=stage)
         requests = {name: asked(name, shown=texts) for name, texts in shown.items()}
         answers: dict[str, Answer] = {}
         for frame in self._dispatcher.request(requests, self._options.deadline, self._options.away):

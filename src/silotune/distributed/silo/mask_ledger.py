@@ -35,7 +35,7 @@ def require_next(records: Records, run: str, number: int, base: str, after: str)
 
 
 def begin(records: Records, agreement: Agreement, after: str, summand: str) -> None:
-    """Store a round's summand (its sha256) before any stage is answered; refuse a second one, or other members.
+    """Store a round's summand (its sha256) before it leaves under masks; refuse a second one, or other members.
 
     Raises:
         MasksRefused: another summand, broadcast or start of this round was stored; or a member dropped out of the run,
@@ -76,13 +76,13 @@ def sign(records: Records, agreement: Agreement, survivors: list[str]) -> None:
 def kept(records: Records, agreement: Agreement) -> dict[str, Any]:
     """Return what `keep` stored for an attempt; empty before the silo's first answer."""
     query = "SELECT kept FROM mask_rounds WHERE agreement = ?"
-    found = records.rows(query, agreement.digest.hex())
+    found = records.rows(query, agreement.keys.digest.hex())
     return json.loads(found[0][0]) if found else {}
 
 
 def keep(records: Records, agreement: Agreement, kept: dict[str, Any]) -> None:
     """Store what later answers of an attempt depend on, and forget the secrets of the run's other attempts."""
-    digest = agreement.digest.hex()
+    digest = agreement.keys.digest.hex()
     with records.transaction() as connection:
         connection.execute("DELETE FROM mask_rounds WHERE run = ? AND agreement != ?", (agreement.run, digest))
         values = digest, agreement.run, json.dumps(kept)

@@ -18,7 +18,7 @@ from silotune.communication.masks.agreement import (
     public_identity,
 )
 from silotune.communication.masks.fixed_point import SUMMAND, read_summand
-from silotune.communication.masks.silo import SiloRound
+from silotune.communication.masks.silo import STAGES, SiloRound
 from silotune.communication.privacy.accountant import assumption
 from silotune.core.serialization import tensor_bytes
 from silotune.distributed.protocol.frames import MASKED, Frame, require_fields, state_name
@@ -96,25 +96,36 @@ def erase_secrets(store: SiloStore, run: str) -> None:
         store.erase_blob(run, SUMMAND)
 
 
-def answer_masks(settings: SiloSettings, store: SiloStore, request: Frame) -> Answer:
-    """Answer one stage of a sum under masks; whatever later stages depend on is stored before it leaves."""
+def answer_masks(settings: SiloSettings, store: SiloStore, request: Frame, config: str, noise: str) -> Answer:
+    """Answer one stage of a sum under masks; whatever later stages depend on is stored before it leaves.
+
+    `config` and `noise` are those of the agreement of keys for rounds that are not trained yet.
+    """
     run, number, stage, proposal, shown = require_fields(request.fields, "run", "round", "stage", "agreement", "shown")
     try:
         attempt, members = str(proposal["attempt"]), sorted({*proposal["members"]})
+        together = int(proposal["first"]), int(proposal["rounds"])
         trained = store.answer_of(run, state_name(int(number)))
     except (KeyError, TypeError, ValueError) as error:
         raise MasksRefused(f"a malformed proposal of a sum ({type(error).__name__})") from error
-    if trained is None or SUMMAND not in trained[1].frame.blobs:
+    identity, peers = read_masked(settings)
+    listed = members, peers.fingerprint, peers.threshold
+    summand, after, own = torch.empty(0, dtype=torch.int64), "", ""
+    if stage in STAGES[:2]:  # of the rounds from this one on, none of which may be trained yet
+        made = str(run), int(number), attempt, config, "", "", 0
+        agreement = Agreement(*made, *listed, noise, *together)
+    elif trained is None or SUMMAND not in trained[1].frame.blobs:
         raise MasksRefused(f"no summand of round {number!r:.20} of this run is kept here")
-    asked, answer = trained
-    summand, (identity, peers) = read_summand(answer.frame.blobs[SUMMAND]), read_masked(settings)
-    config, tensors, base = asked["config"], answer.about["tensors"], answer.about["base"]
-    made = str(run), int(number), attempt, config, tensors, base
-    noise = answer.about.get("noise", "")
-    agreement = Agreement(*made, len(summand), members, peers.fingerprint, peers.threshold, noise)
+    else:
+        asked, answer = trained
+        summand, after = read_summand(answer.frame.blobs[SUMMAND]), _base_after(asked, answer)
+        own = hashlib.sha256(answer.frame.blobs[SUMMAND]).hexdigest()
+        tensors, base = answer.about["tensors"], answer.about["base"]
+        made = str(run), int(number), attempt, asked["config"], tensors, base, len(summand)
+        agreement = Agreement(*made, *listed, answer.about.get("noise", ""), *together)
     agreement.require_same(proposal)
-    own = hashlib.sha256(answer.frame.blobs[SUMMAND]).hexdigest()
-    mask_ledger.begin(store.records, agreement, _base_after(asked, answer), own)
+    if own:
+        mask_ledger.begin(store.records, agreement, after, own)
     kept, sign = mask_ledger.kept(store.records, agreement), partial(mask_ledger.sign, store.records)
     silo = SiloRound(settings.name, identity, peers, agreement, summand, sign, kept)
     told, data = silo.answer(str(stage), shown)

@@ -171,8 +171,8 @@ class Session:
             answer = self._work.score(prepared, request)
         elif request.kind == "survey":
             answer = self._work.survey(prepared, request)
-        elif request.kind == "masks":
-            answer = answer_masks(self.settings, self.store, request)
+        elif request.kind == "masks" and prepared.config.aggregation.secure:
+            answer = answer_masks(self.settings, self.store, request, prepared.digest, prepared.shares)
         else:
             raise ProtocolError(f"unknown request {request.kind[:20]!r}")
         if "status" in self.settings.share:
