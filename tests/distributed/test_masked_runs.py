@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 
 import pytest
 
@@ -40,6 +41,9 @@ def test_a_run_ends_with_the_bits_of_one_process_and_nothing_else_leaves(whole, 
     assert summary["shared_sha256"] == expected["shared_sha256"]
     assert summary["state_sha256"] == expected["state_sha256"]
     assert summary["best_round"] == 2
+    asked = Counter((_stage(data), decode(data).fields["round"]) for _, data in link.sent if _stage(data))
+    made_once = {(stage, 1): 3 for stage in STAGES[:2]}
+    assert asked == made_once | {(stage, number): 3 for stage in STAGES[2:] for number in (1, 2)}
     for _, data in link.came:
         frame = decode(data)
         assert frame.kind in ("hello", "answer", "masks", "scores", "ended"), frame.fields
