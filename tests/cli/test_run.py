@@ -21,7 +21,7 @@ from tests.support.command_line import Silotune
 from tests.support.processes import LONGEST
 
 RUN = ("run", "federation.yaml")
-LONG_RUN = 4
+LONG_RUN = 5
 """Rounds; the signal comes after two of them."""
 MAIN = [sys.executable, "-c", "from silotune.cli.main import main; main()"]
 
