@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 
 import pytest
 import torch
 
 from silotune.communication.messages import update_message
 from silotune.core.tensors import flatten
+from silotune.distributed.protocol.handshake import parse_wire_config, wire_config
+from silotune.distributed.silo.run_description import describe
+from silotune.distributed.silo.silo_config import REHEARSAL, SiloSettings
 from silotune.methods.parts import Scope
 from silotune.training.context import TrainingContext
 from silotune.training.local_round import LocalResult
@@ -129,6 +133,28 @@ def test_a_message_holds_exactly_the_shared_parts_of_its_round_as_trained(refere
         tensors, header = read_message(message)
         assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} in shapes.values()
         assert list(header["__metadata__"]) == ["silotune"]
+
+
+@every_case
+def test_the_operator_reads_what_leaves_and_not_what_only_comes_down(reference, case):
+    run, wire = reference(case)
+    federation, bounded = run.federation, run.federation.method.setting.tuner.ranks
+    sent = {number: Counter[str]() for number in (1, 2)}
+    for number, silo, message in wire.up:
+        if silo not in bounded:  # one whose rank is the run's
+            sent[number] = Counter()
+            for name, tensor in read_message(message)[0].items():
+                sent[number][name.split("/")[0]] += tensor.numel()
+    settings = SiloSettings(name="none", folder="none", rows="none", share=[], policy=dict(REHEARSAL))
+    config = parse_wire_config(wire_config(federation.config, sorted(federation.silos)))
+    leaving, numbers = (
+        line for line in describe(config, federation, settings) if line.startswith(("leaves in", "in n"))
+    )
+    parts = [f"part '{part}' ({count:,} numbers)" for part, count in sorted((sent[1] | sent[2]).items())]
+    assert leaving == f"leaves in a round: {', '.join(parts) or 'no part'}"
+    most, total = (of(count.total() for count in sent.values()) for of in (max, sum))
+    assert numbers.startswith(f"in numbers: at most {most:,} a round, ")
+    assert numbers.endswith(f"; {total:,} in the whole run")
 
 
 def hashes(messages: dict[str, bytes]) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -82,6 +84,19 @@ class Federation:
     def trainer(self) -> LocalTrainer:
         """Trains the silos of this federation."""
         return LocalTrainer(self.context)
+
+    def sent_numbers(self, number: int) -> Counter[str]:
+        """Return how many numbers of each part leave a silo in a round, before the uplink."""
+        sent, numbers = self.method.sends(number), Counter[str]()
+        for name, shape in self.coordinator.expected.shapes.items():
+            if (part := name.partition("/")[0]) in sent:
+                numbers[part] += math.prod(shape)
+        return numbers
+
+    @property
+    def numbers_in_all(self) -> int:
+        """How many numbers leave a silo in all rounds, before the uplink."""
+        return sum(self.sent_numbers(number).total() for number in range(1, self.config.rounds + 1))
 
     def client(self, measures: bool = False) -> SiloClient:
         """Return a silo's side of the exchange, for any of the silos; `measures`: as in `SiloClient`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
@@ -58,8 +57,8 @@ class Policy:
     def check_run(self, federation: Federation, parameters: int) -> None:
         """Refuse a run that has too many rounds, or that sends too many numbers in each."""
         self._at_most("rounds", federation.config.rounds, self.limits.rounds, "rounds")
-        shapes = federation.coordinator.expected.shapes
-        self.check_numbers(sum(map(math.prod, shapes.values())), parameters)
+        for number in federation.method.kinds_of_rounds(federation.config.rounds):
+            self.check_numbers(federation.sent_numbers(number).total(), parameters)
 
     def check_delta(self, delta: float, units: int, whose: str) -> None:
         """Refuse, under `private`, a δ that is too large for so many units."""

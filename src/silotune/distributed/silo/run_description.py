@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from silotune.communication.privacy.accountant import DELTA, assuming
@@ -35,11 +36,9 @@ def describe(config: Config, federation: Federation, settings: SiloSettings, row
     """Return lines about a run that waits for approval."""
     if config.work == "survey":
         return _survey(config, federation, settings, rows)
-    shapes = federation.coordinator.expected.shapes
-    numbers = Counter[str]()
-    for name, shape in shapes.items():
-        numbers[name.partition("/")[0]] += math.prod(shape)
-    total, whole = sum(numbers.values()), backbone_parameters(federation.backbone)
+    rounds = [federation.sent_numbers(number) for number in federation.method.kinds_of_rounds(config.rounds)]
+    numbers, most = reduce(or_, rounds, Counter()), max((sent.total() for sent in rounds), default=0)
+    whole = backbone_parameters(federation.backbone)
     rank, planned = federation.context.initial.ranks.get(settings.name), federation.method.setting.tuner.rank
     shared = "how many there are" if rows is not None else ", ".join(settings.share) or "none"
     if config.aggregation.secure:
@@ -49,8 +48,8 @@ def describe(config: Config, federation: Federation, settings: SiloSettings, row
         *([] if rank is None else [f"LoRA's rank: {rank} here, {planned} in the run"]),
         "leaves in a round: "
         + (", ".join(f"part {part!r} ({count:,} numbers)" for part, count in sorted(numbers.items())) or "no part"),
-        f"in numbers: {total:,} a round, {100 * total / whole:.2f} % of the backbone; {total * config.rounds:,} in the "
-        "whole run",
+        f"in numbers: at most {most:,} a round, {100 * most / whole:.2f} % of the backbone; "
+        f"{federation.numbers_in_all:,} in the whole run",
         f"numbers about the rows that are shared: {shared}",
         f"names that leave before round 1: of the task and of its labels ({_labels(federation)})",
         f"{NOISE}{_noise(federation, settings)}" if rows is None else noise_on_rows(config, rows, settings),

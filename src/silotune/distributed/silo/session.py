@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import math
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -274,8 +273,8 @@ class Session:
         except SilotuneError as error:
             raise type(error)(f"{name}: {error}") from error
         config, plan, parameters = prepared.config, prepared.row_plan, prepared.parameters
-        numbers = config.rounds * sum(map(math.prod, prepared.federation.coordinator.expected.shapes.values()))
-        hello, noise = self._hello(prepared).fields, None if plan is None else (prepared.recipe, plan)
+        numbers, hello = prepared.federation.numbers_in_all, self._hello(prepared).fields
+        noise = None if plan is None else (prepared.recipe, plan)
         privacy = prepared.client.privacy
         epsilon = 0.0 if privacy is None else privacy.uses * privacy.epsilon_round
         return PlannedRun(name, run, config, self._described(run, prepared), numbers, parameters, hello, noise, epsilon)
