@@ -30,7 +30,7 @@ def test_a_dossier_is_filled_from_the_records(tiny_config, tmp_path: Path, silot
     for name in configs:
         came = [entry for entry in entries if entry.get("direction") == "came" and entry.get("silo") == name]
         numbers, size = (sum(entry[key] for entry in came) for key in ("numbers", "bytes"))
-        assert re.search(rf"\| {name} \| .* \| {numbers} \| {size} \| not told \|", text)
+        assert re.search(rf"\| {name} \| .* \| global, global_2 \| {numbers} \| {size} \| nothing \| not told \|", text)
         assert f"| {name} | accuracy | not told | not told | not told |" in text
     assert f"The run asked for dp-sgd for each row: ε = 4.0 at δ = {summary['privacy']['delta']}" in text
     assert "Not covered: users of a silo's own model." in text

@@ -67,6 +67,9 @@ def _content(run: Path, silos: Sequence[Path]) -> dict[str, Any]:
         "config": read_config(str(folder / "config.yaml")),
         "versions": read_versions(run),
         "silos": {silo: totals(came[silo]).get(name, totals([])) for silo in summary["silos"]},
+        "parts": {silo: _keys(own, "tensors") for silo, own in came.items()},
+        "beside": {silo: _keys(own, "metrics", "scores") for silo, own in came.items()},
+        "sent": sum(entry.get("direction") == "sent" and entry["kind"] == "round" for entry in entries),
         "joined": {entry["silo"]: entry["time"] for entry in entries if entry["kind"] == "joined"},
         "own": dict(_own(path, name) for path in silos),
         "guarantee": [] if status is None else status.guarantee,
@@ -77,6 +80,12 @@ def _content(run: Path, silos: Sequence[Path]) -> dict[str, Any]:
         "last": entries[-1],
         "hashes": {str(path.relative_to(run)): file_sha256(path) for path in files},
     }
+
+
+def _keys(entries: Sequence[Mapping[str, Any]], *fields: str) -> list[str]:
+    """Return the names of the parts, or of the numbers, in these fields of messages."""
+    found = [entry[field] for entry in entries for field in fields if isinstance(entry.get(field), dict)]
+    return sorted({name.partition("/")[0] for names in found for name in names})
 
 
 def _own(path: Path, run: str) -> tuple[str, Mapping[str, Any]]:
