@@ -142,6 +142,7 @@ def worker(short, data_folder, backbone_folder):
 
 def test_the_worker_survives_nonsense_and_a_kill_and_ends_when_told(worker, silotune: Silotune):
     process = worker()
+    assert ping(worker.socket)["works"] is False
     assert stat.S_IMODE(worker.socket.stat().st_mode) == 0o600
     with socket.socket(socket.AF_UNIX) as connection:  # goes away in the middle of a frame
         connection.connect(str(worker.socket))
@@ -153,7 +154,8 @@ def test_the_worker_survives_nonsense_and_a_kill_and_ends_when_told(worker, silo
     answer = decode(ask_worker(worker.socket, Frame("round", {"x": 1}).encode(), 60))
     assert (answer.kind, answer.fields["silo"]) == ("failed", "alpha")
     assert "without 'run'" in answer.fields["reason"]
-    assert ping(worker.socket)["pid"] == process.pid
+    message = ping(worker.socket)
+    assert (message["pid"], message["works"]) == (process.pid, True)
     second = silotune("worker", worker.config)
     assert second.code == 2
     assert "another one answers" in second.err

@@ -70,7 +70,7 @@ def serve_enrollment(settings: CoordinatorSettings, say: Callable[[str], None]) 
     server.context = context
     # the handshake is made by the connection's own thread, so that no client holds up the others
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -32,19 +33,29 @@ from silotune.deploy.status import FederationMetrics
 from silotune.distributed.coordinator.run_status import STARTUP_TIMEOUT
 from silotune.distributed.flower import supernode
 from silotune.distributed.flower.commands import (
+    BUSY,
+    SELDOM,
     flower_environment,
     listens,
     require_flower,
+    superexec_command,
     superlink_command,
     supernode_command,
 )
 from silotune.distributed.flower.database import keep_database
 from silotune.distributed.metrics import LINK_FILE, Link, link_measures, read_link, serve_metrics
 from silotune.distributed.silo.silo_config import SiloSettings
-from silotune.errors import InputError, SilotuneError
+from silotune.distributed.silo.worker import ping
+from silotune.errors import InputError, SilotuneError, file_errors
 
 GRACE = 20.0
 """Seconds for a process to end by itself."""
+
+IDLE_INTERVAL = 2.0
+"""Seconds between looks at the queue while no run is active."""
+
+WORK_INTERVAL = 5.0
+"""Seconds between looks whether the worker works."""
 
 TRY_INTERVAL = 30.0
 """Seconds between tries whether the coordinator answers."""
@@ -85,14 +96,15 @@ def up(settings: CoordinatorSettings, say: Callable[[str], None]) -> None:
         while True:
             scheduler.tick()
             processes.check()
-            if (renewed := _certificate(settings)) != certificate and scheduler.idle:
+            idle = scheduler.idle
+            if (renewed := _certificate(settings)) != certificate and idle:
                 certificate = renewed
                 if enrollment is not None:
                     enrollment.context.load_cert_chain(str(settings.certificate), settings.key)
                 processes.restart("superlink")
                 _await_superlink(settings, processes)
                 say("the certificate was renewed; the SuperLink has the new one")
-            time.sleep(CHECK_INTERVAL)
+            time.sleep(IDLE_INTERVAL if idle else CHECK_INTERVAL)
 
 
 def _require_free(port: int) -> None:
@@ -133,6 +145,7 @@ def join(path: Path, settings: SiloSettings | NodeSettings, say: Callable[[str],
         words = supernode_command(settings.superlink, settings.port, settings.name, settings.socket_path, options)
         processes.start("supernode", [sys.executable, "-m", supernode.__name__, *words[1:]])
         say(f"silo {settings.name!r} joins {settings.superlink}")
+        looked = time.monotonic()
         while True:
             try:
                 processes.check()
@@ -141,6 +154,9 @@ def join(path: Path, settings: SiloSettings | NodeSettings, say: Callable[[str],
                 raise
             if not settings.insecure:
                 link.look()
+            if time.monotonic() >= looked + WORK_INTERVAL:
+                looked, worker = time.monotonic(), ping(settings.socket_path)
+                processes.hasten(settings.port, bool(worker and worker.get("works")))
             time.sleep(CHECK_INTERVAL)
 
 
@@ -148,14 +164,15 @@ class _Processes:
     """The children of this process, which write where it writes."""
 
     def __init__(self, folder: Path) -> None:
-        self._environment = flower_environment(folder / "flwr")
+        self._environment = {**SELDOM, **flower_environment(folder / "flwr")}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._words: dict[str, list[str]] = {}
 
-    def start(self, name: str, words: list[str]) -> None:
-        """Start another process."""
+    def start(self, name: str, words: list[str], environment: Mapping[str, str] = {}) -> None:
+        """Start another process, with more in its environment."""
         output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if logs_json() else {}
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=self._environment, **output)
+        environment = {**self._environment, **environment}
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=environment, **output)
         self._running[name], self._words[name] = process, words
         if process.stdout is not None:
             Thread(target=_log_as_json, args=(name, process.stdout), daemon=True).start()
@@ -172,6 +189,13 @@ class _Processes:
         """End one, and start it again."""
         self._end([self._running[name]])
         self.start(name, self._words[name])
+
+    def hasten(self, port: int, works: bool) -> None:
+        """While the worker works, run an executor that often asks the node for messages, beside the node's own."""
+        if works and "executor" not in self._running:
+            self.start("executor", [*superexec_command(port), "--parent-pid", str(os.getpid())], BUSY)
+        elif not works and "executor" in self._running:
+            self._end([self._running.pop("executor")])
 
     def end(self) -> None:
         """End all of them."""
@@ -246,8 +270,9 @@ def _log_as_json(name: str, output: IO[bytes]) -> None:
 @contextmanager
 def _processes(folder: Path) -> Iterator[_Processes]:
     """Lock a party's folder, and end the processes that were started when the block ends; Ctrl-C ends it in order."""
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    with file_errors(f"folder {folder}: must be this user's own"):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
     if is_locked(folder):
         raise InputError(f"{folder}: already running")
     running = _Processes(folder)

@@ -21,10 +21,13 @@ ENVIRONMENT: Mapping[str, str] = {
 """Environment of all Flower processes: no telemetry."""
 
 OFTEN: Mapping[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"}
-"""Environment of Flower processes of a run on this machine, which ask 20 times a second for work.
+"""Environment of Flower processes of a run on this machine, which ask 20 times a second for work."""
 
-Where a federation waits for runs, the default of 1 s stays: each node would use a tenth of a core.
-"""
+BUSY: Mapping[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
+"""Environment of the executor that a node has beside its own while its worker answers requests."""
+
+SELDOM: Mapping[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "10"}
+"""Environment of Flower processes that wait for runs: asking every second takes half of what they use."""
 
 PATIENCE = 300.0
 """Seconds for one of Flower's commands."""
@@ -115,7 +118,7 @@ def supernode_command(
 
 
 def superexec_command(port: int) -> list[str]:
-    """Return the command line of the process that runs apps for a SuperLink or SuperNode with process isolation."""
+    """Return the command line of a process that runs apps for a SuperLink or SuperNode."""
     return ["flower-superexec", "--insecure", "--runtime-api-address", f"127.0.0.1:{port}"]
 
 
