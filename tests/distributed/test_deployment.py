@@ -10,8 +10,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -369,6 +371,29 @@ def test_a_node_whose_worker_works_is_asked_often_and_a_folder_of_others_is_refu
         processes._processes(tmp_path / "file"),
     ):
         pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to end processes")
+def test_what_up_began_ends_with_it_when_it_is_killed(tmp_path):
+    """A SuperLink that stays would hold the port, and the next `up` would refuse."""
+
+    def begin(pipe):
+        children = processes._Processes(tmp_path)
+        children.start("superlink", ["sleep", "600"])
+        pipe.send(children._running["superlink"].pid)
+        time.sleep(600)
+
+    context = get_context("fork")
+    ours, theirs = context.Pipe()
+    parent = context.Process(target=begin, args=(theirs,))
+    parent.start()
+    stat = Path(f"/proc/{ours.recv()}/stat")
+    parent.kill()
+    parent.join()
+    until = time.monotonic() + 60
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 # -- deploy/ -----------------------------------------------------------------------------------------------------------

@@ -6,9 +6,11 @@ Whoever starts these commands (the systemd units, compose) starts them again, ke
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -59,6 +61,10 @@ WORK_INTERVAL = 5.0
 
 TRY_INTERVAL = 30.0
 """Seconds between tries whether the coordinator answers."""
+
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -160,6 +166,12 @@ def join(path: Path, settings: SiloSettings | NodeSettings, say: Callable[[str],
             time.sleep(CHECK_INTERVAL)
 
 
+def _end_with_parent() -> None:
+    """Have Linux end a new process when the one that began it is killed, so that its ports and sockets are free."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 class _Processes:
     """The children of this process, which write where it writes."""
 
@@ -172,6 +184,7 @@ class _Processes:
         """Start another process, with more in its environment."""
         output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if logs_json() else {}
         environment = {**self._environment, **environment}
+        output["preexec_fn"] = _end_with_parent
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=environment, **output)
         self._running[name], self._words[name] = process, words
         if process.stdout is not None:

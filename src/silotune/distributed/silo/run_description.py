@@ -37,7 +37,7 @@ def describe(config: Config, federation: Federation, settings: SiloSettings, row
     if config.work == "survey":
         return _survey(config, federation, settings, rows)
     rounds = [federation.sent_numbers(number) for number in federation.method.kinds_of_rounds(config.rounds)]
-    numbers, most = reduce(or_, rounds, Counter()), max((sent.total() for sent in rounds), default=0)
+    numbers, most = reduce(or_, rounds, Counter[str]()), max((sent.total() for sent in rounds), default=0)
     whole = backbone_parameters(federation.backbone)
     rank, planned = federation.context.initial.ranks.get(settings.name), federation.method.setting.tuner.rank
     shared = "how many there are" if rows is not None else ", ".join(settings.share) or "none"
