@@ -70,7 +70,7 @@ def _content(run: Path, silos: Sequence[Path]) -> dict[str, Any]:
         "parts": {silo: _keys(own, "tensors") for silo, own in came.items()},
         "beside": {silo: _keys(own, "metrics", "scores") for silo, own in came.items()},
         "sent": sum(entry.get("direction") == "sent" and entry["kind"] == "round" for entry in entries),
-        "joined": {entry["silo"]: entry["time"] for entry in entries if entry["kind"] == "joined"},
+        "joined": {entry["silo"]: entry["time"] for entry in reversed(entries) if entry["kind"] == "joined"},
         "own": dict(_own(path, name) for path in silos),
         "guarantee": [] if status is None else status.guarantee,
         "lines": len(entries),
