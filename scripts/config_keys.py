@@ -18,7 +18,7 @@ from silotune.config.data import SiloConfig
 from silotune.config.schema import Config, StdConfig
 from silotune.config.section import Choice, Section
 from silotune.config.trees import NAMED
-from silotune.config.validators import Metric, PathKind
+from silotune.config.validators import PathKind
 
 MODULE = Path(__file__).parents[1] / "src" / "silotune" / "config" / "keys.py"
 
@@ -34,7 +34,6 @@ from pathlib import PurePath
 from typing import Any, Literal, TypedDict
 
 from silotune.config.tables import Table
-from silotune.config.validators import Metric
 '''
 
 
@@ -48,7 +47,7 @@ def type_source(annotation: Any, key: str) -> str:
     if kind is Annotated:
         return "str | PurePath" if PathKind() in arguments and key else type_source(arguments[0], key)
     if kind is Literal:
-        return "Metric" if annotation == Metric else f"Literal[{', '.join(map(repr, arguments))}]"
+        return f"Literal[{', '.join(map(repr, arguments))}]"
     if kind in (Union, UnionType):
         return " | ".join(dict.fromkeys(type_source(one, key) for one in arguments))
     if annotation is NoneType:

@@ -21,7 +21,8 @@ from silotune import (
 from silotune.communication.uplink import make_pipeline
 from silotune.config.registries import Registry
 from silotune.config.uplink import UplinkConfig
-from silotune.methods import GLOBAL, HEAD, PredictionMix, Scope, Supervised, shared
+from silotune.methods import GLOBAL, HEAD, PredictionMix, Scalar, Scope, Supervised, copies, shared
+from silotune.methods.step import AT_WORK
 from silotune.models.heads import Head
 from silotune.models.tuners import TUNERS, Tuner, TunerOptions
 
@@ -118,6 +119,42 @@ def test_a_private_tuner_without_tensors_is_refused(tiny_config, tmp_path) -> No
         silotune.run(tiny(tiny_config, "method=local", "tuner=empty"), out=tmp_path / "run")
     part = "its private part 'private' has no tensors to train (tuner empty); choose another tuner"
     assert str(error.value) == f"method local: {part}"
+
+
+MISTAKES = {
+    "a method's function asks for the view 'fulll'; there are full": {"loss": lambda self, step: step.logits("fulll")},
+    "the loss of phase 'train' returns 1.0; allowed: a tensor of shape ()": {"loss": lambda self, step: 1.0},
+    "the loss of phase 'train' returns a tensor of shape (": {"loss": lambda self, step: step.logits("full")},
+    "phase 'count' sets part 'count' to 3; allowed: name → tensor, here value () torch.float32": {
+        "made": lambda work: 3
+    },
+    "phase 'count' sets part 'count' to value () torch.int64; allowed: value () torch.float32": {
+        "made": lambda work: {"value": torch.tensor(work.steps["train"])}
+    },
+    "asks for the number of steps of phase 'training'; there are train": {"made": lambda work: work.steps["training"]},
+    "part 'count': its aggregation returns None; allowed: name → tensor": {"server": lambda updates, server: None},
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_in_a_method_is_one_line(line, tiny_config, tmp_path) -> None:
+    own = MISTAKES[line]
+
+    class Mistaken(Late):
+        name = "mistaken"
+        loss = own.get("loss", Late.loss)
+
+        def parts(self):
+            return {**super().parts(), "count": shared(Scalar(0.0), aggregation=own.get("server"))}
+
+        def phases(self):
+            made = own.get("made", lambda work: {"value": torch.tensor(float(work.steps["train"]))})
+            return [*super().phases(), copies("count", {"count": lambda state, received: made(AT_WORK.get())})]
+
+    register_method(Mistaken)
+    with pytest.raises(InputError) as error:
+        silotune.run(tiny(tiny_config, "method=mistaken"), out=tmp_path / "run")
+    assert line in str(error.value)
 
 
 @pytest.mark.parametrize("scope", ["shared", None, shared])

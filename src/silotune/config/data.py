@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from silotune.config.registries import KINDS
 from silotune.config.section import Section, one_of
-from silotune.config.validators import ConfigPath, Labels, Metric, Name, Names, label_name, listed, quoted
+from silotune.config.validators import ConfigPath, Labels, Name, Names, label_name, listed, quoted
 
 DATA_SOURCES = ("set", "path", "tasks", "task", "labels", "metric", "positive")
 """The keys of `data` that choose rows; they exclude the section `silos`, whose entries name their own files."""
@@ -26,7 +26,7 @@ class DataConfig(Section):
     labels: Labels | None = Field(
         default=None, min_length=2, description="the label names of `task`, if the data sets' own names differ."
     )
-    metric: Metric | None = Field(default=None, description="replaces the data sets' own metric.")
+    metric: str | None = Field(default=None, description="replaces the data sets' own metric.")
     positive: str | None = Field(
         default=None,
         min_length=1,
@@ -130,7 +130,7 @@ class SiloConfig(Section):
         "(`multilabel`), a text (`generation`), marked spans of the text (`entities`), or the passage "
         "that answers it (`retrieval`).",
     )
-    metric: Metric | None = Field(
+    metric: str | None = Field(
         default=None,
         description="unset: accuracy; for other kinds pearson_spearman, micro_f1, rouge1, span_f1, ndcg10.",
     )

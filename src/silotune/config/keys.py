@@ -10,7 +10,6 @@ from pathlib import PurePath
 from typing import Any, Literal, TypedDict
 
 from silotune.config.tables import Table
-from silotune.config.validators import Metric
 
 
 class StdKeys(TypedDict, total=False):
@@ -29,7 +28,7 @@ class SiloKeys(TypedDict, total=False):
     task: str | None
     labels: Sequence[str | int] | None
     kind: str
-    metric: Metric | None
+    metric: str | None
     positive: str | None
     encoding: str
     column_separator: str | None
@@ -160,7 +159,7 @@ class DataKeys(TypedDict, total=False):
     tasks: str | Sequence[str]
     task: str | None
     labels: Sequence[str | int] | None
-    metric: Metric | None
+    metric: str | None
     positive: str | None
     merge: bool
     ratio: Sequence[float]

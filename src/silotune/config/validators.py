@@ -78,31 +78,6 @@ KeyGroup = Annotated[dict[str, Any], GROUP_OF_KEYS]
 """A group of keys of `Config`, whose paths are resolved as if it were a configuration of its own."""
 
 
-Metric = Literal[
-    "accuracy",
-    "f1",
-    "macro_f1",
-    "balanced_accuracy",
-    "mcc",
-    "auroc",
-    "micro_f1",
-    "pearson_spearman",
-    "pearson",
-    "spearman",
-    "mse",
-    "mae",
-    "rouge1",
-    "rougeL",
-    "exact_match",
-    "span_f1",
-    "partial_f1",
-    "span_recall",
-    "loss",
-    "perplexity",
-]
-"""The metrics of tasks; which a task may have depends on its kind (`data/tasks.py`)."""
-
-
 _is_device = re.compile(r"auto|cpu|cuda(:(0|[1-9]\d{0,2}))?|mps").fullmatch
 
 Device = Annotated[str, fitting(_is_device, "is no device; allowed: auto, cpu, cuda, cuda:N (N from 0), mps")]

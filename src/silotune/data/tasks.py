@@ -81,15 +81,16 @@ def metric_title(metric: str, positive: str = "") -> str:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Return whether a lower score by this metric is better."""
-    return metric in (*LOSS_METRICS, *ERROR_METRICS)
+    """Return whether a lower score by this metric is better; then it is not in percent."""
+    return metric in (*LOSS_METRICS, *ERROR_METRICS) or any(metric in kind.lower for kind in KINDS.values())
 
 
 def metric_range(metric: str) -> tuple[float, float]:
     """Return the lowest and the highest value of a metric."""
     if lower_is_better(metric):
         return 0.0, math.inf
-    return (-100.0 if metric in SIGNED else 0.0), 100.0
+    signed = metric in SIGNED or any(metric in kind.signed for kind in KINDS.values())
+    return (-100.0 if signed else 0.0), 100.0
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,9 @@ def read_task(fields: Any) -> Task:
         raise ValueError("not a task's labels")
     positive = fields.get("positive", "")
     texts = all(isinstance(text, str) for text in (name, metric, kind, *labels))
-    if not texts or kind not in KINDS or metric not in KINDS[kind].metrics:
+    if texts and kind not in KINDS:
+        raise ValueError(f"a task of kind {kind!r}, which is not known here; known: {', '.join(KINDS)}")
+    if not texts or metric not in KINDS[kind].metrics:
         raise ValueError("not a task, or not a metric of its kind")
     if positive not in ("", *labels) or (metric == "f1" and not positive):
         raise ValueError("not a task's positive label")

@@ -105,6 +105,11 @@ def _fit_and_score(task: Task, train: Sequence[Row], test: Sequence[Row], weight
     own: Scores | None = task.rules.own_baselines(task, train, test)
     if own is not None:
         return own
+    if task.rules.outputs(task) != len(task.labels or [0]):  # an outside kind's outputs are not a logit of each label
+        targets = target_tensor(task, train)
+        constant_outputs = task.rules.constant_outputs(task, targets)[:1].expand(len(test), -1)
+        judged = task.rules.judge(task, task.metric, constant_outputs, target_tensor(task, test))
+        return {task.rules.constant_name: judged}
     constant = DummyClassifier(strategy="prior") if task.labels else DummyRegressor()
     scores = {task.rules.constant_name: _score(task, constant, train, test, weights)}
     if len({row.known for row in train}) > 1 and any(re.search(r"\w", text) for row in train for text in row.texts):

@@ -27,7 +27,7 @@ from silotune.data.scores import (
     rouge_scores,
     scores_of,
 )
-from silotune.data.tasks import Task
+from silotune.data.tasks import LOSS_METRICS, Task
 from silotune.data.tokenized import TokenizedRows
 from silotune.evaluation.predict import Measured
 
@@ -162,7 +162,8 @@ def score_details(measured: Measured, rows: TokenizedRows, bootstrap: Bootstrap)
         if not task.labeled and not rows.pairs:
             losses["perplexity"] = perplexity(measured.loss)
     details: dict[str, Any] = {"metrics": {}, "intervals": {}}
-    if measured.logits is not None and not task.rules.one_label:
+    of_labels = task.rules.one_label and {*task.rules.metrics} <= {*METRICS, *LOSS_METRICS}
+    if measured.logits is not None and not of_labels:
         details = target_details(measured.logits, rows, bootstrap)
     elif measured.logits is not None:
         classified = Classified(measured.logits, rows.labels, task.positive_index, rows.weights)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from silotune.models.forward.mixing import Mix, parse_name, parts_in, resolve_we
 from silotune.models.forward.views import View
 from silotune.models.heads import PLAIN, Head, LossRecipe
 from silotune.models.tuners.base import TokenWeight
+
+Value = TypeVar("Value")
 
 REFERENCE = "reference"
 """The view of the backbone without any part, for heads that read it (`Head.reads_reference`)."""
@@ -75,6 +78,17 @@ EVENT_KEYS = frozenset(("event", "time", "round", "silo", "note", "bytes_up", "b
 """Keys of the events of a silo's round; a term of a loss cannot have such a name."""
 
 
+class Named(dict[str, Value]):
+    """Values by name, whose absence is said with the names that there are; of a loss's views, for example."""
+
+    def __init__(self, what: str, values: Mapping[str, Value]) -> None:
+        super().__init__(values)
+        self._what = what
+
+    def __missing__(self, name: str) -> Value:
+        raise InputError(f"a method's function asks for the {self._what} {name!r}; there are {', '.join(self)}")
+
+
 @dataclass
 class Step:
     """The arguments of a loss: one batch, its views, and the silo's parts, anchors and memory.
@@ -102,6 +116,9 @@ class Step:
     terms: dict[str, Tensor] = field(default_factory=dict)
     recipe: LossRecipe = PLAIN
     apart: list[Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        self.views = Named("view", self.views)
 
     def logits(self, view: str, head: WhichHead = HEAD) -> Tensor:
         """Return a head's logits over a view, shape (rows, classes)."""

@@ -25,9 +25,9 @@ from silotune.core import tensors as part_tools
 from silotune.core.randomness import Stream
 from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch, MicroBatch
-from silotune.errors import Diverged
+from silotune.errors import Diverged, InputError
 from silotune.methods.phase import Phase
-from silotune.methods.step import PREVIOUS, LocalTraining, Step, local_training
+from silotune.methods.step import PREVIOUS, LocalTraining, Named, Step, local_training
 from silotune.models.forward.mixing import MixEntry
 from silotune.models.forward.view_program import ViewProgram
 from silotune.models.forward.views import ConstantViews
@@ -105,6 +105,8 @@ class _SiloRound:
             state, _, training = self.seen_by(phase)
             with local_training(training):
                 made = state[source] if isinstance(source, str) else source(state, self.received)
+            if target in self.received:
+                _require_alike(f"phase {phase.name!r} sets part {target!r} to", made, self.received[target])
             self.state[target] = part_tools.copy(made)
         changed = {*phase.changes}
         self.starts_as_received = not changed & self.changed and not phase.start
@@ -280,6 +282,17 @@ def train(
     return [run.result(context.method.remembers, seconds * share) for run, share in zip(runs, shares, strict=True)]
 
 
+def _require_alike(what: str, made: object, expected: Tensors) -> None:
+    """Refuse what a method's function makes of a part that is sent, where the coordinator would refuse the update."""
+    shown = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in expected.items()]
+    if not isinstance(made, Mapping) or not all(isinstance(tensor, Tensor) for tensor in made.values()):
+        raise InputError(f"{what} {made!r:.80}; allowed: name → tensor, here {', '.join(shown)}")
+    found = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in made.items()]
+    if sorted(found) != sorted(shown):
+        other, missing = ({*one} - {*two} for one, two in ((found, shown), (shown, found)))
+        raise InputError(f"{what} {', '.join(sorted(other)) or 'less'}; allowed: {', '.join(sorted(missing))}")
+
+
 def _schedule(context: TrainingContext, settings: TrainConfig, silo: Silo, number: int, phase: Phase) -> Schedule:
     """Return the learning rates of a silo's steps in a phase."""
     rounds = context.rounds if phase.when == "round" else None
@@ -294,7 +307,8 @@ def _local_training(
     trained = [phase for phase in phases if phase.trains]
     steps = {phase.name: context.steps(silo, phase) for phase in trained}
     rates = {phase.name: _schedule(context, settings, silo, number, phase).rate for phase in trained}
-    return LocalTraining(settings.lr, steps, {name: sum(map(rate, range(steps[name]))) for name, rate in rates.items()})
+    sums = {name: sum(map(rate, range(steps[name]))) for name, rate in rates.items()}
+    return LocalTraining(settings.lr, Named("number of steps of phase", steps), Named("sum of rates of phase", sums))
 
 
 class _PhaseWork:

@@ -23,6 +23,7 @@ from silotune.core.randomness import Stream
 from silotune.core.tensors import State, Tensors
 from silotune.data.batching import Batch, MicroBatch
 from silotune.data.tokenized import READ_COUNTS
+from silotune.errors import InputError
 from silotune.methods.phase import Phase
 from silotune.methods.step import LocalTraining, Step, local_training
 from silotune.models.forward.view_program import ViewProgram
@@ -65,7 +66,7 @@ class StepGradients:
 
     def __init__(self, context: TrainingContext, phase: Phase) -> None:
         self._parts, self._heads, self._recipe = context.parts, context.heads, context.recipe
-        self._loss = phase.loss
+        self._loss, self._phase = phase.loss, phase.name
         self._by_row = phase.by_row and not any(head.couples_rows for head in self._heads)
         self._bound, self._virtual = context.tokens_at_once, context.virtual_tokens
         self._graphs = phase.views_with_gradient
@@ -106,6 +107,9 @@ class StepGradients:
         )
         with local_training(member.training):
             loss = self._loss(step)
+        if not isinstance(loss, Tensor) or loss.dim():
+            made = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise InputError(f"the loss of phase {self._phase!r} returns {made}; allowed: a tensor of shape ()")
         return loss, {"loss": loss.detach(), **step.terms}
 
     # -- three ways --------------------------------------------------------------------------------------------------

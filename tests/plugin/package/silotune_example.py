@@ -1,13 +1,15 @@
-"""What a package may add to silotune: a method, a tuner, a head, aggregations and codecs."""
+"""What a package may add to silotune: a method, a tuner, a head, a kind of task, aggregations and codecs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from pydantic import BaseModel, Field
 
 from silotune import Method, MethodOptions, Phase, Step, Tuner, TunerOptions, register_aggregation, shared
+from silotune.data.kinds import Classification
 from silotune.methods import GLOBAL, HEAD, PredictionMix
 from silotune.models.heads import LinearHead
 
@@ -38,6 +40,20 @@ class HalfFedAvg(Method):
 
     def prediction(self):
         return PredictionMix({GLOBAL: 1})
+
+
+class Ordinal(Classification):
+    """Labels in an order, scored by how far the answer is from a row's label; the order is the configuration's."""
+
+    name = "ordinal"
+    metrics = ("distance", "accuracy")
+    lower = ("distance",)
+
+    def scores(self, task, outputs, targets, drawn=None):
+        distances = (outputs.argmax(-1) - targets).abs().double().numpy()
+        counts = np.ones((1, len(targets))) if drawn is None else drawn
+        own = {"distance": counts @ distances / counts.sum(1)}
+        return {**super().scores(task, outputs, targets, drawn), **own}
 
 
 class OffsetOptions(TunerOptions):

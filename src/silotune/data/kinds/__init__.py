@@ -34,4 +34,4 @@ def register_kind(kind: Class) -> Class:
     return kind
 
 
-__all__ = ["KINDS", "Kind", "Prediction", "Reading", "Span", "register_kind"]
+__all__ = ["KINDS", "Classification", "Kind", "Prediction", "Reading", "Span", "register_kind"]

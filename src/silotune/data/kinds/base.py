@@ -115,16 +115,18 @@ class Kind(ABC):
 
     Outputs are a head's logits or numbers, shape (rows, outputs); targets are as `targets` makes them.
 
-    Ordinal labels, which are scored by their distance::
+    Ordinal labels, which are scored by their distance (`register_kind` or an entry point of `silotune.kinds` adds it)::
 
-        class Ordinal(Classification):
+        class Ordinal(Classification):  # from silotune.data.kinds
             name = "ordinal"
-            metrics = ("distance",)
+            metrics = ("distance", "accuracy")
+            lower = ("distance",)
 
             def scores(self, task, outputs, targets, drawn=None):
                 distances = (outputs.argmax(-1) - targets).abs().double().numpy()
-                drawn = np.ones((1, len(targets))) if drawn is None else drawn
-                return {"distance": drawn @ distances / drawn.sum(1)}
+                counts = np.ones((1, len(targets))) if drawn is None else drawn
+                own = {"distance": counts @ distances / counts.sum(1)}
+                return {**super().scores(task, outputs, targets, drawn), **own}
     """
 
     name: ClassVar[str]
@@ -133,7 +135,11 @@ class Kind(ABC):
     answer: ClassVar[str]
     """One answer in words, for messages."""
     metrics: ClassVar[tuple[str, ...]]
-    """The metrics that a task may have; the first is the usual one."""
+    """The metrics that a task may have; the first is the usual one. They are in percent but those of `lower`."""
+    lower: ClassVar[tuple[str, ...]] = ()
+    """Those of a kind's own metrics of which less is better, in units of their own."""
+    signed: ClassVar[tuple[str, ...]] = ()
+    """Those of a kind's own metrics that may be negative, down to −100."""
     constant: ClassVar[str] = ""
     """The best constant answer in words, for tables."""
     constant_name: ClassVar[str] = "majority"
@@ -143,7 +149,10 @@ class Kind(ABC):
     least_labels: ClassVar[int] = 2
     """The fewest label names of a task; 0: rows have no labels, but numbers or texts."""
     one_label: ClassVar[bool] = False
-    """Whether each row has exactly one of the task's labels."""
+    """Whether each row has exactly one of the task's labels, and outputs are a logit of each.
+
+    Such rows also have the metrics of labels, class weights and label smoothing.
+    """
     gives: ClassVar[str] = "labels"
     """What `serve` is asked for: `answers`, `labels`, `spans` or `vectors`."""
     by_position: ClassVar[bool] = False
@@ -199,7 +208,7 @@ class Kind(ABC):
 
     @abstractmethod
     def constant_outputs(self, task: Task, targets: Tensor) -> Tensor:
-        """Return the outputs of the best constant answer to rows with these targets."""
+        """Return the outputs of the best constant answer to rows with these targets, the same for all."""
 
     def by_label(self, task: Task, outputs: Tensor, targets: Tensor) -> tuple[Counts, Counts, Counts] | None:
         """Return hits, true and predicted of each label, each of shape (labels,); None where labels have no such table.
