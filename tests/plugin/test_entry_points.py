@@ -84,7 +84,7 @@ def test_a_kind_of_task_has_its_own_metric_and_less_may_be_better(words, tmp_pat
     assert 0 <= finished.summary["silos"]["a"]["test"] <= 2
     assert finished.federation.lower_is_better
     (tmp_path / "silos.yaml").write_text(yaml.safe_dump({"silos": [silos[0] | {"metric": "distanse"}, silos[1]]}))
-    with pytest.raises(InputError, match=r"unknown metric of .*'distanse' \(did you mean 'distance'"):
+    with pytest.raises(InputError, match=r"silos\.a\.metric: must be .* or 'distance' \(got 'distanse'\)"):
         silotune.run(str(tmp_path / "silos.yaml"), *own, "method=fedavg", "head=linear", out=tmp_path / "other")
 
 

@@ -7,11 +7,19 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from silotune.config.registries import KINDS
-from silotune.config.section import Section, one_of
+from silotune.config.section import Section, not_among, one_of
 from silotune.config.validators import ConfigPath, Labels, Name, Names, label_name, listed, quoted
 
 DATA_SOURCES = ("set", "path", "tasks", "task", "labels", "metric", "positive")
 """The keys of `data` that choose rows; they exclude the section `silos`, whose entries name their own files."""
+
+
+def _known_metric(name: object) -> object:
+    """Check a name against the metrics of all kinds of tasks; which a task may have depends on its kind."""
+    names = dict.fromkeys(each for kind in KINDS.values() for each in kind.metrics)
+    if name is not None and name not in names:
+        raise not_among(names)
+    return name
 
 
 class DataConfig(Section):
@@ -80,6 +88,7 @@ class DataConfig(Section):
     )
 
     _name = field_validator("positive", mode="before")(label_name)
+    _metric = field_validator("metric", mode="before")(_known_metric)
 
     @model_validator(mode="after")
     def _of_one_task(self) -> DataConfig:
@@ -165,6 +174,7 @@ class SiloConfig(Section):
     )
 
     _known = field_validator("kind", mode="before")(one_of(KINDS))
+    _metric = field_validator("metric", mode="before")(_known_metric)
 
     @field_validator("text", mode="before")
     @classmethod

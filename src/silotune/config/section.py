@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self, get_args
 
 from pydantic import (
@@ -300,8 +300,13 @@ def one_of(registry: Registry[Any]) -> Callable[[object], object]:
     def check(value: object) -> object:
         if value in registry.reserved or value in registry:
             return value
-        *others, last = map(repr, registry.names)
-        expected = f"{', '.join(others)} or {last}"
-        raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
+        raise not_among(registry.names)
 
     return check
+
+
+def not_among(names: Iterable[str]) -> PydanticCustomError:
+    """Build the error for a value that is none of these names, as pydantic's own for a `Literal`."""
+    *others, last = map(repr, names)
+    expected = f"{', '.join(others)} or {last}"
+    return PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})

@@ -116,7 +116,11 @@ def _check_head(config: Config, method: Method, tasks: Mapping[str, Task]) -> No
             f"{', '.join(names)}; allowed: silos of one task (data.task)"
         )
     if shares_head(method) and head.has_tensors and len(names) > 1:
-        remedy = "use head.scope=private" if config.head.scope == "shared" else f"method={method.name} shares its head"
+        remedy = (
+            "give the silos one task, or use head.scope=private"
+            if config.head.scope == "shared"
+            else f"method={method.name} shares its head"
+        )
         raise InputError(f"head.scope: a shared head needs one task in all silos, found {', '.join(names)}; {remedy}")
 
 
