@@ -7,6 +7,8 @@ import pytest
 from silotune.core.workers import Workers
 from silotune.lab import runner
 from silotune.lab.comparison import read_comparison
+from silotune.runs.build.model import BackboneRequirements
+from silotune.runs.build.resolve import make_method
 
 
 @pytest.mark.parametrize(
@@ -43,3 +45,14 @@ def test_what_has_begun_is_not_built_twice(place, monkeypatch):
     (place / cells[0].folder / "config.yaml").write_text("")
     runner.check_cells(cells, place, Workers(1))
     assert built == [*cells[1:]]
+
+
+def test_a_run_under_noise_on_rows_and_one_without_share_no_backbone_in_bf16(tiny_config, monkeypatch) -> None:
+    """`precision=auto` is fp32 under noise on rows; a plan with both was refused."""
+    monkeypatch.setattr("silotune.runs.build.resolve.resolve_precision", lambda name, device: "bf16")
+    noise = ("privacy.unit=row", "privacy.epsilon=8", "privacy.delta=1e-5", "train.steps=1")
+    found = []
+    for words in ((), noise):
+        config = tiny_config("fedavg", "precision=auto", *words)
+        found.append(BackboneRequirements.of(config, make_method(config)).precision)
+    assert found == ["bf16", "fp32"]

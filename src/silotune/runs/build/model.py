@@ -22,7 +22,7 @@ from silotune.models.backbone.stored_model import ModelClass
 from silotune.models.forward.activation_cache import ActivationCache
 from silotune.models.tuners import TUNERS
 from silotune.runs.build import validation
-from silotune.runs.build.resolve import resolve
+from silotune.runs.build.resolve import chosen_precision, resolve
 from silotune.runs.build.start import read_start
 from silotune.training.at_once import rows_scored, rows_written, tokens_at_once
 from silotune.training.context import TrainingContext
@@ -57,7 +57,7 @@ class BackboneRequirements:
             )
         return cls(
             config.backbone,
-            config.precision.name,
+            chosen_precision(config),
             config.device,
             tuner.trains_backbone,
             head.model_class,

@@ -158,16 +158,22 @@ def resolve(
         processes: the number of those that share this machine's cores.
     """
     config = with_model_defaults(config, backbone)
-    device, precision = resolve_device(config.device), config.precision.name
-    if precision == "auto" and config.privacy.unit is not None:
-        precision = "fp32"
+    device = resolve_device(config.device)
     config = config.replace(
         threads=config.threads or max(1, torch.get_num_threads() // processes),
-        precision={"name": resolve_precision(precision, device)},
+        precision={"name": chosen_precision(config)},
         backbone={"quantization": resolve_quantization(config.backbone.quantization, device)},
     )
     method = make_method(with_chat_template(config, silos))
     return Resolved(with_options(config, method), method)
+
+
+def chosen_precision(config: Config) -> str:
+    """Return the precision that `auto` means on this machine; noise on rows is in float32 on all."""
+    name = config.precision.name
+    if name == "auto" and config.privacy.unit is not None:
+        return "fp32"
+    return resolve_precision(name, resolve_device(config.device))
 
 
 def with_model_defaults(config: Config, backbone: Backbone | None = None) -> Config:
