@@ -350,21 +350,7 @@ def test_a_nodes_file_starts_no_worker(tmp_path, monkeypatch, tree, started):
     assert "--insecure" not in words
 
 
-def test_a_node_whose_worker_works_is_asked_often_and_a_folder_of_others_is_refused(tmp_path, monkeypatch):
-    note = tmp_path / "asked"
-    (key,) = flwr_commands.SELDOM
-    script = f"import os, time; open({str(note)!r}, 'w').write(os.environ[{key!r}]); time.sleep(600)"
-    monkeypatch.setattr(processes, "superexec_command", lambda port: [sys.executable, "-c", script, str(port)])
-    with processes._processes(tmp_path / "node") as children:
-        assert children._environment.items() >= flwr_commands.SELDOM.items()
-        for _ in range(2):
-            children.hasten(9094, True)
-        (executor,) = children._running.values()
-        while not (note.exists() and note.read_text()):
-            children.check()
-        assert note.read_text() == "0.25"
-        children.hasten(9094, False)
-        assert (executor.poll() is None, children._running) == (False, {})
+def test_a_folder_of_others_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(InputError, match=r"folder .*file: must be this user's own"),

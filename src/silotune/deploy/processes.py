@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-import os
 import re
 import signal
 import subprocess
@@ -35,19 +34,16 @@ from silotune.deploy.status import FederationMetrics
 from silotune.distributed.coordinator.run_status import STARTUP_TIMEOUT
 from silotune.distributed.flower import supernode
 from silotune.distributed.flower.commands import (
-    BUSY,
     SELDOM,
     flower_environment,
     listens,
     require_flower,
-    superexec_command,
     superlink_command,
     supernode_command,
 )
 from silotune.distributed.flower.database import keep_database
 from silotune.distributed.metrics import LINK_FILE, Link, link_measures, read_link, serve_metrics
 from silotune.distributed.silo.silo_config import SiloSettings
-from silotune.distributed.silo.worker import ping
 from silotune.errors import InputError, SilotuneError, file_errors
 
 GRACE = 20.0
@@ -55,9 +51,6 @@ GRACE = 20.0
 
 IDLE_INTERVAL = 2.0
 """Seconds between looks at the queue while no run is active."""
-
-WORK_INTERVAL = 5.0
-"""Seconds between looks whether the worker works."""
 
 TRY_INTERVAL = 30.0
 """Seconds between tries whether the coordinator answers."""
@@ -94,7 +87,7 @@ def up(settings: CoordinatorSettings, say: Callable[[str], None]) -> None:
         serve_metrics(settings.metrics_port, FederationMetrics(settings).measures)
         if copy := keep_database(database):
             say(f"this Flower changes {database.name}, which an older one cannot read then; as it was: {copy}")
-        processes.start("superlink", superlink_command(settings.host, settings.port, options))
+        processes.start("superlink", superlink_command(settings.host, settings.port, options), SELDOM)
         _await_superlink(settings, processes)
         record_decision(settings.folder, "up")
         say(f"SuperLink on {settings.address}")
@@ -151,7 +144,6 @@ def join(path: Path, settings: SiloSettings | NodeSettings, say: Callable[[str],
         words = supernode_command(settings.superlink, settings.port, settings.name, settings.socket_path, options)
         processes.start("supernode", [sys.executable, "-m", supernode.__name__, *words[1:]])
         say(f"silo {settings.name!r} joins {settings.superlink}")
-        looked = time.monotonic()
         while True:
             try:
                 processes.check()
@@ -160,9 +152,6 @@ def join(path: Path, settings: SiloSettings | NodeSettings, say: Callable[[str],
                 raise
             if not settings.insecure:
                 link.look()
-            if time.monotonic() >= looked + WORK_INTERVAL:
-                looked, worker = time.monotonic(), ping(settings.socket_path)
-                processes.hasten(settings.port, bool(worker and worker.get("works")))
             time.sleep(CHECK_INTERVAL)
 
 
@@ -176,17 +165,17 @@ class _Processes:
     """The children of this process, which write where it writes."""
 
     def __init__(self, folder: Path) -> None:
-        self._environment = {**SELDOM, **flower_environment(folder / "flwr")}
+        self._environment = flower_environment(folder / "flwr")
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._words: dict[str, list[str]] = {}
+        self._words: dict[str, tuple[list[str], Mapping[str, str]]] = {}
 
-    def start(self, name: str, words: list[str], environment: Mapping[str, str] = {}) -> None:
-        """Start another process, with more in its environment."""
+    def start(self, name: str, words: list[str], given: Mapping[str, str] = {}) -> None:
+        """Start another process; what is `given` to its environment holds where that says nothing else."""
         output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if logs_json() else {}
-        environment = {**self._environment, **environment}
+        environment = {**given, **self._environment}
         output["preexec_fn"] = _end_with_parent
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=environment, **output)
-        self._running[name], self._words[name] = process, words
+        self._running[name], self._words[name] = process, (words, given)
         if process.stdout is not None:
             Thread(target=_log_as_json, args=(name, process.stdout), daemon=True).start()
 
@@ -201,14 +190,7 @@ class _Processes:
     def restart(self, name: str) -> None:
         """End one, and start it again."""
         self._end([self._running[name]])
-        self.start(name, self._words[name])
-
-    def hasten(self, port: int, works: bool) -> None:
-        """While the worker works, run an executor that often asks the node for messages, beside the node's own."""
-        if works and "executor" not in self._running:
-            self.start("executor", [*superexec_command(port), "--parent-pid", str(os.getpid())], BUSY)
-        elif not works and "executor" in self._running:
-            self._end([self._running.pop("executor")])
+        self.start(name, *self._words[name])
 
     def end(self) -> None:
         """End all of them."""

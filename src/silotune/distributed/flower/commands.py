@@ -23,11 +23,8 @@ ENVIRONMENT: Mapping[str, str] = {
 OFTEN: Mapping[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"}
 """Environment of Flower processes of a run on this machine, which ask 20 times a second for work."""
 
-BUSY: Mapping[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
-"""Environment of the executor that a node has beside its own while its worker answers requests."""
-
 SELDOM: Mapping[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "10"}
-"""Environment of Flower processes that wait for runs: asking every second takes half of what they use."""
+"""Environment of a SuperLink that waits for runs; a node, which is asked in every round, asks every second."""
 
 PATIENCE = 300.0
 """Seconds for one of Flower's commands."""

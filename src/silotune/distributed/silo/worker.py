@@ -54,9 +54,6 @@ _REQUESTS_AT_ONCE = 2
 _SLOW_PEER = 60.0
 """Seconds for a request to arrive, and for a reply to be taken."""
 
-QUIET = 120.0
-"""Seconds after a run's last request in which its node expects another."""
-
 _LOOK = 1.0
 """Seconds between looks whether the peer of a request that waits is still there."""
 
@@ -122,8 +119,6 @@ class _Worker:
     settings: SiloSettings
     requests: queue.SimpleQueue[_Request] = field(default_factory=queue.SimpleQueue)
     busy: str = "loading"
-    asked: float = float("-inf")
-    """Time of the last request of a run that began."""
     session: Session | None = None
     connections: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MOST_CONNECTIONS))
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -171,8 +166,6 @@ def serve(settings: SiloSettings) -> None:
             if request.given_up.is_set():  # who still wants the reply asks again
                 continue
             worker.busy = "working"
-            if request.kind not in ("hello", "plan"):  # with which a run that waits for approval asks all night
-                worker.asked = time.monotonic()
             worker.session = session
             _log(settings, _work(session, request, metrics))
     except KeyboardInterrupt:
@@ -254,8 +247,7 @@ def _connection(connection: socket.socket, worker: _Worker) -> None:
             kind = peek_kind(data)
             if kind == "ping":
                 run = {} if worker.session is None else worker.session.present
-                works = worker.busy == "working" or time.monotonic() < worker.asked + QUIET
-                fields = {"silo": settings.name, "busy": worker.busy, "works": works, "pid": os.getpid()}
+                fields = {"silo": settings.name, "busy": worker.busy, "pid": os.getpid()}
                 send(connection, Frame("pong", fields | run).encode())
                 return
             request = _Request(kind, data)
