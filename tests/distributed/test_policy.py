@@ -234,7 +234,7 @@ RUNS = {
     "balanced": ("fedavg", "train.class_weights=balanced"),
 }
 
-NO_NOISE = {"fedmcp": "couples the rows", "moon": "couples the rows", "full": "tuner", "balanced": "class_weights"}
+NO_NOISE = {"fedmcp": "couples the rows", "full": "tuner", "balanced": "class_weights"}
 """Runs that noise on rows cannot cover, with words of the reason."""
 
 SHORT = {
