@@ -89,8 +89,8 @@ def test_a_tuner_of_the_weights_that_are_rounded_is_refused_in_one_line(words, s
     assert (outcome.code, outcome.err.splitlines()[-1]) == (
         2,
         "silotune: tuner=full: trains the weights that backbone.quantization=nf4 rounds; allowed: "
-        "backbone.quantization=none, or the tuners bottleneck, lora, dora, vera, loha, fed-sb, prefix, prompt, "
-        "p-tuning, ia3, bitfit",
+        "backbone.quantization=none, or the tuners bottleneck, lora, dora, vera, loha, fed-sb, ravan, prefix, "
+        "prompt, p-tuning, ia3, bitfit",
     )
     assert "Traceback" not in outcome.err
     assert not (tmp_path / "run").exists()
