@@ -37,7 +37,7 @@ KILLED_IN = ("offer", "mask", "consent", "unmask", "mask", "share", "mask", "con
 """Stages of rounds 1 to 10, of which the first and the sixth make keys."""
 
 
-def plain_sum(silos, summands):
+def plain_sum(silos, summands, least):
     """The sum without masks."""
     names = sorted(summands)
     return Sum(sum(summands[name] for name in names), names, dict.fromkeys(names, b""), dict.fromkeys(names, 0))
