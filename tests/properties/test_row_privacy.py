@@ -192,7 +192,14 @@ def test_what_leaves_depends_on_rows_through_noised_gradients_alone(
     assert changed or method in ("local", "centralised"), "the changed row was drawn"
 
 
-@pytest.mark.parametrize("tuner", [name for name in TUNERS.built_in if name not in ("full", "p-tuning")])
+@pytest.mark.parametrize(
+    "tuner",
+    [
+        pytest.param(name, marks=() if name in ("vera", "fed-sb", "prefix") else pytest.mark.long)
+        for name in TUNERS.built_in
+        if name not in ("full", "p-tuning")
+    ],
+)
 def test_every_tuner_takes_noise(tuner, backbone_folder, few_rows, tmp_path):
     """A method whose tuner keeps something while a phase runs would be refused."""
     own = {"ravan": ("method=ravan",), "vera": ("tuner.r=4",)}.get(tuner, ())
