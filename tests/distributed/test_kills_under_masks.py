@@ -28,7 +28,7 @@ from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
 from tests.distributed.test_shared_noise import SHARES
 from tests.support.masks import secure_silos
-from tests.support.processes import assert_nothing_is_left, dies_with_parent, finish, processes, wait_until
+from tests.support.processes import assert_nothing_is_left, end_with_parent, finish, processes, wait_until
 from tests.support.session_rig import DirectLink, LostError, answering, job
 
 WORDS = ("aggregation.secure=true", "train.steps=1", "tuner.r=2")
@@ -80,7 +80,7 @@ def test_a_worker_killed_in_every_stage_goes_on_within_the_attempt(short, tiny_c
 
     def begin():
         words = [sys.executable, "-m", "silotune.distributed.silo.worker", str(file)]
-        workers.append(subprocess.Popen(words, preexec_fn=dies_with_parent))
+        workers.append(subprocess.Popen(words, preexec_fn=end_with_parent))
         until = time.monotonic() + 300
         while ping(socket) is None and time.monotonic() < until:
             time.sleep(0.05)

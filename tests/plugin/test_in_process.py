@@ -21,6 +21,11 @@ from silotune import (
 from silotune.communication.uplink import make_pipeline
 from silotune.config.registries import Registry
 from silotune.config.uplink import UplinkConfig
+from silotune.data.kinds import Classification
+from silotune.data.rows import Row
+from silotune.data.tasks import Task, metric_range
+from silotune.evaluation.baselines import _fit_and_score
+from silotune.interop.export import _answered_as
 from silotune.methods import GLOBAL, HEAD, PredictionMix, Scalar, Scope, Supervised, copies, shared
 from silotune.methods.step import AT_WORK
 from silotune.models.heads import Head
@@ -123,16 +128,14 @@ def test_a_private_tuner_without_tensors_is_refused(tiny_config, tmp_path) -> No
 
 MISTAKES = {
     "a method's function asks for the view 'fulll'; there are full": {"loss": lambda self, step: step.logits("fulll")},
-    "the loss of phase 'train' returns 1.0; allowed: a tensor of shape ()": {"loss": lambda self, step: 1.0},
+    "the loss of phase 'train' returns float; allowed: a tensor of shape ()": {"loss": lambda self, step: 1.0},
     "the loss of phase 'train' returns a tensor of shape (": {"loss": lambda self, step: step.logits("full")},
-    "phase 'count' sets part 'count' to 3; allowed: name → tensor, here value () torch.float32": {
-        "made": lambda work: 3
-    },
+    "phase 'count' sets part 'count' to int; allowed: value () torch.float32": {"made": lambda work: 3},
     "phase 'count' sets part 'count' to value () torch.int64; allowed: value () torch.float32": {
         "made": lambda work: {"value": torch.tensor(work.steps["train"])}
     },
     "asks for the number of steps of phase 'training'; there are train": {"made": lambda work: work.steps["training"]},
-    "part 'count': its aggregation returns None; allowed: name → tensor": {"server": lambda updates, server: None},
+    "part 'count': its aggregation returns NoneType; allowed: name → tensor": {"server": lambda updates, server: None},
 }
 
 
@@ -155,6 +158,37 @@ def test_a_mistake_in_a_method_is_one_line(line, tiny_config, tmp_path) -> None:
     with pytest.raises(InputError) as error:
         silotune.run(tiny(tiny_config, "method=mistaken"), out=tmp_path / "run")
     assert line in str(error.value)
+
+
+class Steps(Classification):
+    """Labels in an order, with an output for each step from one to the next."""
+
+    name = "steps"
+    metrics = ("balance",)
+    signed = ("balance",)
+    constant_name = "median"
+
+    def outputs(self, task):
+        return len(task.labels) - 1
+
+    def scores(self, task, outputs, targets, drawn=None):
+        return {"balance": (100 * ((outputs > 0).sum(1) - targets).double().mean(0, keepdim=True)).numpy()}
+
+    def constant_outputs(self, task, targets):
+        return (torch.arange(self.outputs(task)) < targets.median()).double().expand(len(targets), -1)
+
+    def predictions(self, task, outputs):
+        return []
+
+
+def test_a_kind_whose_outputs_are_no_logits_of_labels_has_its_own_constant_and_no_export() -> None:
+    silotune.register_kind(Steps)
+    task = Task("t", ("low", "mid", "high"), "balance", "steps")
+    rows = [Row((f"text {number}",), label) for number, label in enumerate((0, 2, 2, 2))]
+    assert _fit_and_score(task, rows, rows[:2], None) == {"median": 100.0}
+    assert metric_range("balance") == (-100, 100)
+    with pytest.raises(InputError, match="export: no way from outputs to answers of kind 'steps'"):
+        _answered_as(task)
 
 
 @pytest.mark.parametrize("scope", ["shared", None, shared])

@@ -19,7 +19,7 @@ import yaml
 from silotune.config import Config
 from silotune.distributed.flower.commands import ENVIRONMENT, free_ports, listens
 from silotune.distributed.silo.silo_config import REHEARSAL
-from tests.support.processes import dies_with_parent
+from tests.support.processes import end_with_parent
 from tests.support.session_rig import ALL, local_configs
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -97,7 +97,7 @@ class Deployed:
         words = [*self.inside(party), sys.executable, "-m", "silotune", *map(str, words)]
         return subprocess.run(
             words, capture_output=True, text=True, timeout=LONGEST, env=self.environment(),
-            preexec_fn=dies_with_parent,
+            preexec_fn=end_with_parent,
         )  # fmt: skip
 
     def online(self) -> list[str]:
@@ -112,7 +112,7 @@ class Deployed:
         with (self.folder / f"{name}.log").open("ab") as log:
             self.begun[name] = subprocess.Popen(
                 [*self.inside(name), *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=self.environment(), start_new_session=True, cwd=self.folder, preexec_fn=dies_with_parent,
+                env=self.environment(), start_new_session=True, cwd=self.folder, preexec_fn=end_with_parent,
             )  # fmt: skip
         return self.begun[name]
 

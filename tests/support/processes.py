@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -12,25 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config import Config, dump
+from silotune.deploy.processes import end_with_parent
 from silotune.runs.storage.readers import read_summary
 
 SAME = ("shared_sha256", "state_sha256", "silos", "global", "average", "best_round", "bytes_up", "bytes_down", "tasks")
 LONGEST = 900
 """Seconds: the machine may be busy."""
-
-_PR_SET_PDEATHSIG = 1
-"""Of linux/prctl.h: the signal at the parent's end."""
-
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
-def dies_with_parent() -> None:
-    """Have the kernel end this new process when the thread that started it is gone: `preexec_fn` of `Popen`.
-
-    A test process that is killed runs no teardown; each command ends what it started itself.
-    """
-    if LIBC is not None:
-        LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def processes(out: Path, name: str = "") -> list[int]:
@@ -63,7 +48,7 @@ def begin(config: Config, folder: Path, *more: str) -> tuple[subprocess.Popen[st
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        preexec_fn=dies_with_parent,
+        preexec_fn=end_with_parent,
     )
     return process, out
 

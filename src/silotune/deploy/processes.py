@@ -155,7 +155,7 @@ def join(path: Path, settings: SiloSettings | NodeSettings, say: Callable[[str],
             time.sleep(CHECK_INTERVAL)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Have Linux end a new process when the one that began it is killed, so that its ports and sockets are free."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -173,8 +173,9 @@ class _Processes:
         """Start another process; what is `given` to its environment holds where that says nothing else."""
         output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if logs_json() else {}
         environment = {**given, **self._environment}
-        output["preexec_fn"] = _end_with_parent
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, env=environment, **output)
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, env=environment, preexec_fn=end_with_parent, **output
+        )
         self._running[name], self._words[name] = process, (words, given)
         if process.stdout is not None:
             Thread(target=_log_as_json, args=(name, process.stdout), daemon=True).start()

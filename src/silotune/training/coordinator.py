@@ -356,7 +356,7 @@ class Coordinator:
             server = Server(part, before, self.shared, self._silos, dict(self._kept.get(part, {})))
             new = aggregation(updates, server)
             if not isinstance(new, Mapping):
-                raise InputError(f"part {part!r}: its aggregation returns {new!r}; allowed: name → tensor")
+                raise InputError(f"part {part!r}: its aggregation returns {type(new).__name__}; allowed: name → tensor")
             for name, tensor in new.items():
                 if name not in before or tensor.shape != before[name].shape:
                     raise SilotuneError(

@@ -284,13 +284,19 @@ def train(
 
 def _require_alike(what: str, made: object, expected: Tensors) -> None:
     """Refuse what a method's function makes of a part that is sent, where the coordinator would refuse the update."""
-    shown = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in expected.items()]
-    if not isinstance(made, Mapping) or not all(isinstance(tensor, Tensor) for tensor in made.values()):
-        raise InputError(f"{what} {made!r:.80}; allowed: name → tensor, here {', '.join(shown)}")
-    found = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in made.items()]
-    if sorted(found) != sorted(shown):
-        other, missing = ({*one} - {*two} for one, two in ((found, shown), (shown, found)))
-        raise InputError(f"{what} {', '.join(sorted(other)) or 'less'}; allowed: {', '.join(sorted(missing))}")
+    wanted, found = _forms(expected), _forms(made) if isinstance(made, Mapping) else {}
+    if found != wanted:
+        shown = (f"{name} {form}" for name, form in sorted(wanted.items()) if found.get(name) != form)
+        other = [f"{name} {form}" for name, form in sorted(found.items()) if wanted.get(name) != form]
+        raise InputError(f"{what} {', '.join(other) or type(made).__name__}; allowed: {', '.join(shown) or 'no more'}")
+
+
+def _forms(tensors: Mapping[str, object]) -> dict[str, str]:
+    """Return name → shape and type, without a number of what may follow from rows."""
+    return {
+        name: f"{tuple(each.shape)} {each.dtype}" if isinstance(each, Tensor) else type(each).__name__
+        for name, each in tensors.items()
+    }
 
 
 def _schedule(context: TrainingContext, settings: TrainConfig, silo: Silo, number: int, phase: Phase) -> Schedule:

@@ -108,7 +108,9 @@ class StepGradients:
         with local_training(member.training):
             loss = self._loss(step)
         if not isinstance(loss, Tensor) or loss.dim():
-            made = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            made = (
+                f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            )  # its value may tell of rows
             raise InputError(f"the loss of phase {self._phase!r} returns {made}; allowed: a tensor of shape ()")
         return loss, {"loss": loss.detach(), **step.terms}
 

@@ -69,7 +69,7 @@ def test_keys_made_together_are_of_one_round_each():
         agreement = replace(first, round=number, broadcast=f"of {number}")
         summands = summands_of(names)
         later = {name: json.dumps(kept[name]["seeds"][number:]) for name in names if kept[name]}
-        found = masked_sum(agreement, 3, asking(agreement, summands, gone), made=keys)
+        found = masked_sum(agreement, 3, asking(agreement, summands, gone), round_keys=keys)
         assert torch.equal(found.total, sum(summands[name] for name in found.survivors))
         assert found.survivors == [name for name in names if name not in gone]
         for name in found.survivors:

@@ -42,7 +42,7 @@ def masked_sum(
     least: int,
     ask: Ask,
     before_consent: Callable[[list[str]], None] = lambda _: None,
-    made: RoundKeys | None = None,
+    round_keys: RoundKeys | None = None,
 ) -> Sum:
     """Lead the silos through the five stages, and return the sum; a silo without a well-formed answer drops out.
 
@@ -51,15 +51,15 @@ def masked_sum(
         least: the fewest survivors, at least t.
         ask: carries requests to silos.
         before_consent: called with the survivors before any silo is asked to sign them.
-        made: the keys of an earlier sum of the same agreement's rounds, or an empty one for them; None: no later sum
-            has this one's.
+        round_keys: the keys of an earlier sum of the same agreement's rounds, or an empty one for them; None: no later
+            sum has this one's.
 
     Raises:
         SumFailed: fewer than that are left in a stage.
     """
     members, threshold = agreement.members, agreement.threshold
     sent, received = dict.fromkeys(members, b""), dict.fromkeys(members, 0)
-    rounds, place, made = agreement.rounds, agreement.place, made or RoundKeys()
+    rounds, place, round_keys = agreement.rounds, agreement.place, round_keys or RoundKeys()
     # a key has 32 bytes, a signature 64, and a seal adds 16
     offer, share = 32 * (1 + rounds) + 64, 2 * SEED_BYTES * rounds + 16
     told_bytes = {"offer": offer, "share": share, "mask": 0, "consent": 64, "unmask": SEED_BYTES}
@@ -79,16 +79,19 @@ def masked_sum(
             raise SumFailed(f"{name}: {len(left)} of {len(members)} silos answered, {needed} must; missing: {missing}")
         return left
 
-    if not made.shares:
+    if not round_keys.shares:
         nothing: Texts = {}
         offered = stage("offer", dict.fromkeys(members, nothing), least, lambda silo: [silo])
-        made.offers = {silo: told[silo] for silo, (told, _) in offered.items()}
-        all_offers = dict.fromkeys(made.offers, made.offers)
-        sealed = stage("share", all_offers, least, lambda silo: made.offers.keys() - {silo})
-        made.shares = {silo: {peer: sealed[peer][0][silo] for peer in sealed if peer != silo} for silo in sealed}
-    shares, offers = made.shares, {silo: keys.parts_of_offer(offer)[0] for silo, offer in made.offers.items()}
+        round_keys.offers = {silo: told[silo] for silo, (told, _) in offered.items()}
+        all_offers = dict.fromkeys(round_keys.offers, round_keys.offers)
+        sealed = stage("share", all_offers, least, lambda silo: round_keys.offers.keys() - {silo})
+        round_keys.shares = {silo: {peer: sealed[peer][0][silo] for peer in sealed if peer != silo} for silo in sealed}
+    shares, offers = (
+        round_keys.shares,
+        {silo: keys.parts_of_offer(offer)[0] for silo, offer in round_keys.offers.items()},
+    )
     masked = stage("mask", shares, least, lambda _: [])
-    made.shares = {silo: dict.fromkeys(of_peers, "") for silo, of_peers in shares.items()}
+    round_keys.shares = {silo: dict.fromkeys(of_peers, "") for silo, of_peers in shares.items()}
     survivors = list(masked)
     before_consent(survivors)
     unsigned = dict.fromkeys(survivors, "")

@@ -115,18 +115,8 @@ class Kind(ABC):
 
     Outputs are a head's logits or numbers, shape (rows, outputs); targets are as `targets` makes them.
 
-    Ordinal labels, which are scored by their distance (`register_kind` or an entry point of `silotune.kinds` adds it)::
-
-        class Ordinal(Classification):  # from silotune.data.kinds
-            name = "ordinal"
-            metrics = ("distance", "accuracy")
-            lower = ("distance",)
-
-            def scores(self, task, outputs, targets, drawn=None):
-                distances = (outputs.argmax(-1) - targets).abs().double().numpy()
-                counts = np.ones((1, len(targets))) if drawn is None else drawn
-                own = {"distance": counts @ distances / counts.sum(1)}
-                return {**super().scores(task, outputs, targets, drawn), **own}
+    `Ordinal` in `tests/plugin/package/silotune_example.py` extends `silotune.data.kinds.Classification`: labels in an
+    order, scored by their distance. `register_kind` or an entry point of group `silotune.kinds` adds a kind.
     """
 
     name: ClassVar[str]

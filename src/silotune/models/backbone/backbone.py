@@ -107,7 +107,7 @@ class Backbone:
         self._placement = WeightPlacement(self.model, self.base, self.block_devices, quantization, on_use, shape_only)
         self.block_devices.move_at_borders(self.base, self.known_architecture)
         self._hooks = HookManager(self.base)
-        self._constants: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = {}
+        self._constants: dict[tuple[Any, ...], Any] = {}
         if checkpointing:
             for stack in self.architecture.stacks:
                 for block in range(len(self.base.get_submodule(stack.blocks))):
@@ -133,18 +133,18 @@ class Backbone:
         """The number of transformer blocks; in an encoder–decoder, of its encoder."""
         return len(self.base.get_submodule(self.architecture.blocks))
 
-    def constant(self, key: tuple[Any, ...], make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Return two tensors that a tuner makes of the weights and its options alone, made once for each key.
+    def constant(self, key: tuple[Any, ...], make: Callable[[], Result]) -> Result:
+        """Return a sequence that a tuner makes of the weights and its options alone, made once for each key.
 
-        Tuners keep them here because under `privacy.unit` a method, with its tuner, may hold nothing that a phase
-        changed. `key` names all that the tensors depend on beside the weights: options, module, device, dtype.
+        Tuners keep it here because under `privacy.unit` a method, with its tuner, may hold nothing that a phase
+        changed. `key` names all that it depends on beside the weights: options, module, device, dtype.
         """
         if key not in self._constants:
             made = make()
-            if any(isinstance(each, FakeTensor) for each in made):  # of a plan; kept, they would stand for the tensors
-                return made
+            if any(isinstance(each, FakeTensor) for each in cast(Sequence[object], made)):
+                return made  # of a plan; kept, they would stand for the tensors
             self._constants[key] = made
-        return self._constants[key]
+        return cast(Result, self._constants[key])
 
     @property
     def word_embeddings(self) -> Tensor:

@@ -101,11 +101,13 @@ class FedSB(LoRA):
     def _bases(self, backbone: Backbone, module: str, like: Tensor) -> Factors:
         """Return A (r, in) and B (out, r) of a module, with dtype and device of `like`."""
         rank, bases, seed = self._options.r, self._options.bases, self._options.seed
-        widths = layer_widths(backbone.module(module))
-        if rank > min(widths):
-            raise InputError(f"tuner.r: {rank} directions of {module}, which has {min(widths)}; allowed: up to that")
 
         def made() -> Factors:
+            widths = layer_widths(backbone.module(module))
+            if rank > min(widths):
+                raise InputError(
+                    f"tuner.r: {rank} directions of {module}, which has {min(widths)}; allowed: up to that"
+                )
             if bases == "svd":
                 a, b = principal_factors(backbone, module, rank, like.device, "bases=svd")
                 a, b = torch.nn.functional.normalize(a), torch.nn.functional.normalize(b, dim=0)

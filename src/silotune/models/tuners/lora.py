@@ -363,11 +363,11 @@ def principal_factors(backbone: Backbone, module: str, rank: int, device: torch.
             f"tuner.{option}: takes singular vectors of weights that backbone.quantization={backbone.quantization} "
             f"rounds; allowed: backbone.quantization=none, or another {option.partition('=')[0]}"
         )
-    layer = backbone.module(module)
-    if rank > (most := min(layer_widths(layer))):
-        raise InputError(f"tuner.r: {rank} singular values of {module}, which has {most}; allowed: up to that")
 
     def made() -> Factors:
+        layer = backbone.module(module)
+        if rank > (most := min(layer_widths(layer))):
+            raise InputError(f"tuner.r: {rank} singular values of {module}, which has {most}; allowed: up to that")
         a, b = _principal(layer_weight(layer).detach().float(), rank)
         return a.to(device), b.to(device)
 

@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from pydantic import Field, field_validator
@@ -17,8 +16,6 @@ from silotune.models.backbone.architectures import TARGET_FIELDS
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.quantization import is_quantized
 from silotune.models.tuners.base import TunerOptions
-
-_CACHE: WeakKeyDictionary[Backbone, dict[tuple[tuple[str, ...], str, bool], list[str]]] = WeakKeyDictionary()
 
 
 def parse_words(value: object) -> object:
@@ -72,10 +69,8 @@ class TargetModuleOptions(TunerOptions):
         Returns:
             Full names, each once: those of fields block by block, then those of patterns.
         """
-        cached, key = _CACHE.setdefault(backbone, {}), (tuple(words or self.sites), tuner, experts)
-        if key not in cached:
-            cached[key] = _search(backbone, *key)
-        return self.chosen(backbone, cached[key])
+        key = tuple(words or self.sites), tuner, experts
+        return self.chosen(backbone, backbone.constant(("modules", *key), lambda: _search(backbone, *key)))
 
     def chosen(self, backbone: Backbone, modules: Sequence[str]) -> list[str]:
         """Return those of the modules that are in the chosen blocks, in order."""
