@@ -1,8 +1,9 @@
-"""docs/adding-a-method.md and adding-a-tuner.md, done as they say: their files register what runs, FedRoD and LoHa."""
+"""docs/adding-a-method.md, -tuner.md and -kind.md, done as they say: their files register what runs."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -12,8 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from silotune.data.batching import make_batch
+from silotune.data.kinds import KINDS
+from silotune.errors import InputError
 from silotune.methods import METHODS
 from silotune.models.tuners import TUNERS
 from silotune.runs.run import run
@@ -52,6 +56,13 @@ def my_loha(tmp_path: Path):
     with file_of("adding-a-tuner.md", TUNERS, tmp_path) as module:
         assert TUNERS["my-loha"] is module.MyLoHa
         yield module.MyLoHa
+
+
+@pytest.fixture
+def ordinal(tmp_path: Path):
+    with file_of("adding-a-kind.md", KINDS, tmp_path) as module:
+        assert KINDS["ordinal"] is module.Ordinal
+        yield module.Ordinal()
 
 
 @pytest.mark.usefixtures("fedrod")
@@ -119,3 +130,46 @@ def test_it_is_loha(my_loha) -> None:
     expected = families.run(backbone, inputs, (built_in, [(same, 0.7)]))
     torch.testing.assert_close(families.run(backbone, inputs, (tuner, [(part, 0.7)])), expected, rtol=0, atol=1e-12)
     assert (expected - families.run(backbone, inputs)).abs().max() > 1e-3
+
+
+LEVELS = {"mild": "cold grey stone", "moderate": "a plain road", "severe": "sweet bright garden"}
+
+
+@pytest.mark.usefixtures("ordinal")
+def test_a_kind_has_its_own_metric_and_less_may_be_better(backbone_folder, tmp_path: Path) -> None:
+    for name in ("north", "south"):
+        lines = [f"{LEVELS[label]} {number},{label}" for number in range(8) for label in LEVELS]
+        (tmp_path / f"{name}.csv").write_text("\n".join(("text,label", *lines)))
+    page = (Path(__file__).parents[2] / "docs" / "adding-a-kind.md").read_text(encoding="utf-8")
+    silos = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[0])["silos"]
+    silos = [silo | {"path": str(tmp_path / silo["path"])} for silo in silos]
+    words = (
+        f"backbone={backbone_folder('bert')}",
+        "method=fedavg",
+        "head=linear",
+        "rounds=1",
+        "train.steps=2",
+        "precision=fp32",
+    )
+
+    def finish(name: str, metric: str | None):
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(yaml.safe_dump({"silos": [silos[0] | ({"metric": metric} if metric else {}), silos[1]]}))
+        return run(str(file), *words, out=tmp_path / name)
+
+    finished = finish("run", None)
+    scores = json.loads((tmp_path / "run" / "scores.json").read_text())["silos"]["north"]
+    assert {"distance", "accuracy"} <= scores["metrics"].keys() & scores["intervals"].keys()
+    assert finished.summary["silos"]["north"]["metric"] == "distance"
+    assert 0 <= finished.summary["silos"]["north"]["test"] <= 2
+    assert finished.federation.lower_is_better
+    with pytest.raises(InputError, match=r"silos\.north\.metric: must be .* or 'distance' \(got 'distanse'\)"):
+        finish("other", "distanse")
+
+
+def test_a_kinds_loss_is_that_of_the_paper(ordinal) -> None:
+    logits, labels = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), [3, 0, 2, 2, 1]
+    odds = np.exp(logits.numpy())
+    reached = np.cumsum(odds / odds.sum(1, keepdims=True), 1)
+    expected = np.mean([np.sum((reached[row] - (np.arange(4) >= label)) ** 2) for row, label in enumerate(labels)])
+    assert ordinal.loss(logits, torch.tensor(labels)).item() == pytest.approx(expected, abs=1e-12)

@@ -67,25 +67,13 @@ def test_run_resume_and_load(words, tmp_path) -> None:
     assert half.summary["shared_sha256"] != finished.summary["shared_sha256"]
 
 
-def test_a_kind_of_task_has_its_own_metric_and_less_may_be_better(words, tmp_path) -> None:
-    """The example of `Kind`: ordinal labels, scored by their distance."""
-    texts = {"low": "cold grey stone", "mid": "a plain road", "high": "sweet bright garden"}
-    for name in ("a", "b"):
-        lines = [f"{texts[label]} {number},{label}" for number in range(8) for label in texts]
-        (tmp_path / f"{name}.csv").write_text("\n".join(("text,label", *lines)))
-    silo = {"kind": "ordinal", "labels": ["low", "mid", "high"], "task": "level", "metric": "distance"}
-    silos = [{"name": name, "path": str(tmp_path / f"{name}.csv"), **silo} for name in ("a", "b")]
-    (tmp_path / "silos.yaml").write_text(yaml.safe_dump({"silos": silos}))
+def test_a_kind_of_task(words, tmp_path) -> None:
+    (tmp_path / "a.csv").write_text("\n".join(("text,label", *(f"text {n},{n % 2}" for n in range(24)))))
+    silo = {"name": "a", "path": str(tmp_path / "a.csv"), "kind": "graded", "labels": ["0", "1"], "task": "grade"}
+    (tmp_path / "silos.yaml").write_text(yaml.safe_dump({"silos": [silo, silo | {"name": "b"}]}))
     own = [word for word in words if not word.startswith("data.")]
     finished = silotune.run(str(tmp_path / "silos.yaml"), *own, "method=fedavg", "head=linear", out=tmp_path / "run")
-    scores = json.loads((tmp_path / "run" / "scores.json").read_text())
-    assert {"distance", "accuracy"} <= scores["silos"]["a"]["metrics"].keys() & scores["silos"]["a"]["intervals"].keys()
-    assert finished.summary["silos"]["a"]["metric"] == "distance"
-    assert 0 <= finished.summary["silos"]["a"]["test"] <= 2
-    assert finished.federation.lower_is_better
-    (tmp_path / "silos.yaml").write_text(yaml.safe_dump({"silos": [silos[0] | {"metric": "distanse"}, silos[1]]}))
-    with pytest.raises(InputError, match=r"silos\.a\.metric: must be .* or 'distance' \(got 'distanse'\)"):
-        silotune.run(str(tmp_path / "silos.yaml"), *own, "method=fedavg", "head=linear", out=tmp_path / "other")
+    assert finished.summary["silos"]["a"]["metric"] == "balanced_accuracy"
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 import torch
 from pydantic import BaseModel, Field
 
@@ -42,18 +41,11 @@ class HalfFedAvg(Method):
         return PredictionMix({GLOBAL: 1})
 
 
-class Ordinal(Classification):
-    """Labels in an order, scored by how far the answer is from a row's label; the order is the configuration's."""
+class Graded(Classification):
+    """Labels that are judged by balanced accuracy unless the configuration says otherwise."""
 
-    name = "ordinal"
-    metrics = ("distance", "accuracy")
-    lower = ("distance",)
-
-    def scores(self, task, outputs, targets, drawn=None):
-        distances = (outputs.argmax(-1) - targets).abs().double().numpy()
-        counts = np.ones((1, len(targets))) if drawn is None else drawn
-        own = {"distance": counts @ distances / counts.sum(1)}
-        return {**super().scores(task, outputs, targets, drawn), **own}
+    name = "graded"
+    metrics = ("balanced_accuracy", "accuracy")
 
 
 class OffsetOptions(TunerOptions):

@@ -13,6 +13,8 @@ from silotune.data.kinds.generation import Generation
 from silotune.data.kinds.multilabel import Multilabel
 from silotune.data.kinds.regression import Regression
 from silotune.data.kinds.retrieval import Retrieval
+from silotune.data.rows import Row
+from silotune.data.tasks import Task
 
 _ALL: tuple[type[Kind], ...] = (Classification, Regression, Multilabel, Generation, Entities, Retrieval)
 
@@ -34,4 +36,17 @@ def register_kind(kind: Class) -> Class:
     return kind
 
 
-__all__ = ["KINDS", "Classification", "Kind", "Prediction", "Reading", "Span", "register_kind"]
+__all__ = [
+    "KINDS",
+    "Classification",
+    "Entities",
+    "Kind",
+    "Multilabel",
+    "Prediction",
+    "Reading",
+    "Regression",
+    "Row",
+    "Span",
+    "Task",
+    "register_kind",
+]

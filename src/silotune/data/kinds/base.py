@@ -115,8 +115,8 @@ class Kind(ABC):
 
     Outputs are a head's logits or numbers, shape (rows, outputs); targets are as `targets` makes them.
 
-    `Ordinal` in `tests/plugin/package/silotune_example.py` extends `silotune.data.kinds.Classification`: labels in an
-    order, scored by their distance. `register_kind` or an entry point of group `silotune.kinds` adds a kind.
+    docs/adding-a-kind.md walks through labels in an order. `register_kind` or an entry point of group `silotune.kinds`
+    adds a kind.
     """
 
     name: ClassVar[str]
