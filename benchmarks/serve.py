@@ -36,7 +36,7 @@ from silotune.core.tensors import Tensors
 from silotune.models.heads.lm import prompt_rows
 from silotune.models.tuners.base import MergedAdapter
 from silotune.serve.engine import Engine, Limits
-from silotune.serve.jobs import Piece, Refusal, Score, Write
+from silotune.serve.jobs import Refusal, Score, TextPiece, Write
 from silotune.serve.models import Models, Served
 
 Work = Score | Write
@@ -195,7 +195,7 @@ def _ask(
     def deliver(begun: float, event: object) -> None:
         if isinstance(event, Refusal):
             raise event
-        if not isinstance(event, Piece) or event.reason:
+        if not isinstance(event, TextPiece) or event.reason:
             ended.put(time.perf_counter() - begun)
 
     def ask() -> None:

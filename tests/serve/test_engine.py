@@ -12,7 +12,7 @@ import pytest
 
 from silotune.runs.personal_model import load_model
 from silotune.serve.engine import Engine, Limits
-from silotune.serve.jobs import Piece, Refusal, Score, Scored, Write
+from silotune.serve.jobs import Refusal, Score, Scored, TextPiece, Write
 from silotune.serve.models import Models
 from tests.support.method_cases import of_kinds
 from tests.support.small_runs import PAIRS, SINGLE
@@ -45,13 +45,13 @@ def ask(running: Engine, requests: Sequence[tuple[str, Score | Write]]) -> list[
         found[number].append(event)
         if isinstance(event, Refusal):
             left[number] = 0
-        elif not isinstance(event, Piece) or event.reason:
+        elif not isinstance(event, TextPiece) or event.reason:
             left[number] -= 1
     return found
 
 
 def written(events: Sequence[Any]) -> str:
-    assert all(isinstance(event, Piece) for event in events), events
+    assert all(isinstance(event, TextPiece) for event in events), events
     return "".join(event.text for event in events)
 
 

@@ -21,7 +21,7 @@ import torch
 from silotune.errors import InputError
 from silotune.runs.personal_model import load_model
 from silotune.serve import web
-from silotune.serve.keys import Keys, add_key
+from silotune.serve.keys import ClientKeys, add_key
 from tests.support.served import Server, serving
 from tests.support.small_runs import SINGLE
 
@@ -253,7 +253,7 @@ def test_keys_open_their_silos_alone(runs, tmp_path):
         statuses = [running.post("/classify", asked, alpha).status_code for _ in range(4)]
         assert 429 in statuses
     with pytest.raises(InputError, match="missing or damaged"):
-        Keys(tmp_path / "none.json")
+        ClientKeys(tmp_path / "none.json")
 
 
 def test_a_newer_round_is_taken_over_and_nothing_is_written(runs, tmp_path):

@@ -134,15 +134,15 @@ CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
 
 KINDS = (
     *("scaffold", "ffa-lora", "rolora", "apfl", "pfedme", "flora, ranks", "fdlora", "feddpa-t, dropout"),
-    *("la-lora", "fedproto", "fedfame", "server-only", "fedmcp, entities", "fedmcp, retrieval", "ifca"),
+    *("la-lora", "fedfame", "server-only", "fedmcp, entities", "fedmcp, retrieval", "ifca"),
 )
 """The cases of `make test`, which together declare all that a method can (`tests/methods/test_kinds.py`).
 
 An aggregation of a part's own; fixed parts; learned weights, and constants of trained parts; several steps on a batch,
 and parts that take turns; ranks, and parts that are redrawn; a final phase, and rounds of several kinds, odd and even;
-weights of each text; parts that are gathered; a phase of the server, and a memory; rows of one party; private parts
-with anchors, whose loss couples rows, under heads that read positions or couple them, too; a number that the
-aggregation reads, and its state. The other cases run in `make test-all`.
+weights of each text; a phase of the server, and a memory; rows of one party; private parts with anchors, whose loss
+couples rows, under heads that read positions or couple them, too; parts that are gathered, and a number that the
+aggregation reads, with its state. The other cases run in `make test-all`.
 """
 
 

@@ -15,7 +15,7 @@ import uvicorn
 
 from silotune.serve.commands import _listen
 from silotune.serve.engine import Engine, Limits
-from silotune.serve.keys import Keys
+from silotune.serve.keys import ClientKeys
 from silotune.serve.models import Models
 from silotune.serve.web import make_app
 
@@ -44,7 +44,7 @@ class Server:
 @contextmanager
 def serving(*folders: Path, keys: Path | None = None, watch: bool = False, **limits: Any) -> Iterator[Server]:
     engine, listening = Engine(Models(folders, watch=watch), Limits(**limits)), _listen("127.0.0.1", 0)
-    app = make_app(engine, Keys(keys), ("127.0.0.1", "localhost"))
+    app = make_app(engine, ClientKeys(keys), ("127.0.0.1", "localhost"))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="critical", access_log=False))
     engine.start()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

@@ -37,19 +37,19 @@ def config_command(
         return
     named = sections()
     if key is None:
-        found = keys_of("")
+        keys = keys_of("")
     elif key in named:
-        found = keys_of(key)
+        keys = keys_of(key)
     else:
-        found = [one for section in named for one in keys_of(section) if one.name == key]
-        if not found:
+        keys = [one for section in named for one in keys_of(section) if one.name == key]
+        if not keys:
             every = all_keys()
             raise unknown_name_error("key", key, [*filter(None, named)], "section.key", elsewhere=every)
     if as_json:
-        typer.echo(json.dumps([asdict(one) for one in found], indent=1, ensure_ascii=False))
+        typer.echo(json.dumps([asdict(one) for one in keys], indent=1, ensure_ascii=False))
         return
     if key is not None and key not in named:
-        for one in found:
+        for one in keys:
             say(f"{one.name}: {_plain(one.meaning)}")
             say(f"  allowed: {_plain(one.type)}")
             say(f"  default: {_plain(one.default)}")
@@ -63,7 +63,7 @@ def config_command(
             if name:
                 table.add_row(name, escape(_plain(meaning)))
         console.print(table)
-    console.print(_keys_table(key or "keys without a section", found))
+    console.print(_keys_table(key or "keys without a section", keys))
 
 
 def _keys_table(title: str, keys: list[Key]) -> Table:

@@ -141,10 +141,10 @@ def token_warnings(silo: SiloData, tokenizer: Any, tokenize: Callable[[Task, lis
     name, rows = f"silo {silo.name!r}", [row for split in SPLITS for row in getattr(silo.splits, split)]
     control = {*tokenizer.all_special_tokens, *(str(t) for t in tokenizer.added_tokens_decoder.values() if t.special)}
     texts = ["\n".join([*_texts(row), row.answer, row.rejected]) for row in rows]
-    found = {token: sum(token in text for text in texts) for token in sorted(control)}
+    counts = {token: sum(token in text for text in texts) for token in sorted(control)}
     warnings = [
         f"{name}: {number} of {len(rows)} rows hold the text {token!r}, which becomes the control token"
-        for token, number in found.items()
+        for token, number in counts.items()
         if number
     ]
     first, *rest = tokenize(silo.task, silo.splits.train[:1]).ids[0]
@@ -191,9 +191,9 @@ def silos_warnings(silos: Sequence[SiloData]) -> list[str]:
     )
     tasks: dict[str, dict[str, set[str]]] = {}
     for silo in silos:
-        found = {label for label, number in _label_counts(silo, silo.splits.train).items() if number}
-        if found:
-            tasks.setdefault(silo.task.name, {})[silo.name] = found
+        present = {label for label, number in _label_counts(silo, silo.splits.train).items() if number}
+        if present:
+            tasks.setdefault(silo.task.name, {})[silo.name] = present
     return [unlike] * (len(metrics) > 1) + unlike_labels(tasks)
 
 
@@ -203,8 +203,8 @@ def unlike_labels(tasks: Mapping[str, Mapping[str, set[str]]]) -> list[str]:
     for task, labels_of in tasks.items():
         alone = [
             name
-            for name, found in labels_of.items()
-            if not any(found & labels for other, labels in labels_of.items() if other != name)
+            for name, own in labels_of.items()
+            if not any(own & labels for other, labels in labels_of.items() if other != name)
         ]
         if len(labels_of) == 2:  # of two, each is as alone as the other
             alone = alone[:1]
@@ -225,8 +225,8 @@ def _texts(row: Row) -> list[str]:
 
 
 def _label_counts(silo: SiloData, rows: Sequence[Row]) -> dict[str, int]:
-    found = Counter(label for row in rows for label in silo.task.rules.label_indices(row))
-    return {label: found[index] for index, label in enumerate(silo.task.labels)}
+    counts = Counter(label for row in rows for label in silo.task.rules.label_indices(row))
+    return {label: counts[index] for index, label in enumerate(silo.task.labels)}
 
 
 def _contradictions(silo: SiloData, keys: Sequence[tuple[str, ...]]) -> int:

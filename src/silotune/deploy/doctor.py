@@ -50,48 +50,49 @@ class Finding:
 
 def examine_coordinator(settings: CoordinatorSettings, backbone: str = "default") -> list[Finding]:
     """Check a coordinator: key files, certificates, the way to it, disk and backbone."""
-    found = []
+    checks = []
     if settings.ca and settings.certificate and settings.key:
         certificate, ca, address = settings.certificate, settings.ca, settings.public_address
-        found = [check_secret("server key", settings.key), _valid("certificate", certificate, _RENEW)]
-        found.append(_valid("authority", ca, f"{_RENEW} --authority"))
-        if (kept := Path(ca).with_name("ca.key")).exists():
-            found.append(check_secret("authority's key", kept))
+        checks = [check_secret("server key", settings.key), _valid("certificate", certificate, _RENEW)]
+        checks.append(_valid("authority", ca, f"{_RENEW} --authority"))
+        if (authority_key := Path(ca).with_name("ca.key")).exists():
+            checks.append(check_secret("authority's key", authority_key))
         if address:
-            found.append(attempt("name", _RENEW, lambda: _named(address.rpartition(":")[0], Path(certificate))))
-            found += check_proxy(address, ca)
-    return [*found, _disk(settings.folder), _backbone(BackboneConfig(name=backbone), "auto")]
+            checks.append(attempt("name", _RENEW, lambda: _named(address.rpartition(":")[0], Path(certificate))))
+            checks += check_proxy(address, ca)
+    return [*checks, _disk(settings.folder), _backbone(BackboneConfig(name=backbone), "auto")]
 
 
 def examine_silo(settings: SiloSettings | NodeSettings, train: bool = True) -> list[Finding]:
     """Check a silo, or its node alone if the settings are a node's; `train` adds one training step, kept here."""
-    found = []
+    checks = []
     if settings.private_key and settings.root_certificates and settings.superlink:
         if isinstance(settings, NodeSettings) or not settings.socket_group:  # else the node's user reads it
-            found.append(check_secret("key", settings.private_key))
-        found.append(_valid("authority", settings.root_certificates, _SILO_RENEWS))
-        found += check_proxy(settings.superlink, settings.root_certificates)
-    found.append(_disk(settings.folder))
+            checks.append(check_secret("key", settings.private_key))
+        checks.append(_valid("authority", settings.root_certificates, _SILO_RENEWS))
+        checks += check_proxy(settings.superlink, settings.root_certificates)
+    checks.append(_disk(settings.folder))
     if isinstance(settings, NodeSettings):
         remedy = "start the worker (`silotune worker SILO_YAML`)"
         path = settings.socket_path
-        return [*found, attempt("worker", remedy, lambda: (path.is_socket(), f"socket {path}"))]
+        return [*checks, attempt("worker", remedy, lambda: (path.is_socket(), f"socket {path}"))]
     own = Path(settings.folder) / SECRET_FILE
     if settings.secret:
-        found.append(check_secret("secret", settings.secret))
+        checks.append(check_secret("secret", settings.secret))
     if own.exists():
-        found.append(check_secret("order of rows", own))
+        checks.append(check_secret("order of rows", own))
     if settings.masked is not None:
-        found.append(check_secret("identity", settings.masked.identity))
+        checks.append(check_secret("identity", settings.masked.identity))
         remedy = "put the identities of all silos into masked.peers; each operator tells theirs (`silo join` showed it)"
-        found.append(attempt("peers", remedy, lambda: (True, masks_line(settings))))
+        checks.append(attempt("peers", remedy, lambda: (True, masks_line(settings))))
     rows = Path(settings.rows or (settings.data.path if settings.data else ""))
     if rows.exists():
-        found.append(check_rows(rows))
-    found.append(_backbone(settings.backbone, settings.device))
+        checks.append(check_rows(rows))
+    checks.append(_backbone(settings.backbone, settings.device))
     if train:
-        found.append(attempt("dry round", "correct data, backbone or device in the file", lambda: _dry_round(settings)))
-    return found
+        remedy = "correct data, backbone or device in the file"
+        checks.append(attempt("dry round", remedy, lambda: _dry_round(settings)))
+    return checks
 
 
 Judged = tuple[bool, str]
@@ -146,8 +147,8 @@ def check_proxy(address: str, certificates: str | Path) -> list[Finding]:
     exposed = "stop the proxy now, and use the nginx.conf of `federation init`: who reaches it runs code on the silos"
 
     def control() -> Judged:
-        found = get("POST", "/v1/control/list-runs")[0]
-        return found == 404, "not reachable (404)" if found == 404 else f"reachable: HTTP status {found}"
+        status = get("POST", "/v1/control/list-runs")[0]
+        return status == 404, "not reachable (404)" if status == 404 else f"reachable: HTTP status {status}"
 
     start, health = "start the coordinator (`silotune federation up`)", f"{address}: /health answers {status}"
     return [

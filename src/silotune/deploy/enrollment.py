@@ -57,7 +57,7 @@ PATIENCE = 300.0
 _VERSIONS = {"protocol": PROTOCOL, "version": __version__}
 
 
-def serve_enrollment(settings: CoordinatorSettings, say: Callable[[str], None]) -> Server | None:
+def serve_enrollment(settings: CoordinatorSettings, say: Callable[[str], None]) -> EnrollmentServer | None:
     """Serve `PATH` on `enrollment_port` from a thread, if the coordinator's file has one."""
     if settings.enrollment_port is None or settings.certificate is None:
         return None
@@ -66,7 +66,7 @@ def serve_enrollment(settings: CoordinatorSettings, say: Callable[[str], None]) 
         context.load_cert_chain(settings.certificate, settings.key)
     handler = type("_Enrollment", (_Handler,), {"settings": settings, "say": staticmethod(say)})
     with file_errors(f"enrollment_port {settings.enrollment_port}: cannot be used; does `federation up` run already?"):
-        server = Server((settings.host, settings.enrollment_port), handler)
+        server = EnrollmentServer((settings.host, settings.enrollment_port), handler)
     server.context = context
     # the handshake is made by the connection's own thread, so that no client holds up the others
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
@@ -74,7 +74,7 @@ def serve_enrollment(settings: CoordinatorSettings, say: Callable[[str], None]) 
     return server
 
 
-class Server(ThreadingHTTPServer):
+class EnrollmentServer(ThreadingHTTPServer):
     """The server of `PATH`, with its certificate's context."""
 
     context: ssl.SSLContext

@@ -86,7 +86,7 @@ def serve_metrics(port: int | None, measures: Callable[[], Iterable[Metric]]) ->
         from prometheus_client import CollectorRegistry, start_http_server
         from prometheus_client.registry import Collector
 
-    class Measured(Collector):
+    class Measures(Collector):
         def collect(self) -> Iterator[Metric]:
             yield from measures()
 
@@ -94,6 +94,6 @@ def serve_metrics(port: int | None, measures: Callable[[], Iterable[Metric]]) ->
             return []
 
     registry = CollectorRegistry()
-    registry.register(Measured())
+    registry.register(Measures())
     with file_errors(f"metrics_port: {port} cannot be used"):
         start_http_server(port, "127.0.0.1", registry)

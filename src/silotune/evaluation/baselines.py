@@ -52,12 +52,12 @@ def baselines(silos: Sequence[SiloData], central: bool) -> dict[str, Any]:
     return {"silos": {name: scores for name, scores in scored.items() if scores}, "global": None}
 
 
-def joined(found: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def joined(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Return the baselines of two mappings as `baselines` makes them."""
-    silos = {name: found["silos"].get(name, {}) | scores for name, scores in more["silos"].items()}
+    silos = {name: base["silos"].get(name, {}) | scores for name, scores in more["silos"].items()}
     return {
-        "silos": {**found["silos"], **silos},
-        "global": {**(found["global"] or {}), **(more["global"] or {})} or None,
+        "silos": {**base["silos"], **silos},
+        "global": {**(base["global"] or {}), **(more["global"] or {})} or None,
     }
 
 
@@ -145,18 +145,18 @@ def _logits(task: Task, model: Any, texts: Sequence[str]) -> Any:
     """Return a fitted model's predictions as a head's logits, shape (rows, outputs)."""
     if not task.labels:
         return np.asarray(model.predict(texts), dtype=float).reshape(-1, 1)
-    found = model.predict_proba(texts)
+    chances = model.predict_proba(texts)
     if not task.rules.one_label:
-        if isinstance(found, list):  # one array of no and yes for each label; of a single class where all rows agree
+        if isinstance(chances, list):  # one array of no and yes for each label; of a single class where all rows agree
             shares = [
                 of[:, list(known).index(1)] if 1 in known else 0 * of[:, 0]
-                for of, known in zip(found, model.classes_, strict=True)
+                for of, known in zip(chances, model.classes_, strict=True)
             ]
-            found = np.stack(shares, 1)
-        found = np.clip(found, 1e-12, 1 - 1e-12)
-        return np.log(found) - np.log1p(-found)
+            chances = np.stack(shares, 1)
+        chances = np.clip(chances, 1e-12, 1 - 1e-12)
+        return np.log(chances) - np.log1p(-chances)
     probabilities = np.zeros((len(texts), len(task.labels)))
-    probabilities[:, model.classes_] = found
+    probabilities[:, model.classes_] = chances
     return np.log(np.maximum(probabilities, 1e-12))
 
 

@@ -19,7 +19,7 @@ from silotune.interop.standalone import TENSOR_HEADS, head_logits, of_texts, win
 FILE = "model.onnx"
 
 
-class _Classifier(nn.Module):
+class _ExportedClassifier(nn.Module):
     def __init__(self, model: Any, head: dict[str, Any], tensors: Tensors) -> None:
         super().__init__()
         base = model.base_model
@@ -52,7 +52,7 @@ def write_onnx(path: Path, model: Any, selection: ExportSelection, head: dict[st
     sizes = {0: torch.export.Dim("rows"), 1: torch.export.Dim("tokens")}
     with library_errors("export: PyTorch cannot write this model as ONNX"):
         torch.onnx.export(
-            _Classifier(model, head, selection.head_tensors).eval(),
+            _ExportedClassifier(model, head, selection.head_tensors).eval(),
             tuple(torch.full((3, 7), int(name != "token_type_ids")) for name in names),
             str(path),
             input_names=list(names),

@@ -81,7 +81,7 @@ class PartFields(BaseModel):
         return Part(module, self.scope)
 
 
-class TokenMixer(BaseModel):
+class MixerWeight(BaseModel):
     """The part that computes a weight for each token, and which of its weights it is."""
 
     mixer: str
@@ -117,7 +117,7 @@ class ModelFile(BaseModel):
     task: dict[str, Any]
     texts: int
     columns: dict[str, Any] | None
-    mix: dict[str, float | TokenMixer]
+    mix: dict[str, float | MixerWeight]
     answers_with: str | dict[str, float]
     metric: str
     validation: float | None

@@ -199,7 +199,7 @@ def _describe_mix(mix: Mapping[str, Any], state: State) -> dict[str, Any]:
     for name, weight in resolve_weights(mix, state).items():
         if isinstance(weight, TokenWeight):
             (mixer,) = (part for part, tensors in state.items() if tensors is weight.tensors)
-            described[name] = model_file.TokenMixer(mixer=mixer, index=weight.index)
+            described[name] = model_file.MixerWeight(mixer=mixer, index=weight.index)
         else:
             described[name] = float(weight)
     return described

@@ -187,10 +187,10 @@ class Release:
         if self.canaries is None:
             yield "ε at least: not measured, the run had no canaries (audit.canaries)"
         else:
-            found = self.canaries
+            estimate = self.canaries
             yield (
-                f"ε at least: {found.lower:.3g} (95 %), by {found.right} of {found.canaries} coins guessed; all right "
-                f"would have shown {found.most:.3g}"
+                f"ε at least: {estimate.lower:.3g} (95 %), by {estimate.right} of {estimate.canaries} coins guessed; "
+                f"all right would have shown {estimate.most:.3g}"
             )
         low, high = self.members.interval
         yield (
@@ -218,8 +218,8 @@ def measure_release(run: Path, silo: str) -> Release:
 
     After a run over machines, return what the silo's worker measured at its end (`release.json`).
     """
-    if (kept := run / RELEASE_FILE).is_file():
-        return Release.read(kept)
+    if (file := run / RELEASE_FILE).is_file():
+        return Release.read(file)
     folder = model_folder(run, silo)
     federation = build(read_config(str(run / "config.yaml")))
     require_known("silo", silo, federation.silos)
@@ -246,11 +246,11 @@ def measure(
     guarantee, own = federation.privacy, rows.examples
     shares = None if federation.context.row_privacy is None else federation.context.row_privacy.shares
     delta = (0.0 if guarantee is None else guarantee.account.delta) or federation.config.privacy.delta or DELTA
-    found = None
+    estimate = None
     if silo.canaries is not None:
         canaries, present = silo.canaries
         own -= sum(present)
-        found = audit(row_losses(context, state, canaries), present, delta)
+        estimate = audit(row_losses(context, state, canaries), present, delta)
     sets = (rows, min(own, MOST_ROWS)), (evaluation.test, min(evaluation.test.examples, MOST_ROWS))
     repeated = None
     if not rows.task.labeled and not rows.pairs:
@@ -262,7 +262,7 @@ def measure(
         federation.config.privacy.unit,
         upper_epsilon(federation, delta, charged),
         delta,
-        found,
+        estimate,
         membership(*(row_losses(context, state, part, count) for part, count in sets)),
         repeated,
         None if shares is None else shares.colluders,

@@ -19,7 +19,7 @@ from silotune.models.forward.generation import end_tokens
 from silotune.models.forward.row_mixes import Mixed, RowMixes
 from silotune.models.forward.search import Steps
 from silotune.models.heads.lm import LanguageModelHead, prompt_rows
-from silotune.serve.jobs import Job, Piece, Reason, TokenScore, Write
+from silotune.serve.jobs import Job, Reason, TextPiece, TokenScore, Write
 from silotune.serve.models import Served
 
 _UNFINISHED = "\ufffd"
@@ -78,7 +78,7 @@ class Answer:
             new, tokens = text[len(self._sent) :], self._scores
             self._sent, self._scores = text, []
             digest, length = self.served.digest, len(self.prompt)
-            self.job.deliver(Piece(self.choice, new, digest, length, len(self.ids), tokens, reason))
+            self.job.deliver(TextPiece(self.choice, new, digest, length, len(self.ids), tokens, reason))
 
     @property
     def _tokenizer(self) -> Any:
@@ -116,7 +116,7 @@ def answers_of(job: Job, served: Served, work: Write, rows: TokenizedRows) -> li
     return [Answer(job, work, served, prompt, mix, choice, limit, ends) for choice in range(work.choices)]
 
 
-class Group(Steps[Answer]):
+class AnswerGroup(Steps[Answer]):
     """Answers of several models whose steps are shared.
 
     Args:
@@ -140,7 +140,7 @@ class Group(Steps[Answer]):
 
     @override
     def join(self, other: Steps[Answer]) -> bool:
-        return isinstance(other, Group) and self.key == other.key is not None and super().join(other)
+        return isinstance(other, AnswerGroup) and self.key == other.key is not None and super().join(other)
 
     @override
     def choose(self, scores: Tensor) -> Tensor:

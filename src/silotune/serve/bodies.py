@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, model_validator
 from silotune.data.generation_rows import MESSAGES, TOOLS
 from silotune.data.kinds import Prediction
 from silotune.runs.personal_model import Text
-from silotune.serve.jobs import Event, Piece, Refusal, Scored, TokenScore, Write
+from silotune.serve.jobs import Event, Refusal, Scored, TextPiece, TokenScore, Write
 
 Json = dict[str, Any]
 
@@ -146,12 +146,12 @@ class WrittenShape:
 
     def __init__(self, chat: bool, model: str, prompts: int, choices: int) -> None:
         self._chat, self._model, self._each = chat, model, choices
-        self._pieces: list[list[Piece]] = [[] for _ in range(prompts * choices)]
+        self._pieces: list[list[TextPiece]] = [[] for _ in range(prompts * choices)]
         self._id, self._created = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}", int(time.time())
 
     def keep(self, prompt: int, piece: Event) -> list[Json]:
         """Keep a piece of the answers to a prompt; return the bodies of the events that a stream sends for it."""
-        assert isinstance(piece, Piece), "a prompt's events are pieces"
+        assert isinstance(piece, TextPiece), "a prompt's events are pieces"
         number = prompt * self._each + piece.choice
         self._pieces[number].append(piece)
         begun: Json = {"index": number, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
@@ -180,12 +180,12 @@ class WrittenShape:
         made = {"id": self._id, "object": kind, "created": self._created, "model": self._model}
         return made | {"system_fingerprint": digest, "choices": choices}
 
-    def _choice(self, number: int, pieces: Sequence[Piece]) -> Json:
+    def _choice(self, number: int, pieces: Sequence[TextPiece]) -> Json:
         text = "".join(piece.text for piece in pieces)
         made: Json = {"index": number, "logprobs": self._logprobs(pieces), "finish_reason": pieces[-1].reason}
         return made | ({"message": {"role": "assistant", "content": text}} if self._chat else {"text": text})
 
-    def _logprobs(self, pieces: Sequence[Piece]) -> Json | None:
+    def _logprobs(self, pieces: Sequence[TextPiece]) -> Json | None:
         scores = [score for piece in pieces for score in piece.scores]
         if not scores:
             return None

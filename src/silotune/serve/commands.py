@@ -50,12 +50,12 @@ def serve(
     from silotune.cli.console import say
     from silotune.runs.model_file import require_guarantee
     from silotune.serve.engine import Engine
-    from silotune.serve.keys import Keys
+    from silotune.serve.keys import ClientKeys
     from silotune.serve.models import Models
 
     if host not in _LOOPBACK and keys is None:
         raise InputError(f"--host {host}: others can reach it; give --keys FILE (made by `silotune serve-key`)")
-    known, models = Keys(keys), Models(folders, silo or (), loaded, watch)
+    known, models = ClientKeys(keys), Models(folders, silo or (), loaded, watch)
     for name in models.names() if host not in _LOOPBACK else ():
         require_guarantee(models.about(name)[0], without_guarantee)
     listening = _listen(host, port)

@@ -21,7 +21,7 @@ from silotune.models.forward.views import View
 from silotune.models.heads.lm import LanguageModelHead, prompt_rows
 from silotune.runs.marked_texts import MarkedTexts
 from silotune.runs.personal_model import Explanation, Text, predictions
-from silotune.serve.answers import Answer, Group, answers_of
+from silotune.serve.answers import Answer, AnswerGroup, answers_of
 from silotune.serve.jobs import Event, FairQueue, Job, Refusal, Score, Scored, Write
 from silotune.serve.models import Models, Served
 
@@ -70,7 +70,7 @@ class Engine:
         self.models, self.limits, self.counts = models, limits or Limits(), Counter[str]()
         self.queue = FairQueue(self.limits.waiting)
         self._alone = alone
-        self._groups: list[Group] = []
+        self._groups: list[AnswerGroup] = []
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -199,7 +199,7 @@ class Engine:
 
     def _write(self, several: Sequence[tuple[Job, list[Answer]]]) -> None:
         answers = [answer for _, own in several for answer in own]
-        group = Group(answers)
+        group = AnswerGroup(answers)
         self.counts["forwards"] += 1
         if group.rows and not any(other.join(group) for other in self._groups):
             self._groups.append(group)

@@ -84,7 +84,7 @@ class TokenScore:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """New text of an answer; the last piece of a choice has a reason: `stop` or `length`."""
 
     choice: int
@@ -96,7 +96,7 @@ class Piece:
     reason: Reason | None = None
 
 
-Event = Scored | Piece | Refusal
+Event = Scored | TextPiece | Refusal
 
 
 @dataclass(eq=False)

@@ -19,7 +19,7 @@ from silotune.serve.jobs import Refusal
 _MINUTE = 60.0
 
 
-class Key(BaseModel):
+class ClientKey(BaseModel):
     """One key of the file; the key itself is in no file."""
 
     name: str
@@ -34,14 +34,14 @@ class Key(BaseModel):
 
 
 class _KeyFile(BaseModel):
-    keys: list[Key] = []
+    keys: list[ClientKey] = []
 
 
-ANYBODY = Key(name="anybody")
+ANYBODY = ClientKey(name="anybody")
 """Who asks a server without keys."""
 
 
-class Keys:
+class ClientKeys:
     """The keys of a server; without a file, anybody who reaches it may ask."""
 
     def __init__(self, file: Path | None = None) -> None:
@@ -53,7 +53,7 @@ class Keys:
         """Whether a request needs a key."""
         return self._keys is not None
 
-    def of(self, authorization: str) -> Key:
+    def of(self, authorization: str) -> ClientKey:
         """Return the key that a header `Authorization: Bearer …` has; all are compared, whichever fits."""
         if self._keys is None:
             return ANYBODY
@@ -63,7 +63,7 @@ class Keys:
             raise Refusal("the API key is missing or unknown", 401, "invalid_api_key")
         return fitting[0]
 
-    def count(self, key: Key) -> None:
+    def count(self, key: ClientKey) -> None:
         """Count a request, or refuse it if the key has asked too often in the last minute."""
         if key.per_minute is None:
             return
@@ -80,7 +80,7 @@ def add_key(file: Path, name: str, silos: Sequence[str], operator: bool, per_min
     known = [key for key in _read(file).keys if key.name != name] if file.exists() else []
     secret = f"st-{secrets.token_urlsafe(32)}"
     digest = hashlib.sha256(secret.encode()).hexdigest()
-    known.append(Key(name=name, sha256=digest, silos=tuple(silos), operator=operator, per_minute=per_minute))
+    known.append(ClientKey(name=name, sha256=digest, silos=tuple(silos), operator=operator, per_minute=per_minute))
     with file_errors(f"{file}: cannot be written"):
         write_text(file, _KeyFile(keys=known).model_dump_json(indent=1) + "\n")
         file.chmod(0o600)

@@ -23,7 +23,7 @@ from silotune.serve import bodies
 from silotune.serve.bodies import ChatRequest, CompletionRequest, EmbeddingRequest, TextsRequest, WrittenShape
 from silotune.serve.engine import Engine
 from silotune.serve.jobs import Event, Job, Refusal, Score, Scored, Write
-from silotune.serve.keys import Key, Keys
+from silotune.serve.keys import ClientKey, ClientKeys
 from silotune.serve.models import Models
 
 BODY_BYTES, BODY_SECONDS = 2**20, 30.0
@@ -87,7 +87,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 """What the schema says of answers that are errors."""
 
 
-def make_app(engine: Engine, keys: Keys, hosts: Sequence[str] = ("*",)) -> FastAPI:
+def make_app(engine: Engine, keys: ClientKeys, hosts: Sequence[str] = ("*",)) -> FastAPI:
     """Make the application.
 
     It answers under these names in `Host`, so that no page of another site reaches a server on the loopback by a name
@@ -111,8 +111,8 @@ def _refused(_: Request, refusal: Refusal) -> JSONResponse:
 
 
 def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-    found = error.errors()
-    first = next((each for each in found if each["type"] in ("too_long", "too_short")), found[0])
+    errors = error.errors()
+    first = next((each for each in errors if each["type"] in ("too_long", "too_short")), errors[0])
     place = ".".join(str(word) for word in first["loc"][1:] if "[" not in str(word))  # one of several types' name
     if first["type"] == "json_invalid":
         return JSONResponse(bodies.error(Refusal("the body is not JSON")), 400)
@@ -129,54 +129,54 @@ def _faulty(_: Request, error: Exception) -> JSONResponse:
     return _refused(_, Refusal(f"a fault of the server ({type(error).__name__})", 500, "server_error"))
 
 
-def _key(request: Request) -> Key:
-    keys: Keys = request.app.state.keys
+def _key(request: Request) -> ClientKey:
+    keys: ClientKeys = request.app.state.keys
     key = keys.of(request.headers.get("authorization", ""))
     keys.count(key)
     return key
 
 
-def _operator(request: Request) -> Key:
+def _operator(request: Request) -> ClientKey:
     key = _key(request)
     if not key.operator:
         raise Refusal("this needs the operator's key (`silotune serve-key --operator`)", 403, "forbidden")
     return key
 
 
-Known = Annotated[Key, Depends(_key)]
-Operator = Annotated[Key, Depends(_operator)]
+Known = Annotated[ClientKey, Depends(_key)]
+Operator = Annotated[ClientKey, Depends(_operator)]
 
 _router = APIRouter()
 
 
-def _whole_name(request: Request, key: Key, name: str) -> str:
-    found = ""
+def _whole_name(request: Request, key: ClientKey, name: str) -> str:
+    whole = ""
     with suppress(InputError):
-        found = request.app.state.engine.models.find(name)
-    if not found or not key.may_ask(found):
+        whole = request.app.state.engine.models.find(name)
+    if not whole or not key.may_ask(whole):
         raise Refusal(f"there is no model {name[:80]!r}; /v1/models lists yours", 404, "model_not_found")
-    return found
+    return whole
 
 
-def _ask(request: Request, key: Key, model: str, works: Sequence[Score | Write]) -> Asking:
+def _ask(request: Request, key: ClientKey, model: str, works: Sequence[Score | Write]) -> Asking:
     name, asking = _whole_name(request, key, model), Asking(request.app.state.engine, request)
     asking.submit(name, f"{key.name} {name}", works)
     return asking
 
 
-async def _scored(request: Request, key: Key, model: str, work: Score) -> Scored:
+async def _scored(request: Request, key: ClientKey, model: str, work: Score) -> Scored:
     _, event = await _ask(request, key, model, [work]).next()
     assert isinstance(event, Scored), "a job of texts has one event"
     return event
 
 
-async def _written(request: Request, key: Key, asked: ChatRequest | CompletionRequest) -> Response:
-    works = asked.works()
-    asking = _ask(request, key, asked.model, works)
-    shape = WrittenShape(isinstance(asked, ChatRequest), asked.model, len(works), works[0].choices)
+async def _written(request: Request, key: ClientKey, body: ChatRequest | CompletionRequest) -> Response:
+    works = body.works()
+    asking = _ask(request, key, body.model, works)
+    shape = WrittenShape(isinstance(body, ChatRequest), body.model, len(works), works[0].choices)
     first = await asking.next()  # what is refused at once has a status of its own
-    if asked.stream:
-        usage = asked.stream_options is not None and asked.stream_options.include_usage
+    if body.stream:
+        usage = body.stream_options is not None and body.stream_options.include_usage
         events = _stream(asking, shape, first, usage)
         return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
     shape.keep(*first)
@@ -203,39 +203,39 @@ async def _stream(asking: Asking, shape: WrittenShape, event: tuple[int, Event],
 
 
 @_router.post("/v1/chat/completions")
-async def _chat(request: Request, key: Known, asked: ChatRequest) -> Response:
-    return await _written(request, key, asked)
+async def _chat(request: Request, key: Known, body: ChatRequest) -> Response:
+    return await _written(request, key, body)
 
 
 @_router.post("/v1/completions")
-async def _complete(request: Request, key: Known, asked: CompletionRequest) -> Response:
-    return await _written(request, key, asked)
+async def _complete(request: Request, key: Known, body: CompletionRequest) -> Response:
+    return await _written(request, key, body)
 
 
 @_router.post("/classify")
 @_router.post("/v1/classify")
-async def _classify(request: Request, key: Known, asked: TextsRequest) -> JSONResponse:
-    found = await _scored(request, key, asked.model, Score(asked.texts()))
-    return JSONResponse(bodies.classified(found, asked.model))
+async def _classify(request: Request, key: Known, body: TextsRequest) -> JSONResponse:
+    scored = await _scored(request, key, body.model, Score(body.texts()))
+    return JSONResponse(bodies.classified(scored, body.model))
 
 
 @_router.post("/v1/entities")
-async def _mark(request: Request, key: Known, asked: TextsRequest) -> JSONResponse:
-    found = await _scored(request, key, asked.model, Score(asked.texts(), "spans"))
-    return JSONResponse(bodies.marked(found, asked.model))
+async def _mark(request: Request, key: Known, body: TextsRequest) -> JSONResponse:
+    scored = await _scored(request, key, body.model, Score(body.texts(), "spans"))
+    return JSONResponse(bodies.marked(scored, body.model))
 
 
 @_router.post("/v1/embeddings")
-async def _embed(request: Request, key: Known, asked: EmbeddingRequest) -> JSONResponse:
-    found = await _scored(request, key, asked.model, Score(asked.texts(), "vectors"))
-    return JSONResponse(bodies.embedded(found, asked.model, asked.encoding_format == "base64"))
+async def _embed(request: Request, key: Known, body: EmbeddingRequest) -> JSONResponse:
+    scored = await _scored(request, key, body.model, Score(body.texts(), "vectors"))
+    return JSONResponse(bodies.embedded(scored, body.model, body.encoding_format == "base64"))
 
 
 @_router.post("/v1/explain")
-async def _explain(request: Request, key: Operator, asked: TextsRequest) -> JSONResponse:
-    found = await _scored(request, key, asked.model, Score(asked.texts(), "weights"))
-    body = {"model": asked.model, "data": list(found.weights), "system_fingerprint": found.digest}
-    return JSONResponse(body)
+async def _explain(request: Request, key: Operator, body: TextsRequest) -> JSONResponse:
+    scored = await _scored(request, key, body.model, Score(body.texts(), "weights"))
+    content = {"model": body.model, "data": list(scored.weights), "system_fingerprint": scored.digest}
+    return JSONResponse(content)
 
 
 @_router.get("/v1/models")

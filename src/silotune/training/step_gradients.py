@@ -96,8 +96,8 @@ class StepGradients:
         """Return the number of terms over which all heads' cross-entropies of a batch are means, if they are."""
         if self._recipe.class_weights != "none":  # means of rows that differ in weight
             return None
-        found = {head.loss_units(batch) for head in self._heads}
-        return found.pop() if len(found) == 1 else None
+        units = {head.loss_units(batch) for head in self._heads}
+        return units.pop() if len(units) == 1 else None
 
     def _loss_of(self, member: SiloStep, views: dict[str, View], batch: Batch) -> tuple[Tensor, Terms]:
         """Return a member's loss over its batch, or over a piece of it, and the terms that it logs."""
@@ -174,8 +174,8 @@ class StepGradients:
         draws = _Draws(self._seed, members)
         with draws.of_all:
             with torch.no_grad():
-                found = _run(program, members, micro_batches, draws)
-            leaves = [_as_leaves(views, program.trained) for views in found]
+                views_of_members = _run(program, members, micro_batches, draws)
+            leaves = [_as_leaves(views, program.trained) for views in views_of_members]
             losses, terms = self._losses(members, leaves, draws)
         torch.autograd.backward(losses)
         again = _Draws(self._seed, members)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Request:
+class _WaitingRequest:
     """A request that waits for the main thread, and the queue for its reply."""
 
     kind: str
@@ -117,7 +117,7 @@ class _Worker:
     """State that the threads of connections share with the main thread."""
 
     settings: SiloSettings
-    requests: queue.SimpleQueue[_Request] = field(default_factory=queue.SimpleQueue)
+    requests: queue.SimpleQueue[_WaitingRequest] = field(default_factory=queue.SimpleQueue)
     busy: str = "loading"
     session: Session | None = None
     connections: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MOST_CONNECTIONS))
@@ -175,7 +175,7 @@ def serve(settings: SiloSettings) -> None:
         settings.socket_path.unlink(missing_ok=True)
 
 
-def _work(session: Session, request: _Request, metrics: WorkerMetrics) -> str:
+def _work(session: Session, request: _WaitingRequest, metrics: WorkerMetrics) -> str:
     """Answer one request; returns a line for the log."""
     started = time.monotonic()
     try:
@@ -250,7 +250,7 @@ def _connection(connection: socket.socket, worker: _Worker) -> None:
                 fields = {"silo": settings.name, "busy": worker.busy, "pid": os.getpid()}
                 send(connection, Frame("pong", fields | run).encode())
                 return
-            request = _Request(kind, data)
+            request = _WaitingRequest(kind, data)
             worker.requests.put(request)
             reply = _awaited(request, connection)
             if not reply:  # the records cannot be written
@@ -264,7 +264,7 @@ def _connection(connection: socket.socket, worker: _Worker) -> None:
             worker.connections.release()
 
 
-def _awaited(request: _Request, connection: socket.socket) -> bytes:
+def _awaited(request: _WaitingRequest, connection: socket.socket) -> bytes:
     """Wait for a reply; a request whose peer hangs up before it is worked on is given up."""
     while True:
         try:

@@ -32,7 +32,7 @@ class LMHead:
     def __init__(self, model: PreTrainedModel, base: nn.Module) -> None:
         source = _StateSource(base)
         projection = cast(nn.Linear, cast(Any, model).get_output_embeddings())
-        self._projection = _Projection(projection)
+        self._projection = _WordProjection(projection)
         self._source = source
         self._scores_decoder = bool(model.config.is_encoder_decoder)
         inner = "decoder" if self._scores_decoder else str(cast(Any, model).base_model_prefix)
@@ -110,7 +110,7 @@ def _output_class() -> type[Any]:
     return Output
 
 
-class _Projection(nn.Module):
+class _WordProjection(nn.Module):
     """The last linear layer, for all words or some."""
 
     words: Tensor | None = None

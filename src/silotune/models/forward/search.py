@@ -16,7 +16,7 @@ from silotune.models.forward.decoding import Decoding
 _Options = cast(Any, GenerationConfig)
 
 
-class Row(Protocol):
+class OpenAnswer(Protocol):
     """An answer that is being written."""
 
     done: bool
@@ -25,16 +25,16 @@ class Row(Protocol):
         """Append a token; `scores`, shape (words,), are those that it was chosen by."""
 
 
-AnyRow = TypeVar("AnyRow", bound=Row)
+AnyAnswer = TypeVar("AnyAnswer", bound=OpenAnswer)
 
 
-class Steps(Generic[AnyRow]):
+class Steps(Generic[AnyAnswer]):
     """Writes answers in steps of one token each; an answer that is done leaves the batch.
 
     The rows of the decoding have not begun; there is one answer for each, in their order.
     """
 
-    def __init__(self, decoding: Decoding, rows: Sequence[AnyRow]) -> None:
+    def __init__(self, decoding: Decoding, rows: Sequence[AnyAnswer]) -> None:
         self.decoding, self.rows = decoding, list(rows)
         self._tokens: Tensor | None = None
 
@@ -62,7 +62,7 @@ class Steps(Generic[AnyRow]):
             self.decoding.select(index)
             self._tokens = None if self._tokens is None else self._tokens[index]
 
-    def join(self, other: Steps[AnyRow]) -> bool:
+    def join(self, other: Steps[AnyAnswer]) -> bool:
         """Take other answers into these steps, both of which have begun; returns whether that can be."""
         if not self.decoding.joins:
             return False
@@ -141,12 +141,12 @@ def beam_search(decoding: Decoding, ends: Set[int], beams: int, max_new_tokens: 
     options = _Options(num_beams=beams, do_sample=False, max_new_tokens=max_new_tokens, use_cache=False)
     options.eos_token_id, options.pad_token_id = sorted(ends), -1
     begun = torch.full((rows, 1), 0, device=device)  # a column that stands for the prompt
-    written = cast(Any, _Model(decoding, beams)).generate(begun, generation_config=options)
+    written = cast(Any, _GenerationModel(decoding, beams)).generate(begun, generation_config=options)
     answers: list[list[int]] = written[:, 1:].tolist()
     return [ids[: next((at for at, token in enumerate(ids) if token in ends), len(ids))] for ids in answers]
 
 
-class _Model(GenerationMixin):
+class _GenerationModel(GenerationMixin):
     """Wraps a `Decoding` as a transformers model, so that `generate` can run beam search on it."""
 
     main_input_name = "input_ids"

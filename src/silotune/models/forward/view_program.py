@@ -159,11 +159,11 @@ class ViewProgram:
         if self._guard is not None:
             self._guard()
         names = self.trained if trained_alone else list(self._keys)
-        run = _Run(self, {self._keys[name] for name in names}, batches, streams, kept)
+        run = _ProgramRun(self, {self._keys[name] for name in names}, batches, streams, kept)
         for micro_batch in micro_batches:
             run.add(micro_batch)
-        found = run.views()
-        views = [{name: own[self._keys[name]] for name in names} for own in found]
+        views_of_silos = run.views()
+        views = [{name: own[self._keys[name]] for name in names} for own in views_of_silos]
         for own in [] if trained_alone else views:
             own |= {anchor: own[name].constant() for anchor, name in self.same.items()}
         return views
@@ -186,7 +186,7 @@ class ViewProgram:
         return view
 
 
-class _Run:
+class _ProgramRun:
     """One call of a program: the distinct views of some keys, which grow by one micro-batch at a time.
 
     The other arguments are those of `ViewProgram.run`.
@@ -228,13 +228,13 @@ class _Run:
         """Return each silo's views of all rows by key."""
 
         def view(key: Hashable, silo: int) -> View:
-            found = self._found[key][silo]
+            readings = self._found[key][silo]
 
             def reading(read: HeadReading) -> Callable[[], Tensor]:
-                return lambda: torch.cat([read(*states) for _, states in found if states is not None])
+                return lambda: torch.cat([read(*states) for _, states in readings if states is not None])
 
-            names = found[0][0] if found else ()
-            pooled = {name: torch.cat([poolings[name] for poolings, _ in found]) for name in names}
+            names = readings[0][0] if readings else ()
+            pooled = {name: torch.cat([poolings[name] for poolings, _ in readings]) for name in names}
             return View(pooled, {name: reading(read) for name, read in self._readings[silo].items()})
 
         return [{key: view(key, silo) for key in self._distinct} for silo in range(len(self._batches))]
@@ -245,12 +245,12 @@ class _Run:
             return True
         if view.read_as is None or not self._kept:
             return False
-        found = [
+        kept_poolings = [
             self._kept[piece.owner].get(view.read_as, self._batches[piece.owner], piece.rows) for piece in rows.pieces
         ]
-        if any(poolings is None for poolings in found):
+        if any(poolings is None for poolings in kept_poolings):
             return False
-        for piece, poolings in zip(rows.pieces, found, strict=True):
+        for piece, poolings in zip(rows.pieces, kept_poolings, strict=True):
             self._found[key][piece.owner].append((poolings or {}, None))
         return True
 

@@ -119,7 +119,7 @@ POOLINGS: dict[str, Pooling] = {"first": first, "mean": mean, "last": last}
 
 
 @dataclass
-class _Table:
+class _Poolings:
     """One view's poolings of a set of rows.
 
     Args:
@@ -138,7 +138,7 @@ class ConstantViews:
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self.names = frozenset(names)
-        self._tables: dict[tuple[str, int], _Table] = {}
+        self._tables: dict[tuple[str, int], _Poolings] = {}
 
     def get(self, view: str, batch: Batch, rows: slice) -> dict[str, Tensor] | None:
         """Read a view's poolings of some rows of a batch.
@@ -159,7 +159,7 @@ class ConstantViews:
             return
         key = (view, id(source))
         if key not in self._tables:
-            self._tables[key] = _Table(source, torch.zeros(len(source), dtype=torch.bool))
+            self._tables[key] = _Poolings(source, torch.zeros(len(source), dtype=torch.bool))
         table = self._tables[key]
         chosen = batch.rows[rows]
         table.filled[chosen] = True

@@ -62,9 +62,9 @@ def build_silos(
         units = None if config.privacy.unit_column is None else [row.unit for row in train]
         if units is not None and "" in units:
             raise InputError(f"silo {item.name!r}: privacy.unit={config.privacy.unit}: a row does not say whose it is")
-        read, kept = _tokenized(tokenize, item, "training", train, config.privacy.unit is not None)
-        unread = len(train) - len(kept) if units is None else len({*units} - {row.unit for row in kept})
-        rows = replace(read, poisoned=len(added), units=None if units is None else [row.unit for row in kept])
+        read, readable = _tokenized(tokenize, item, "training", train, config.privacy.unit is not None)
+        unread = len(train) - len(readable) if units is None else len({*units} - {row.unit for row in readable})
+        rows = replace(read, poisoned=len(added), units=None if units is None else [row.unit for row in readable])
         malicious = backdoor is not None and item.name in backdoor.malicious
         scale = config.attack.scale if malicious else 1.0
         silos[item.name] = Silo(
@@ -95,9 +95,9 @@ def absent_silo(context: TrainingContext, data: SiloData) -> Silo:
 
 def _evaluation(tokenize: TokenizeRows, data: SiloData, noised: bool = False) -> EvaluationRows:
     validation, _ = _tokenized(tokenize, data, "validation", data.splits.validation, noised)
-    test, kept = _tokenized(tokenize, data, "test", data.splits.test, noised)
-    if any(row.unit for row in kept):
-        test = replace(test, units=[row.unit or f" row {number}" for number, row in enumerate(kept)])
+    test, readable = _tokenized(tokenize, data, "test", data.splits.test, noised)
+    if any(row.unit for row in readable):
+        test = replace(test, units=[row.unit or f" row {number}" for number, row in enumerate(readable)])
     return EvaluationRows(validation, test)
 
 
@@ -109,19 +109,19 @@ def _tokenized(
     Where rows have noise, those that the reader of files or the head cannot read are left out, unless all are: a
     refusal would tell of them.
     """
-    kept, why = [row for row in rows if row.label != UNREAD], "without a declared label, or without a unit"
+    readable, why = [row for row in rows if row.label != UNREAD], "without a declared label, or without a unit"
     try:
-        if not kept and rows:
+        if not readable and rows:
             raise InputError(f"all are {why}")
-        read = tokenize(data.task, kept)
+        read = tokenize(data.task, readable)
     except InputError as error:
-        kept = [row for row in kept if noised and _can_read(tokenize, data.task, row)]
-        if not kept:
+        readable = [row for row in readable if noised and _can_read(tokenize, data.task, row)]
+        if not readable:
             raise InputError(f"silo {data.name!r}, {kind} rows: {error}") from error
-        read, why = tokenize(data.task, kept), str(error)
-    if len(kept) < len(rows):
-        log_line(f"silo {data.name!r}: {len(rows) - len(kept)} {kind} rows are left out, as empty: {why}")
-    return read, kept
+        read, why = tokenize(data.task, readable), str(error)
+    if len(readable) < len(rows):
+        log_line(f"silo {data.name!r}: {len(rows) - len(readable)} {kind} rows are left out, as empty: {why}")
+    return read, readable
 
 
 def _can_read(tokenize: TokenizeRows, task: Task, row: Row) -> bool:
