@@ -1,6 +1,8 @@
 """The public names, for type checkers, and for `__init__.py`, which imports them on first use."""
 
 from silotune.aggregation import register_aggregation as register_aggregation
+from silotune.communication.uplink import Codec as Codec
+from silotune.communication.uplink import SeededCodec as SeededCodec
 from silotune.communication.uplink import register_codec as register_codec
 from silotune.config import Config as Config
 from silotune.core.workers import Workers as Workers

@@ -84,28 +84,43 @@ def all_keys() -> dict[str, Key]:
 
 
 def _chosen_keys(section: str, registry: Registry[Any]) -> list[Key]:
-    """Return the key `name`, and each option once with the built-in methods or tuners that have it."""
+    """Return the key `name`, and the options of the built-in methods or tuners."""
     field = Config.model_fields[section]
     names = ", ".join(f"`{name}`" for name in registry)
+    name_key = Key(f"{section}.name", names, f"`{field.default.name}`", field.description or "")
+    return [name_key, *_option_keys(section, registry)]
+
+
+def _option_keys(section: str, registry: Registry[Any]) -> list[Key]:
+    """Return each option of a registry's built-in classes once, with those that have it."""
     options: dict[Key, list[str]] = {}
-    for name, made in registry.items():
-        if made.__module__.startswith("silotune."):
-            for key in _model_keys(f"{section}.", made.Options):
-                options.setdefault(key, []).append(f"{section}={name}")
-    keys = [replace(key, owners=tuple(owners)) for key, owners in options.items()]
-    return [Key(f"{section}.name", names, f"`{field.default.name}`", field.description or ""), *keys]
+    for name in _built_in(registry):
+        for key in _model_keys(f"{section}.", getattr(registry.find(name), "Options", None)):
+            options.setdefault(key, []).append(f"{section}={name}")
+    return [replace(key, owners=tuple(owners)) for key, owners in options.items()]
 
 
-def _model_keys(prefix: str, model: type[BaseModel], owners: Mapping[str, list[str]] = {}) -> list[Key]:
-    keys = []
-    for name, field in model.model_fields.items():
+def _built_in(registry: Registry[Any]) -> list[str]:
+    """Return the names of what comes with silotune, without reserved ones, whose options are keys of the section."""
+    return [
+        name
+        for name in registry
+        if name not in registry.reserved and registry.find(name).__module__.startswith("silotune.")
+    ]
+
+
+def _model_keys(prefix: str, model: type[BaseModel] | None, owners: Mapping[str, list[str]] = {}) -> list[Key]:
+    keys, options = [], []
+    for name, field in () if model is None else model.model_fields.items():
         key = _key(f"{prefix}{name}", name, field, tuple(owners.get(name, ())))
         if name == "name" and issubclass(model, ExtensibleSection):
-            named = ", ".join(f"`{choice}`" for choice in model.registry.reserved)
+            section, registry = model.section_name(), model.registry
+            named = ", ".join(f"`{choice}`" for choice in (*registry.reserved, *_built_in(registry)))
+            options = _option_keys(section, registry)
             steps = f"list of steps: `clip`, noise, {named}"
-            key = replace(key, type=steps if model.section_name() == "uplink" else f"{named}, or a plug-in's")
+            key = replace(key, type=steps if section == "uplink" else f"{named}, or a plug-in's")
         keys.append(key)
-    return keys
+    return [*keys, *options]
 
 
 def _key(name: str, word: str, field: FieldInfo, owners: tuple[str, ...] = ()) -> Key:

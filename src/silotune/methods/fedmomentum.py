@@ -23,7 +23,7 @@ class BalancedSVDOptions(Options):
         default=1.0,
         gt=0,
         le=1,
-        description="τ, the share of the mean product's squares that LoRA and delta keep; 1: all",
+        description="τ of FedMomentum, the share of the mean product's squares that LoRA and delta keep; 1: all",
     )
 
 

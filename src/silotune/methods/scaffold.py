@@ -54,7 +54,10 @@ class SCAFFOLD(FedAvg):
         ]
 
     def parts(self) -> dict[str, Part]:
-        """Return x and the head; for each shared part c, which silos receive, and c_i, which stays. Both start at 0."""
+        """Return x and the head; for each shared part c, which silos receive, and c_i, which stays. Both start at 0.
+
+        The part of c holds c in a broadcast, and c + Δc_i in an update.
+        """
         parts = super().parts()
         for name in self.controlled:
             zeros = ZerosLike(parts[name].module)
@@ -63,7 +66,7 @@ class SCAFFOLD(FedAvg):
 
     def phases(self) -> list[Phase]:
         """Return K steps on x, then the new control variates."""
-        new: dict[str, StartingTensors] = {}
+        new: dict[str, StartingTensors] = {}  # in this order: `control` reads what `mean_gradient` puts in c's place
         for part in self.controlled:
             new |= {common(part): partial(self.mean_gradient, part), own(part): partial(self.control, part)}
         return [*super().phases(), copies("control", new)]

@@ -34,7 +34,7 @@ made = make_pipeline(UplinkConfig(name="clip,sparse", share=0.25))
 assert type(made.codec) is Sparse and made.codec.share == 0.25
 assert made.codec_key == "sparse {'share': 0.25}"
 assert UplinkConfig(name="sparse").options == {"share": 0.1}
-assert CODECS.names[:6] == ["fp16", "int8", "int4", "randomk", "sparse", "topk"], CODECS.names
+assert CODECS.names[:3] == ["fp16", "int8", "int4"] and "sparse" in CODECS.names, CODECS.names
 for wrong, line in [
     ({"name": "int8", "share": 0.1}, "share belongs to uplink=sparse, not to uplink=int8; leave uplink.share"),
     ({"name": "clip", "share": 0.1}, "share belongs to uplink=sparse, not to uplink=none; leave uplink.share"),

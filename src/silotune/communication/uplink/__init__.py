@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from silotune.communication.privacy.accountant import gaussian_multiplier
 from silotune.communication.privacy.noise import BareNoise, Clip, Gaussian, Laplace
-from silotune.communication.uplink.codecs import Codec, Float16, UniformQuantizer
+from silotune.communication.uplink.codecs import Codec, Float16, SeededCodec, UniformQuantizer
 from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline, UplinkStep
 from silotune.communication.uplink.sparse import RandomK, TopK
 from silotune.config import registries
@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from silotune.config.uplink import UplinkConfig
 
 
-__all__ = ["BUILT_IN_CODECS", "NOISES", "NO_UPLINK", "UplinkPipeline", "make_pipeline", "register_codec"]
+__all__ = [
+    "BUILT_IN_CODECS",
+    "NOISES",
+    "NO_UPLINK",
+    "Codec",
+    "SeededCodec",
+    "UplinkPipeline",
+    "make_pipeline",
+    "register_codec",
+]
 
 BUILT_IN_CODECS: dict[str, type[Codec] | Callable[[UplinkConfig], Codec]] = {
     "fp16": Float16,

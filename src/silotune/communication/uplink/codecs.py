@@ -47,7 +47,8 @@ class Codec(Protocol):
                 return {VALUES: (shape, torch.int8), ":scale": ((), torch.float32)}
 
             def encode(self, tensor, uniform=None):
-                return {VALUES: tensor.sign().to(torch.int8), ":scale": tensor.abs().mean().float()}
+                scale = tensor.abs().mean() if tensor.numel() else torch.zeros(())
+                return {VALUES: tensor.sign().to(torch.int8), ":scale": scale.float()}
 
             def decode(self, written, shape):
                 return written[VALUES] * written[":scale"]

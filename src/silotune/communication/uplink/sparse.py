@@ -22,21 +22,25 @@ _INNER: dict[str, Codec] = {"fp16": Float16(), "int8": UniformQuantizer(127), "i
 
 
 class TopKOptions(BaseModel):
-    """`fraction`: the share of a tensor's numbers that is sent, rounded up. `values`: how they are written."""
+    """The options of `topk`."""
 
     model_config = ConfigDict(frozen=True)
 
-    fraction: float = Field(default=0.01, gt=0, le=1)
-    values: Literal["float32", "fp16", "int8", "int4"] = "float32"
+    fraction: float = Field(
+        default=0.01, gt=0, le=1, description="the share of a tensor's numbers that topk and randomk send, rounded up."
+    )
+    values: Literal["float32", "fp16", "int8", "int4"] = Field(
+        default="float32", description="how topk and randomk write these numbers."
+    )
 
 
 class RandomKOptions(TopKOptions):
-    """`fraction`: the share of a tensor's numbers that is sent, rounded up. `values`: how they are written.
+    """The options of `randomk`."""
 
-    `unbiased`: divide the sent numbers by that share, so that they are unbiased; then no error is kept.
-    """
-
-    unbiased: bool = False
+    unbiased: bool = Field(
+        default=False,
+        description="divide what randomk sends by its share, so that it is unbiased; then no error is kept.",
+    )
 
 
 class _Sparse(ABC):
