@@ -377,6 +377,21 @@ def test_a_silo_that_named_no_policy_may_declare_its_labels_later(settings, tmp_
     assert (outcome.code, "labels: are to be declared" in outcome.err) == (2, True)
 
 
+def test_numbers_are_not_taken_for_labels_without_a_word(settings, tmp_path, nodes, silotune):
+    invited(settings, tmp_path)
+    (file,) = tmp_path.glob("north-*.invite")
+    path = tmp_path / "scores.csv"
+    path.write_text("text,label\n" + "".join(f"words of row {number},0.{number:02}\n" for number in range(80)))
+    words = "silo", "join", file, "--data", path, "--policy", "trusting", "--no-register"
+    warned = silotune(*words, "--to", tmp_path / "labels")
+    assert "warning: silo 'north': 80 labels for 48 training rows; are they numbers to be predicted" in warned.out
+    joined = silotune(*words, "--kind", "regression", "--to", tmp_path / "numbers")
+    assert (joined.code, "labels for" in joined.out) == (0, False)
+    assert read_silo_or_node_settings(tmp_path / "numbers" / "silo.yaml").data.kind == "regression"
+    refused = silotune(*words, "--kind", "regresion", "--to", tmp_path / "other")
+    assert (refused.code, "kind" in refused.err, "regression" in refused.err) == (2, True, True), refused.err
+
+
 def test_a_silent_coordinator_is_said(tmp_path, settings, nodes, rows):
     with pytest.raises(SilotuneError, match="does not answer"):
         joining.join(invited(settings, tmp_path), tmp_path / "north", rows)

@@ -49,6 +49,9 @@ def join(
         str | None,
         typer.Option(help="All labels, with commas (default: those in the rows; --policy private needs them)."),
     ] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="regression, multilabel, … (default: a row has one label, or an answer).")
+    ] = None,
     task: Annotated[str | None, typer.Option(help="The name that silos with the same labels share.")] = None,
     policy: Annotated[
         str | None, typer.Option(help="private (default), masked or trusting: what the coordinator may learn.")
@@ -87,11 +90,13 @@ def join(
     folder = to or (Path("/etc/silotune") if install else Path(found.silo))
     columns, names = tuple(text or ["text"]), None if labels is None else _words(labels)
     answers = joining.Answers(
-        data, policy, columns, label, names, task, approval, _words(share), backbone, epsilon, unit, labels_later
+        data, policy, columns, label, names, kind, task, approval, _words(share), backbone, epsilon, unit, labels_later
     )
     say(f"coordinator {found.superlink}, fingerprint {found.fingerprint}")
     made = joining.join(found, folder, answers, install, register)
     say(f"silo {found.silo!r}: {made.rows} rows; settings: {made.settings}")
+    for warning in made.warnings:
+        say(f"warning: {warning}")
     budget = f" (ε = {epsilon:g} for each {unit})" if policy == "private" else ""
     say(f"policy {policy}: {PRESETS[policy]}{budget}")
     if not made.declared:
