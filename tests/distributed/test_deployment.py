@@ -172,6 +172,8 @@ def test_a_nodes_status_tells_its_link_and_fails_while_it_is_down(silotune, tmp_
         up = silotune("federation", "status", file, "--check")
         assert (up.code, up.err) == (0, "")
         assert "certificates: coordinator's 11 days left, authority's 1800 days left" in up.out
+    assert "link: up" not in silotune("federation", "status", file).out, "the node has ended"
+    with processes._processes(tmp_path / "node"):
         for _ in range(2):
             link.keep("certificate has expired")
         down = silotune("federation", "status", file, "--check")

@@ -292,6 +292,13 @@ def test_a_masked_silo_shows_its_identity_and_then_the_lists_fingerprint(setting
     assert mode(tmp_path / "north" / "identity.key") == 0o600
     silo = read_silo_or_node_settings(made.settings)
     assert made.identity == silo.masked.peers["north"]
+    spoken = " ".join(made.identity[at : at + 4] for at in range(0, 64, 4)).upper()  # by telephone
+    written = made.settings.read_text()
+    made.settings.write_text(written.replace(made.identity, spoken))
+    assert read_silo_or_node_settings(made.settings) == silo
+    made.settings.write_text(written.replace(made.identity, spoken[:-1]))
+    with pytest.raises(InputError, match=r"peers\.north: must be the 64 hexadecimal digits .* \(got 63\)"):
+        read_silo_or_node_settings(made.settings)
     with pytest.raises(InputError, match=r"masked\.peers: 1 silos; the list has 3 to 50"):
         masks_line(silo)
     silo.masked.peers.update(south="ab" * 32, west="cd" * 32)

@@ -10,11 +10,12 @@ from typing import Any
 from silotune.config.trees import load_tree
 from silotune.core.files import file_sha256, write_text
 from silotune.core.records import check_audit
-from silotune.deploy.printing import totals
+from silotune.deploy.printing import incidents, totals
 from silotune.distributed.coordinator.job import RunRegistry
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, read_status
 from silotune.distributed.protocol.frames import printable
 from silotune.distributed.silo.approvals import Approvals
+from silotune.distributed.silo.row_records import withdrawn_of
 from silotune.distributed.silo.silo_config import PRESETS, read_silo_settings
 from silotune.distributed.silo.store import SiloStore
 from silotune.errors import InputError
@@ -62,6 +63,8 @@ def _content(run: Path, silos: Sequence[Path]) -> dict[str, Any]:
     return {
         "run": name,
         "summary": summary,
+        "user": next(entry["user"] for entry in entries if entry["kind"] == "started"),
+        "incidents": incidents(run),
         "survey": summary.get("survey", {}).get("silos", {}),
         "privacy": summary.get("privacy"),
         "config": read_config(str(folder / "config.yaml")),
@@ -92,13 +95,17 @@ def _own(path: Path, run: str) -> tuple[str, Mapping[str, Any]]:
     """Return a silo's name, and policy, approval and ε from its own file and records."""
     settings = read_silo_settings(path)
     folder, budget, preset = Path(settings.folder), settings.privacy, settings.policy.preset
+    store, (entries, problems) = SiloStore(folder), check_audit(folder)
+    decided = [each for each in entries if each["kind"] in ("approved", "rejected") and each["run"].startswith(run)]
     return settings.name, {
+        "decided": [f"{each['kind']} {each['time']} by {each.get('user', each.get('reason'))}" for each in decided],
+        "withdrawn": withdrawn_of(store.records, run),
         "policy": f"{preset}: {PRESETS[preset]}",
         "share": settings.share,
         "approval": next((known for known in Approvals(folder).all() if known.run == run), None),
         "budget": budget,
-        "epsilon": None if budget is None else SiloStore(folder).ledger.epsilon_of(run, budget.delta),
-        "problems": check_audit(folder)[1],
+        "epsilon": None if budget is None else store.ledger.epsilon_of(run, budget.delta),
+        "problems": problems,
     }
 
 
