@@ -244,6 +244,24 @@ def test_a_silo_has_one_key_until_it_is_expelled(link, flwr, key):
     assert nodes.registered_nodes(link) == {}
 
 
+def test_a_silo_that_a_new_superlink_does_not_know_is_expelled(link, flwr, key, monkeypatch):
+    """As after the loss of `superlink.db`: else no invitation could bring the silo back."""
+    nodes.register_node(link, "north", key)
+    known = [{"node-id": "17", "status": "offline"}]
+
+    def answered(_settings, failure, *words):
+        if words[0] == "unregister":
+            raise SilotuneError(f"{failure}: [code: 24] Node ID not found for account.")
+        return {"nodes": known}
+
+    monkeypatch.setattr(nodes, "_flwr_supernode", answered)
+    with pytest.raises(SilotuneError, match=r"silo 'north' was not expelled: \[code: 24\]"):
+        nodes.unregister_node(link, "north")
+    known.clear()
+    assert nodes.unregister_node(link, "north") == "17"
+    assert nodes.registered_nodes(link) == {}
+
+
 def test_a_refusal_is_said_in_flowers_words_and_nothing_is_kept(link, flwr, key):
     flwr.answer = {"success": False, "error-message": "Using …\n\n[code: 23] Public key already in use."}
     with pytest.raises(SilotuneError, match=r"silo 'north' was not admitted: .*\[code: 23\] Public key already in use"):

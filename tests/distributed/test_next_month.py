@@ -155,8 +155,12 @@ def test_a_run_without_rounds_scores_a_given_model_at_each_silo(tiny_config, tmp
         for run_id, split in records.rows("SELECT DISTINCT run, split FROM used"):
             uses.setdefault(run_id, set()).add(split)
         assert sorted(map(sorted, uses.values())) == [["before", "test", "validation"], ["test", "train", "validation"]]
-    other = tiny_config("fedmcp", "rounds=0", "data.seed=1", f"start={tmp_path / 'one'}")  # other splits
-    coordinated(other, tmp_path / "other", configs, local=False)
+    for own in configs.values():  # other splits, as another seed makes them
+        files = [Path(own.rows) / f"{name}.jsonl" for name in ("train", "test")]
+        contents = [file.read_bytes() for file in files]
+        for file, content in zip(files, reversed(contents), strict=True):
+            file.write_bytes(content)
+    coordinated(scoring, tmp_path / "other", configs, local=False)
     run_before = RunRegistry.open(tmp_path / "one").run
     said = f"scores rows that trained run {run_before}"
     assert incidents(tmp_path / "other") == [f"silo {name!r}: {said}" for name in configs]
