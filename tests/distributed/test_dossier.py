@@ -52,7 +52,6 @@ def test_a_dossier_is_filled_from_the_records(tiny_config, tmp_path: Path, silot
     assert re.search(rf"\* \*\*alpha\*\*: run approved .*; its log: approved \S+ by {current_user()}\. Its file", text)
     assert "this run, or the model with which it began: 3." in text
     assert "    * as it was shown\n" in text
-    assert f", by user {current_user()} of the coordinator's machine |" in text
     assert "\n* silo 'beta': not connected \\| for 9 s\n" in text
     assert "* **beta**: not in the coordinator's records." in text
     assert "one \\| two &lt;script>" in text

@@ -12,6 +12,7 @@ import yaml
 from silotune.core.records import check_audit
 from silotune.core.serialization import read_tensors
 from silotune.core.tensors import digest
+from silotune.deploy.dossier import write_dossier
 from silotune.deploy.printing import incidents
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.job import RunRegistry
@@ -165,6 +166,11 @@ def test_a_run_without_rounds_scores_a_given_model_at_each_silo(tiny_config, tmp
     said = f"scores rows that trained run {run_before}"
     assert incidents(tmp_path / "other") == [f"silo {name!r}: {said}" for name in configs]
     assert incidents(tmp_path / "two") == []
+    (tmp_path / "about.yaml").write_text("purpose: to try\nparties: us\n")
+    write_dossier(tmp_path / "other", tmp_path / "d.md", tmp_path / "about.yaml")
+    told = (tmp_path / "d.md").read_text()
+    assert f"| Begins with | the model of {tmp_path / 'one'} (run {run_before}): what" in told
+    assert f"\n* silo 'alpha': {said}\n" in told
     fresh = configs | {"alpha": configs["alpha"].replace(folder=str(tmp_path / "new"))}
     with pytest.raises(InputError, match=r"'alpha': start: has no model of run \w+ that rounds=0 could score"):
         coordinated(scoring, tmp_path / "three", fresh, local=False)
