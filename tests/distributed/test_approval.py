@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 import yaml
 
+from silotune.core.clock import current_user
+from silotune.core.records import check_audit
 from silotune.distributed.coordinator import dispatcher
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.protocol.frames import decode
@@ -237,6 +240,10 @@ def test_the_operators_commands(asking, tmp_path, silotune, monkeypatch):
     monkeypatch.setattr("silotune.deploy.silo_commands.time.sleep", lambda _: third.ask("hello"))
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     assert f"run {'d' * 16}" in said("approve", "--wait")
+    decided = [line for line in said("audit").splitlines() if f" {current_user()}" in line]
+    names = ("approved a", "approved a", "rejected b", "approved d")
+    assert [line.split(maxsplit=1)[1][: len("approved a")] for line in decided] == [*names], "in the chain, by whom"
+    assert "so are 3 more runs before 2999-01-01" in decided[1]
     for words, error in ((("show", "c"), "unknown run 'c'"), (("approve", ""), "unknown run ''")):
         failed = silotune("silo", *words, "--config", path)
         assert (failed.code, error in failed.err) == (2, True)
@@ -251,6 +258,8 @@ def test_a_standing_approval_has_a_count_and_an_end(asking, monkeypatch):
     decisions.stand(decisions.decide("a" * 16, "approved"), "2999-01-01", 2)
     assert asking(run="b" * 16).ask("hello").kind == "hello"
     assert "approved by the standing approval of aaaa" in decisions.named("b").description[-1]
+    (lines, _) = check_audit(Path(first.settings.folder))
+    assert any("approved by the standing approval of aaaa" in line.get("reason", "") for line in lines)
     other = asking((*ALLOWED, "train.lr=0.002"), run="c" * 16)
     assert other.ask("hello").kind == "waiting", "other keys"
     assert [(until, times) for _, until, times in decisions.standing()] == [("2999-01-01", 1)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
 from silotune.data.rows import Row, Splits
+from silotune.deploy.printing import incidents
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.job import prepare
 from silotune.distributed.protocol.frames import decode
@@ -144,10 +146,10 @@ def changed_in_round_2(config, out, **more):
 
 def test_other_rows_are_refused_and_named(tiny_config, tmp_path):
     config = tiny_config("fedmcp", "rounds=2", "train.steps=1", "federation.retries=0")
-    with pytest.raises(SilotuneError, match="missing: beta"):
+    words = "silo 'beta': its rows changed within this run; its silo config has changed_rows: refuse (or accept)"
+    with pytest.raises(SilotuneError, match=re.escape(f"missing: beta ({words}); what is finished")):
         changed_in_round_2(config, tmp_path / "run")
     (failed,) = logged(tmp_path / "run", "silo-failed")
-    words = "silo 'beta': its rows changed within this run; its silo config has changed_rows: refuse (or accept)"
     assert failed["reason"] == words
 
 
@@ -158,6 +160,7 @@ def test_where_the_file_accepts_other_rows_the_run_goes_on_and_says_so(tiny_conf
         (event["round"], event["silo"]) for event in logged(tmp_path / "run", "silo") if "rows changed" in str(event)
     }
     assert notes == {(2, "beta"), (3, "beta")}
+    assert incidents(tmp_path / "run") == ["silo 'beta': its rows changed within this run (2 times)"]
     assert read_summary(tmp_path / "run")["rounds"] == 3
 
 

@@ -172,6 +172,8 @@ def test_a_nodes_status_tells_its_link_and_fails_while_it_is_down(silotune, tmp_
         up = silotune("federation", "status", file, "--check")
         assert (up.code, up.err) == (0, "")
         assert "certificates: coordinator's 11 days left, authority's 1800 days left" in up.out
+    assert "link: up" not in silotune("federation", "status", file).out, "the node has ended"
+    with processes._processes(tmp_path / "node"):
         for _ in range(2):
             link.keep("certificate has expired")
         down = silotune("federation", "status", file, "--check")
@@ -239,6 +241,24 @@ def test_a_silo_has_one_key_until_it_is_expelled(link, flwr, key):
         nodes.unregister_node(link, "south")
     assert nodes.unregister_node(link, "north") == "17"
     assert flwr.calls[-1] == ["flwr", "supernode", "unregister", "17", "silotune", "--format", "json"]
+    assert nodes.registered_nodes(link) == {}
+
+
+def test_a_silo_that_a_new_superlink_does_not_know_is_expelled(link, flwr, key, monkeypatch):
+    """As after the loss of `superlink.db`: else no invitation could bring the silo back."""
+    nodes.register_node(link, "north", key)
+    known = [{"node-id": "17", "status": "offline"}]
+
+    def answered(_settings, failure, *words):
+        if words[0] == "unregister":
+            raise SilotuneError(f"{failure}: [code: 24] Node ID not found for account.")
+        return {"nodes": known}
+
+    monkeypatch.setattr(nodes, "_flwr_supernode", answered)
+    with pytest.raises(SilotuneError, match=r"silo 'north' was not expelled: \[code: 24\]"):
+        nodes.unregister_node(link, "north")
+    known.clear()
+    assert nodes.unregister_node(link, "north") == "17"
     assert nodes.registered_nodes(link) == {}
 
 

@@ -8,8 +8,14 @@ from pathlib import Path
 
 import yaml
 
+from silotune.core.clock import current_user
 from silotune.core.records import check_audit
+from silotune.distributed.coordinator.job import RunRegistry
+from silotune.distributed.silo.approvals import Approvals
+from silotune.distributed.silo.row_records import withdraw
+from silotune.distributed.silo.store import SiloStore
 from silotune.runs.storage.readers import read_summary
+from silotune.runs.storage.run_folder import RunFolder
 from tests.support.command_line import Silotune
 from tests.support.session_rig import coordinated, local_configs
 
@@ -19,6 +25,14 @@ def test_a_dossier_is_filled_from_the_records(tiny_config, tmp_path: Path, silot
     private = {"policy": {"preset": "private"}, "privacy": {"epsilon": 8.0}, "seeded_noise": False}
     configs = local_configs(config, tmp_path / "silos", **private)
     coordinated(config, tmp_path / "run", configs, local=False)
+    run = RunRegistry.open(tmp_path / "run").run
+    folder = Path(configs["alpha"].folder)
+    Approvals(folder).ask(run, "0" * 64, {}, lambda: ["as it was shown"])
+    Approvals(folder).decide(run, "approved")
+    store = SiloStore(folder)
+    trained = store.records.rows("SELECT row FROM used WHERE run = ? AND split = 'train' LIMIT 3", run)
+    withdraw(store.records, [row for (row,) in trained])
+    RunFolder(tmp_path / "run").event("silo-failed", round=1, silo="beta", reason="not connected | for 9 s")
     stated = {"purpose": "one | two <script>", "parties": {"alpha": "Hospital A"}, "retention": "5 years"}
     (tmp_path / "about.yaml").write_text(yaml.safe_dump(stated))
     own = configs["alpha"].model_dump(mode="json", exclude_none=True)
@@ -35,7 +49,10 @@ def test_a_dossier_is_filled_from_the_records(tiny_config, tmp_path: Path, silot
     assert f"The run asked for dp-sgd for each row: ε = 4.0 at δ = {summary['privacy']['delta']}" in text
     assert "Not covered: users of a silo's own model." in text
     assert re.search(r"alpha: its ledger has ε = (3\.9|4)\S* for this run; all runs together may spend 8.0", text)
-    assert "* **alpha**: no decision of a person on this run is recorded. Its file has, now: policy private" in text
+    assert re.search(rf"\* \*\*alpha\*\*: run approved .*; its log: approved \S+ by {current_user()}\. Its file", text)
+    assert "this run, or the model with which it began: 3." in text
+    assert "    * as it was shown\n" in text
+    assert "\n* silo 'beta': not connected \\| for 9 s\n" in text
     assert "* **beta**: not in the coordinator's records." in text
     assert "one \\| two &lt;script>" in text
     assert "<script>" not in page

@@ -292,6 +292,13 @@ def test_a_masked_silo_shows_its_identity_and_then_the_lists_fingerprint(setting
     assert mode(tmp_path / "north" / "identity.key") == 0o600
     silo = read_silo_or_node_settings(made.settings)
     assert made.identity == silo.masked.peers["north"]
+    spoken = " ".join(made.identity[at : at + 4] for at in range(0, 64, 4)).upper()  # by telephone
+    written = made.settings.read_text()
+    made.settings.write_text(written.replace(made.identity, spoken))
+    assert read_silo_or_node_settings(made.settings) == silo
+    made.settings.write_text(written.replace(made.identity, spoken[:-1]))
+    with pytest.raises(InputError, match=r"peers\.north: must be the 64 hexadecimal digits .* \(got 63\)"):
+        read_silo_or_node_settings(made.settings)
     with pytest.raises(InputError, match=r"masked\.peers: 1 silos; the list has 3 to 50"):
         masks_line(silo)
     silo.masked.peers.update(south="ab" * 32, west="cd" * 32)
@@ -375,6 +382,21 @@ def test_a_silo_that_named_no_policy_may_declare_its_labels_later(settings, tmp_
     assert "policy: private" in (tmp_path / "north" / "silo.yaml").read_text()
     outcome = silotune("silo", "join", file, *words, "--policy", "private", "--to", tmp_path / "other")
     assert (outcome.code, "labels: are to be declared" in outcome.err) == (2, True)
+
+
+def test_numbers_are_not_taken_for_labels_without_a_word(settings, tmp_path, nodes, silotune):
+    invited(settings, tmp_path)
+    (file,) = tmp_path.glob("north-*.invite")
+    path = tmp_path / "scores.csv"
+    path.write_text("text,label\n" + "".join(f"words of row {number},0.{number:02}\n" for number in range(80)))
+    words = "silo", "join", file, "--data", path, "--policy", "trusting", "--no-register"
+    warned = silotune(*words, "--to", tmp_path / "labels")
+    assert "warning: silo 'north': 80 labels for 48 training rows; are they numbers to be predicted" in warned.out
+    joined = silotune(*words, "--kind", "regression", "--to", tmp_path / "numbers")
+    assert (joined.code, "labels for" in joined.out) == (0, False)
+    assert read_silo_or_node_settings(tmp_path / "numbers" / "silo.yaml").data.kind == "regression"
+    refused = silotune(*words, "--kind", "regresion", "--to", tmp_path / "other")
+    assert (refused.code, "kind" in refused.err, "regression" in refused.err) == (2, True, True), refused.err
 
 
 def test_a_silent_coordinator_is_said(tmp_path, settings, nodes, rows):

@@ -12,7 +12,10 @@ import yaml
 from silotune.core.records import check_audit
 from silotune.core.serialization import read_tensors
 from silotune.core.tensors import digest
+from silotune.deploy.dossier import write_dossier
+from silotune.deploy.printing import incidents
 from silotune.distributed.coordinator.coordinate import coordinate
+from silotune.distributed.coordinator.job import RunRegistry
 from silotune.distributed.protocol.frames import decode
 from silotune.distributed.silo.session import Session
 from silotune.distributed.silo.silo_config import REHEARSAL, PolicyConfig, RowBudget, read_silo_settings
@@ -48,6 +51,11 @@ def test_two_runs_end_as_they_do_in_one_process(tiny_config, tmp_path: Path) -> 
             for path in (folders[-1], tmp_path / "then" / "models" / name)
         ]
         assert digest(kept[0]) == digest(kept[1])
+
+    (tmp_path / "two" / "models").rename(tmp_path / "gone")  # as in a run that did not reach its end
+    with pytest.raises(InputError, match=r"start: \S+two is a run that has not finished, and holds no models yet"):
+        one_run(second.replace(start=str(tmp_path / "two")), configs, tmp_path / "early")
+    (tmp_path / "gone").rename(tmp_path / "two" / "models")
 
     third = tiny_config("fedmcp", *SHORT, f"start={tmp_path / 'two'}")
     configs["alpha"] = configs["alpha"].model_copy(update={"folder": str(tmp_path / "new")})
@@ -104,7 +112,7 @@ def test_withdrawn_rows(tiny_config, backbone_folder, tmp_path: Path, silotune: 
     gone = write(tmp_path / "gone.csv", [[rows[number][0].upper() + " "] for number in range(20)], ("text",))
     told = silotune("silo", "rows", "--config", own, "--withdrawn", gone)
     assert (told.code, told.err) == (0, "")
-    assert told.out.startswith("20 rows are left out of all runs that begin from now on\n")
+    assert told.out.startswith("20 rows are left out of all runs that begin from now on\nrun ")
     assert first["run"] in told.out
     assert str(tmp_path / "state" / first["run"] / "models" / "north") in told.out
     assert "not undone: models trained before keep what they learned" in told.out.replace("\n", " ")
@@ -119,6 +127,9 @@ def test_withdrawn_rows(tiny_config, backbone_folder, tmp_path: Path, silotune: 
     federate(tmp_path / "three", f"start={tmp_path / 'two'}")  # other splits: rows that trained are scored
     notes = [[event.get("note") for event in logged(tmp_path / out, "silo")] for out in ("one", "two", "three")]
     assert notes == [[None], [None], [f"scores rows that trained run {second['run']}"]]
+    unknown = write(tmp_path / "unknown.csv", [[rows[0][0]], ["nobody wrote this"]], ("text",))
+    told = silotune("silo", "rows", "--config", own, "--withdrawn", unknown)
+    assert f"1 of them are not in {tmp_path / 'rows.csv'} now" in told.out.replace("\n", " ")
     assert all(rows[0][0].encode() not in path.read_bytes() for path in (tmp_path / "state").glob("records.db*"))
     assert check_audit(tmp_path / "state")[1] == []
 
@@ -145,6 +156,21 @@ def test_a_run_without_rounds_scores_a_given_model_at_each_silo(tiny_config, tmp
         for run_id, split in records.rows("SELECT DISTINCT run, split FROM used"):
             uses.setdefault(run_id, set()).add(split)
         assert sorted(map(sorted, uses.values())) == [["before", "test", "validation"], ["test", "train", "validation"]]
+    for own in configs.values():  # other splits, as another seed makes them
+        files = [Path(own.rows) / f"{name}.jsonl" for name in ("train", "test")]
+        contents = [file.read_bytes() for file in files]
+        for file, content in zip(files, reversed(contents), strict=True):
+            file.write_bytes(content)
+    coordinated(scoring, tmp_path / "other", configs, local=False)
+    run_before = RunRegistry.open(tmp_path / "one").run
+    said = f"scores rows that trained run {run_before}"
+    assert incidents(tmp_path / "other") == [f"silo {name!r}: {said}" for name in configs]
+    assert incidents(tmp_path / "two") == []
+    (tmp_path / "about.yaml").write_text("purpose: to try\nparties: us\n")
+    write_dossier(tmp_path / "other", tmp_path / "d.md", tmp_path / "about.yaml")
+    told = (tmp_path / "d.md").read_text()
+    assert f"| Begins with | the model of {tmp_path / 'one'} (run {run_before}): what" in told
+    assert f"\n* silo 'alpha': {said}\n" in told
     fresh = configs | {"alpha": configs["alpha"].replace(folder=str(tmp_path / "new"))}
     with pytest.raises(InputError, match=r"'alpha': start: has no model of run \w+ that rounds=0 could score"):
         coordinated(scoring, tmp_path / "three", fresh, local=False)

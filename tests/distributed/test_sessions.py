@@ -202,7 +202,9 @@ def test_below_its_quorum_a_round_is_asked_again_then_the_run_stops_with_its_sta
     )
     out = tmp_path / "run"
     configs, link, _ = without_beta_in_round_2(config, out)
-    with pytest.raises(SilotuneError, match=r"round 2: 2 of 3 silos .*quorum=1 asks for 3; missing: beta"):
+    with pytest.raises(
+        SilotuneError, match=r"round 2: 2 of 3 silos .*quorum=1 asks for 3; missing: beta \(no answer\);"
+    ):
         coordinate(job(config, out, configs), link)
     assert [event["arrived"] for event in logged(out, "quorum")] == [2, 2]
     assert not (out / "summary.json").exists()

@@ -256,7 +256,7 @@ class Config(Section):
                 if getattr(self.data, key):
                     raise ValueError(f"'silos' and 'data.{key}' exclude each other; give one of them")
         if not self.silos and not self.data.set and not self.data.path and not self.federation.silos:
-            raise ValueError("no data: give 'silos', 'data.path' or a preset")
+            raise ValueError("no data: give 'silos', 'data.path' or a preset; over machines, 'federation.silos'")
         return self
 
     def _check_noise_on_rows(self, other_noise: bool) -> None:
@@ -276,7 +276,8 @@ class Config(Section):
             "backbone.quantization: int8 rounds rows together; allowed: none, nf4": (
                 self.backbone.quantization in ("int8", "auto")
             ),
-            "start: nobody says that it was trained with noise; leave it out": self.start is not None,
+            "start: nobody says that its model was trained with noise; give no start, the run begins anew": self.start
+            is not None,
             "train.early_stopping: scores without noise would end the run; leave it out": (
                 self.train.early_stopping is not None
             ),

@@ -303,7 +303,7 @@ def _begun(settings: CoordinatorSettings, run: QueuedRun, wait: bool) -> None:
     from silotune.cli.progress import show_progress
     from silotune.cli.result_table import result_table
     from silotune.deploy import queue
-    from silotune.deploy.printing import print_survey
+    from silotune.deploy.printing import incidents, print_survey
     from silotune.runs.callbacks.base import EventFeed
     from silotune.runs.storage.readers import read_summary
 
@@ -320,6 +320,8 @@ def _begun(settings: CoordinatorSettings, run: QueuedRun, wait: bool) -> None:
         print_survey(summary["survey"])
     else:
         console.print(result_table([summary]))
+    for line in incidents(Path(run.out)):
+        say(f"note: {line}")
 
 
 def run_plan(

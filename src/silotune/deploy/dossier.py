@@ -10,11 +10,12 @@ from typing import Any
 from silotune.config.trees import load_tree
 from silotune.core.files import file_sha256, write_text
 from silotune.core.records import check_audit
-from silotune.deploy.printing import totals
+from silotune.deploy.printing import incidents, totals
 from silotune.distributed.coordinator.job import RunRegistry
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, read_status
 from silotune.distributed.protocol.frames import printable
 from silotune.distributed.silo.approvals import Approvals
+from silotune.distributed.silo.row_records import withdrawn_of
 from silotune.distributed.silo.silo_config import PRESETS, read_silo_settings
 from silotune.distributed.silo.store import SiloStore
 from silotune.errors import InputError
@@ -58,13 +59,19 @@ def _content(run: Path, silos: Sequence[Path]) -> dict[str, Any]:
     for entry in entries:
         if entry.get("direction") == "came" and entry.get("run") == name:
             came[str(entry.get("silo"))].append(entry)
+    config = read_config(str(folder / "config.yaml"))
+    start = Path(config.start or "none")
     files = [path for path in sorted(run.rglob("*")) if path.suffix in (".yaml", ".json", ".jsonl", ".safetensors")]
     return {
         "run": name,
         "summary": summary,
+        "incidents": incidents(run),
         "survey": summary.get("survey", {}).get("silos", {}),
         "privacy": summary.get("privacy"),
-        "config": read_config(str(folder / "config.yaml")),
+        "config": config,
+        "before": RunRegistry.open(start).run
+        if (start / FEDERATION_FOLDER / "run.json").exists()
+        else "no federation's",
         "versions": read_versions(run),
         "silos": {silo: totals(came[silo]).get(name, totals([])) for silo in summary["silos"]},
         "parts": {silo: _keys(own, "tensors") for silo, own in came.items()},
@@ -92,13 +99,17 @@ def _own(path: Path, run: str) -> tuple[str, Mapping[str, Any]]:
     """Return a silo's name, and policy, approval and ε from its own file and records."""
     settings = read_silo_settings(path)
     folder, budget, preset = Path(settings.folder), settings.privacy, settings.policy.preset
+    store, (entries, problems) = SiloStore(folder), check_audit(folder)
+    decided = [each for each in entries if each["kind"] in ("approved", "rejected") and each["run"].startswith(run)]
     return settings.name, {
+        "decided": [f"{each['kind']} {each['time']} by {each.get('user', each.get('reason'))}" for each in decided],
+        "withdrawn": withdrawn_of(store.records, run),
         "policy": f"{preset}: {PRESETS[preset]}",
         "share": settings.share,
         "approval": next((known for known in Approvals(folder).all() if known.run == run), None),
         "budget": budget,
-        "epsilon": None if budget is None else SiloStore(folder).ledger.epsilon_of(run, budget.delta),
-        "problems": check_audit(folder)[1],
+        "epsilon": None if budget is None else store.ledger.epsilon_of(run, budget.delta),
+        "problems": problems,
     }
 
 

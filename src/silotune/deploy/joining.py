@@ -36,6 +36,7 @@ class Answers:
     """The operator's choices for a silo that joins.
 
     Args:
+        kind: of the task, such as regression.
         task: the name that silos with the same labels share; None: the silo's own.
         epsilon: the privacy budget of all runs: with policy `private` of each unit, else of noise on whole updates,
             for which a secret is made.
@@ -48,6 +49,7 @@ class Answers:
     text: tuple[str, ...] = ("text",)
     label: str = "label"
     labels: tuple[str, ...] | None = None
+    kind: str | None = None
     task: str | None = None
     approval: str = "ask"
     share: tuple[str, ...] = ("validation", "test", "rows")
@@ -65,7 +67,7 @@ class Answers:
         """Return the silo's rows as an entry of `silos`."""
         text: str | list[str] = list(self.text) if len(self.text) > 1 else self.text[0]
         entry = {"name": silo, "path": str(self.data.resolve()), "text": text, "label": self.label}
-        more = {"labels": self.labels and [*self.labels], "task": self.task}
+        more = {"labels": self.labels and [*self.labels], "kind": self.kind, "task": self.task}
         return entry | {key: value for key, value in more.items() if value is not None}
 
 
@@ -73,11 +75,13 @@ class Answers:
 class Joined:
     """The files that `silo join` made, and `identity`, what the operator tells the others with policy `masked`.
 
-    Without `declared`, its labels are to be declared before the first run under policy `private`.
+    Without `declared`, its labels are to be declared before the first run under policy `private`. `warnings` are about
+    its rows.
     """
 
     settings: Path
     rows: int
+    warnings: list[str]
     identity: str
     declared: bool = True
     started: bool = False
@@ -96,7 +100,7 @@ def join(
     folder = folder.resolve()
     settings, node, units = folder / "silo.yaml", folder / "node.yaml", folder / "systemd"
     require_absent([settings, node, units], "choose another folder; for a new key of this silo give --new-key")
-    rows, declared = _count_rows(invitation.silo, answers)
+    rows, warnings, declared = _read_rows(invitation.silo, answers)
     fresh = folder / ".silo.yaml.new"
     fresh.unlink(missing_ok=True)
     tree, identity = _silo_tree(invitation, answers, rows, apart=installs), ""
@@ -118,7 +122,7 @@ def join(
     finally:
         fresh.unlink(missing_ok=True)
     if not installs:
-        return Joined(settings, rows, identity, declared)
+        return Joined(settings, rows, warnings, identity, declared)
     apart = {"name": invitation.silo, "folder": f"/var/lib/{NODE}", "socket": _SOCKET} | _connection(invitation)
     write_new(node, dump_yaml(apart), 0o600)
     paths = {"/etc/silotune": str(folder)}
@@ -129,7 +133,7 @@ def join(
         write_new(units / f"{name}.service", filled(f"systemd/{name}.service", values))
     write_new(units / "sysusers.conf", filled("systemd/silo.sysusers.conf", {}))
     write_new(units / "tmpfiles.conf", filled("systemd/silo.tmpfiles.conf", paths))
-    return Joined(settings, rows, identity, declared, install(units))
+    return Joined(settings, rows, warnings, identity, declared, install(units))
 
 
 def replace_key(invitation: Invitation, folder: Path) -> Path:
@@ -160,21 +164,26 @@ def config_of_one(tree: dict[str, Any]) -> Config:
         return read_config(str(path))
 
 
-def _count_rows(silo: str, answers: Answers) -> tuple[int, bool]:
-    """Read the rows as a run would, under policy `private` with noise; returns how many, and if that can be so yet."""
+def _read_rows(silo: str, answers: Answers) -> tuple[int, list[str], bool]:
+    """Read the rows as a run would, under policy `private` with noise.
+
+    Returns:
+        How many, what `silotune data` would warn of, and whether a run could read them so yet.
+    """
     from silotune.data.loading import load_silos
+    from silotune.data.row_checks import warnings_of
     from silotune.data.tasks import UndeclaredLabels
 
-    def count(noise: dict[str, Any]) -> int:
-        splits = load_silos(config_of_one({"silos": [answers.entry(silo)], **noise}))[0].splits
-        return len(splits.train) + len(splits.validation) + len(splits.test)
+    def read(noise: dict[str, Any]) -> tuple[int, list[str]]:
+        silos = load_silos(config_of_one({"silos": [answers.entry(silo)], **noise}))
+        return sum(silos[0].splits.counts().values()), warnings_of(silos, central=False)
 
     try:
-        return count({"privacy": {"unit": answers.unit, "epsilon": 1.0}} if answers.policy == "private" else {}), True
+        return *read({"privacy": {"unit": answers.unit, "epsilon": 1.0}} if answers.policy == "private" else {}), True
     except UndeclaredLabels:
         if not answers.labels_later:
             raise
-        return count({} if answers.unit == "row" else {"evaluation": {"unit": answers.unit}}), False
+        return *read({} if answers.unit == "row" else {"evaluation": {"unit": answers.unit}}), False
 
 
 def _silo_tree(invitation: Invitation, answers: Answers, rows: int, apart: bool) -> dict[str, Any]:

@@ -102,7 +102,11 @@ def unregister_node(settings: CoordinatorSettings, silo: str) -> str:
     nodes = registered_nodes(settings)
     if silo not in nodes:
         raise InputError(f"silo {silo!r}: not admitted; admitted: {', '.join(sorted(nodes)) or 'none'}")
-    _flwr_supernode(settings, f"silo {silo!r} was not expelled", "unregister", nodes[silo], "silotune")
+    try:
+        _flwr_supernode(settings, f"silo {silo!r} was not expelled", "unregister", nodes[silo], "silotune")
+    except SilotuneError:
+        if silo in node_statuses(settings):
+            raise  # a SuperLink whose database was lost does not know the node, and its key is void
     with transaction(settings.folder) as database:
         database.execute("delete from nodes where silo = ?", (silo,))
     record_decision(settings.folder, "expelled", silo=silo, node=nodes[silo])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,6 +126,19 @@ def print_runs(runs: Sequence[Mapping[str, Any]]) -> None:
         cells = (str(run["run"]), state, run["method"], f"{run['round']}/{run['rounds']}", ", ".join(run["silos"]))
         table.add_row(*map(escape, (*cells, _moment(run["began"]), run["out"])))
     console.print(table)
+
+
+def incidents(run: Path) -> list[str]:
+    """Return what silos' notes and failures say about a run: each once, with how often it happened."""
+    from silotune.distributed.protocol.frames import printable
+    from silotune.runs.storage.readers import events
+
+    said = Counter(
+        f"silo {event.get('silo')!r}: {event.get('note') or event.get('reason')}"
+        for event in events(run)
+        if event.get("note") or event["event"] == "silo-failed"
+    )
+    return [printable(line) + f" ({times} times)" * (times > 1) for line, times in said.items()]
 
 
 def print_survey(survey: Mapping[str, Any]) -> None:

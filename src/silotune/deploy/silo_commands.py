@@ -49,6 +49,9 @@ def join(
         str | None,
         typer.Option(help="All labels, with commas (default: those in the rows; --policy private needs them)."),
     ] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="regression, multilabel, … (default: a row has one label, or an answer).")
+    ] = None,
     task: Annotated[str | None, typer.Option(help="The name that silos with the same labels share.")] = None,
     policy: Annotated[
         str | None, typer.Option(help="private (default), masked or trusting: what the coordinator may learn.")
@@ -87,11 +90,13 @@ def join(
     folder = to or (Path("/etc/silotune") if install else Path(found.silo))
     columns, names = tuple(text or ["text"]), None if labels is None else _words(labels)
     answers = joining.Answers(
-        data, policy, columns, label, names, task, approval, _words(share), backbone, epsilon, unit, labels_later
+        data, policy, columns, label, names, kind, task, approval, _words(share), backbone, epsilon, unit, labels_later
     )
     say(f"coordinator {found.superlink}, fingerprint {found.fingerprint}")
     made = joining.join(found, folder, answers, install, register)
     say(f"silo {found.silo!r}: {made.rows} rows; settings: {made.settings}")
+    for warning in made.warnings:
+        say(f"warning: {warning}")
     budget = f" (ε = {epsilon:g} for each {unit})" if policy == "private" else ""
     say(f"policy {policy}: {PRESETS[policy]}{budget}")
     if not made.declared:
@@ -100,7 +105,7 @@ def join(
             "until then `silo doctor` and private runs refuse"
         )
     if made.identity:
-        say(f"identity of {found.silo}: {made.identity}")
+        say(f"identity of {found.silo}: {' '.join(made.identity[at : at + 4] for at in range(0, 64, 4))}")
         say(
             f"to do: tell the other silos' operators, not through the coordinator; put their identities into "
             f"masked.peers of {made.settings}; then compare the fingerprint that `silotune silo doctor` shows"
@@ -233,7 +238,9 @@ def rows(
     as_json: JsonOption = False,
 ) -> None:
     """List which runs used this silo's rows; with --withdrawn, leave rows out of later runs, and name their models."""
+    from silotune.data.loading import load_silos
     from silotune.data.row_checks import SPLITS
+    from silotune.deploy.joining import config_of_one
     from silotune.distributed.silo import row_records
     from silotune.distributed.silo.silo_config import read_silo_settings
     from silotune.distributed.silo.store import SiloStore
@@ -249,8 +256,12 @@ def rows(
     if as_json:
         typer.echo(json.dumps({"withdrawn": None if marks is None else len({*marks}), "runs": found}, indent=1))
         return
-    if marks is not None:
+    if marks is not None and settings.data is not None:
         say(f"{len({*marks})} rows are left out of all runs that begin from now on")
+        (own,) = load_silos(config_of_one({"silos": [settings.data.model_dump(mode="json", exclude_none=True)]}))
+        here = {*row_records.marks_of(records.folder, [row for split in SPLITS for row in getattr(own.splits, split)])}
+        if others := len({*marks} - here):
+            say(f"{others} of them are not in {settings.data.path} now; a text counts only as it stood there")
     for run in found:
         counts = ", ".join(f"{run[split]} {split}" for split in (*SPLITS, row_records.BEFORE) if run[split])
         say(f"run {run['run']}: {counts}; model: {run['model'] or 'no longer here'}")

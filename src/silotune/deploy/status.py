@@ -98,7 +98,8 @@ def silo_status(party: SiloSettings | NodeSettings, file: Path) -> dict[str, Any
             running |= is_locked(Path(apart.folder))
         if folder.is_dir():
             told |= _silo_records(party, worker)
-    return {"silo": party.name, "running": running, "worker": worker, **told, "link": link and vars(link)}
+    shown = vars(link) if link is not None and (running or link.reason) else None  # of a node that ended, nobody knows
+    return {"silo": party.name, "running": running, "worker": worker, **told, "link": shown}
 
 
 def _silo_records(settings: SiloSettings, worker: Mapping[str, Any] | None) -> dict[str, Any]:

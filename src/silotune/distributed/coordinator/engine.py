@@ -25,7 +25,7 @@ from silotune.distributed.protocol.disclosure import (
     validate_metrics,
     validate_scores,
 )
-from silotune.distributed.protocol.frames import Frame, state_name
+from silotune.distributed.protocol.frames import Frame, printable, state_name
 from silotune.errors import InputError, SilotuneError
 from silotune.evaluation.federation_scores import mean_score
 from silotune.runs.engines.base import Broadcast, Engine, Progress, Scores
@@ -74,6 +74,8 @@ class FlowerEngine(Engine):
         self._new_states: dict[str, str] = {}
         self._deferred_scores: dict[str, dict[str, Any]] = {}
         """Scores of the previous round, which arrived with this round's replies."""
+        self._reasons: dict[str, str] = {}
+        """Silo → why it sent no valid update, last."""
 
     @property
     def label(self) -> str:
@@ -190,6 +192,7 @@ class FlowerEngine(Engine):
         judge = kind == "round" and bool(self.history.pending)
         resting = [name for name in sorted(self.federation.silos) if name not in silos] if judge else []
         waiting, arrived, coordinator = list(silos), 0, self.federation.coordinator
+        self._reasons.clear()
         for attempt in range(self._options.retries + 1):
             requests = {
                 name: self._request(kind, round_number, name, broadcast(name), keep=self._keep(name), judge=judge)
@@ -225,9 +228,10 @@ class FlowerEngine(Engine):
             )
             if not waiting:
                 break
+        missing = ", ".join(f"{name} ({self._reasons.get(name, 'no answer')})" for name in waiting) or "none"
         raise SilotuneError(
             f"round {round_number}: {arrived} of {len(silos)} silos sent a valid update, federation.quorum="
-            f"{self._options.quorum:g} asks for {needed}; missing: {', '.join(waiting) or 'none'}; what is finished is "
+            f"{self._options.quorum:g} asks for {needed}; missing: {missing}; what is finished is "
             "kept (run again with --resume)"
         )
 
@@ -275,6 +279,9 @@ class FlowerEngine(Engine):
             self._failed(round_number, silo, "answered with something else than scores")
         else:
             entries[silo] = dict(scores or {})
+            if note := str(frame.fields.get("note", ""))[:200]:
+                self.folder.event("note", round=round_number, silo=silo, note=note)
 
     def _failed(self, round_number: int, silo: str, reason: str) -> None:
+        self._reasons[silo] = printable(reason, _LONGEST)
         self.folder.event("silo-failed", round=round_number, silo=silo, reason=reason[:_LONGEST])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from silotune.config import Config
-from silotune.core.clock import utc_now
+from silotune.core.clock import current_user, utc_now
 from silotune.core.records import Records
 from silotune.distributed.protocol.frames import WAITS_FOR_APPROVAL, HandshakeRefused
 from silotune.errors import InputError, SilotuneError, unknown_name_error
@@ -112,6 +112,7 @@ class Approvals:
         with self._records.transaction() as connection:
             decided = replace(self.named(name), state=state, decided=utc_now())
             self._write(decided)
+            self._records.append({"kind": state, "run": decided.name, "user": current_user()})
             if state == "rejected":
                 connection.execute("DELETE FROM standing WHERE digest = ?", (decided.digest,))
             for run, configuration in decided.configuration.get(PLAN, ()):
@@ -125,6 +126,8 @@ class Approvals:
         with self._records.transaction() as connection:
             standing = run.digest, run.name, until, times
             connection.execute("INSERT OR REPLACE INTO standing VALUES (?, ?, ?, ?)", standing)
+            stands = {"kind": "approved", "run": run.name, "reason": f"so are {times} more runs before {until}"}
+            self._records.append({**stands, "user": current_user()})
 
     def standing(self, digest: str = "%") -> list[tuple[str, str, int]]:
         """Return the run, the end and the number of runs left of each standing approval that holds."""
@@ -139,6 +142,7 @@ class Approvals:
                 line = f"approved by the standing approval of {run}: {times - 1} more runs before {until}"
                 asking = replace(asking, state="approved", decided=utc_now(), description=(*asking.description, line))
                 self._write(asking)
+                self._records.append({"kind": "approved", "run": asking.name, "reason": line})
         return asking
 
     def named(self, name: str) -> WaitingRun:

@@ -151,7 +151,9 @@ class LocalWork:
             prepared, lambda: self._evaluate(federation, silo, shared, int(number), splits, run), {}
         )
         scores = {} if prepared.keeps_numbers else scores
-        return Answer(Frame("scores", {"silo": silo.name, "scores": scores}), {}, name, int(number), asked)
+        note = "; ".join(prepared.beginning) if scores and prepared.config.work == "scoring" else ""
+        fields = {"silo": silo.name, "scores": scores, "note": note}
+        return Answer(Frame("scores", fields), {}, name, int(number), asked)
 
     def survey(self, prepared: Prepared, request: Frame) -> Answer:
         """Count this silo's rows; counts with noise are charged."""

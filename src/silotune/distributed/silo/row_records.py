@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.config.data import SiloConfig
-from silotune.core.clock import utc_now
+from silotune.core.clock import current_user, utc_now
 from silotune.core.records import Records
 from silotune.data.generation_rows import find_format, generation_rows
 from silotune.data.readers import read_records, read_text, require_columns
@@ -88,14 +88,18 @@ def _trained(records: Records, run: str) -> set[bytes]:
     return {row for (row,) in records.rows(f"SELECT row FROM used WHERE run = ? AND {_TRAINED}", run)}
 
 
+def withdrawn_of(records: Records, run: str) -> int:
+    """Return how many withdrawn rows trained a run, or one with whose model it began."""
+    query = f"SELECT COUNT(*) FROM used JOIN withdrawn USING (row) WHERE run = ? AND {_TRAINED}"
+    return int(records.rows(query, run)[0][0])
+
+
 def remarks(records: Records, marks: Marks, left_out: int, before: str) -> list[str]:
     """Return lines for the operator about the rows of a run that is to be approved; arguments as for `note_use`."""
     lines = [f"left out as withdrawn: {left_out} rows"] if left_out else []
-    trained = _trained(records, before)
     if again := scored_again(records, marks, before):
         lines.append(f"scores: {again} validation and test rows trained run {before}, with whose model this one begins")
-    withdrawn = sum(row in trained for (row,) in records.rows("SELECT row FROM withdrawn"))
-    if withdrawn:
+    if withdrawn := withdrawn_of(records, before):
         lines.append(
             f"withdrawn, and not undone: {withdrawn} rows trained run {before}, with whose model this one begins"
         )
@@ -107,7 +111,8 @@ def withdraw(records: Records, marks: Sequence[bytes]) -> None:
     with records.transaction() as connection:
         values = [(mark, utc_now()) for mark in marks]
         connection.executemany("INSERT OR IGNORE INTO withdrawn VALUES (?, ?)", values)
-        records.append({"kind": "withdrawn", "rows": len({*marks})})
+        count = len({*marks})
+        records.append({"kind": "withdrawn", "rows": count, "reason": f"{count} rows", "user": current_user()})
 
 
 def uses(records: Records, silo: str, marks: Sequence[bytes] | None = None) -> list[dict[str, Any]]:

@@ -208,7 +208,8 @@ class SiloSetup:
         before = run_before(sent) or ""
         if before and flatten(private) and sent.aggregation.secure:  # no agreement says what they were made from
             raise HandshakeRefused(
-                f"silo {name!r}: start: under aggregation.secure private parts begin anew, and not from run {before}"
+                f"silo {name!r}: start: under aggregation.secure private parts begin anew, and not from run {before}; "
+                "allowed: no start, or a method without private parts (head.scope=shared)"
             )
         beginning = []
         if sent.start is None:

@@ -43,6 +43,15 @@ Amount = Annotated[int | str | None, BeforeValidator(_amount)]
 
 Count = Annotated[int | None, Field(ge=0)]
 
+
+def _identity(given: object) -> str:
+    """Accept a public identity as it is told by telephone: in groups, in any case."""
+    key = "".join(str(given).split()).lower()
+    if not re.fullmatch("[0-9a-f]{64}", key):
+        raise ValueError(f"must be the 64 hexadecimal digits that the silo's `silo join` printed (got {len(key)})")
+    return key
+
+
 PRESETS: Mapping[str, str] = {
     "trusting": "the coordinator may learn from updates whatever they tell about single rows",
     "masked": "the coordinator learns sums over silos alone",
@@ -131,7 +140,7 @@ class MaskedConfig(Section):
     """
 
     identity: ConfigPath
-    peers: dict[Name, Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = Field(min_length=1)
+    peers: dict[Name, Annotated[str, BeforeValidator(_identity)]] = Field(min_length=1)
     least: int | None = Field(default=None, ge=1)
     colluders: int | None = Field(default=None, ge=0)
 

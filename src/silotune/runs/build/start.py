@@ -52,6 +52,8 @@ def read_start(
     if (source / MODELS).is_dir():
         _check_run(source, config, method, tasks, backbone)
         return TrainedParts(str(source), partial(_read_parts, source, method.centralized))
+    if any((source / folder / "config.yaml").exists() for folder in (".", "federation")):
+        raise InputError(f"start: {source} is a run that has not finished, and holds no models yet; {START_ALLOWED}")
     if not tuner.implements("read_initial"):
         allowed = ", ".join(f"tuner={name}" for name, kind in TUNERS.items() if kind.implements("read_initial"))
         raise InputError(f"start: {source} is a LoRA, the run's tuner is {tuner.name}; allowed: {allowed}")
