@@ -142,7 +142,7 @@ def join(path: Path, settings: SiloSettings | NodeSettings, say: Callable[[str],
         else:
             serve_metrics(settings.metrics_port, partial(link_measures, Path(settings.folder)))
         words = supernode_command(settings.superlink, settings.port, settings.name, settings.socket_path, options)
-        processes.start("supernode", [sys.executable, "-m", supernode.__name__, *words[1:]])
+        processes.start("supernode", [sys.executable, "-m", supernode.__name__, *words[1:]], SELDOM)
         say(f"silo {settings.name!r} joins {settings.superlink}")
         while True:
             try:

@@ -20,11 +20,8 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 """Environment of all Flower processes: no telemetry."""
 
-OFTEN: Mapping[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"}
-"""Environment of Flower processes of a run on this machine, which ask 20 times a second for work."""
-
 SELDOM: Mapping[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "10"}
-"""Environment of a SuperLink that waits for runs; a node, which is asked in every round, asks every second."""
+"""Environment of Flower's processes, which ask seldom for work: a SuperNode rings for its own (`quick.py`)."""
 
 PATIENCE = 300.0
 """Seconds for one of Flower's commands."""
