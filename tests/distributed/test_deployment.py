@@ -332,7 +332,7 @@ def test_a_nodes_file_starts_no_worker(tmp_path, monkeypatch, tree, started):
     begun = []
 
     class Children:
-        def start(self, name, words, given=None):
+        def start(self, name, words):
             begun.append((name, words))
 
         def check(self):

@@ -21,7 +21,7 @@ ENVIRONMENT: Mapping[str, str] = {
 """Environment of all Flower processes: no telemetry."""
 
 SELDOM: Mapping[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "10"}
-"""Environment of Flower's processes, which ask seldom for work: a SuperNode rings for its own (`quick.py`)."""
+"""Unless the environment says else, executors ask seldom for work; a SuperNode rings for its own (`quick.py`)."""
 
 PATIENCE = 300.0
 """Seconds for one of Flower's commands."""
@@ -84,7 +84,7 @@ def flower_environment(home: Path) -> dict[str, str]:
     given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     direct = ",".join([*([given] if given else []), "127.0.0.1", "localhost", "::1"])
     proxies = {"no_proxy": direct, "NO_PROXY": direct}
-    return {**os.environ, **ENVIRONMENT, **proxies, "PATH": path, "FLWR_HOME": str(home)}
+    return {**SELDOM, **os.environ, **ENVIRONMENT, **proxies, "PATH": path, "FLWR_HOME": str(home)}
 
 
 def write_home(folder: Path, address: str, certificates: str | None = None) -> Path:

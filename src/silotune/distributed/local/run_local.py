@@ -29,7 +29,6 @@ from silotune.distributed.coordinator.coordinate import PREDECESSOR_TIMEOUT
 from silotune.distributed.coordinator.job import Job, RunRegistry
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, STARTUP_TIMEOUT, RunFollower, RunStatus
 from silotune.distributed.flower.commands import (
-    SELDOM,
     flower_environment,
     free_ports,
     listens,
@@ -185,7 +184,7 @@ def _run_parties(
     folder, home = out / FEDERATION_FOLDER, scratch / "flwr"
     sockets = {name: scratch / f"{number}.sock" for number, name in enumerate(silos)}
     RunStatus.begin(folder, "submitted")
-    with ProcessGroup(folder / "logs", {**flower_environment(home), **SELDOM}) as processes:
+    with ProcessGroup(folder / "logs", flower_environment(home)) as processes:
         port, *ports = free_ports(1 + len(silos))
         processes.start("superlink", superlink_command("127.0.0.1", port, _ISOLATED))
         for (name, socket), node_port in zip(sockets.items(), ports, strict=True):
