@@ -146,8 +146,13 @@ def test_a_child_that_ends_ends_its_command_and_its_siblings(tmp_path):
 def test_a_node_that_gives_up_ends_with_a_code_of_its_own(tmp_path, monkeypatch):
     """Flower's main thread is over after an error of TLS, and its other threads keep the process alive."""
     (tmp_path / "flwr" / "supernode").mkdir(parents=True)
-    for package in ("flwr", "flwr/supernode"):
+    (tmp_path / "flwr" / "supercore" / "inflatable").mkdir(parents=True)
+    for package in ("flwr", "flwr/supernode", "flwr/supercore", "flwr/supercore/inflatable"):
         (tmp_path / package / "__init__.py").touch()
+    (tmp_path / "flwr" / "supernode" / "start_client_internal.py").write_text("_push_messages = None\n")
+    (tmp_path / "flwr" / "supercore" / "inflatable" / "inflatable_utils.py").write_text(
+        "def pull_objects(*, initial_backoff=1): ...\npull_and_inflate_object_from_tree = pull_objects\n"
+    )
     (tmp_path / "flwr" / "supernode" / "cli.py").write_text(
         "import threading, time\n"
         "def flower_supernode():\n"

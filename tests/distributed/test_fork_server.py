@@ -1,9 +1,7 @@
-"""The process that forks the others of a run on one machine, and what it changes in Flower."""
+"""The process that forks the others of a run on one machine."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import os
 import signal
 import subprocess
@@ -13,7 +11,7 @@ import time
 import pytest
 
 from silotune.distributed.flower.commands import flower_environment
-from silotune.distributed.local.fork_server import COMMANDS, PAUSE, ProcessGroup
+from silotune.distributed.local.fork_server import ProcessGroup
 from silotune.errors import SilotuneError
 from tests.support.processes import processes
 
@@ -35,39 +33,6 @@ def until(condition, seconds=60):
         time.sleep(0.05)
 
 
-# -- what it touches of Flower -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("target", COMMANDS.values())
-def test_flowers_commands_are_the_functions_that_are_called(target):
-    name, _, function = target.partition(":")
-    inspect.signature(getattr(importlib.import_module(name), function)).bind()
-
-
-@pytest.mark.long
-@linux
-def test_the_changes_are_made_where_they_are_wanted_and_nowhere_else():
-    script = """
-import inspect, time
-from silotune.distributed.local import fork_server
-import flwr.supercore.inflatable.inflatable_utils as pulls
-import flwr.supernode.start_client_internal as loop
-import flwr.supercore.superexec.executor.subprocess_executor as executor
-fork_server._patch_pull_backoff()
-fork_server._patch_supernode_polling()
-fork_server._patch_superexec_fork()
-began = time.monotonic()
-loop.time.sleep(3)
-print(inspect.signature(pulls.pull_objects).parameters["initial_backoff"].default, time.monotonic() - began < 1)
-print(executor.subprocess.Popen(["flwr-clientapp", "--help"], stdout=1) > 0)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.split()[:3] == [str(PAUSE), "True", "True"]
-
-
-# -- processes ---------------------------------------------------------------------------------------------------------
-
-
 @linux
 def test_a_forked_command_has_its_own_log_and_exit_code_and_an_unknown_one_is_named(tmp_path, environment):
     with ProcessGroup(tmp_path / "logs", environment) as group:
@@ -82,18 +47,6 @@ def test_a_forked_command_has_its_own_log_and_exit_code_and_an_unknown_one_is_na
         with pytest.raises(SilotuneError, match=r"fork-server ended with code 1: .*KeyError: 'ls'"):
             group.check(but="worker-x")
     assert processes(tmp_path) == []
-
-
-@pytest.mark.long
-@linux
-def test_why_a_forked_command_ended_is_in_its_log():
-    script = """
-import os, sys
-from silotune.distributed.local.fork_server import fork
-print(os.waitstatus_to_exitcode(os.waitpid(fork(["worker"], lambda: sys.exit("the reason")), 0)[1]))
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr) == ("1\n", "the reason\n")
 
 
 @linux

@@ -7,34 +7,43 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 import pytest
 
 from silotune.communication.masks import coordinator
 from silotune.communication.masks.fixed_point import Sum
 from silotune.communication.masks.silo import STAGES
-from silotune.core.files import dump_yaml
+from silotune.config import Config
 from silotune.core.records import Records
 from silotune.distributed.coordinator import masked_engine
 from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER
 from silotune.distributed.protocol.frames import ProtocolError, ask_worker, decode
-from silotune.distributed.silo.worker import ping
+from silotune.distributed.silo.silo_config import SiloSettings
+from silotune.distributed.silo.worker import ping, serve
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
 from tests.distributed.test_shared_noise import SHARES
 from tests.support.masks import secure_silos
-from tests.support.processes import assert_nothing_is_left, end_with_parent, finish, processes, wait_until
-from tests.support.session_rig import DirectLink, LostError, answering, job
+from tests.support.processes import assert_nothing_is_left, finish, processes, wait_until
+from tests.support.session_rig import DirectLink, LostError, job
 
-WORDS = ("aggregation.secure=true", "train.steps=1", "tuner.r=2")
+MASKED = ("aggregation.secure=true", "train.steps=1", "tuner.r=2", "federation.patience=0.01")
+RUNS = pytest.mark.parametrize("words", [("fedit", *MASKED), ("fedper", *SHARES)], ids=["", "shares"])
 SILOS = ("alpha", "beta", "gamma")
 KILLED_IN = ("offer", "mask", "consent", "unmask", "mask", "share", "mask", "consent", "unmask", "consent")
 """Stages of rounds 1 to 10, of which the first and the sixth make keys."""
+
+MOMENTS = [(*at, silo) for at in zip((1, 1, 2, 3, 4), STAGES, strict=True) for silo in ("alpha", "gamma")]
+"""Rounds and stages, as the first and as the last silo has stored its answer."""
+
+_FORKED = get_context("fork")  # these processes have imported what a run needs
 
 
 def plain_sum(silos, summands, least):
@@ -62,91 +71,168 @@ def answered(out, silo, stage, number):
     return any((line.get("stage"), line.get("round")) == (stage, number) for line in last)
 
 
-def victim(out, party):
-    if party != "coordinator":
-        return processes(out, f"worker-{party}")
-    return [line["process"] for line in lines(out / FEDERATION_FOLDER) if line["kind"] == "started"][-1:]
+@dataclass
+class Parties:
+    """A coordinator and silos as processes of their own, whose messages go through the silos' sockets."""
 
+    config: Config
+    out: Path
+    sockets: Path
+    workers: dict[str, BaseProcess] = field(default_factory=dict)
 
-@pytest.mark.long
-def test_a_worker_killed_in_every_stage_goes_on_within_the_attempt(short, tiny_config, tmp_path, monkeypatch):
-    """Once 10 ms after it has got the request, and in five more rounds after 100 ms; its next process says the same."""
-    monkeypatch.setattr(masked_engine, "MOST_ROUNDS", 5)
-    config = tiny_config("fedit", *WORDS, "rounds=10", "federation.patience=0.01")
-    silos, socket, file = secure_silos(config, tmp_path / "run"), short / "w.sock", tmp_path / "beta.yaml"
-    settings = silos["beta"].model_copy(update={"socket": str(socket)})
-    file.write_text(dump_yaml(settings.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
-    answers, workers, killed = answering(silos), [], []
+    def __post_init__(self) -> None:
+        self.silos: dict[str, SiloSettings] = {
+            name: each.model_copy(update={"socket": str(self.sockets / f"{name}.sock")})
+            for name, each in secure_silos(self.config, self.out).items()
+        }
+        self.job = job(self.config, self.out, self.silos)
 
-    def begin():
-        words = [sys.executable, "-m", "silotune.distributed.silo.worker", str(file)]
-        workers.append(subprocess.Popen(words, preexec_fn=end_with_parent))
+    def begin(self) -> None:
+        """Start the silos that do not run, and wait until they answer."""
+        for name, settings in self.silos.items():
+            if name not in self.workers or not self.workers[name].is_alive():
+                self.workers[name] = _FORKED.Process(target=serve, args=(settings,), daemon=True)
+                self.workers[name].start()
         until = time.monotonic() + 300
-        while ping(socket) is None and time.monotonic() < until:
-            time.sleep(0.05)
+        while not all(ping(each.socket_path) for each in self.silos.values()) and time.monotonic() < until:
+            time.sleep(0.01)
 
-    def answer(data):
-        fields = decode(data).fields
-        number, stage = fields.get("round", 0), fields.get("stage")
-        if stage is None or number in killed or stage != KILLED_IN[number - 1]:
-            return ask_worker(socket, data)
-        killed.append(number)
-        kill = threading.Timer(0.01 if number <= 5 else 0.1, workers[-1].kill)
-        kill.start()
-        with contextlib.suppress(ProtocolError):
-            ask_worker(socket, data)
-        kill.join()
-        workers[-1].wait()
-        begin()
-        raise LostError
+    def kill(self, *names: str) -> None:
+        for name in names or SILOS:
+            self.workers[name].kill()
+            self.workers[name].join()
 
-    begin()
-    answers[list(silos).index("beta")] = answer
-    link = DirectLink(answers)
-    try:
-        coordinate(job(config, tmp_path / "run", silos), link)
-    finally:
-        workers[-1].kill()
-        workers[-1].wait()
-    assert killed == list(range(1, 11))
-    asked = [decode(data).fields for _, data in link.sent if decode(data).kind == "masks"]
-    assert len({(fields["round"], fields["agreement"]["attempt"]) for fields in asked}) == 10, "one attempt a round"
-    monkeypatch.setattr(coordinator, "sum_in_process", plain_sum)
-    expected = run(config, out=tmp_path / "whole").summary
-    assert read_summary(tmp_path / "run")["shared_sha256"] == expected["shared_sha256"]
+    def ask(self, name: str, data: bytes) -> bytes:
+        try:
+            return ask_worker(self.silos[name].socket_path, data)
+        except ProtocolError as error:
+            raise LostError from error
+
+    def link(self, answer) -> DirectLink:
+        """A link over which `answer(name, data)` answers for a silo."""
+        return DirectLink({n: lambda data, name=name: answer(name, data) for n, name in enumerate(self.silos)})
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("party", ["coordinator", "beta"])
-@pytest.mark.parametrize("words", [("fedit", *WORDS), ("fedper", *SHARES)], ids=["", "shares"])
-def test_killed_once_in_every_stage_a_run_ends_with_the_plain_sum(
-    start, tiny_config, tmp_path, monkeypatch, party, words
-):
-    """As alpha has stored its answer. Keys are made in round 1, and again by each coordinator that goes on."""
-    config = tiny_config(*words, "rounds=5", "federation.patience=120")
-    for number, stage in zip((1, 1, 2, 3, 4), STAGES, strict=True):
-        process, out = start(config, *([] if stage == "offer" else ["--resume"]))
-        wait_until(lambda at=(stage, number), out=out: answered(out, "alpha", *at), process)
-        for target in victim(out, party):
-            os.kill(target, signal.SIGKILL)
-        output = finish(process)
-        assert process.returncode == 1, output
-        assert "(run again with --resume)" in output
-        assert_nothing_is_left(out)
-    process, out = start(config, "--resume")
-    output = finish(process)
-    assert process.returncode == 0, output
+@pytest.fixture
+def parties(short, tiny_config, tmp_path):
+    begun = []
+
+    def made(*words):
+        begun.append(Parties(tiny_config(*words), tmp_path / "run", short))
+        begun[-1].begin()
+        return begun[-1]
+
+    yield made
+    for each in begun:
+        each.kill()
+
+
+def at(data):
+    """Round and stage of a request; a stage of None if it is no part of a sum."""
+    fields = decode(data).fields
+    return fields.get("round", 0), fields.get("stage")
+
+
+def assert_one_sum_a_round(config, out, rounds, tmp_path, monkeypatch):
     for silo in SILOS:
         folder = out / "checkpoints" / "silos" / silo
         of_sums = [line for line in lines(folder) if line.get("kind") == "masks"]
         told = {(line["round"], *line["shown"]) for line in of_sums if line["stage"] in ("consent", "unmask")}
-        assert told == {(number, *SILOS) for number in range(1, 6)}, "one list of survivors in every round"
+        assert told == {(number, *SILOS) for number in range(1, rounds + 1)}, "one list of survivors in every round"
         sums = Records(folder).rows("SELECT round FROM mask_sums ORDER BY round")
-        assert sums == [(number,) for number in range(1, 6)], "one summand in every round"
+        assert sums == [(number,) for number in range(1, rounds + 1)], "one summand in every round"
         if config.privacy.shares:  # a silo draws its own noise, so that no other run has the bits of this one
-            assert Records(folder).rows("SELECT steps FROM row_charges") == [(1,)] * 5
+            assert Records(folder).rows("SELECT steps FROM row_charges") == [(1,)] * rounds
     if not config.privacy.shares:
         monkeypatch.setattr(coordinator, "sum_in_process", plain_sum)
         expected, found = run(config, out=tmp_path / "whole").summary, read_summary(out)
         for key in ("shared_sha256", "state_sha256", "best_round"):
             assert found[key] == expected[key]
+
+
+@pytest.mark.long
+@RUNS
+def test_a_worker_killed_in_every_stage_goes_on_within_the_attempt(parties, tmp_path, monkeypatch, words):
+    """Once 10 ms after it has got the request, and in five more rounds after 100 ms; its next process says the same."""
+    monkeypatch.setattr(masked_engine, "MOST_ROUNDS", 5)
+    here, killed = parties(*words, "rounds=10"), []
+
+    def answer(name, data):
+        number, stage = at(data)
+        if name != "beta" or stage is None or number in killed or stage != KILLED_IN[number - 1]:
+            return here.ask(name, data)
+        killed.append(number)
+        kill = threading.Timer(0.01 if number <= 5 else 0.1, here.workers["beta"].kill)
+        kill.start()
+        with contextlib.suppress(LostError):
+            here.ask(name, data)
+        kill.join()
+        here.workers["beta"].join()
+        here.begin()
+        raise LostError
+
+    link = here.link(answer)
+    coordinate(here.job, link)
+    assert killed == list(range(1, 11))
+    asked = [decode(data).fields for _, data in link.sent if decode(data).kind == "masks"]
+    assert len({(fields["round"], fields["agreement"]["attempt"]) for fields in asked}) == 10, "one attempt a round"
+    assert_one_sum_a_round(here.config, here.out, 10, tmp_path, monkeypatch)
+
+
+@pytest.mark.long
+@RUNS
+@pytest.mark.parametrize("all_of_them", [False, True], ids=["coordinator", "all"])
+def test_a_coordinator_killed_in_every_stage_repeats_the_round(parties, tmp_path, monkeypatch, words, all_of_them):
+    """Alone, or with all silos at once. Keys are made in round 1, and again by each coordinator that goes on."""
+    here = parties(*words, "rounds=5")
+
+    def lead(moment):
+        def answer(name, data):
+            reply = here.ask(name, data)
+            if (*at(data), name) == moment:
+                for worker in here.workers.values() if all_of_them else ():
+                    os.kill(worker.pid, signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return reply
+
+        coordinate(here.job, here.link(answer))
+
+    for moment in (*MOMENTS, None):
+        process = _FORKED.Process(target=lead, args=(moment,))
+        process.start()
+        process.join(300)
+        assert process.exitcode == (0 if moment is None else -signal.SIGKILL), moment
+        if all_of_them:
+            for worker in here.workers.values():
+                worker.join(1)
+            here.begin()
+    assert_one_sum_a_round(here.config, here.out, 5, tmp_path, monkeypatch)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("party", "words"), [("coordinator", ("fedit", *MASKED)), ("beta", ("fedper", *SHARES))], ids=["", "shares"]
+)
+def test_a_run_over_flower_that_was_killed_amid_a_sum_is_resumed(
+    start, tiny_config, tmp_path, monkeypatch, party, words
+):
+    """As alpha has signed the survivors of round 2."""
+    config = tiny_config(*words, "rounds=2", "federation.patience=120")
+    process, out = start(config)
+    wait_until(lambda: answered(out, "alpha", "consent", 2), process)
+    victims = processes(out, f"worker-{party}") if party in SILOS else coordinators(out)
+    assert victims
+    for target in victims:
+        os.kill(target, signal.SIGKILL)
+    output = finish(process)
+    assert process.returncode == 1, output
+    assert "(run again with --resume)" in output
+    assert_nothing_is_left(out)
+    process, out = start(config, "--resume")
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert_one_sum_a_round(config, out, 2, tmp_path, monkeypatch)
+
+
+def coordinators(out):
+    return [line["process"] for line in lines(out / FEDERATION_FOLDER) if line["kind"] == "started"][-1:]

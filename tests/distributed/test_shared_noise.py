@@ -202,3 +202,43 @@ def test_with_fewer_than_least_nothing_is_opened_and_the_round_is_charged(tiny_c
     for settings in private_silos(config, tmp_path / "own").values():
         assert len(records(settings, "SELECT 1 FROM row_charges")) == 1
         assert not records(settings, "SELECT 1 FROM mask_lists")
+
+
+def test_nothing_but_masked_numbers_follows_from_labels(tiny_config, tmp_path):
+    """The same run over rows with other labels: all else that alpha says, and what its audit log keeps, is equal."""
+    config, said, kept = tiny_config("fedper", *SHARES, "rounds=1"), [], []
+    for name in ("own", "other"):
+        silos = private_silos(config, tmp_path / name)
+        if name == "other":
+            (file,) = Path(silos["alpha"].rows).glob("*train*")
+            lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+            assert {label for _, label, *_ in lines} == {0, 1}
+            moved = [[text, 1 - label, *more] for text, label, *more in lines]
+            file.write_text("".join(f"{json.dumps(line)}\n" for line in moved), encoding="utf-8")
+        link = DirectLink(answering(silos))
+        coordinate(job(config, tmp_path / f"{name}-run", silos, local=False), link)
+        frames = [decode(data) for node, data in link.came if node == 0]
+        said.append([(f.kind, _without(f.fields), {key: len(blob) for key, blob in f.blobs.items()}) for f in frames])
+        audits = (json.loads(line) for (line,) in records(silos["alpha"], "SELECT line FROM audit ORDER BY number"))
+        kept.append([_without(line) for line in audits])
+    assert said[0] == said[1]
+    assert kept[0] == kept[1]
+
+
+def _without(fields):
+    """Return fields without what is drawn anew or names the run."""
+    drawn = (
+        "told",
+        "run",
+        "time",
+        "sha256",
+        "digest",
+        "base",
+        "shown",
+        "after",
+        "peers",
+        "masks",
+        "tensors",
+        "previous",
+    )
+    return {key: value for key, value in fields.items() if key not in drawn}

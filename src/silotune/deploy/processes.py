@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,6 @@ from silotune.deploy.status import FederationMetrics
 from silotune.distributed.coordinator.run_status import STARTUP_TIMEOUT
 from silotune.distributed.flower import supernode
 from silotune.distributed.flower.commands import (
-    SELDOM,
     flower_environment,
     listens,
     require_flower,
@@ -87,7 +86,7 @@ def up(settings: CoordinatorSettings, say: Callable[[str], None]) -> None:
         serve_metrics(settings.metrics_port, FederationMetrics(settings).measures)
         if copy := keep_database(database):
             say(f"this Flower changes {database.name}, which an older one cannot read then; as it was: {copy}")
-        processes.start("superlink", superlink_command(settings.host, settings.port, options), SELDOM)
+        processes.start("superlink", superlink_command(settings.host, settings.port, options))
         _await_superlink(settings, processes)
         record_decision(settings.folder, "up")
         say(f"SuperLink on {settings.address}")
@@ -167,16 +166,15 @@ class _Processes:
     def __init__(self, folder: Path) -> None:
         self._environment = flower_environment(folder / "flwr")
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._words: dict[str, tuple[list[str], Mapping[str, str]]] = {}
+        self._words: dict[str, list[str]] = {}
 
-    def start(self, name: str, words: list[str], given: Mapping[str, str] = {}) -> None:
-        """Start another process; what is `given` to its environment holds where that says nothing else."""
+    def start(self, name: str, words: list[str]) -> None:
+        """Start another process."""
         output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if logs_json() else {}
-        environment = {**given, **self._environment}
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, env=environment, preexec_fn=end_with_parent, **output
+            words, stdin=subprocess.DEVNULL, env=self._environment, preexec_fn=end_with_parent, **output
         )
-        self._running[name], self._words[name] = process, (words, given)
+        self._running[name], self._words[name] = process, words
         if process.stdout is not None:
             Thread(target=_log_as_json, args=(name, process.stdout), daemon=True).start()
 
@@ -191,7 +189,7 @@ class _Processes:
     def restart(self, name: str) -> None:
         """End one, and start it again."""
         self._end([self._running[name]])
-        self.start(name, *self._words[name])
+        self.start(name, self._words[name])
 
     def end(self) -> None:
         """End all of them."""

@@ -19,8 +19,8 @@ from silotune.distributed.protocol.frames import (
     request_of,
 )
 
-POLL_INTERVAL = 0.1
-"""Seconds between polls for replies."""
+POLL_INTERVAL = 0.02
+"""Seconds between looks whether replies are there, which the link polls for."""
 
 NODES_INTERVAL = 1.0
 """Seconds between updates of the connected nodes."""

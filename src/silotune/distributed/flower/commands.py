@@ -20,11 +20,8 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 """Environment of all Flower processes: no telemetry."""
 
-OFTEN: Mapping[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"}
-"""Environment of Flower processes of a run on this machine, which ask 20 times a second for work."""
-
 SELDOM: Mapping[str, str] = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "10"}
-"""Environment of a SuperLink that waits for runs; a node, which is asked in every round, asks every second."""
+"""Unless the environment says else, executors ask seldom for work; a SuperNode rings for its own (`quick.py`)."""
 
 PATIENCE = 300.0
 """Seconds for one of Flower's commands."""
@@ -87,7 +84,7 @@ def flower_environment(home: Path) -> dict[str, str]:
     given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     direct = ",".join([*([given] if given else []), "127.0.0.1", "localhost", "::1"])
     proxies = {"no_proxy": direct, "NO_PROXY": direct}
-    return {**os.environ, **ENVIRONMENT, **proxies, "PATH": path, "FLWR_HOME": str(home)}
+    return {**SELDOM, **os.environ, **ENVIRONMENT, **proxies, "PATH": path, "FLWR_HOME": str(home)}
 
 
 def write_home(folder: Path, address: str, certificates: str | None = None) -> Path:

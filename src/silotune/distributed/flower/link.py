@@ -5,6 +5,7 @@ A *node* is Flower's word for the SuperNode of a silo. The dispatcher polls the 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,14 +15,15 @@ from typing import TYPE_CHECKING, Protocol
 from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from typing_extensions import override
 
+from silotune.distributed.flower.quick import SHARE
 from silotune.distributed.protocol.frames import ProtocolError
 from silotune.errors import SilotuneError
 
 if TYPE_CHECKING:  # a ClientApp, which starts anew for every message, imports this module without it
     from flwr.serverapp import Grid
 
-PULL_INTERVAL = 0.1
-"""Least seconds between polls for the reply to a message."""
+PULL_INTERVAL, LONGEST_PULL_INTERVAL = 0.1, 1.0
+"""Seconds between polls for the reply to a message: at first, and once it has been waited for so long."""
 
 PULLS_PER_SECOND = 100.0
 """Most polls a second, over all messages."""
@@ -144,6 +146,7 @@ class _Pull(Thread):
 
     def run(self) -> None:
         """Poll until the reply is there, or polling fails."""
+        began = time.monotonic()
         try:
             while not self.abandoned.is_set():
                 # Flower's own errors name no node, so replies are told apart by the message's id
@@ -151,6 +154,7 @@ class _Pull(Thread):
                 if replies:
                     self.reply = replies[0]
                     return
-                self.abandoned.wait(self.interval)
+                waited = time.monotonic() - began
+                self.abandoned.wait(max(self.interval, min(LONGEST_PULL_INTERVAL, SHARE * waited)))
         except Exception as error:  # httpx, Flower and its retries raise errors without a common class
             self.error = error

@@ -10,17 +10,16 @@ import os
 import sys
 import traceback
 
+from silotune.distributed.flower.quick import run
+
 LINK_LOST = 75
 """Exit code of a node that lost its link (EX_TEMPFAIL); who started it starts it again."""
 
 
 def main() -> None:
     """Run `flower-supernode` with this process's arguments."""
-    from flwr.supernode.cli import flower_supernode
-
-    sys.argv[0] = "flower-supernode"
     try:
-        flower_supernode()
+        run(["flower-supernode", *sys.argv[1:]])
     except SystemExit:  # its own decision, with its reason
         raise
     except BaseException:

@@ -4,17 +4,6 @@ A run on one machine starts a dozen processes, and Flower one more per message; 
 Flower and torch. `ProcessGroup` starts this file as a process of its own, the server, which forks the others into its
 process group and ends the group when its standard input ends, however its starter ended. It has one thread and runs no
 tensor operation, so that forking is safe. Linux only; elsewhere it starts the same commands as new processes.
-
-What it touches of Flower 1.42 (pinned in `pyproject.toml`; `tests/distributed/test_fork_server.py` fails where one of
-these is another):
-
-* the functions behind Flower's commands, `COMMANDS`;
-* `flwr.supercore.inflatable.inflatable_utils`: the default `initial_backoff` of `pull_objects` and
-  `pull_and_inflate_object_from_tree`, 1 s, becomes `PAUSE`: objects that are not there yet are asked for again sooner;
-* `flwr.supernode.start_client_internal`: its module `time`, so that `time.sleep(3)` between polls for messages takes
-  `PAUSE`;
-* `flwr.supercore.superexec.executor.subprocess_executor`: its module `subprocess`, so that the `Popen` that starts a
-  command for each message forks instead.
 """
 
 from __future__ import annotations
@@ -29,32 +18,19 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
-from typing import Any, NoReturn
+from types import TracebackType
+from typing import Any
 
+from silotune.distributed.flower.quick import COMMANDS, FORKS, change_pulls, fork
 from silotune.errors import SilotuneError
 
 PAUSE = 0.1
-"""Seconds between polls of Flower's processes on this machine, and between checks for ended processes."""
+"""Seconds between checks for ended processes."""
 
 GRACE = 2.0
 """Seconds for processes to end by themselves."""
-
-COMMANDS = {
-    "flower-superlink": "flwr.superlink.cli:flower_superlink",
-    "flower-supernode": "flwr.supernode.cli:flower_supernode",
-    "flower-superexec": "flwr.supercore.cli:flower_superexec",
-    "flwr-clientapp": "flwr.supernode.cli:flwr_clientapp",
-    "flwr-serverapp": "flwr.superlink.cli:flwr_serverapp",
-    "flwr": "flwr.cli.app:app",
-    "silotune.distributed.silo.worker": "silotune.distributed.silo.worker:main",
-}
-"""First word of a command line → module and function that run the command."""
-
-_FORKS = sys.platform == "linux"
 
 
 class ProcessGroup:
@@ -155,8 +131,8 @@ def main() -> None:
     """Start a process for each order on standard input, report its end, and end all processes when the input ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    if _FORKS:
-        _patch_pull_backoff()
+    if FORKS:
+        change_pulls()
     orders, forked, buffer = sys.stdin.fileno(), dict[int, str](), b""
     while True:
         ready, _, _ = select.select([orders], [], [], PAUSE)
@@ -190,7 +166,7 @@ def _reaped(forked: Mapping[int, str]) -> list[tuple[int, int]]:
 def _start(order: dict[str, Any]) -> int:
     """Start the process that an order describes; returns its id."""
     command = order["command"]
-    if _FORKS:
+    if FORKS:
         command = command[2:] if command[1:2] == ["-m"] else command
         for module in order["imports"]:
             importlib.import_module(module)
@@ -207,66 +183,8 @@ def _configure(order: dict[str, Any]) -> None:
     for target, source in ((0, empty), (1, log), (2, log)):
         os.dup2(source, target)
     os.environ.update(order["environment"])
-    if _FORKS:
+    if FORKS:
         Path("/proc/self/comm").write_text(str(order["name"])[:15], encoding="utf-8")
-
-
-def fork(command: Sequence[str], configure: Callable[[], None] = lambda: None) -> int:
-    """Fork a process that runs one of the commands, and return its id."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid == 0:
-        _run(command, configure)
-    return pid
-
-
-def _run(command: Sequence[str], configure: Callable[[], None]) -> NoReturn:
-    code: Any = 1
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for number in (signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        configure()
-        if not _FORKS:
-            os.execvp(command[0], list(command))
-        sys.argv = list(command)
-        if command[0] in _PATCHES:
-            _PATCHES[command[0]]()
-        name, _, function = COMMANDS[command[0]].partition(":")
-        getattr(importlib.import_module(name), function)()
-        code = 0
-    except SystemExit as exit:
-        code = exit.code
-        if not isinstance(code, int | None):  # as the interpreter does
-            print(code, file=sys.stderr)
-            code = 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code or 0)
-
-
-def _patch_pull_backoff() -> None:
-    pulls: Any = importlib.import_module("flwr.supercore.inflatable.inflatable_utils")
-    for function in (pulls.pull_objects, pulls.pull_and_inflate_object_from_tree):
-        function.__kwdefaults__["initial_backoff"] = PAUSE
-
-
-def _patch_supernode_polling() -> None:
-    loop: Any = importlib.import_module("flwr.supernode.start_client_internal")
-    loop.time = SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, PAUSE)))
-
-
-def _patch_superexec_fork() -> None:
-    executor: Any = importlib.import_module("flwr.supercore.superexec.executor.subprocess_executor")
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exit codes of messages' processes are not collected
-    executor.subprocess = SimpleNamespace(Popen=lambda command, **_: fork(command), DEVNULL=None)
-
-
-_PATCHES = {"flower-supernode": _patch_supernode_polling, "flower-superexec": _patch_superexec_fork}
 
 
 if __name__ == "__main__":

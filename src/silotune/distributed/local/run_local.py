@@ -29,7 +29,6 @@ from silotune.distributed.coordinator.coordinate import PREDECESSOR_TIMEOUT
 from silotune.distributed.coordinator.job import Job, RunRegistry
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, STARTUP_TIMEOUT, RunFollower, RunStatus
 from silotune.distributed.flower.commands import (
-    OFTEN,
     flower_environment,
     free_ports,
     listens,
@@ -42,6 +41,7 @@ from silotune.distributed.flower.commands import (
     write_app,
     write_home,
 )
+from silotune.distributed.flower.quick import CLIENT
 from silotune.distributed.local.fork_server import ProcessGroup
 from silotune.distributed.protocol.handshake import check_federated, wire_config
 from silotune.distributed.silo.silo_config import REHEARSAL
@@ -65,8 +65,6 @@ CHECK_INTERVAL = 0.1
 
 _ISOLATED = ("--insecure", "--isolation", "process")
 """Options with which SuperLink and SuperNodes leave running the apps to `flower-superexec`."""
-
-_CLIENT = ("flwr.supernode.cli", "silotune.distributed.flower.client_app")
 
 _MODELS = tuple(
     f"transformers.{name}" for name in ("modeling_utils", "models.auto.modeling_auto", "models.auto.tokenization_auto")
@@ -186,14 +184,14 @@ def _run_parties(
     folder, home = out / FEDERATION_FOLDER, scratch / "flwr"
     sockets = {name: scratch / f"{number}.sock" for number, name in enumerate(silos)}
     RunStatus.begin(folder, "submitted")
-    with ProcessGroup(folder / "logs", {**flower_environment(home), **OFTEN}) as processes:
+    with ProcessGroup(folder / "logs", flower_environment(home)) as processes:
         port, *ports = free_ports(1 + len(silos))
         processes.start("superlink", superlink_command("127.0.0.1", port, _ISOLATED))
         for (name, socket), node_port in zip(sockets.items(), ports, strict=True):
             own = {"FLWR_HOME": str(socket.with_suffix(""))}  # apps are unpacked there: one home for each node
             node = supernode_command(f"127.0.0.1:{port}", node_port, name, socket, _ISOLATED)
             processes.start(f"supernode-{name}", node, own)
-            processes.start(f"superexec-{name}", superexec_command(node_port), own, _CLIENT)
+            processes.start(f"superexec-{name}", superexec_command(node_port), own, CLIENT)
         masked = _masked(out, silos) if config.aggregation.secure else {}
         for name, socket in sockets.items():  # after Flower, which starts while these import torch
             settings = _silo_config(config, out, name, socket, masked.get(name))
