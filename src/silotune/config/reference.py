@@ -95,7 +95,8 @@ def _option_keys(section: str, registry: Registry[Any]) -> list[Key]:
     """Return each option of a registry's built-in classes once, with those that have it."""
     options: dict[Key, list[str]] = {}
     for name in _built_in(registry):
-        for key in _model_keys(f"{section}.", getattr(registry.find(name), "Options", None)):
+        model = getattr(registry.find(name), "Options", None)
+        for key in [] if model is None else _model_keys(f"{section}.", model):
             options.setdefault(key, []).append(f"{section}={name}")
     return [replace(key, owners=tuple(owners)) for key, owners in options.items()]
 
@@ -109,9 +110,10 @@ def _built_in(registry: Registry[Any]) -> list[str]:
     ]
 
 
-def _model_keys(prefix: str, model: type[BaseModel] | None, owners: Mapping[str, list[str]] = {}) -> list[Key]:
-    keys, options = [], []
-    for name, field in () if model is None else model.model_fields.items():
+def _model_keys(prefix: str, model: type[BaseModel], owners: Mapping[str, list[str]] = {}) -> list[Key]:
+    keys: list[Key] = []
+    options: list[Key] = []
+    for name, field in model.model_fields.items():
         key = _key(f"{prefix}{name}", name, field, tuple(owners.get(name, ())))
         if name == "name" and issubclass(model, ExtensibleSection):
             section, registry = model.section_name(), model.registry
