@@ -147,8 +147,8 @@ def check_proxy(address: str, certificates: str | Path) -> list[Finding]:
     exposed = "stop the proxy now, and use the nginx.conf of `federation init`: who reaches it runs code on the silos"
 
     def control() -> Judged:
-        status = get("POST", "/v1/control/list-runs")[0]
-        return status == 404, "not reachable (404)" if status == 404 else f"reachable: HTTP status {status}"
+        code = get("POST", "/v1/control/list-runs")[0]
+        return code == 404, "not reachable (404)" if code == 404 else f"reachable: HTTP status {code}"
 
     start, health = "start the coordinator (`silotune federation up`)", f"{address}: /health answers {status}"
     return [
