@@ -51,8 +51,8 @@ def words_for(method: str, data: Path, backbone: Path) -> list[str]:
     "method",
     [pytest.param(name, marks=[] if name in ("fedavg", "fedmcp", *REFUSED) else pytest.mark.long) for name in METHODS],
 )
-def test_every_method_marks_spans_or_refuses(method, data, tmp_path, small_backbone):
-    words = words_for(method, data, small_backbone)
+def test_every_method_marks_spans_or_refuses(method, data, tmp_path, backbone_folder):
+    words = words_for(method, data, backbone_folder("bert"))
     words = [word for word in words if word != "tuner=lora" or method not in ("fedmatch", "ravan")]
     if method in REFUSED:
         with pytest.raises(InputError, match=f"^method={method}: .*texts with marked spans"):
@@ -64,22 +64,22 @@ def test_every_method_marks_spans_or_refuses(method, data, tmp_path, small_backb
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["fedavg", "fedmcp"])
-def test_two_processes_give_the_same_bits(method, data, tmp_path, small_backbone):
-    words = words_for(method, data, small_backbone)
+def test_two_processes_give_the_same_bits(method, data, tmp_path, backbone_folder):
+    words = words_for(method, data, backbone_folder("bert"))
     one, two = (run("", *words, out=tmp_path / str(number), workers=number).summary for number in (1, 2))
     assert one["state_sha256"] == two["state_sha256"]
 
 
-def test_silos_that_are_scored_together_have_their_own_scores(data, tmp_path, small_backbone):
-    words = [*words_for("fedavg", data, small_backbone), "train.lr=0.05", "head.scope=private"]
+def test_silos_that_are_scored_together_have_their_own_scores(data, tmp_path, backbone_folder):
+    words = [*words_for("fedavg", data, backbone_folder("bert")), "train.lr=0.05", "head.scope=private"]
     apart, together = (run("", *words, f"cohort={size}", out=tmp_path / str(size)).summary["silos"] for size in (1, 2))
     assert {name: silo["test"] for name, silo in apart.items()} == {n: silo["test"] for n, silo in together.items()}
     assert any(silo["test"] > 0 for silo in apart.values())
 
 
 @pytest.mark.parametrize("method", ["fedavg", "moon", "fedmcp"])
-def test_small_graphs_have_the_gradients_of_the_whole_batch(method, data, tmp_path, small_backbone):
-    words = [*words_for(method, data, small_backbone), "train.optimizer=sgd", "train.lr=0.5", "train.steps=2"]
+def test_small_graphs_have_the_gradients_of_the_whole_batch(method, data, tmp_path, backbone_folder):
+    words = [*words_for(method, data, backbone_folder("bert")), "train.optimizer=sgd", "train.lr=0.5", "train.steps=2"]
     whole, pieces = (
         run("", *words, *more, out=tmp_path / str(len(more)))
         for more in ((), (f"train.tokens_at_once={100 if method == 'fedmcp' else 64}",))
@@ -91,8 +91,8 @@ def test_small_graphs_have_the_gradients_of_the_whole_batch(method, data, tmp_pa
             torch.testing.assert_close(tensor, other, rtol=0, atol=2e-6)
 
 
-def test_loss_and_logits_are_those_of_a_plain_loop(data, small_backbone):
-    folder = small_backbone
+def test_loss_and_logits_are_those_of_a_plain_loop(data, backbone_folder):
+    folder = backbone_folder("bert")
     config = read_config("", words_for("fedavg", data, folder))
     federation = build(config)
     context, silo = federation.context, federation.silos["a"]
@@ -117,8 +117,8 @@ def test_loss_and_logits_are_those_of_a_plain_loop(data, small_backbone):
     assert mean_loss(context, state, rows) == pytest.approx(float(torch.stack(losses).mean()), abs=1e-5)
 
 
-def test_places_are_those_of_the_text_as_written(data, tmp_path, small_backbone):
-    model = load_model(run("", *words_for("local", data, small_backbone), out=tmp_path / "run").folder, "a")
+def test_places_are_those_of_the_text_as_written(data, tmp_path, backbone_folder):
+    model = load_model(run("", *words_for("local", data, backbone_folder("bert")), out=tmp_path / "run").folder, "a")
     model.state["head"]["t.out.bias"][1] += 1000  # every word is a span of its own
     texts = {
         "the cafe\u0301 Anna saw": ["the", "cafe\u0301", "Anna", "saw"],
@@ -134,7 +134,7 @@ def test_places_are_those_of_the_text_as_written(data, tmp_path, small_backbone)
         assert [span.text for span in prediction.spans if span.text != "\u200d"] == texts[text]
 
 
-def test_noise_on_rows_takes_them(data, tmp_path, small_backbone):
-    words = [*words_for("fedavg", data, small_backbone), "privacy.unit=row", "privacy.epsilon=8"]
+def test_noise_on_rows_takes_them(data, tmp_path, backbone_folder):
+    words = [*words_for("fedavg", data, backbone_folder("bert")), "privacy.unit=row", "privacy.epsilon=8"]
     summary = run("", *words, out=tmp_path / "run").summary
     assert summary["privacy"]["epsilon_total"] <= 8

@@ -29,10 +29,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
-def test_numbers_are_learned_by_every_method_that_trains_in_silos(method, data, tmp_path, small_backbone):
+def test_numbers_are_learned_by_every_method_that_trains_in_silos(method, data, tmp_path, backbone_folder):
     words = [f"method={method}", "head=mlp", "head.scope=private", "train.max_length=32", "threads=1", "precision=fp32"]
     words += [f"data.path={data}", "data.tasks=[a,b]", "data.task=t", "data.merge=true", "rounds=2", "train.steps=1"]
-    words += [f"backbone={small_backbone}", "train.batch_size=4", "evaluation.baselines=false"]
+    words += [f"backbone={backbone_folder('bert')}", "train.batch_size=4", "evaluation.baselines=false"]
     if method == "fedproto":
         with pytest.raises(InputError, match=r"^method=fedproto: silo 'a' holds texts with numbers; allowed"):
             run("", *words, out=tmp_path / "run")

@@ -59,8 +59,8 @@ def words_for(method: str, data: Path, backbone: Path, *more: str) -> list[str]:
     "method",
     [pytest.param(name, marks=[] if name in ("fedavg", *REFUSED) else pytest.mark.long) for name in METHODS],
 )
-def test_every_method_finds_passages_or_refuses(method, data, tmp_path, small_backbone):
-    words = words_for(method, data, small_backbone)
+def test_every_method_finds_passages_or_refuses(method, data, tmp_path, backbone_folder):
+    words = words_for(method, data, backbone_folder("bert"))
     if method in REFUSED:
         with pytest.raises(InputError, match=f"^method={method}: .*queries with passages"):
             run("", *words, out=tmp_path / "run")
@@ -74,9 +74,9 @@ def test_every_method_finds_passages_or_refuses(method, data, tmp_path, small_ba
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedmcp"])
-def test_small_graphs_have_the_gradients_of_the_whole_batch(method, data, tmp_path, small_backbone):
+def test_small_graphs_have_the_gradients_of_the_whole_batch(method, data, tmp_path, backbone_folder):
     more = ("train.optimizer=sgd", "train.lr=0.5", "train.steps=2")
-    words = words_for(method, data, small_backbone, *more)
+    words = words_for(method, data, backbone_folder("bert"), *more)
     small = f"train.tokens_at_once={100 if method == 'fedmcp' else 64}"
     whole, pieces = (
         load_model(run("", *words, *own, out=tmp_path / str(len(own))).folder, "a").state for own in ((), (small,))
@@ -86,15 +86,15 @@ def test_small_graphs_have_the_gradients_of_the_whole_batch(method, data, tmp_pa
             torch.testing.assert_close(tensor, pieces[part][name], rtol=0, atol=2e-6)
 
 
-def test_noise_takes_own_negatives_alone(data, tmp_path, small_backbone):
-    noised = words_for("fedavg", data, small_backbone, "privacy.unit=row", "privacy.epsilon=8")
+def test_noise_takes_own_negatives_alone(data, tmp_path, backbone_folder):
+    noised = words_for("fedavg", data, backbone_folder("bert"), "privacy.unit=row", "privacy.epsilon=8")
     with pytest.raises(InputError, match=r"head=retrieval couples the rows of a batch; .*head\.in_batch=false"):
         run("", *noised, out=tmp_path / "refused")
     assert run("", *noised, *OWN, out=tmp_path / "run").summary["privacy"]["epsilon_total"] <= 8
 
 
-def test_no_bit_of_a_row_follows_other_rows(data, small_backbone):
-    made = build(read_config("", words_for("fedavg", data, small_backbone, *OWN)))
+def test_no_bit_of_a_row_follows_other_rows(data, backbone_folder):
+    made = build(read_config("", words_for("fedavg", data, backbone_folder("bert"), *OWN)))
     context, silo = made.context, made.silos["a"]
     ((task, rows),) = silo.train.items()
     tokenize = context.head.row_tokenizer(context.backbone, 32)
