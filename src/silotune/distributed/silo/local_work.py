@@ -152,7 +152,7 @@ class LocalWork:
         )
         scores = {} if prepared.keeps_numbers else scores
         note = "; ".join(prepared.beginning) if scores and prepared.config.work == "scoring" else ""
-        fields = {"silo": silo.name, "scores": scores, "note": note}
+        fields = {"silo": silo.name, "scores": scores} | ({"note": note} if note else {})
         return Answer(Frame("scores", fields), {}, name, int(number), asked)
 
     def survey(self, prepared: Prepared, request: Frame) -> Answer:
