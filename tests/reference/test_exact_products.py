@@ -13,6 +13,7 @@ from silotune.aggregation.product_error import ProductError
 from silotune.communication.messages import read_broadcast
 from silotune.core.tensors import flatten
 from silotune.errors import InputError
+from silotune.methods import fedmomentum
 from silotune.methods.fedmomentum import BalancedSVD, BalancedSVDOptions
 from silotune.methods.flora_na import MixedFactors
 from silotune.methods.lora_products import CorrectedMeans, MeansAndResidual, ProductSVD, StackedProducts
@@ -222,6 +223,20 @@ def test_fedmomentum_leaves_a_lora_that_is_zero():
     zeros = {"global/q.lora_B.weight": torch.zeros(OUT, 3, dtype=torch.float64)}
     unmoved = [replace(update, tensors=update.tensors | zeros) for update in updates]
     assert EXACT.aggregate(iter(unmoved), before | zeros).keys() <= {"head/out.weight"}
+
+
+def test_fedmomentum_of_a_mean_of_lower_rank_is_finite(monkeypatch):
+    """An SVD of such a mean may give columns so small that the sum of their squares is 0, though they are not."""
+    before, updates = made(dtype=torch.float32)
+    real = fedmomentum.truncated
+
+    def of_rank_one(left, right, rank):
+        b, a = real(left, right, rank)
+        return b * torch.tensor([1, 1e-90, 1e-170, *[0] * (rank - 3)], dtype=b.dtype), a
+
+    monkeypatch.setattr(fedmomentum, "truncated", of_rank_one)
+    after = EXACT.aggregate(iter(updates), before)
+    assert all(tensor.isfinite().all() for tensor in after.values())
 
 
 def test_silos_of_unlike_ranks_are_merged_exactly():

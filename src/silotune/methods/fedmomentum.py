@@ -56,8 +56,9 @@ class BalancedSVD(BroadcastAggregation):
             rank, delta = len(before[pair.a]), before[of_module[pair.module]]
             b, a = truncated(left, right, max(rank, len(right)))  # B holds the singular values
             sizes = b.norm(dim=0)
-            roots = sizes[:rank].sqrt()
-            new_b = (b[:, :rank] / roots.clamp(min=torch.finfo(b.dtype).tiny)).to(delta.dtype)
+            roots, limits = sizes[:rank].sqrt(), torch.finfo(b.dtype)
+            least = max(float(limits.eps * sizes[0]) ** 0.5, limits.tiny)  # a mean of lower rank: values near 0
+            new_b = (b[:, :rank] / roots.clamp(min=least)).to(delta.dtype)
             new_a = (roots.unsqueeze(1) * a[:rank]).to(delta.dtype)
             count = max(rank, components(sizes, self._energy))
             rest = b[:, :count] @ a[:count] - new_b.double() @ new_a.double()  # as they come down, rounded
