@@ -276,8 +276,9 @@ class Config(Section):
             "backbone.quantization: int8 rounds rows together; allowed: none, nf4": (
                 self.backbone.quantization in ("int8", "auto")
             ),
-            "start: nobody says that its model was trained with noise; give no start, the run begins anew": self.start
-            is not None,
+            "start: nobody says that its model was trained with noise; give no start, the run begins anew": (
+                self.start is not None
+            ),
             "train.early_stopping: scores without noise would end the run; leave it out": (
                 self.train.early_stopping is not None
             ),

@@ -101,7 +101,7 @@ def alike_labels(labels: Iterable[str]) -> list[list[str]]:
 def row_warnings(silo: SiloData, described: Mapping[str, Any]) -> list[str]:
     """Return warnings about a silo's rows, one sentence each."""
     name, counts = f"silo {silo.name!r}", silo.splits.counts()
-    rows: list[Row] = [row for split in SPLITS for row in getattr(silo.splits, split)]
+    rows = silo.splits.all()
     remarks = Counter(remark for row in rows for remark in row.remarks)
     warnings = [f"{name}: {number} rows: {remark}" for remark, number in remarks.items()]
     warnings += [f"{name}: labels that look like one: {_quoted(group)}" for group in described["alike"]]
@@ -138,7 +138,7 @@ def row_warnings(silo: SiloData, described: Mapping[str, Any]) -> list[str]:
 
 def token_warnings(silo: SiloData, tokenizer: Any, tokenize: Callable[[Task, list[Row]], TokenizedRows]) -> list[str]:
     """Return warnings about the tokens of a silo's rows: control tokens in texts, two begin tokens, turns left out."""
-    name, rows = f"silo {silo.name!r}", [row for split in SPLITS for row in getattr(silo.splits, split)]
+    name, rows = f"silo {silo.name!r}", silo.splits.all()
     control = {*tokenizer.all_special_tokens, *(str(t) for t in tokenizer.added_tokens_decoder.values() if t.special)}
     texts = ["\n".join([*_texts(row), row.answer, row.rejected]) for row in rows]
     counts = {token: sum(token in text for text in texts) for token in sorted(control)}

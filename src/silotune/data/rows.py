@@ -101,6 +101,10 @@ class Splits:
     validation: list[Row] = field(default_factory=list)
     test: list[Row] = field(default_factory=list)
 
+    def all(self) -> list[Row]:
+        """Return the rows of all splits."""
+        return [*self.train, *self.validation, *self.test]
+
     def counts(self) -> dict[str, int]:
         """Number of rows per split."""
         return {"train": len(self.train), "validation": len(self.validation), "test": len(self.test)}

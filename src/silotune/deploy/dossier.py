@@ -60,7 +60,6 @@ def _content(run: Path, silos: Sequence[Path]) -> dict[str, Any]:
         if entry.get("direction") == "came" and entry.get("run") == name:
             came[str(entry.get("silo"))].append(entry)
     config = read_config(str(folder / "config.yaml"))
-    start = Path(config.start or "none")
     files = [path for path in sorted(run.rglob("*")) if path.suffix in (".yaml", ".json", ".jsonl", ".safetensors")]
     return {
         "run": name,
@@ -69,9 +68,7 @@ def _content(run: Path, silos: Sequence[Path]) -> dict[str, Any]:
         "survey": summary.get("survey", {}).get("silos", {}),
         "privacy": summary.get("privacy"),
         "config": config,
-        "before": RunRegistry.open(start).run
-        if (start / FEDERATION_FOLDER / "run.json").exists()
-        else "no federation's",
+        "before": RunRegistry.id_of_start(config.start) or "no federation's",
         "versions": read_versions(run),
         "silos": {silo: totals(came[silo]).get(name, totals([])) for silo in summary["silos"]},
         "parts": {silo: _keys(own, "tensors") for silo, own in came.items()},

@@ -256,12 +256,8 @@ def rows(
     if as_json:
         typer.echo(json.dumps({"withdrawn": None if marks is None else len({*marks}), "runs": found}, indent=1))
         return
-    if marks is not None and settings.data is not None:
+    if marks is not None:
         say(f"{len({*marks})} rows are left out of all runs that begin from now on")
-        (own,) = load_silos(config_of_one({"silos": [settings.data.model_dump(mode="json", exclude_none=True)]}))
-        here = {*row_records.marks_of(records.folder, [row for split in SPLITS for row in getattr(own.splits, split)])}
-        if others := len({*marks} - here):
-            say(f"{others} of them are not in {settings.data.path} now; a text counts only as it stood there")
     for run in found:
         counts = ", ".join(f"{run[split]} {split}" for split in (*SPLITS, row_records.BEFORE) if run[split])
         say(f"run {run['run']}: {counts}; model: {run['model'] or 'no longer here'}")
@@ -269,6 +265,11 @@ def rows(
         say("no run used these rows" if marks else "no run used rows yet")
     elif marks:
         say(row_records.NOT_UNDONE)
+    if marks is not None and settings.data is not None:  # last: the file may be unreadable by now
+        (own,) = load_silos(config_of_one({"silos": [settings.data.model_dump(mode="json", exclude_none=True)]}))
+        here = {*row_records.marks_of(records.folder, own.splits.all())}
+        if others := len({*marks} - here):
+            say(f"{others} of them are not in {settings.data.path} now; a text counts only as it stood there")
 
 
 def _words(text: str) -> tuple[str, ...]:

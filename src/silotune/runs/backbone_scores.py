@@ -54,7 +54,7 @@ def backbone_setting(
         if silo.task.labeled != (head == "lm"):
             break
     splits = silo.splits
-    return config, [SiloData(silo.name, silo.task, Splits(test=[*splits.train, *splits.validation, *splits.test]))]
+    return config, [SiloData(silo.name, silo.task, Splits(test=splits.all()))]
 
 
 def evaluate_backbone(

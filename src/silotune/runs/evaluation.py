@@ -165,7 +165,7 @@ def own_passages(run: Path, silo: str) -> list[str]:
     data = next((data for data in (*load_silos(config), *load_absent(config)) if data.name == silo), None)
     if data is None:
         raise InputError(f"--query: the rows of silo {silo!r} are not here; give the passages as --file")
-    rows = [*data.splits.train, *data.splits.validation, *data.splits.test]
+    rows = data.splits.all()
     return distinct([each for row in rows for each in sequences_of(row)])
 
 

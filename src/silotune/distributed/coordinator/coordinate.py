@@ -220,9 +220,8 @@ def _checked_names(job: Job, config: Config) -> list[str]:
 
 def _with_named_start(config: Config) -> Config:
     """Return the configuration with the id by which silos know the run that it starts from, if it is a federation's."""
-    if config.start is None or not (Path(config.start) / FEDERATION_FOLDER / "run.json").exists():
-        return config
-    return config.replace(start=f"run-{RunRegistry.open(Path(config.start)).run}")
+    before = RunRegistry.id_of_start(config.start)
+    return config if before is None else config.replace(start=f"run-{before}")
 
 
 def _registry(config: Config, out: Path, names: list[str]) -> RunRegistry:

@@ -55,6 +55,13 @@ class RunRegistry:
             raise InputError(f"--resume: {out} was not made by this engine; resume it with --engine inprocess")
         return cls(secrets.token_hex(8), {})
 
+    @classmethod
+    def id_of_start(cls, start: str | None) -> str | None:
+        """Return the id of the federation's run in the folder that a run starts from; None: there is none."""
+        if start is None or not (Path(start) / FEDERATION_FOLDER / "run.json").exists():
+            return None
+        return cls.open(Path(start)).run
+
     def with_silo(self, hello: Hello) -> RunRegistry:
         """Return the registry with one more silo."""
         info = SiloInfo(hello.task, hello.texts, hello.rank)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from typing_extensions import override
 
-from silotune.distributed.flower.quick import SHARE
+from silotune.distributed.flower.quick import pause
 from silotune.distributed.protocol.frames import ProtocolError
 from silotune.errors import SilotuneError
 
@@ -154,7 +154,6 @@ class _Pull(Thread):
                 if replies:
                     self.reply = replies[0]
                     return
-                waited = time.monotonic() - began
-                self.abandoned.wait(max(self.interval, min(LONGEST_PULL_INTERVAL, SHARE * waited)))
+                self.abandoned.wait(pause(time.monotonic() - began, self.interval, LONGEST_PULL_INTERVAL))
         except Exception as error:  # httpx, Flower and its retries raise errors without a common class
             self.error = error

@@ -61,6 +61,11 @@ FORKS = sys.platform == "linux"
 _BELL = "bell"
 
 
+def pause(waited: float, least: float, most: float) -> float:
+    """Return the seconds before the next question, of one that has been asked for so long."""
+    return max(least, min(most, SHARE * waited))
+
+
 class Pauses:
     """Pauses between questions, which grow with the time that a process has waited for the same, up to Flower's own."""
 
@@ -76,7 +81,7 @@ class Pauses:
         now = time.monotonic()
         if seconds != self._asked:
             self._asked, self._since = seconds, now
-        time.sleep(min(seconds, max(FIRST * seconds, SHARE * (now - self._since))))
+        time.sleep(pause(now - self._since, FIRST * seconds, seconds))
 
 
 class Bell:
