@@ -15,9 +15,13 @@ import pytest
 import torch
 import yaml
 
+from silotune.cli.result_table import _baseline_columns
 from silotune.data.batching import make_batch
 from silotune.data.kinds import KINDS
+from silotune.data.rows import Row
+from silotune.data.tasks import Task
 from silotune.errors import InputError
+from silotune.evaluation.baselines import baseline_scores
 from silotune.methods import METHODS
 from silotune.models.tuners import TUNERS
 from silotune.runs.run import run
@@ -165,6 +169,18 @@ def test_a_kind_has_its_own_metric_and_less_may_be_better(backbone_folder, tmp_p
     assert finished.federation.lower_is_better
     with pytest.raises(InputError, match=r"silos\.north\.metric: must be .* or 'distance' \(got 'distanse'\)"):
         finish("other", "distanse")
+
+
+def test_own_baselines_stand_in_tables_by_their_title(ordinal, monkeypatch) -> None:
+    kind, rows = type(ordinal), [Row(("a plain road",), 1), Row(("cold grey stone",), 0)]
+    monkeypatch.setattr(kind, "own_baselines", lambda *_: {"middle": 1.5})
+    task = Task("pain", tuple(LEVELS), "distance", "ordinal")
+    with pytest.raises(InputError, match=r"kind ordinal: `baselines` has no title for middle"):
+        baseline_scores(task, rows, rows)
+    monkeypatch.setattr(kind, "baselines", {"middle": "always the middle"})
+    summary = {"silos": {"north": {"metric": "distance", "test": 1.0}}, "average": 1.0, "sent_parameters": 0}
+    summary["baselines"] = {"silos": {"north": baseline_scores(task, rows, rows)}}
+    assert _baseline_columns(summary)["always the middle"]("north") == "1.5"
 
 
 def test_a_kinds_loss_is_that_of_the_paper(ordinal) -> None:

@@ -10,7 +10,16 @@ from rich.table import Table
 
 from silotune.data.kinds import KINDS
 from silotune.data.tasks import lower_is_better, metric_title
-from silotune.runs.scores import AVERAGE, TITLES, backbones_text, baseline_of, metrics_of, ranks, score_of, silo_metric
+from silotune.runs.scores import (
+    AVERAGE,
+    backbones_text,
+    baseline_of,
+    baseline_titles,
+    metrics_of,
+    ranks,
+    score_of,
+    silo_metric,
+)
 
 _FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "trained parameters": lambda summary: f"{summary['trainable_parameters']:,}",
@@ -81,7 +90,7 @@ def _baseline_columns(summary: Mapping[str, Any]) -> dict[str, Callable[[str], s
     """Return the columns of the baselines that a run has: title → function from silo or average to cell."""
     found = summary.get("baselines") or {}
     keys = {key for scores in [*found.get("silos", {}).values(), found.get("global") or {}] for key in scores}
-    return {title: _baseline_cells(summary, key) for key, title in TITLES.items() if key in keys}
+    return {title: _baseline_cells(summary, key) for key, title in baseline_titles().items() if key in keys}
 
 
 def _baseline_cells(summary: Mapping[str, Any], key: str) -> Callable[[str], str]:

@@ -18,6 +18,7 @@ from silotune.data.rows import Row, SiloData
 from silotune.data.scores import TEXT_SCORES, Scores, judge
 from silotune.data.targets import target_tensor
 from silotune.data.tasks import LOSS_METRICS, Task
+from silotune.errors import InputError
 
 MAJORITY, MEAN, BAG_OF_WORDS = "majority", "mean", "bag_of_words"
 
@@ -104,6 +105,8 @@ def _fit_and_score(task: Task, train: Sequence[Row], test: Sequence[Row], weight
 
     own: Scores | None = task.rules.own_baselines(task, train, test)
     if own is not None:
+        if untitled := own.keys() - task.rules.baselines.keys():
+            raise InputError(f"kind {task.kind}: `baselines` has no title for {', '.join(sorted(untitled))}")
         return own
     if task.rules.outputs(task) != len(task.labels or [0]):  # an outside kind's outputs are not a logit of each label
         targets = target_tensor(task, train)

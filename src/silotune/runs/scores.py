@@ -10,7 +10,7 @@ from typing import Any
 from silotune.core.numeric import mean_ignoring_none, score_text
 from silotune.data.kinds import KINDS
 from silotune.data.tasks import metric_title
-from silotune.evaluation.baselines import BAG_OF_WORDS, MAJORITY, MEAN
+from silotune.evaluation.baselines import BAG_OF_WORDS, MAJORITY
 from silotune.evaluation.untouched import SHOWN, UNTOUCHED
 from silotune.runs.summary import averages
 
@@ -19,23 +19,19 @@ ALL_METRICS = {metric for kind in KINDS.values() for metric in kind.metrics}
 AVERAGE = "average"
 """The column of the mean over silos. Where silos of a run have unlike metrics there is one for each: `average f1`."""
 
+UNTOUCHED_TITLE = "untouched backbone"
+
 BESIDE = {"own rows": "average_own", "shared rows": "average_shared"}
 """Columns of the mean over silos that are judged on their own kinds of rows or all alike → their key in a summary."""
 
-TITLES = {
-    MAJORITY: "most frequent label",
-    MEAN: "mean number",
-    BAG_OF_WORDS: "bag of words",
-    "outside": "nothing marked",
-    "gazetteer": "gazetteer",
-    "bm25": "BM25",
-    UNTOUCHED: "untouched backbone",
-    SHOWN: "untouched, after rows",
-}
-"""Baseline → its title in tables."""
+ALWAYS_NAMED = {MAJORITY: "most frequent label", BAG_OF_WORDS: "bag of words"}
+"""Baselines that the table of silos names even where no silo has one."""
 
-WHERE_FOUND = (MEAN, "outside", "gazetteer", "bm25", UNTOUCHED, SHOWN)
-"""Baselines that a table names only where a silo has one."""
+
+def baseline_titles() -> dict[str, str]:
+    """Return every baseline's title in tables, those of registered kinds of tasks included, in the tables' order."""
+    own = {key: title for kind in KINDS.values() for key, title in kind.baselines.items()}
+    return {**ALWAYS_NAMED, **own, UNTOUCHED: UNTOUCHED_TITLE, SHOWN: "untouched, after rows"}
 
 
 def score_of(summary: Mapping[str, Any], column: str) -> float | None:

@@ -134,6 +134,8 @@ class Kind(ABC):
     """The best constant answer in words, for tables."""
     constant_name: ClassVar[str] = "majority"
     """The key of the constant answer's score among baselines."""
+    baselines: ClassVar[Mapping[str, str]] = {}
+    """The kind's own baselines, the constant answer's where it has another key: key → title in tables."""
     labeled: ClassVar[bool] = True
     """Whether a head's outputs are compared with targets; not so for written answers."""
     least_labels: ClassVar[int] = 2

@@ -48,6 +48,7 @@ class Entities(Kind):
     metrics = (*SPAN_METRICS, *LOSS_METRICS)
     constant = "nothing"
     constant_name = "outside"
+    baselines = {"outside": "nothing marked", "gazetteer": "gazetteer"}
     least_labels = 1
     by_position = True
     gives = "spans"

@@ -28,6 +28,7 @@ class Regression(Kind):
     metrics = (*NUMBER_METRICS, *LOSS_METRICS)
     constant = "the mean number"
     constant_name = "mean"
+    baselines = {"mean": "mean number"}
     least_labels = 0
 
     @override

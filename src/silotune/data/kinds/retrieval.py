@@ -46,6 +46,7 @@ class Retrieval(Kind):
     metrics = RANK_METRICS
     constant = "equal vectors"
     constant_name = "equal"
+    baselines = {"bm25": "BM25"}
     least_labels = 0
     gives = "vectors"
 

@@ -13,7 +13,16 @@ from silotune.data.tasks import lower_is_better, metric_range
 from silotune.lab.report.entries import FinishedRun, ReportEntry, silo_names
 from silotune.lab.report.judging_plan import JudgingPlan
 from silotune.runs.callbacks.base import logged_values
-from silotune.runs.scores import AVERAGE, BESIDE, TITLES, baseline_of, metric_of_column, metrics_of, ranks, score_of
+from silotune.runs.scores import (
+    AVERAGE,
+    BESIDE,
+    baseline_of,
+    baseline_titles,
+    metric_of_column,
+    metrics_of,
+    ranks,
+    score_of,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -107,7 +116,7 @@ class Results:
         """Yield the scores of baselines for every data set, over the seeds of the entry with most runs."""
         for number, part in enumerate(self.parts, 1):
             runs = max(part.entries, key=lambda entry: len(entry.runs)).runs
-            for key, title in TITLES.items():
+            for key, title in baseline_titles().items():
                 label = title if len(self.parts) == 1 else f"{title}, data {number}"
                 for run in runs:
                     for column in [*self.silos, *self.averages]:

@@ -20,7 +20,7 @@ NOTE = (
     "A difference is the mean over silos and seeds, in points. Its interval adds the variance of seeds and that of the "
     "test rows they share (rows resampled in all seeds, silos and both entries together). Equal: the 90 % interval "
     "lies within ± the margin; better or worse: the 95 % interval excludes 0; else undecided. All comparisons but a "
-    "primary one share an error of 5 % (Bonferroni)."
+    "primary one share an error of 5 % (Bonferroni): the interval of each is the wider for their number."
 )
 
 

@@ -11,7 +11,7 @@ from silotune.errors import InputError
 from silotune.evaluation.baselines import BAG_OF_WORDS
 from silotune.lab.report.entries import ReportEntry
 from silotune.lab.report.frame import Results
-from silotune.runs.scores import AVERAGE, TITLES
+from silotune.runs.scores import ALWAYS_NAMED, AVERAGE
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
@@ -55,7 +55,7 @@ def beaten_by_words(results: Results) -> list[str]:
     for number, part in enumerate(results.parts, 1):
         better = []
         for column in [*part.distinct_silos, *part.averages]:
-            of_words = part.score(TITLES[BAG_OF_WORDS], column)
+            of_words = part.score(ALWAYS_NAMED[BAG_OF_WORDS], column)
             means = [score.mean for entry in part.entries if (score := part.score(entry.label, column))]
             if of_words is not None and means:
                 best = min(means) if part.lower(column) else max(means)

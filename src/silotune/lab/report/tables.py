@@ -12,10 +12,17 @@ from silotune.core.numeric import score_text
 from silotune.data.kinds import KINDS
 from silotune.data.tasks import NUMBER_METRICS, lower_is_better, metric_title
 from silotune.errors import InputError
-from silotune.evaluation.untouched import UNTOUCHED
 from silotune.lab.report.entries import FinishedRun, ReportEntry
 from silotune.lab.report.frame import MIB, Interval, Results, Score
-from silotune.runs.scores import TITLES, WHERE_FOUND, average_text, backbones_text, baseline_of, silo_metric
+from silotune.runs.scores import (
+    ALWAYS_NAMED,
+    UNTOUCHED_TITLE,
+    average_text,
+    backbones_text,
+    baseline_of,
+    baseline_titles,
+    silo_metric,
+)
 from silotune.runs.storage.scored_rows import read_test_scores
 
 if TYPE_CHECKING:
@@ -137,7 +144,7 @@ def score_table(results: Results) -> ResultTable:
 def baseline_notes(results: Results, scores: ResultTable) -> list[str]:
     """Return the note about the baselines in a table of scores, if it has some."""
     labels = [label for label, _ in scores.rows[len(results.entries) :]]
-    untouched = any(label.startswith(TITLES[UNTOUCHED]) for label in labels)
+    untouched = any(label.startswith(UNTOUCHED_TITLE) for label in labels)
     return [BASELINE_NOTE + _UNTOUCHED_NOTE * untouched] if labels else []
 
 
@@ -290,7 +297,8 @@ def rows_table(results: Results) -> ResultTable | None:
     if len(results.silos) > _MOST_ROWS:
         return None
     known = {name: run for run in reversed(results.runs) for name in run.summary["silos"]}
-    scores = {(name, key): baseline_of(known[name].summary, name, key) for name in results.silos for key in TITLES}
+    titles = baseline_titles()
+    scores = {(name, key): baseline_of(known[name].summary, name, key) for name in results.silos for key in titles}
     scored = {key for (_, key), score in scores.items() if score is not None}
     rows = []
     for name in results.silos:
@@ -303,8 +311,8 @@ def rows_table(results: Results) -> ResultTable | None:
         numbers = not task.get("labels") and KINDS[task.get("kind", "classification")].labeled
         classes = "numbers" if numbers else _classes(task.get("labels") or [], _details(run).get(name, {}))
         texts["classes (test rows)"] = classes
-        for key, title in TITLES.items():
-            if key not in WHERE_FOUND or key in scored:
+        for key, title in titles.items():
+            if key in ALWAYS_NAMED or key in scored:
                 texts[title] = score_text(scores[name, key])
         rows.append((name, texts))
     title = "rows of every silo, and its baselines (%), with the first seed"
