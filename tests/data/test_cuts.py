@@ -51,7 +51,7 @@ def test_what_is_cut_is_counted(texts, answer, cut, prompt):
     cuts = count_cuts(WRITE, rows, tokenize, whole)
     assert (cuts.cut, cuts.prompts) == ([1] * cut, [1] * prompt)
     assert cuts.lengths[1] == len(whole(WRITE, rows).ids[1])
-    assert cuts.share == 0.5 * cut
+    assert cuts.fraction == 0.5 * cut
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from silotune.config import BackboneConfig
 from silotune.config.head import HeadConfig
 from silotune.core.files import file_sha256
 from silotune.core.serialization import write_tensor_file
-from silotune.data.kinds import KINDS, Kind
+from silotune.data.kinds import KINDS
 from silotune.data.tasks import Task
 from silotune.errors import InputError, library_errors, require_known, require_unused
 from silotune.interop.adapters import (
@@ -250,7 +250,7 @@ def _head(selection: ExportSelection) -> dict[str, Any]:
         "kind": head.name,
         "part": selection.head_part,
         "task": task.name,
-        "task_kind": _answered_as(task),
+        "task_kind": _reader(task),
         "labels": list(task.labels),
         "max_length": model.context.max_length,
         **({"window_overlap": long.common(model.context.max_length)} if long.in_windows else {}),
@@ -258,13 +258,11 @@ def _head(selection: ExportSelection) -> dict[str, Any]:
     }
 
 
-def _answered_as(task: Task) -> str:
+def _reader(task: Task) -> str:
     """Return the built-in kind whose way from outputs to answers a task's kind has; an export knows no other."""
-    if task.kind in KINDS.built_in:
-        return task.kind
-    for name, kind in KINDS.built_in.items():
-        if kind.predictions is type(task.rules).predictions is not Kind.predictions:
-            return name
+    name: str = task.rules.reader()
+    if name in KINDS.built_in:
+        return name
     raise InputError(f"export: no way from outputs to answers of kind {task.kind!r} is known to an export")
 
 

@@ -245,8 +245,8 @@ def train(
         placed = context.place(own) | in_common
         state = {name: placed[name] for name in context.parts}
         training = _local_training(context, settings, silo, number, phases)
-        asked = number if any(phase.when == "round" for phase in phases) else context.rounds + 1
-        stream = None if privacy is None else privacy.stream(silo, asked, shared, kept)
+        place = number if any(phase.when == "round" for phase in phases) else context.rounds + 1
+        stream = None if privacy is None else privacy.stream(silo, place, shared, kept)
         runs.append(_SiloRound(silo, state, received, context.backbone.place(kept.memory), training, stream, privacy))
     for phase in [phase for phase in phases if phase.trains and phase.when == "round"][: int(context.measures)]:
         for run in runs:
@@ -278,8 +278,10 @@ def train(
             for run, skipped in zip_longest(members, optimizer.skipped()):
                 run.end(context.constant_parts, skipped)
     seconds, rows = time.perf_counter() - started, sum(run.rows for run in runs)
-    shares = [run.rows / rows if rows else 1 / len(runs) for run in runs]
-    return [run.result(context.method.remembers, seconds * share) for run, share in zip(runs, shares, strict=True)]
+    fractions = [run.rows / rows if rows else 1 / len(runs) for run in runs]
+    return [
+        run.result(context.method.remembers, seconds * fraction) for run, fraction in zip(runs, fractions, strict=True)
+    ]
 
 
 def _require_alike(what: str, made: object, expected: Tensors) -> None:

@@ -48,6 +48,7 @@ class Retrieval(Kind):
     constant_name = "equal"
     least_labels = 0
     gives = "vectors"
+    several_answers = True
 
     @override
     def columns(self, reading: Reading, record: Record) -> Sequence[str]:

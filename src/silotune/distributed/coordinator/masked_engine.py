@@ -70,14 +70,14 @@ class MaskedEngine(FlowerEngine):
         made = self._sum(round_number, sorted(trained), len(members))
         yield from self.federation.coordinator.receive_sum(round_number, made, trained)
 
-    def _sum(self, number: int, trained: Sequence[str], asked: int) -> Sum:
-        """Return the sum of what silos have trained, of so many that were asked to; try again, if silos drop out.
+    def _sum(self, number: int, trained: Sequence[str], invited: int) -> Sum:
+        """Return the sum of what silos have trained, of so many that were invited to; try again, if silos drop out.
 
         Raises:
             SilotuneError: too few silos are left; nothing was revealed.
         """
         coordinator, (*_, fewest) = self.federation.coordinator, self._admission.pinned
-        least, problem = max(ceil_fraction(self._options.quorum, asked), fewest), ""
+        least, problem = max(ceil_fraction(self._options.quorum, invited), fewest), ""
         reasons: dict[str, str] = {}
         tensors, numbers = digest(flatten(coordinator.shared)), coordinator.summand_length(number)
         noted = self._noted()
@@ -131,8 +131,8 @@ class MaskedEngine(FlowerEngine):
     ) -> dict[str, Answer]:
         """Send the requests of a stage and return the answers; a silo's reason for another reply is kept."""
         proposed = asdict(agreement.keys if stage in STAGES[:2] else agreement)
-        asked = partial(self._request, "masks", agreement.round, agreement=proposed, stage=stage)
-        requests = {name: asked(name, shown=texts) for name, texts in shown.items()}
+        stage_request = partial(self._request, "masks", agreement.round, agreement=proposed, stage=stage)
+        requests = {name: stage_request(name, shown=texts) for name, texts in shown.items()}
         answers: dict[str, Answer] = {}
         for frame in self._dispatcher.request(requests, self._options.deadline, self._options.away):
             silo, told = str(frame.fields["silo"]), frame.fields.get("told")

@@ -78,10 +78,10 @@ def base_of(store: SiloStore, run: str, state: str) -> str:
     return _base_after(*known)
 
 
-def _base_after(asked: Mapping[str, str], answer: Answer) -> str:
+def _base_after(request_key: Mapping[str, str], answer: Answer) -> str:
     """Return the next round's `base`, from a round's request and answer."""
     about = answer.about
-    return base_after(about["base"], answer.frame.fields["round"], asked["recipe"], about["tensors"])
+    return base_after(about["base"], answer.frame.fields["round"], request_key["recipe"], about["tensors"])
 
 
 def require_next(store: SiloStore, run: str, number: int, base: str, recipe: str, tensors: str) -> None:
@@ -117,11 +117,11 @@ def answer_masks(settings: SiloSettings, store: SiloStore, request: Frame, confi
     elif trained is None or SUMMAND not in trained[1].frame.blobs:
         raise MasksRefused(f"no summand of round {number!r:.20} of this run is kept here")
     else:
-        asked, answer = trained
-        summand, after = read_summand(answer.frame.blobs[SUMMAND]), _base_after(asked, answer)
+        request_key, answer = trained
+        summand, after = read_summand(answer.frame.blobs[SUMMAND]), _base_after(request_key, answer)
         own = hashlib.sha256(answer.frame.blobs[SUMMAND]).hexdigest()
         tensors, base = answer.about["tensors"], answer.about["base"]
-        made = str(run), int(number), attempt, asked["config"], tensors, base, len(summand)
+        made = str(run), int(number), attempt, request_key["config"], tensors, base, len(summand)
         agreement = Agreement(*made, *listed, answer.about.get("noise", ""), *together)
     agreement.require_same(proposal)
     if own:

@@ -48,7 +48,6 @@ from silotune.distributed.silo.approvals import Approvals, WaitsForApproval, app
 from silotune.distributed.silo.local_work import UNSAID, LocalWork
 from silotune.distributed.silo.mask_work import answer_masks, erase_secrets, pinned_list
 from silotune.distributed.silo.policy import WorkRefused
-from silotune.distributed.silo.row_records import RowsRefused
 from silotune.distributed.silo.run_description import (
     PlannedRun,
     Undone,
@@ -62,6 +61,7 @@ from silotune.distributed.silo.secret import derived_from_secret
 from silotune.distributed.silo.setup import DoesNotFit, Prepared, SiloSetup, machine_phrase, phrase
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.store import Answer, Price
+from silotune.distributed.silo.withdrawn_rows import RowsRefused
 from silotune.errors import InputError, SilotuneError
 from silotune.runs.build.resolve import read_config
 from silotune.training.row_privacy import RowPlan

@@ -234,7 +234,7 @@ def cost_table(results: Results) -> ResultTable:
     averaged = any(error is not None for error in errors.values())
     rows = []
     for entry in results.entries:
-        texts = {f"{name} %": _percent(share) for name, share in cost_shares(entry).items()}
+        texts = {f"{name} %": _percent(value) for name, value in cost_shares(entry).items()}
         texts |= {f"{way} MiB": f"{entry.mean_of(f'bytes_{way}') / MIB:.2f}" for way in ("up", "down")}
         texts["seconds"] = f"{entry.mean_of('seconds'):.0f}"
         if averaged:
@@ -332,8 +332,8 @@ def metrics_table(run: FinishedRun) -> ResultTable | None:
             "score": score_text(details["score"]),
             "95 % interval": interval_text(details["intervals"].get(details["metric"])) or "–",
         }
-        answer, share = details.get("commonest") or ("–", None)
-        texts["commonest answer"] = answer if share is None else f"{answer} ({share:.0f} %)"
+        answer, percent = details.get("commonest") or ("–", None)
+        texts["commonest answer"] = answer if percent is None else f"{answer} ({percent:.0f} %)"
         rows.append((silo, texts | {metric_title(name): score_text(details["metrics"].get(name)) for name in names}))
     return plain_table(f"test rows in all metrics, seed {run.seed}", rows, "silo", list(by_silo))
 

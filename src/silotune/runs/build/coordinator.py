@@ -25,7 +25,7 @@ from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.methods import Method
 from silotune.methods.lora_products import CorrectedMeans
-from silotune.runs.build.row_privacy import digest_of_run
+from silotune.runs.build.plan_row_noise import digest_of_run
 from silotune.training.context import TrainingContext
 from silotune.training.coordinator import Coordinator
 from silotune.training.mean_of_iterates import MeanOfIterates
