@@ -63,7 +63,7 @@ class Limits:
     seconds: float = 60.0
 
 
-class Engine:
+class ServingEngine:
     """Answers jobs in a thread of its own, until it is stopped."""
 
     def __init__(self, models: Models, limits: Limits | None = None, alone: bool = False) -> None:

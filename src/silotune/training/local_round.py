@@ -53,7 +53,7 @@ class LocalResult:
 
 
 @dataclass
-class _SiloRound:
+class _LocalRound:
     """A silo's local round in progress."""
 
     silo: Silo
@@ -247,7 +247,7 @@ def train(
         training = _local_training(context, settings, silo, number, phases)
         place = number if any(phase.when == "round" for phase in phases) else context.rounds + 1
         stream = None if privacy is None else privacy.stream(silo, place, shared, kept)
-        runs.append(_SiloRound(silo, state, received, context.backbone.place(kept.memory), training, stream, privacy))
+        runs.append(_LocalRound(silo, state, received, context.backbone.place(kept.memory), training, stream, privacy))
     for phase in [phase for phase in phases if phase.trains and phase.when == "round"][: int(context.measures)]:
         for run in runs:
             run.measure(context, phase, number)
@@ -322,7 +322,7 @@ def _local_training(
 class _PhaseWork:
     """Objects that all steps of a phase share: batches, the program of its views, and the way to gradients."""
 
-    def __init__(self, context: TrainingContext, members: Sequence[_SiloRound], phase: Phase, number: int) -> None:
+    def __init__(self, context: TrainingContext, members: Sequence[_LocalRound], phase: Phase, number: int) -> None:
         self._context, self.members, self.phase, self.number = context, members, phase, number
         self._alone = len(members) == 1
         self.batches = [phase_batches(context, run.silo, phase, number, self._alone) for run in members]
@@ -384,7 +384,7 @@ def _train_phase(work: _PhaseWork, optimizer: PhaseOptimizer) -> None:
             run.count(batch, logged, micro_batches, member)
 
 
-def _train_privately(steps: PrivateSteps, run: _SiloRound, optimizer: PhaseOptimizer, index: int) -> None:
+def _train_privately(steps: PrivateSteps, run: _LocalRound, optimizer: PhaseOptimizer, index: int) -> None:
     """Train a silo in a phase under DP-SGD, in which a loss that is not finite does not end the run."""
     phase = steps.phase
     for taken in range(steps.count):

@@ -19,7 +19,7 @@ from typing_extensions import override
 from silotune.communication.masks.agreement import FIRST, MOST_ROUNDS, Agreement, base_after
 from silotune.communication.masks.coordinator import RoundKeys, SumFailed, masked_sum
 from silotune.communication.masks.fixed_point import Sum, threshold_of
-from silotune.communication.masks.silo import STAGES, Answer, Texts
+from silotune.communication.masks.silo import STAGES, StageAnswer, Texts
 from silotune.core.files import damage_named, read_json, write_text
 from silotune.core.numeric import ceil_fraction
 from silotune.core.serialization import read_tensors
@@ -128,12 +128,12 @@ class MaskedEngine(FlowerEngine):
 
     def _ask(
         self, agreement: Agreement, reasons: dict[str, str], stage: str, shown: Mapping[str, Texts]
-    ) -> dict[str, Answer]:
+    ) -> dict[str, StageAnswer]:
         """Send the requests of a stage and return the answers; a silo's reason for another reply is kept."""
         proposed = asdict(agreement.keys if stage in STAGES[:2] else agreement)
         stage_request = partial(self._request, "masks", agreement.round, agreement=proposed, stage=stage)
         requests = {name: stage_request(name, shown=texts) for name, texts in shown.items()}
-        answers: dict[str, Answer] = {}
+        answers: dict[str, StageAnswer] = {}
         for frame in self._dispatcher.request(requests, self._options.deadline, self._options.away):
             silo, told = str(frame.fields["silo"]), frame.fields.get("told")
             if frame.kind == "masks" and isinstance(told, dict):

@@ -1,7 +1,7 @@
 """The work behind a request: a local round, the final phases, scores.
 
-Each method checks, counts the request against the operator's caps, works, and returns an `Answer`, which the session
-records and sends. A repeated request gets the answer that was kept.
+Each method checks, counts the request against the operator's caps, works, and returns a `SiloAnswer`; the session
+records and sends it. A repeated request gets the answer that was kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from silotune.distributed.silo.policy import Policy, Request
 from silotune.distributed.silo.row_ledger import Charge
 from silotune.distributed.silo.setup import Prepared
 from silotune.distributed.silo.silo_config import SiloSettings
-from silotune.distributed.silo.store import Answer, Price, SiloStore
+from silotune.distributed.silo.store import Price, SiloAnswer, SiloStore
 from silotune.errors import Diverged, InputError
 from silotune.evaluation.federation_scores import current_model_state, measure_silos, score_silos, summary_entries
 from silotune.evaluation.predict import Measured
@@ -54,13 +54,13 @@ class LocalWork:
         self.settings = settings
         self._policy = policy
         self._store = store
-        self.unpaid: Answer | None = None
+        self.unpaid: SiloAnswer | None = None
         """What leaves, and is charged and kept, if the present request fails after its noise was drawn.
 
         That it failed may follow from rows and noise, so it costs what the answer would have cost.
         """
 
-    def train(self, prepared: Prepared, request: Frame, changed: str) -> Answer:
+    def train(self, prepared: Prepared, request: Frame, changed: str) -> SiloAnswer:
         """Run a local round or the final phases; `changed` tells the coordinator that rows changed within the run."""
         run, number, base, keep = require_fields(request.fields, "run", "round", "base", "keep")
         (broadcast,) = require_fields(request.blobs, "broadcast")
@@ -95,7 +95,7 @@ class LocalWork:
         charge = None if free else self._charge(prepared, str(run), place, silo, shared)
         if charge is not None or (price is not None and not final):
             failure = Frame("failed", {"silo": silo.name, "reason": UNSAID})
-            self.unpaid = Answer(failure, {}, name, int(number), key, price=price, charge=charge)
+            self.unpaid = SiloAnswer(failure, {}, name, int(number), key, price=price, charge=charge)
         if final:
             nothing = SiloReply(silo.name, b"", {})
             reply = self._kept_here(prepared, lambda: client.finals([silo], broadcast)[0], nothing)
@@ -120,7 +120,7 @@ class LocalWork:
         blobs = {"message": reply.message}
         if start:
             blobs, about = {"message": b"", SUMMAND: reply.message}, about | start
-        return Answer(
+        return SiloAnswer(
             Frame("answer", fields, blobs),
             about,
             name,
@@ -132,7 +132,7 @@ class LocalWork:
             {*map(str, keep), str(base)},
         )
 
-    def score(self, prepared: Prepared, request: Frame) -> Answer:
+    def score(self, prepared: Prepared, request: Frame) -> SiloAnswer:
         """Score the aggregated shared parts with this silo's private ones."""
         run, number, base, splits = require_fields(request.fields, "run", "round", "base", "splits")
         (broadcast,) = require_fields(request.blobs, "broadcast")
@@ -154,9 +154,9 @@ class LocalWork:
         scores = {} if prepared.keeps_numbers else scores
         note = "; ".join(prepared.beginning) if scores and prepared.config.work == "scoring" else ""
         fields = {"silo": silo.name, "scores": scores} | ({"note": note} if note else {})
-        return Answer(Frame("scores", fields), {}, name, int(number), key)
+        return SiloAnswer(Frame("scores", fields), {}, name, int(number), key)
 
-    def survey(self, prepared: Prepared, request: Frame) -> Answer:
+    def survey(self, prepared: Prepared, request: Frame) -> SiloAnswer:
         """Count this silo's rows; counts with noise are charged."""
         (run,), counts, name = require_fields(request.fields, "run"), prepared.counts, "survey"
         if counts is None:
@@ -178,7 +178,7 @@ class LocalWork:
             self._store.ledger.require(charge)
             told = counts.told(plan.multiplier, noise.stream_of(drawn))
             charge = replace(charge, message=hashlib.sha256(json.dumps(told).encode()).hexdigest())
-        return Answer(
+        return SiloAnswer(
             Frame("survey", {"silo": silo.name, "survey": told}), {"numbers": numbers}, name, 0, key, charge=charge
         )
 

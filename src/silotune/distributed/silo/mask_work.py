@@ -25,7 +25,7 @@ from silotune.distributed.protocol.frames import MASKED, Frame, require_fields, 
 from silotune.distributed.silo import mask_ledger
 from silotune.distributed.silo.secret import write_secret
 from silotune.distributed.silo.silo_config import SiloSettings
-from silotune.distributed.silo.store import Answer, SiloStore
+from silotune.distributed.silo.store import SiloAnswer, SiloStore
 from silotune.errors import InputError
 
 
@@ -78,7 +78,7 @@ def base_of(store: SiloStore, run: str, state: str) -> str:
     return _base_after(*known)
 
 
-def _base_after(request_key: Mapping[str, str], answer: Answer) -> str:
+def _base_after(request_key: Mapping[str, str], answer: SiloAnswer) -> str:
     """Return the next round's `base`, from a round's request and answer."""
     about = answer.about
     return base_after(about["base"], answer.frame.fields["round"], request_key["recipe"], about["tensors"])
@@ -96,7 +96,7 @@ def erase_secrets(store: SiloStore, run: str) -> None:
         store.erase_blob(run, SUMMAND)
 
 
-def answer_masks(settings: SiloSettings, store: SiloStore, request: Frame, config: str, noise: str) -> Answer:
+def answer_masks(settings: SiloSettings, store: SiloStore, request: Frame, config: str, noise: str) -> SiloAnswer:
     """Answer one stage of a sum under masks; whatever later stages depend on is stored before it leaves.
 
     `config` and `noise` are those of the agreement of keys for rounds that are not trained yet.
@@ -132,4 +132,4 @@ def answer_masks(settings: SiloSettings, store: SiloStore, request: Frame, confi
     mask_ledger.keep(store.records, agreement, silo.kept)
     blobs = {MASKED: tensor_bytes({MASKED: torch.frombuffer(bytearray(data), dtype=torch.int64)})} if data else {}
     fields = {"silo": settings.name, "round": int(number), "told": told}
-    return Answer(Frame("masks", fields, blobs), {"stage": stage, "shown": sorted(shown)})
+    return SiloAnswer(Frame("masks", fields, blobs), {"stage": stage, "shown": sorted(shown)})

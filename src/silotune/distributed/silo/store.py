@@ -65,7 +65,7 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SiloAnswer:
     """A silo's answer with its record for the audit log.
 
     Args:
@@ -104,17 +104,17 @@ class SiloStore:
 
     # -- answers and states --------------------------------------------------------------------------------------------
 
-    def find(self, run: str, name: str, request_key: Mapping[str, str]) -> Answer | None:
+    def find(self, run: str, name: str, request_key: Mapping[str, str]) -> SiloAnswer | None:
         """Return the answer that is kept for the same request; None if there is none, or if its state is missing."""
         known = self.answer_of(run, name)
         return known[1] if known is not None and known[0] == request_key else None
 
-    def answer_of(self, run: str, name: str) -> tuple[dict[str, str], Answer] | None:
+    def answer_of(self, run: str, name: str) -> tuple[dict[str, str], SiloAnswer] | None:
         """Return the answer that is kept under a name, after the fields of its request; None as `find`."""
         query = "SELECT asked, frame, about, state FROM answers WHERE run = ? AND name = ?"
         for request_key, frame, about, state in self.records.rows(query, run, name):
             if state is None or self._state_file(run, name, state) is not None:
-                return json.loads(request_key), Answer(decode(frame), json.loads(about))
+                return json.loads(request_key), SiloAnswer(decode(frame), json.loads(about))
         return None
 
     def erase_blob(self, run: str, blob: str) -> None:
@@ -126,7 +126,7 @@ class SiloStore:
                     change = "UPDATE answers SET frame = ? WHERE run = ? AND name = ?"
                     connection.execute(change, (frame.encode(), run, name))
 
-    def commit(self, run: str, answer: Answer, line: Mapping[str, Any]) -> None:
+    def commit(self, run: str, answer: SiloAnswer, line: Mapping[str, Any]) -> None:
         """Record an answer that is about to leave, in one transaction."""
         if self._policy is not None:  # refusals have lines, too, and a coordinator can ask without end
             self._policy.check_disk(_used(self.records.path), 0)

@@ -14,7 +14,7 @@ from silotune.data.tasks import NUMBER_METRICS, lower_is_better, metric_title
 from silotune.errors import InputError
 from silotune.evaluation.untouched import UNTOUCHED
 from silotune.lab.report.entries import FinishedRun, ReportEntry
-from silotune.lab.report.frame import MIB, Interval, Results, Score
+from silotune.lab.report.frame import MIB, Interval, MeanScore, Results
 from silotune.runs.scores import TITLES, WHERE_FOUND, average_text, backbones_text, baseline_of, silo_metric
 from silotune.runs.storage.scored_rows import read_test_scores
 
@@ -155,7 +155,7 @@ def _score_column(results: Results, column: str) -> list[TableCell]:
     return [replace(cell, clear=clear, note=note) for cell, clear, note in zip(cells, winners, notes, strict=True)]
 
 
-def ranked_cells(results: Results, scores: Sequence[Score | None], lower: bool) -> list[TableCell]:
+def ranked_cells(results: Results, scores: Sequence[MeanScore | None], lower: bool) -> list[TableCell]:
     """Return a column's cells: each entry's score, with its rank among entries on the same data."""
     ranked = zip(scores, results.rank(scores, lower), strict=True)
     return [TableCell(score.text, rank) if score else TableCell("–") for score, rank in ranked]
