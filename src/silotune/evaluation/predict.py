@@ -38,11 +38,12 @@ class Predictor:
     Args:
         context: backbone, parts and head.
         state: the tensors of all parts, and the vectors of the silo's rows where texts are weighed by them.
-        alpha: the weight of each row of which batches are asked, shape (rows,), if the method weighs texts.
     """
 
-    def __init__(self, context: PredictionContext, state: State, alpha: Tensor | None = None) -> None:
-        self.context, self.alpha = context, alpha
+    def __init__(self, context: PredictionContext, state: State) -> None:
+        self.context = context
+        self.alpha: Tensor | None = None
+        """The weight of each row of which batches are asked, shape (rows,), if the method weighs texts; see `of`."""
         self._unplaced, self._placed = state, context.place(state)
         self.head, self._tensors = context.answering, head_tensors(context.prediction.head, self._placed)
 

@@ -193,6 +193,10 @@ class _LocalRound:
         ]
         self.real += sum(int(mask.sum()) for mask in masks)
         self.padded += sum(mask.numel() for mask in masks)
+        self.log(terms)
+
+    def log(self, terms: Mapping[str, float]) -> None:
+        """Add a step's terms of the loss to the metrics."""
         for term, value in terms.items():
             self.sums[term] += value
             self.counts[term] += 1
@@ -278,10 +282,8 @@ def train(
             for run, skipped in zip_longest(members, optimizer.skipped()):
                 run.end(context.constant_parts, skipped)
     seconds, rows = time.perf_counter() - started, sum(run.rows for run in runs)
-    fractions = [run.rows / rows if rows else 1 / len(runs) for run in runs]
-    return [
-        run.result(context.method.remembers, seconds * fraction) for run, fraction in zip(runs, fractions, strict=True)
-    ]
+    parts = [seconds * run.rows / rows if rows else seconds / len(runs) for run in runs]
+    return [run.result(context.method.remembers, part) for run, part in zip(runs, parts, strict=True)]
 
 
 def _require_alike(what: str, made: object, expected: Tensors) -> None:
@@ -367,7 +369,10 @@ def _train_phase(work: _PhaseWork, optimizer: PhaseOptimizer) -> None:
             for run, (index, batch) in zip(runs, drawn, strict=True)
         ]
         gradients = work.gradients.add(work.program, steps, micro_batches)
-        found = _numbers([*gradients, *(optimizer.skips(index) for index in active)])  # one transfer a step
+        scalars = [*gradients, *(optimizer.skips(index) for index in active)]
+        flat = torch.stack([term.reshape(()) for logged in scalars for term in logged.values()])  # types are promoted
+        numbers = iter(flat.tolist())  # one transfer a step
+        found = [{name: next(numbers) for name in logged} for logged in scalars]
         terms, skips = found[: len(drawn)], found[len(drawn) :]
         for run, logged in zip(runs, terms, strict=True):
             if not math.isfinite(logged["loss"]):
@@ -400,13 +405,4 @@ def _train_privately(steps: PrivateSteps, run: _LocalRound, optimizer: PhaseOpti
             run.follow(phase)
         run.summed = found.sums or run.summed
         run.steps, run.rows = run.steps + 1, run.rows + found.rows
-        for term, value in found.terms.items():
-            run.sums[term] += float(value)
-            run.counts[term] += 1
-
-
-def _numbers(terms: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:
-    """Return scalars as numbers, fetched from the device at once."""
-    flat = torch.stack([term.reshape(()) for logged in terms for term in logged.values()])  # exact: types are promoted
-    values = iter(flat.tolist())
-    return [{name: next(values) for name in logged} for logged in terms]
+        run.log({term: float(value) for term, value in found.terms.items()})

@@ -96,7 +96,8 @@ class RunStart:
         check_untouched(config, method.setting.head)
         backbone = load(BackboneRequirements.of(config, method))
         read_start(config, method, (), backbone)  # refuses another method's run before anyone is asked
-        text = wire_config(_with_named_start(config), names)
+        before = RunRegistry.id_of_start(config.start)  # silos know a federation's run by its id
+        text = wire_config(config if before is None else config.replace(start=f"run-{before}"), names)
         admission = AdmissionPolicy(Identity.of(backbone), _registry(config, Path(job.out), names), record, config)
         admission.registry.write(Path(job.out))  # a start that nobody approved in time goes on under the same id
         request = {"run": admission.registry.run, "config": text, "identity": admission.identity.fields()}
@@ -218,12 +219,6 @@ def _checked_names(job: CoordinatorJob, config: Config) -> list[str]:
     if config.aggregation.secure:
         require_masks(len(names))
     return names
-
-
-def _with_named_start(config: Config) -> Config:
-    """Return the configuration with the id by which silos know the run that it starts from, if it is a federation's."""
-    before = RunRegistry.id_of_start(config.start)
-    return config if before is None else config.replace(start=f"run-{before}")
 
 
 def _registry(config: Config, out: Path, names: list[str]) -> RunRegistry:

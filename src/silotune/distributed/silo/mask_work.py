@@ -9,14 +9,7 @@ from pathlib import Path
 
 import torch
 
-from silotune.communication.masks.agreement import (
-    FIRST,
-    Agreement,
-    MasksRefused,
-    Peers,
-    base_after,
-    public_identity,
-)
+from silotune.communication.masks.agreement import FIRST, Agreement, MasksRefused, Peers, base_after, public_identity
 from silotune.communication.masks.fixed_point import SUMMAND, read_summand
 from silotune.communication.masks.silo import STAGES, SiloRound
 from silotune.communication.privacy.accountant import assumption

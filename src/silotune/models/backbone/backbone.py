@@ -323,7 +323,7 @@ class Backbone:
 def _writes_fused(name: str, model: PreTrainedModel) -> bool:
     """Return whether `auto` is PyTorch's fused attention where answers are written, on a CPU, too.
 
-    Families that cap attention scores (Gemma 2) have to compute them apart.
+    Only its backward pass is slow there. Families that cap attention scores (Gemma 2) have to compute them apart.
     """
     config = model.config.get_text_config(decoder=True)
     capped = getattr(config, "attn_logit_softcapping", None) is not None
