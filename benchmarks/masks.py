@@ -20,7 +20,7 @@ import torch
 from silotune.communication.masks.agreement import FIRST, Agreement
 from silotune.communication.masks.coordinator import made_identities, masked_sum
 from silotune.communication.masks.fixed_point import summand
-from silotune.communication.masks.silo import STAGES, Answer, SiloRound, Texts
+from silotune.communication.masks.silo import STAGES, SiloRound, StageAnswer, Texts
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def _ours(silos: int, numbers: int, dropped: int) -> dict[str, Any]:
     }
     seconds: dict[str, float] = defaultdict(float)
 
-    def ask(stage: str, shown: Mapping[str, Texts]) -> Mapping[str, Answer]:
+    def ask(stage: str, shown: Mapping[str, Texts]) -> Mapping[str, StageAnswer]:
         left = names[dropped:] if stage in STAGES[STAGES.index("mask") :] else names
         began = time.perf_counter()
         answers = {name: here[name].answer(stage, texts) for name, texts in shown.items() if name in left}

@@ -156,4 +156,4 @@ def _backbone(shape: str, checkpointing: bool) -> Backbone:
 
     config = read_shape_config(shape)
     model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16)
-    return Backbone(model, None, precision="bf16", checkpointing=checkpointing, shape_only=True, name=shape)  # type: ignore[arg-type]
+    return Backbone(model, None, precision="bf16", checkpointing=checkpointing)  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ from silotune.core.randomness import generator, sampler
 from silotune.core.tensors import Tensors
 from silotune.models.heads.lm import prompt_rows
 from silotune.models.tuners.base import MergedAdapter
-from silotune.serve.engine import Engine, Limits
+from silotune.serve.engine import Limits, ServingEngine
 from silotune.serve.jobs import Refusal, Score, TextPiece, Write
 from silotune.serve.models import Models, Served
 
@@ -85,7 +85,7 @@ def _cold(run: Path, silos: int) -> dict[str, Any]:
 
     process = psutil.Process()
     models = Models([run])
-    engine = Engine(models)
+    engine = ServingEngine(models)
     engine.start()
     names = {f"silo-{number}": models.find(f"silo-{number}") for number in range(silos)}
 
@@ -117,7 +117,7 @@ def _compare(
         "text": lambda text: Write(text, max_tokens=tokens),
     }
     models, limits = Models([run], keep=silos), Limits(waiting=10**6, seconds=3600)
-    engines = {name: Engine(models, limits, name == "alone") for name in ("mixed", "alone")}
+    engines = {name: ServingEngine(models, limits, name == "alone") for name in ("mixed", "alone")}
     for engine in engines.values():
         engine.start()
     names = {silo: models.find(silo) for silo in {silo for silo, _ in asked}}
@@ -186,7 +186,7 @@ def _run(root: Path, kind: str, silos: int, tokens: int) -> Path:
 
 
 def _ask(
-    engine: Engine, names: dict[str, str], asked: Asked, work: Callable[[str], Work], rate: float | None = None
+    engine: ServingEngine, names: dict[str, str], asked: Asked, work: Callable[[str], Work], rate: float | None = None
 ) -> list[float]:
     """Ask all, at once or so many a second, and return how long each took."""
     ended: queue.Queue[float] = queue.Queue()

@@ -13,8 +13,8 @@ from silotune.config.uplink import PrivacyConfig
 from silotune.core.tensors import State, flatten
 from silotune.data.tokenized import TokenizedRows
 from silotune.runs.build.builder import build
+from silotune.runs.build.plan_row_noise import plan_row_noise
 from silotune.runs.build.resolve import read_config
-from silotune.runs.build.row_privacy import make_row_privacy
 from silotune.training.federation import Federation
 from silotune.training.local_trainer import LocalTrainer
 from silotune.training.silo import Silo
@@ -60,7 +60,7 @@ class OneSilo:
             return cls(federation, chosen)
         attacked = replace(first, train={chosen.task.name: chosen})
         key = f"{config.seed}".encode()
-        noise, _ = make_row_privacy(config, federation.context, {first.name: attacked}, lambda _: [first.name], key)
+        noise, _ = plan_row_noise(config, federation.context, {first.name: attacked}, lambda _: [first.name], key)
         federation.context.row_privacy = noise
         plain = config.model_copy(update={"privacy": PrivacyConfig()})
         return cls(federation, chosen, build(plain, federation.backbone))

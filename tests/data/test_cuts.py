@@ -51,7 +51,7 @@ def test_what_is_cut_is_counted(texts, answer, cut, prompt):
     cuts = count_cuts(WRITE, rows, tokenize, whole)
     assert (cuts.cut, cuts.prompts) == ([1] * cut, [1] * prompt)
     assert cuts.lengths[1] == len(whole(WRITE, rows).ids[1])
-    assert cuts.share == 0.5 * cut
+    assert cuts.fraction == 0.5 * cut
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_the_table_counts_the_template(federation, silotune):
 
 def test_a_conversation_keeps_its_questions_end():
     head, tokenizer = LanguageModelHead("chat", GenerationOptions(max_new_tokens=8)), chat_tokenizer()
-    backbone = Backbone(made("llama")[0], tokenizer, name="chat")
+    backbone = Backbone(made("llama")[0], tokenizer)
     row = Row((LONG, ""), 0, "warm", turns=(("user", LONG),))
     rows = head.row_tokenizer(backbone, 80)(WRITE, [row])
     asked = tokenizer.decode(prompt_rows(rows).ids[0])

@@ -12,8 +12,8 @@ from silotune.core.clock import current_user
 from silotune.core.records import check_audit
 from silotune.distributed.coordinator.job import RunRegistry
 from silotune.distributed.silo.approvals import Approvals
-from silotune.distributed.silo.row_records import withdraw
 from silotune.distributed.silo.store import SiloStore
+from silotune.distributed.silo.withdrawn_rows import withdraw
 from silotune.runs.storage.readers import read_summary
 from silotune.runs.storage.run_folder import RunFolder
 from tests.support.command_line import Silotune

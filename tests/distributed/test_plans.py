@@ -19,7 +19,7 @@ from silotune.deploy.scheduler import Scheduler
 from silotune.deploy.settings import CoordinatorSettings
 from silotune.distributed.coordinator import dispatcher
 from silotune.distributed.coordinator.coordinate import coordinate
-from silotune.distributed.coordinator.job import Job
+from silotune.distributed.coordinator.job import CoordinatorJob
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.approvals import Approvals
 from silotune.errors import SilotuneError
@@ -46,7 +46,7 @@ class Federation:
     def _submit(self, path: Path) -> str:
         def work() -> None:
             with suppress(SilotuneError):  # the job's status says it
-                coordinate(Job.read(path), DirectLink(self.answers))
+                coordinate(CoordinatorJob.read(path), DirectLink(self.answers))
 
         self.threads.append(threading.Thread(target=work))
         self.threads[-1].start()

@@ -8,7 +8,7 @@ from silotune.distributed.coordinator.coordinate import coordinate
 from silotune.distributed.coordinator.run_status import RunFollower
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.silo.session import Session
-from silotune.distributed.silo.store import Answer, Price, SiloStore
+from silotune.distributed.silo.store import Price, SiloAnswer, SiloStore
 from silotune.errors import InputError, SilotuneError
 from silotune.training.client import PrivacySpent
 from tests.support.session_rig import DirectLink, answering, coordinated, job, local_configs
@@ -42,7 +42,7 @@ def test_uses_of_this_run_and_the_sum_of_the_others(tmp_path):
     two, half = Price("laplace", 2.0, 0.0), Price("laplace", 0.5, 0.0)
     assert store.spent("a" * 16, two) == PrivacySpent(0, 0.0)
     for run, price in (("a", two), ("a", two), ("b", half)):
-        store.commit(run * 16, Answer(Frame("answer"), price=price), {})
+        store.commit(run * 16, SiloAnswer(Frame("answer"), price=price), {})
     assert store.spent("a" * 16, two) == PrivacySpent(2, 0.5)
     assert store.spent("b" * 16, half) == PrivacySpent(1, 4.0)
     assert store.spent("c" * 16, half) == store.spent("") == PrivacySpent(0, 4.5)

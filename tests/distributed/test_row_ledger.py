@@ -202,8 +202,8 @@ def game(folder: Path, name: int) -> None:
                 ledger.require(one)
                 with ledger._records.transaction():
                     ledger.charge(one)
-                    ledger._records.append({"kind": "answer", "asked": one.asked})
-                print(one.asked, file=left)  # it leaves after the commit
+                    ledger._records.append({"kind": "answer", "asked": one.question})
+                print(one.question, file=left)  # it leaves after the commit
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
@@ -389,8 +389,8 @@ def test_settings_that_would_tell_of_rows(key, value, reason, private):
 
 def test_a_second_broadcast_with_the_noise_of_the_first_is_found(private, monkeypatch):
     """Planted: draws that do not depend on the broadcast."""
-    draws = RowPrivacy.draws
-    monkeypatch.setattr(RowPrivacy, "draws", lambda self, silo, number, _, state: draws(self, silo, number, {}, state))
+    draws = RowPrivacy.digest
+    monkeypatch.setattr(RowPrivacy, "digest", lambda self, silo, number, _, state: draws(self, silo, number, {}, state))
     attacker = private()
     assert attacker.ask("round").kind == "answer"
     assert attacker.ask("round", broadcast=attacker.broadcast(add=1e-3)).kind == "failed"

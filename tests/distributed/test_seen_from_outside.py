@@ -25,7 +25,7 @@ from silotune.distributed.protocol.disclosure import SiloStatus
 from silotune.distributed.protocol.frames import Frame
 from silotune.distributed.silo.policy import Request
 from silotune.distributed.silo.silo_config import SiloSettings
-from silotune.distributed.silo.store import Answer, Price, SiloStore
+from silotune.distributed.silo.store import Price, SiloAnswer, SiloStore
 from silotune.distributed.silo.worker import WorkerMetrics
 from silotune.errors import InputError
 from silotune.version import __version__
@@ -182,7 +182,7 @@ def test_metrics_of_a_worker(tmp_path):
     store = SiloStore(tmp_path)
     for number in (1, 2, 2):
         store.count(Request("r", "round", number, str(number), 40), ("configuration", "rows"), 1, 9)
-    store.commit("r", Answer(Frame("answer"), price=Price("m", 1.5, 0.0)), {})
+    store.commit("r", SiloAnswer(Frame("answer"), price=Price("m", 1.5, 0.0)), {})
     metrics = WorkerMetrics(settings)
     metrics.count("round", Frame("answer", {}).encode(), 2.0)
     metrics.count(EVIL, Frame("refused", {"reason": "silo 'north': its policy refuses x; y"}).encode(), 0.5)

@@ -23,7 +23,7 @@ from silotune.distributed.silo.run_description import noise_on_rows
 from silotune.distributed.silo.session import Session
 from silotune.distributed.silo.store import SiloStore
 from silotune.errors import InputError, SilotuneError
-from silotune.runs.build import row_privacy
+from silotune.runs.build import plan_row_noise
 from silotune.runs.run import run
 from silotune.runs.storage.readers import read_summary
 from silotune.training.row_privacy import RowPlan
@@ -90,7 +90,7 @@ def test_a_run_is_charged_once_a_round_and_says_what_it_assumes(tiny_config, tmp
 
 
 def test_a_run_over_messages_is_that_of_one_process_but_for_its_noise(tiny_config, tmp_path, monkeypatch):
-    for module in (shares, row_privacy):
+    for module in (shares, plan_row_noise):
         monkeypatch.setattr(module, "noise_multiplier", lambda *_: 1e-6)
     monkeypatch.setattr(row_accountant, "row_epsilon", lambda *_: 8.0)
     monkeypatch.setattr(shares, "_FINENESS", 2**20)

@@ -17,7 +17,7 @@ from silotune.config.coordinator import FederationConfig
 from silotune.data.loading import load_silos
 from silotune.data.row_folder import write_rows
 from silotune.distributed.coordinator.coordinate import coordinate
-from silotune.distributed.coordinator.job import Job, prepare
+from silotune.distributed.coordinator.job import CoordinatorJob, prepare
 from silotune.distributed.protocol.disclosure import validate_metrics, validate_scores
 from silotune.distributed.protocol.frames import Frame, decode
 from silotune.distributed.protocol.handshake import parse_wire_config, wire_config
@@ -131,7 +131,7 @@ def test_silos_of_a_deployed_federation_have_no_test_set_in_common(tiny_config, 
     """A preset may divide one set: on machines of their own silos have divided it already."""
     named = FederationConfig(silos=["north", "south"])
     config = tiny_config("fedavg", "data.tasks=[alpha]", "partition=iid", "partition.silos=2", "rounds=1")
-    task = Job.read(prepare(config.model_copy(update={"federation": named}), tmp_path / "run", resume=False))
+    task = CoordinatorJob.read(prepare(config.model_copy(update={"federation": named}), tmp_path / "run", resume=False))
     halves = dict(zip(named.silos, load_silos(config), strict=True))
     configs = {}
     for name, data in halves.items():

@@ -13,7 +13,7 @@ import torch
 
 from silotune.core.records import check_audit
 from silotune.distributed.protocol.frames import Frame
-from silotune.distributed.silo.store import Answer, Price, SiloStore
+from silotune.distributed.silo.store import Price, SiloAnswer, SiloStore
 from silotune.errors import InputError
 
 RUN = "a" * 16
@@ -24,7 +24,7 @@ def answer(number, value=0.0):
     """An answer of a round, whose state holds a number."""
     state = {"x": torch.full((50_000,), value)}
     name = f"{number:04d}"
-    return Answer(Frame("answer", {"value": value}), {}, name, number, {"round": name}, state, PRICE, keep={name})
+    return SiloAnswer(Frame("answer", {"value": value}), {}, name, number, {"round": name}, state, PRICE, keep={name})
 
 
 def kept(store, number):

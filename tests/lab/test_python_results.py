@@ -29,7 +29,7 @@ def test_a_comparison_is_a_mapping_a_table_and_files(place: Path) -> None:
         seeds=[2],
         out="out",
         train={"steps": 1},
-        listener=Listener(done=lambda cell, _: done.append(cell.folder)),
+        progress=Listener(done=lambda cell, _: done.append(cell.folder)),
     )
     assert done == list(compared) == ["local-2", "fedavg-2"]
     assert compared["local-2"] == json.loads((place / "out/local-2/summary.json").read_text())

@@ -183,9 +183,9 @@ def test_a_round_sends_what_its_phases_change_and_the_last_phases_send_nothing()
 
 
 def test_kinds_of_rounds_are_named_by_their_first() -> None:
-    assert METHODS["rolora"](setting("lora")).kinds_of_rounds(5) == [1, 2]
-    assert METHODS["rolora"](setting("lora")).kinds_of_rounds(1) == [1]
-    assert METHODS["fedavg"](setting()).kinds_of_rounds(5) == [1]
+    assert METHODS["rolora"](setting("lora")).kinds_of_rounds(5) == {1: 3, 2: 2}
+    assert METHODS["rolora"](setting("lora")).kinds_of_rounds(1) == {1: 1}
+    assert METHODS["fedavg"](setting()).kinds_of_rounds(5) == {1: 5}
 
 
 def test_a_prediction_without_weights_of_texts_has_one_mix() -> None:

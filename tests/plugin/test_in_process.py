@@ -25,7 +25,7 @@ from silotune.data.kinds import Classification
 from silotune.data.rows import Row
 from silotune.data.tasks import Task, metric_range
 from silotune.evaluation.baselines import _fit_and_score
-from silotune.interop.export import _answered_as
+from silotune.interop.export import _reader
 from silotune.methods import GLOBAL, HEAD, PredictionMix, Scalar, Scope, Supervised, copies, shared
 from silotune.methods.step import AT_WORK
 from silotune.models.heads import Head
@@ -188,7 +188,7 @@ def test_a_kind_whose_outputs_are_no_logits_of_labels_has_its_own_constant_and_n
     assert _fit_and_score(task, rows, rows[:2], None) == {"median": 100.0}
     assert metric_range("balance") == (-100, 100)
     with pytest.raises(InputError, match="export: no way from outputs to answers of kind 'steps'"):
-        _answered_as(task)
+        _reader(task)
 
 
 @pytest.mark.parametrize("scope", ["shared", None, shared])

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from silotune.communication.privacy.integer_noise import grid_of
 from silotune.communication.privacy.noise import NoiseStream, with_noise
-from silotune.communication.privacy.whole_noise import grid_of
 from silotune.methods import METHODS
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.heads import HEADS

@@ -14,7 +14,7 @@ from silotune.core.tensors import flatten
 from silotune.errors import InputError
 from silotune.methods import mean_over_rows
 from silotune.methods.ditto import Ditto
-from silotune.runs.build import row_privacy
+from silotune.runs.build import plan_row_noise
 from silotune.runs.release import Membership, Release
 from silotune.training import private_steps
 from tests.support.method_cases import every_case, read_message, tapped
@@ -50,7 +50,7 @@ def words(case: str) -> tuple[str, ...]:
 
 @pytest.fixture(autouse=True)
 def hardly_any_noise(monkeypatch):
-    for module in (shares, row_privacy):
+    for module in (shares, plan_row_noise):
         monkeypatch.setattr(module, "noise_multiplier", lambda *_: 1e-6)
     monkeypatch.setattr(row_accountant, "row_epsilon", lambda *_: 8.0)
     monkeypatch.setattr(shares, "_FINENESS", 2**20)
@@ -75,9 +75,9 @@ def test_a_round_with_shares(federate, case, tmp_path):
 def test_what_a_silo_keeps_does_not_depend_on_its_own_sum(federate, case, tmp_path, monkeypatch):
     with tapped() as before:
         federate.run(case, tmp_path / "run", *words(case), *SHARED, "rounds=1")
-    noise = private_steps.with_whole_noise
+    noise = private_steps.with_integer_noise
     spoiled = lambda *args: {name: tensor + 2**20 for name, tensor in noise(*args).items()}  # noqa: E731
-    monkeypatch.setattr(private_steps, "with_whole_noise", spoiled)
+    monkeypatch.setattr(private_steps, "with_integer_noise", spoiled)
     with tapped() as after:
         federate.run(case, tmp_path / "spoiled", *words(case), *SHARED, "rounds=1")
     for key, result in before.results.items():

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from silotune.runs.personal_model import load_model
-from silotune.serve.engine import Engine, Limits
+from silotune.serve.engine import Limits, ServingEngine
 from silotune.serve.jobs import Refusal, Score, Scored, TextPiece, Write
 from silotune.serve.models import Models
 from tests.support.method_cases import of_kinds
@@ -21,10 +21,10 @@ PROMPTS = ["say the garden was kind", "say a river and a song and the train", "s
 
 
 @contextmanager
-def engine(*folders: Path, **options: Any) -> Iterator[Engine]:
+def engine(*folders: Path, **options: Any) -> Iterator[ServingEngine]:
     """A running engine over run folders."""
     limits = Limits(**options.pop("limits", {}))
-    running = Engine(Models(folders, **options), limits)
+    running = ServingEngine(Models(folders, **options), limits)
     running.start()
     try:
         yield running
@@ -32,7 +32,7 @@ def engine(*folders: Path, **options: Any) -> Iterator[Engine]:
         running.stop()
 
 
-def ask(running: Engine, requests: Sequence[tuple[str, Score | Write]]) -> list[list[Any]]:
+def ask(running: ServingEngine, requests: Sequence[tuple[str, Score | Write]]) -> list[list[Any]]:
     """Ask all at once; returns each request's events."""
     events: queue.Queue[tuple[int, Any]] = queue.Queue()
     left = [1 if isinstance(work, Score) else work.choices for _, work in requests]

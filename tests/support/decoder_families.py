@@ -123,4 +123,4 @@ def backbone_of(family: str, *, double: bool = False, checkpointing: bool = Fals
     """A backbone over a copy of the family's model; shared."""
     model = copy.deepcopy(language_model(family))
     model = model.double() if double else model
-    return Backbone(model, tokenizer(), name=family, checkpointing=checkpointing)
+    return Backbone(model, tokenizer(), checkpointing=checkpointing)

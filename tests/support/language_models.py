@@ -119,7 +119,7 @@ def folder_of(family: str, parent: Path) -> Path:
 @cache
 def backbone_of(family: str) -> Backbone:
     model, tokenizer = made(family)
-    return Backbone(model, tokenizer, name=family)
+    return Backbone(model, tokenizer)
 
 
 def generated(model, prompt: list[int], length: int, beams: int = 1, ends: int | list[int] = 2) -> list[int]:

@@ -14,7 +14,7 @@ import httpx
 import uvicorn
 
 from silotune.serve.commands import _listen
-from silotune.serve.engine import Engine, Limits
+from silotune.serve.engine import Limits, ServingEngine
 from silotune.serve.keys import ClientKeys
 from silotune.serve.models import Models
 from silotune.serve.web import make_app
@@ -25,7 +25,7 @@ class Server:
     """A running server."""
 
     port: int
-    engine: Engine
+    engine: ServingEngine
 
     @property
     def url(self) -> str:
@@ -43,7 +43,7 @@ class Server:
 
 @contextmanager
 def serving(*folders: Path, keys: Path | None = None, watch: bool = False, **limits: Any) -> Iterator[Server]:
-    engine, listening = Engine(Models(folders, watch=watch), Limits(**limits)), _listen("127.0.0.1", 0)
+    engine, listening = ServingEngine(Models(folders, watch=watch), Limits(**limits)), _listen("127.0.0.1", 0)
     app = make_app(engine, ClientKeys(keys), ("127.0.0.1", "localhost"))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="critical", access_log=False))
     engine.start()

@@ -10,7 +10,7 @@ from silotune.config import Config, dump
 from silotune.data.loading import draw_labeled_rows, load_silos
 from silotune.data.row_folder import write_rows
 from silotune.distributed.coordinator.coordinate import coordinate
-from silotune.distributed.coordinator.job import Job
+from silotune.distributed.coordinator.job import CoordinatorJob
 from silotune.distributed.flower.link import Arrival
 from silotune.distributed.silo.session import Session
 from silotune.distributed.silo.silo_config import REHEARSAL, SiloSettings
@@ -80,7 +80,7 @@ def answering(configs: Mapping[str, SiloSettings]) -> dict[int, Callable[[bytes]
     return {node: Session(local).answer for node, local in enumerate(configs.values())}
 
 
-def job(config: Config, out: Path, silos: Collection[str], local: bool = True) -> Job:
+def job(config: Config, out: Path, silos: Collection[str], local: bool = True) -> CoordinatorJob:
     """Return the coordinator's job; FedFAME's labeled rows are drawn as in one process."""
     folder = out / "federation"
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def job(config: Config, out: Path, silos: Collection[str], local: bool = True) -
     if config.server.labels_per_class:
         labeled = str(folder / "labeled")
         write_rows(folder / "labeled", draw_labeled_rows(load_silos(config), config.server, config.data_seed))
-    return Job(str(folder / "config.yaml"), str(out), tuple(sorted(silos)), labeled, local)
+    return CoordinatorJob(str(folder / "config.yaml"), str(out), tuple(sorted(silos)), labeled, local)
 
 
 def coordinated(config: Config, out: Path, configs: Mapping[str, SiloSettings], local: bool = True) -> DirectLink:

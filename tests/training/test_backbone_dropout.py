@@ -12,6 +12,7 @@ from silotune.core.tensors import digest, flatten
 from silotune.errors import InputError
 from silotune.evaluation.predict import Predictor
 from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.block_devices import BlockDevices
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.training.at_once import choose_cohort
 from silotune.training.phase_batches import phase_batches
@@ -47,7 +48,7 @@ def test_states_are_those_of_transformers_in_training_mode(family, dropout):
     """By the same draws; one rate for all places is a configuration with that rate everywhere."""
     rate = 0.3 if dropout == "own" else dropout
     model = with_rates(family, rate if dropout == "own" else 0.0)
-    backbone = Backbone(model, TOKENIZERS["bert"].tokenizer(), device=torch.device("cpu"))
+    backbone = Backbone(model, TOKENIZERS["bert"].tokenizer(), devices=BlockDevices(torch.device("cpu")))
     inputs, expected = batch(family), with_rates(family, rate).train()
     plain = ForwardPlan()
     torch.manual_seed(4)

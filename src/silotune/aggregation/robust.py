@@ -63,7 +63,9 @@ def krum_scores(updates: Sequence[Update], byzantine: int) -> list[float]:
     distances = [[0.0] * count for _ in updates]
     for i in range(count):
         for j in range(i):
-            distances[i][j] = distances[j][i] = _squared_distance(updates[i].tensors, updates[j].tensors)
+            x, y = updates[i].tensors, updates[j].tensors
+            squares = (float((x[name].double() - y[name].double()).square().sum()) for name in sorted(x))
+            distances[i][j] = distances[j][i] = math.fsum(squares)
     to_others = (sorted(row[:i] + row[i + 1 :]) for i, row in enumerate(distances))
     return [math.fsum(row[:near]) for row in to_others]
 
@@ -75,10 +77,6 @@ def _best_by_krum(updates: Iterable[Update], byzantine: int, keep: int | None) -
     honest = max(len(ordered) - byzantine, 1)  # all malicious updates may be among those that arrived
     best = sorted(range(len(ordered)), key=lambda index: (scores[index], index))
     return [ordered[index] for index in sorted(best[: honest if keep is None else min(keep, honest)])]
-
-
-def _squared_distance(x: Tensors, y: Tensors) -> float:
-    return math.fsum(float((x[name].double() - y[name].double()).square().sum()) for name in sorted(x))
 
 
 def _trimmed_mean_of(ordered: Sequence[Update], cut: int) -> Tensors:

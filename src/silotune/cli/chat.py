@@ -108,8 +108,8 @@ def converse(
                 written = text
 
         turns.append({"role": "user", "content": question})
-        asked: Any = turns if _remembers(model) else question
-        (answer,) = model.write([asked], further if follow is not None else None)
+        prompt: Any = turns if _remembers(model) else question
+        (answer,) = model.write([prompt], further if follow is not None else None)
         further(answer)
         turns.append({"role": "assistant", "content": answer})
         yield answer

@@ -36,12 +36,12 @@ def cost(
     for part in estimated.parts:
         table.add_row(f"part {part.part!r} ({part.module}, {part.scope})", f"{part.parameters:,}")
     table.add_section()
-    share = "of full fine-tuning"
+    reference = "of full fine-tuning"
     table.add_row("model assembled, parameters", f"{estimated.full_parameters:,}")
     table.add_row("trained parameters", f"{estimated.trainable_parameters:,}")
-    table.add_row(share, f"{estimated.trainable_percent:.4f} %")
+    table.add_row(reference, f"{estimated.trainable_percent:.4f} %")
     table.add_row("sent parameters", f"{estimated.sent_parameters:,}")
-    table.add_row(share, f"{estimated.sent_percent:.4f} %")
+    table.add_row(reference, f"{estimated.sent_percent:.4f} %")
     table.add_section()
     table.add_row("one message", f"{estimated.message_mib:.3f} MiB ({estimated.message_bytes:,} bytes)")
     table.add_row(f"{estimated.silos} silos, up, one round", f"{estimated.bytes_up:,} bytes")

@@ -97,17 +97,13 @@ def unpack(message: bytes, expected: Expected, fields: Mapping[str, type]) -> tu
         (tensors, numbers), values = read_block(message), read_metadata(message, _METADATA)
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise MessageRefused(f"not a silotune message ({str(error)[:80]})") from error
-    _check_fields(values, fields)
-    check_tensors(tensors, expected, numbers)
-    return tensors, values
-
-
-def _check_fields(values: object, fields: Mapping[str, type]) -> None:
     if not isinstance(values, dict) or values.keys() != fields.keys():
         raise MessageRefused(f"fields must be {sorted(fields)}")
     for name, kind in fields.items():
         if type(values[name]) is not kind:
             raise MessageRefused(f"field {name!r} must be {kind.__name__}")
+    check_tensors(tensors, expected, numbers)
+    return tensors, values
 
 
 def check_tensors(tensors: Tensors, expected: Expected, numbers: Tensor | None = None) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
 
@@ -22,6 +22,7 @@ from silotune.config.validators import NAME_RULE, is_name
 from silotune.errors import InputError, unknown_name_error
 
 T = TypeVar("T")
+Class = TypeVar("Class", bound=type[Any])
 
 
 class Registry(Mapping[str, T]):
@@ -59,6 +60,14 @@ class Registry(Mapping[str, T]):
         if problem:
             raise InputError(f"{self.kind} {name!r}: {problem}")
         self._registered[name] = value
+
+    def register_class(self, value: Class) -> Class:
+        """Make a class known in this process, under its `name`; also a decorator of it.
+
+        Processes that a run starts know it if their script or an entry point of the registry's group registers it.
+        """
+        self.register(getattr(value, "name", ""), cast(T, value))
+        return value
 
     def register_as(self, name: str, value: T | None = None) -> Any:
         """Add an object and return it; with the name alone, return a decorator that does so."""

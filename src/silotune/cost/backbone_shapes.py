@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from typing_extensions import override
 
+from silotune.config.backbone import BackboneConfig
 from silotune.core.tensors import Tensors
 from silotune.errors import library_errors, require_known
 from silotune.models.backbone.backbone import Backbone
@@ -96,7 +97,7 @@ def load_shape(name: str) -> Shape:
             model = auto_class.from_config(config, attn_implementation="eager")
         parameters, pooler = _count(model), _count(getattr(model, "pooler", None))
         # no tokenizer: shapes are never given text
-        backbone = Backbone(model, cast(Any, None), precision="fp32", shape_only=True, name=name)
+        backbone = Backbone(model, cast(Any, None), settings=BackboneConfig(name=name))
     return Shape(backbone, mode, parameters, pooler, _language_model(config))
 
 

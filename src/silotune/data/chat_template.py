@@ -33,7 +33,7 @@ _PROBE = "Xyzzy"
 """An answer that no template changes."""
 
 _SYSTEM = ("system", "Be kind.")
-_ASKED = ("user", "Say it.")
+_QUESTION = ("user", "Say it.")
 
 
 class ChatTemplate:
@@ -97,24 +97,24 @@ class ChatTemplate:
         return self._tail[: begin + len(token)], int(self._tokenizer.convert_tokens_to_ids(token))
 
     @cached_property
-    def _asked(self) -> list[Turn]:
+    def _opening(self) -> list[Turn]:
         """A question that the template takes: some templates want a system turn before it."""
         try:
-            self.text([_ASKED])
+            self.text([_QUESTION])
         except InputError as refusal:
             try:
-                self.text([_SYSTEM, _ASKED])
+                self.text([_SYSTEM, _QUESTION])
             except InputError:
                 raise refusal from None
-            return [_SYSTEM, _ASKED]
-        return [_ASKED]
+            return [_SYSTEM, _QUESTION]
+        return [_QUESTION]
 
     @cached_property
     def _header(self) -> str:
         """The text that a template without a generation prompt writes before an answer; empty if white space."""
-        asked = self._asked
-        begun, answered = self._render(asked, add_generation_prompt=True)[0], self.text([*asked, (ASSISTANT, _PROBE)])
-        if begun != self.text(asked) or not answered.startswith(begun) or _PROBE not in answered:
+        turns = self._opening
+        begun, answered = self._render(turns, add_generation_prompt=True)[0], self.text([*turns, (ASSISTANT, _PROBE)])
+        if begun != self.text(turns) or not answered.startswith(begun) or _PROBE not in answered:
             return ""
         header = answered[len(begun) : answered.rindex(_PROBE)]
         return header if header.strip() else ""
@@ -122,7 +122,7 @@ class ChatTemplate:
     @cached_property
     def _tail(self) -> str:
         """The text after the last answer of a conversation."""
-        rendered = self.text([*self._asked, (ASSISTANT, _PROBE)])
+        rendered = self.text([*self._opening, (ASSISTANT, _PROBE)])
         return rendered[rendered.rindex(_PROBE) + len(_PROBE) :] if _PROBE in rendered else ""
 
     def answers(

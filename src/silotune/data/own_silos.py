@@ -249,11 +249,11 @@ def read_folder(
         meta = folder / "meta.json"
         metric = (_json(meta) if meta.is_file() else {}).get("metric")
         task = make_task(name, f"data file {meta}", "retrieval", metric=None if metric is None else str(metric))
-        asked = {
+        queries = {
             split: target_rows(paths[split], own, ("query",), "passage", task, by_index=False, noised=noised)
             for split, own in records.items()
         }
-        return LabeledSet(task, _splits(paths, records, asked, column, unit, noised))
+        return LabeledSet(task, _splits(paths, records, queries, column, unit, noised))
     if MARKED_COLUMNS[0] <= first.keys() or MARKED_COLUMNS[1] <= first.keys():
         reading = Reading(paths["train"], ("text",), "spans")
         names = partial(Entities().label_names, reading, records["train"])

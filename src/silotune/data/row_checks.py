@@ -58,11 +58,8 @@ def describe_rows(silo: SiloData) -> dict[str, Any]:
 
 
 def row_key(task: Task, row: Row) -> tuple[str, ...]:
-    """Return what duplicates of a row have in common: its texts and, of retrieval, its passage.
-
-    A query may have several passages, a row each.
-    """
-    return (*text_key(row), *([known_text(task, row)] if task.kind == "retrieval" else []))
+    """Return what duplicates of a row have in common: its texts, and its answer if a text may have several."""
+    return (*text_key(row), *([known_text(task, row)] if task.rules.several_answers else []))
 
 
 def spread(values: Sequence[int]) -> dict[str, int] | None:

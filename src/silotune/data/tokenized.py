@@ -269,8 +269,8 @@ class Cuts:
     longest_prompt: int
 
     @property
-    def share(self) -> float:
-        """The share of rows that are cut."""
+    def fraction(self) -> float:
+        """The fraction of rows that are cut."""
         return len(self.cut) / max(1, len(self.lengths))
 
 

@@ -15,9 +15,9 @@ from silotune.distributed.coordinator.job import RunRegistry
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, read_status
 from silotune.distributed.protocol.frames import printable
 from silotune.distributed.silo.approvals import Approvals
-from silotune.distributed.silo.row_records import withdrawn_of
 from silotune.distributed.silo.silo_config import PRESETS, read_silo_settings
 from silotune.distributed.silo.store import SiloStore
+from silotune.distributed.silo.withdrawn_rows import withdrawn_of
 from silotune.errors import InputError
 from silotune.runs.build.resolve import read_config
 from silotune.runs.storage.readers import read_summary, read_versions

@@ -41,7 +41,7 @@ from silotune.distributed.flower.commands import (
     supernode_command,
 )
 from silotune.distributed.flower.database import keep_database
-from silotune.distributed.metrics import LINK_FILE, Link, link_measures, read_link, serve_metrics
+from silotune.distributed.metrics import LINK_FILE, LinkState, link_measures, read_link, serve_metrics
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.errors import InputError, SilotuneError, file_errors
 
@@ -242,11 +242,11 @@ class NodeLink:
         """
         before = read_link(self._folder)
         same = before is not None and (not before.reason) == (not reason)
-        before = before or Link("", "", 0, {})
+        before = before or LinkState("", "", 0, {})
         since, losses = before.since if same else utc_now(), before.losses + (bool(reason) and not same)
         known = {name: number for name, number in before.days.items() if name == "authority"} if days is None else days
         left = {name: int(number) for name, number in known.items()}
-        found = Link(since, reason, losses, left)
+        found = LinkState(since, reason, losses, left)
         self._folder.mkdir(parents=True, exist_ok=True)
         write_text(self._folder / LINK_FILE, json.dumps(vars(found)))
 

@@ -199,7 +199,7 @@ def _queued(settings: CoordinatorSettings, configs: Sequence[Config], out: Path)
 
 def resume(settings: CoordinatorSettings, number: int, overrides: Sequence[str]) -> QueuedRun:
     """Queue a run again that failed or was stopped."""
-    from silotune.distributed.coordinator.job import Job
+    from silotune.distributed.coordinator.job import CoordinatorJob
     from silotune.runs.build.resolve import read_config
 
     run = RunQueue(settings.folder).run(number)
@@ -208,7 +208,7 @@ def resume(settings: CoordinatorSettings, number: int, overrides: Sequence[str])
     for word in overrides:
         if not word.startswith("federation."):
             raise InputError(f"{word}: a run keeps its configuration; allowed here: federation.…=value")
-    plan = Job.read(run.folder / "job.json") if not (run.folder / "config.yaml").exists() else None
+    plan = CoordinatorJob.read(run.folder / "job.json") if not (run.folder / "config.yaml").exists() else None
     if plan is None:
         config = read_config(str(run.folder / "config.yaml"), list(overrides))
         return start(settings, config, Path(run.out), resume=True)

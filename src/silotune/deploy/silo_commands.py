@@ -241,7 +241,7 @@ def rows(
     from silotune.data.loading import load_silos
     from silotune.data.row_checks import SPLITS
     from silotune.deploy.joining import config_of_one
-    from silotune.distributed.silo import row_records
+    from silotune.distributed.silo import withdrawn_rows
     from silotune.distributed.silo.silo_config import read_silo_settings
     from silotune.distributed.silo.store import SiloStore
 
@@ -250,24 +250,24 @@ def rows(
     if withdrawn is not None:
         if settings.data is None:
             raise InputError("--withdrawn: needs data in the silo's file; a folder of prepared rows is made anew")
-        marks = row_records.marks_of(records.folder, row_records.read_withdrawn(withdrawn, settings.data))
-        row_records.withdraw(records, marks)
-    found = row_records.uses(records, settings.name, marks)
+        marks = withdrawn_rows.marks_of(records.folder, withdrawn_rows.read_withdrawn(withdrawn, settings.data))
+        withdrawn_rows.withdraw(records, marks)
+    found = withdrawn_rows.uses(records, settings.name, marks)
     if as_json:
         typer.echo(json.dumps({"withdrawn": None if marks is None else len({*marks}), "runs": found}, indent=1))
         return
     if marks is not None:
         say(f"{len({*marks})} rows are left out of all runs that begin from now on")
     for run in found:
-        counts = ", ".join(f"{run[split]} {split}" for split in (*SPLITS, row_records.BEFORE) if run[split])
+        counts = ", ".join(f"{run[split]} {split}" for split in (*SPLITS, withdrawn_rows.BEFORE) if run[split])
         say(f"run {run['run']}: {counts}; model: {run['model'] or 'no longer here'}")
     if not found:
         say("no run used these rows" if marks else "no run used rows yet")
     elif marks:
-        say(row_records.NOT_UNDONE)
+        say(withdrawn_rows.NOT_UNDONE)
     if marks is not None and settings.data is not None:  # last: the file may be unreadable by now
         (own,) = load_silos(config_of_one({"silos": [settings.data.model_dump(mode="json", exclude_none=True)]}))
-        here = {*row_records.marks_of(records.folder, own.splits.all())}
+        here = {*withdrawn_rows.marks_of(records.folder, own.splits.all())}
         if others := len({*marks} - here):
             say(f"{others} of them are not in {settings.data.path} now; a text counts only as it stood there")
 

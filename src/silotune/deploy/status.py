@@ -114,9 +114,9 @@ def _silo_records(settings: SiloSettings, worker: Mapping[str, Any] | None) -> d
     store, known = SiloStore(folder, budget=settings.privacy), Approvals(folder).all()
     last = store.records.rows("SELECT run, kind, round FROM requests ORDER BY rowid DESC LIMIT 1")
     state: dict[str, Any] = {"waiting": [run.name for run in known if run.state == "pending"]}
-    for run, asked, number in last:
+    for run, kind, number in last:
         planned = {each.run: each.configuration.get("rounds") for each in known}
-        state["run"] = {"run": run, "asked": asked, "round": number, "rounds": planned.get(run)}
+        state["run"] = {"run": run, "asked": kind, "round": number, "rounds": planned.get(run)}
         if worker is not None and worker.get("run") == run:
             state["run"]["rounds"] = worker.get("rounds")
     if (budget := settings.privacy) is not None:
@@ -197,7 +197,7 @@ class FederationMetrics:
         self._settings = settings
         self._nodes = nodes
         self._lock = threading.Lock()
-        self._asked = float("-inf")
+        self._listed = float("-inf")
         self._reply: Mapping[str, str] | SilotuneError = {}
 
     def measures(self) -> Iterator[Metric]:
@@ -220,12 +220,12 @@ class FederationMetrics:
     def _recent_nodes(self, settings: CoordinatorSettings) -> Mapping[str, str]:
         """Ask the SuperLink for its nodes, or return its last reply (or failure) if that is recent."""
         with self._lock:
-            if time.monotonic() - self._asked > NODES_AGE:
+            if time.monotonic() - self._listed > NODES_AGE:
                 try:
                     self._reply = self._nodes(settings)
                 except SilotuneError as error:
                     self._reply = error
-                self._asked = time.monotonic()
+                self._listed = time.monotonic()
             if isinstance(self._reply, SilotuneError):
                 raise self._reply
             return self._reply

@@ -22,7 +22,7 @@ LINK_FILE = "link.json"
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkState:
     """The state of a node's connection to the coordinator.
 
     Args:
@@ -37,10 +37,10 @@ class Link:
     days: dict[str, int]
 
 
-def read_link(folder: Path) -> Link | None:
+def read_link(folder: Path) -> LinkState | None:
     """Return the connection of the node with this folder; None if the node has not tried to connect."""
     try:
-        return Link(**read_json(folder / LINK_FILE))
+        return LinkState(**read_json(folder / LINK_FILE))
     except (OSError, ValueError, TypeError):
         return None
 

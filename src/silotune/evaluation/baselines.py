@@ -75,7 +75,10 @@ def baseline_scores(
     if task.metric in LOSS_METRICS or not test or not train:
         return {}
     if not task.labeled:
-        return _commonest_answer(task, train, test) if all(map(lists_options, (*train[:MOST_ROWS], *test))) else {}
+        if not all(map(lists_options, (*train[:MOST_ROWS], *test))):
+            return {}
+        answer = Counter(row.answer.strip() for row in train[:MOST_ROWS]).most_common(1)[0][0]
+        return {MAJORITY: TEXT_SCORES[task.metric]([answer] * len(test), [row.answer for row in test])}
     train = train[:MOST_ROWS]
     key = _digest(task, train, test, weights)
     if key not in _known:
@@ -92,12 +95,6 @@ def _digest(task: Task, train: Sequence[Row], test: Sequence[Row], weights: Sequ
         for row in rows:
             sha.update(json.dumps([row.known, row.texts]).encode())
     return sha.digest()
-
-
-def _commonest_answer(task: Task, train: Sequence[Row], test: Sequence[Row]) -> Scores:
-    """Score the training rows' most frequent answer, where every row lists its options."""
-    answer = Counter(row.answer.strip() for row in train[:MOST_ROWS]).most_common(1)[0][0]
-    return {MAJORITY: TEXT_SCORES[task.metric]([answer] * len(test), [row.answer for row in test])}
 
 
 def _fit_and_score(task: Task, train: Sequence[Row], test: Sequence[Row], weights: torch.Tensor | None) -> Scores:

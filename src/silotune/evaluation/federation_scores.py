@@ -156,14 +156,9 @@ def summary_entries(
             if test[name].accuracy is not None:
                 entries[name]["accuracy"] = test[name].accuracy
             if evaluation.own is not None:
-                entries[name] |= _own_and_shared(test[name], evaluation.test, evaluation.own)
+                for key, shares in (("test_own", evaluation.own), ("test_shared", torch.ones_like(evaluation.own))):
+                    entries[name][key] = weighed(test[name], replace(evaluation.test, shares=shares)).score
     return entries
-
-
-def _own_and_shared(test: Measured, rows: TokenizedRows, own: Tensor) -> dict[str, float | None]:
-    """Return the test score on a silo's own kind of rows, and on all rows alike."""
-    both = {"test_own": own, "test_shared": torch.ones_like(own)}
-    return {name: weighed(test, replace(rows, shares=shares)).score for name, shares in both.items()}
 
 
 def success_rate(predicted: Tensor, labels: Tensor, target: int) -> float | None:

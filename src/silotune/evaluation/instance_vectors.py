@@ -75,13 +75,10 @@ def keeping_vectors(context: PredictionContext) -> Iterator[None]:
         context.vectors = None
 
 
-def weigh(
-    context: PredictionContext, state: State, rows: TokenizedRows, vectors: Tensor | None = None
-) -> Weights | None:
+def weigh(context: PredictionContext, state: State, rows: TokenizedRows) -> Weights | None:
     """Weigh rows of any task by their similarity to the silo's own; None if the method does not weight texts.
 
-    The state has `INSTANCES` (see `with_instances`), except of a silo that never trained. `vectors` is what `embed`
-    returns of the rows, if it is known already.
+    The state has `INSTANCES` (see `with_instances`), except of a silo that never trained.
     """
     weighting = context.prediction.weighting
     if weighting is None:
@@ -92,8 +89,7 @@ def weigh(
         return Weights(torch.full((len(rows),), weighting.untrained), empty, empty.long())
     texts = rows.ids if rows.task.labeled else prompt_rows(rows).ids
     sampled = weighting.sample_rows(instances, texts)
-    vectors = embed(context, state, rows) if vectors is None else vectors
-    similarities = weighting.similarities(instances, vectors, sampled)
+    similarities = weighting.similarities(instances, embed(context, state, rows), sampled)
     return Weights(weighting.alpha(similarities), similarities, sampled)
 
 

@@ -38,11 +38,12 @@ class Predictor:
     Args:
         context: backbone, parts and head.
         state: the tensors of all parts, and the vectors of the silo's rows where texts are weighed by them.
-        alpha: the weight of each row of which batches are asked, shape (rows,), if the method weighs texts.
     """
 
-    def __init__(self, context: PredictionContext, state: State, alpha: Tensor | None = None) -> None:
-        self.context, self.alpha = context, alpha
+    def __init__(self, context: PredictionContext, state: State) -> None:
+        self.context = context
+        self.alpha: Tensor | None = None
+        """The weight of each row of which batches are asked, shape (rows,), if the method weighs texts; see `of`."""
         self._unplaced, self._placed = state, context.place(state)
         self.head, self._tensors = context.answering, head_tensors(context.prediction.head, self._placed)
 
@@ -170,15 +171,15 @@ def picked_answers(context: PredictionContext, state: State, rows: TokenizedRows
     tokenizer: Any = context.backbone.tokenizer
     texts = [option for options in choices for option in options]
     answers = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    asked = [prompt_rows(rows).ids[row] for row in owners]
+    prompts = [prompt_rows(rows).ids[row] for row in owners]
     labels = torch.zeros(len(owners), dtype=torch.int64)
     if config.is_encoder_decoder:
         decoder = [[config.decoder_start_token_id, *ids[:-1]] for ids in answers]
         reads = [list(range(len(ids))) for ids in answers]
-        candidates = TokenizedRows(rows.task, asked, None, labels, decoder, reads, answers)
+        candidates = TokenizedRows(rows.task, prompts, None, labels, decoder, reads, answers)
     else:
-        ids = [[*prompt, *answer] for prompt, answer in zip(asked, answers, strict=True)]
-        reads = [list(range(len(prompt) - 1, len(whole) - 1)) for prompt, whole in zip(asked, ids, strict=True)]
+        ids = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
+        reads = [list(range(len(prompt) - 1, len(whole) - 1)) for prompt, whole in zip(prompts, ids, strict=True)]
         candidates = TokenizedRows(rows.task, ids, None, labels, reads=reads, targets=answers)
     predictor = Predictor.of(context, state, rows)
     predictor.alpha = None if predictor.alpha is None else predictor.alpha[torch.tensor(owners)]

@@ -116,8 +116,8 @@ def _score(context: PredictionContext, rows: TokenizedRows) -> float | None:
         repr(head.generation),
         head.picks,
     ]
-    asked = [rows.task.fields(), prompt_rows(rows).ids, rows.answers, rows.choices]
-    key = hashlib.sha256(json.dumps([about, asked]).encode()).digest()
+    questions = [rows.task.fields(), prompt_rows(rows).ids, rows.answers, rows.choices]
+    key = hashlib.sha256(json.dumps([about, questions]).encode()).digest()
     if key not in _known:
         _known[key] = measure_untouched(context, rows).score
     return _known[key]

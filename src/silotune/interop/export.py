@@ -15,23 +15,14 @@ from silotune.config import BackboneConfig
 from silotune.config.head import HeadConfig
 from silotune.core.files import file_sha256
 from silotune.core.serialization import write_tensor_file
-from silotune.data.kinds import KINDS, Kind
+from silotune.data.kinds import KINDS
 from silotune.data.tasks import Task
 from silotune.errors import InputError, library_errors, require_known, require_unused
-from silotune.interop.adapters import (
-    Layout,
-    can_fold,
-    fold_in,
-    load_plain,
-    native_layout,
-    peft_layout,
-    with_last_layer,
-)
+from silotune.interop.adapters import Layout, can_fold, fold_in, load_plain, native_layout, peft_layout, with_last_layer
 from silotune.interop.comparison import compare
 from silotune.interop.model_card import DEFAULT_BASE, card
 from silotune.interop.onnx_model import FILE, check_classifier, write_onnx
 from silotune.interop.selection import ExportSelection, select
-from silotune.interop.sentence_transformer import write_modules
 from silotune.interop.served_lora import (
     GGUF_FILE,
     GGUF_PROGRAMS,
@@ -125,7 +116,7 @@ def export(
         _json(temporary / "export.json", about)
         (temporary / "README.md").write_text(card(about, head), encoding="utf-8")
         if head["kind"] == "retrieval" and kind in ("peft", "weights") and not selection.tuner.virtual_tokens:
-            write_modules(temporary, head, backbone.hidden_size)
+            _write_modules(temporary, head, backbone.hidden_size)
         if kind in ("peft", "silotune", "weights"):
             script = resources.files("silotune.interop") / "standalone.py"
             (temporary / "standalone.py").write_text(script.read_text(encoding="utf-8"), encoding="utf-8")
@@ -250,7 +241,7 @@ def _head(selection: ExportSelection) -> dict[str, Any]:
         "kind": head.name,
         "part": selection.head_part,
         "task": task.name,
-        "task_kind": _answered_as(task),
+        "task_kind": _reader(task),
         "labels": list(task.labels),
         "max_length": model.context.max_length,
         **({"window_overlap": long.common(model.context.max_length)} if long.in_windows else {}),
@@ -258,15 +249,31 @@ def _head(selection: ExportSelection) -> dict[str, Any]:
     }
 
 
-def _answered_as(task: Task) -> str:
+def _reader(task: Task) -> str:
     """Return the built-in kind whose way from outputs to answers a task's kind has; an export knows no other."""
-    if task.kind in KINDS.built_in:
-        return task.kind
-    for name, kind in KINDS.built_in.items():
-        if kind.predictions is type(task.rules).predictions is not Kind.predictions:
-            return name
+    name: str = task.rules.reader()
+    if name in KINDS.built_in:
+        return name
     raise InputError(f"export: no way from outputs to answers of kind {task.kind!r} is known to an export")
 
 
 def _json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _write_modules(folder: Path, head: dict[str, Any], width: int) -> None:
+    """Write the modules by which sentence-transformers opens a model or adapter: mean pooling, vectors of length 1."""
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [
+        {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for place, (path, kind) in enumerate(kinds.items())
+    ]
+    for path in filter(None, kinds):
+        (folder / path).mkdir()
+    written: dict[str, Any] = {
+        "modules.json": modules,
+        "sentence_bert_config.json": {"max_seq_length": head["max_length"]},
+        "1_Pooling/config.json": {"word_embedding_dimension": width, "pooling_mode_mean_tokens": True},
+    }
+    for name, content in written.items():
+        (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -25,7 +25,6 @@ from silotune.lab.report.judging_plan import JudgingPlan
 from silotune.lab.report.significance import best_by_validation
 from silotune.lab.report.table_files import comparison_frame, scores_as_html, scores_as_text, write_tables
 from silotune.lab.report.verdicts import Verdict
-from silotune.runs.callbacks.display import default_display
 from silotune.runs.run_result import Run, load_run
 
 if TYPE_CHECKING:
@@ -46,13 +45,12 @@ def compare(
     resume: bool = False,
     workers: int | Workers = 1,
     variants: Sequence[str] = (),
-    ablation: bool = False,
-    progress: bool | None = None,
-    listener: runner.Listener | None = None,
-    elsewhere: runner.Elsewhere | None = None,
+    progress: bool | runner.Listener | None = None,
     **keys: Unpack[Keys],
 ) -> ComparisonResult:
     """Run several methods over several seeds; write their runs, `table.csv` and `report.html`.
+
+    The section `compare` has the rest, such as the papers' ablations: `compare={"ablation": True}`.
 
     Args:
         source: preset name, path of a YAML file, or a `Config`. For methods other than its own, the keys of a `Config`
@@ -65,10 +63,7 @@ def compare(
         resume: continue an interrupted comparison; no finished run is repeated.
         workers: processes that runs are spread over, or `Workers` on a Ray cluster.
         variants: further entries, each "name: key=value key=value".
-        ablation: also the ablations of the methods' papers.
-        progress: whether to show progress, as for `run`.
-        listener: what is called while the runs are done, instead of `progress`.
-        elsewhere: has the runs done, as over a federation; None: they are done here.
+        progress: whether to show progress, as for `run`, or what is called while the runs are done.
         keys: keys of every run; a group of keys is a dictionary.
 
     Returns:
@@ -76,28 +71,40 @@ def compare(
 
     Raises:
         Diverged: some runs diverged, which the message names; raised after all others are finished.
-        SilotuneError: some runs failed elsewhere; files about the others are written.
     """
     end_unguarded_worker()
-    folder, spread = Path(out), Workers.of(workers)
+    comparison = read_comparison(source, [*overrides, *words_of(methods, seeds)], variants, only=only, **keys)
+    return run_comparison(comparison, Path(out), resume, Workers.of(workers), runner.listener_of(progress))
+
+
+def run_comparison(
+    planned: Comparison,
+    folder: Path,
+    resume: bool,
+    workers: Workers,
+    listener: runner.Listener,
+    elsewhere: runner.Elsewhere | None = None,
+) -> ComparisonResult:
+    """Do the runs of a comparison here, or `elsewhere`, as over a federation; see `compare`.
+
+    Raises:
+        SilotuneError: some runs failed elsewhere; files about the others are written.
+    """
     if not resume:
         require_unused(folder, "--out", OR_RESUME)
-    words = [*overrides, *words_of(methods, seeds)]
-    planned = read_comparison(source, words, variants, ablation, only, **keys)
     comparison = replace(planned, judging=planned.judging.settled(JudgingPlan.read(folder)))
     failure = None
     if elsewhere is not None:
         begun = partial(comparison.write, folder)
         summaries, failure = runner.run_elsewhere(comparison.cells, folder, elsewhere, begun)
         for cell in comparison.cells:
-            if listener is not None and cell.folder in summaries:
+            if cell.folder in summaries:
                 listener.done(cell, summaries[cell.folder])
     else:
-        runner.check_cells(comparison.cells, folder, spread)
+        runner.check_cells(comparison.cells, folder, workers)
         make_folder(folder, f"--out {folder}")
         comparison.write(folder)
-        follow = listener or runner.Listener(partial(default_display, progress))
-        summaries = runner.run_cells(comparison.cells, folder, workers=spread, listener=follow)
+        summaries = runner.run_cells(comparison.cells, folder, workers=workers, listener=listener)
     results = Results(entries_of(comparison, folder, summaries), comparison.ddof, comparison.judging)
     files = [*write_tables(results, folder), write_report(results, folder / "report.html")]
     comparison.judging.look(folder, len(comparison.seeds))

@@ -21,6 +21,7 @@ from silotune.runs.build.builder import build
 from silotune.runs.build.model import BackboneRequirements
 from silotune.runs.build.resolve import make_method, resolve
 from silotune.runs.callbacks import Callback
+from silotune.runs.callbacks.display import default_display
 from silotune.runs.run import run
 from silotune.runs.storage.run_folder import RunFolder, continued
 from silotune.training.federation import Federation
@@ -52,6 +53,11 @@ class Listener:
     begin: Callable[[int], None] = lambda _: None
     done: Callable[[Cell, Summary], None] = lambda *_: None
     announce: Announce | None = None
+
+
+def listener_of(progress: bool | Listener | None) -> Listener:
+    """Return what is called while runs are done: as given, or a display as `run` shows it."""
+    return progress if isinstance(progress, Listener) else Listener(partial(default_display, progress))
 
 
 Elsewhere = Callable[[Mapping[str, Config], Callable[[], None]], None]

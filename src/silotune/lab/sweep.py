@@ -37,7 +37,6 @@ from silotune.runs.build.start import keep_start
 from silotune.runs.build.validation import check_labels
 from silotune.runs.callbacks import Callback
 from silotune.runs.callbacks.base import EventFeed
-from silotune.runs.callbacks.display import default_display
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.storage.run_folder import working_in
 
@@ -59,8 +58,7 @@ def sweep(
     trials: int | None = None,
     resume: bool = False,
     workers: int | Workers = 1,
-    progress: bool | None = None,
-    listener: runner.Listener | None = None,
+    progress: bool | runner.Listener | None = None,
     elsewhere: runner.Elsewhere | None = None,
     **keys: Unpack[Keys],
 ) -> SweepResult:
@@ -78,9 +76,8 @@ def sweep(
         resume: continue an interrupted sweep; finished trials are not repeated.
         workers: processes, or `Workers` on a Ray cluster. All combinations run in parallel; with a sampler only the
             seeds of one trial do, because a proposal depends on the scores before it.
-        progress: whether to show progress, as for `run`.
-        listener: what is called while the trials run, instead of `progress`; with a sampler, which proposes them one by
-            one, it does not learn their number.
+        progress: whether to show progress, as for `run`, or what is called while the trials run; with a sampler, which
+            proposes them one by one, it does not learn their number.
         elsewhere: has all combinations run, as over a federation, where silos score test rows, too (values are chosen
             by validation rows all the same); None: they are run here.
         keys: keys of every run; a group of keys is a dictionary.
@@ -100,7 +97,7 @@ def sweep(
     if elsewhere is None:
         runner.check_cells(cells, folder, spread)
         make_folder(folder, f"--out {folder}")
-    follow = listener or runner.Listener(partial(default_display, progress))
+    follow = runner.listener_of(progress)
     if plan.trials is not None:
         follow = replace(follow, begin=lambda _: None)
     run = partial(runner.run_cells, out=folder, kind=TRIAL, workers=spread, listener=follow)

@@ -10,8 +10,6 @@ package names it as an entry point of group `silotune.methods`.
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from silotune.aggregation import PartAggregation, Server, Update
 from silotune.config import registries
 from silotune.config.registries import Registry
@@ -47,17 +45,7 @@ METHODS: Registry[type[Method]] = registries.METHODS
 
 METHODS.problem = registries.subclass_problem(Method)
 
-
-MethodClass = TypeVar("MethodClass", bound=type[Method])
-
-
-def register_method(method: MethodClass) -> MethodClass:
-    """Make a method known in this process, under its `name`; also a decorator of its class.
-
-    Processes that a run starts know it if their script or an entry point of group `silotune.methods` registers it.
-    """
-    METHODS.register(getattr(method, "name", ""), method)
-    return method
+register_method = METHODS.register_class
 
 
 def is_centralized(method: str) -> bool:

@@ -7,6 +7,7 @@ for all methods.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -149,12 +150,13 @@ class Method(ABC):
         changed = {name for phase in phases for name in phase.changes}
         return [name for name in names_with(self.parts(), Scope.SHARED) if name in changed]
 
-    def kinds_of_rounds(self, rounds: int) -> list[int]:
-        """Return the number of the first round of each kind; rounds of one kind have the same phases."""
+    def kinds_of_rounds(self, rounds: int) -> Mapping[int, int]:
+        """Return the number of the first round of each kind → how many there are; those of a kind have equal phases."""
+        phases, counts = self.local_phases(), Counter[int]()
         first: dict[tuple[bool, ...], int] = {}
         for number in range(1, rounds + 1):
-            first.setdefault(tuple(phase.runs_in(number) for phase in self.local_phases()), number)
-        return list(first.values())
+            counts[first.setdefault(tuple(phase.runs_in(number) for phase in phases), number)] += 1
+        return counts
 
     def changes(self) -> set[str]:
         """Return the names of the parts that a phase changes, of a silo or of the coordinator.

@@ -52,11 +52,10 @@ def head_first(phases: Sequence[Phase], parts: Mapping[str, Part], rounds: int, 
     """
     heads = heads_alone(parts)
     first = Phase(HEAD_FIRST, heads, {UNTOUCHED: {}}, _CrossEntropies(heads), rounds=partial(_up_to, rounds), lr=lr)
-    return [first, *(_later(phase, rounds) for phase in phases)]
-
-
-def _later(phase: Phase, rounds: int) -> Phase:
-    return replace(phase, from_round=1, rounds=partial(_after, phase, rounds)) if phase.when == "round" else phase
+    return [first] + [
+        replace(phase, from_round=1, rounds=partial(_after, phase, rounds)) if phase.when == "round" else phase
+        for phase in phases
+    ]
 
 
 def _up_to(last: int, number: int) -> bool:

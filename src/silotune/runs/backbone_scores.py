@@ -57,15 +57,13 @@ def backbone_setting(
     return config, [SiloData(silo.name, silo.task, Splits(test=splits.all()))]
 
 
-def evaluate_backbone(
-    config: Config, silos: Sequence[SiloData], backbone: Backbone | None = None
-) -> tuple[Config, dict[str, Evaluation]]:
+def evaluate_backbone(config: Config, silos: Sequence[SiloData]) -> tuple[Config, dict[str, Evaluation]]:
     """Score a backbone on silos' test rows, without any training; return also the configuration as it took effect.
 
     With `evaluation.shots`, that many training rows go before each question (of a file without training rows its
     first ones, which are not scored then).
     """
-    config, context = _context(config, silos, backbone)
+    config, context = _context(config, silos)
     shots, found = config.evaluation.shots, {}
     for silo in silos:
         test, tokenize = silo.splits.test, context.head.row_tokenizer(context.backbone, context.max_length)
@@ -97,15 +95,16 @@ class TemplateScores:
         return mean_ignoring_none(scores[template] for scores in self.silos.values())
 
 
-def score_templates(config: Config, silos: Sequence[SiloData], backbone: Backbone | None = None) -> TemplateScores:
-    """Score the tokenizer's chat template and the plain one on rows that are not test rows; arguments as above."""
+def score_templates(config: Config, silos: Sequence[SiloData]) -> TemplateScores:
+    """Score the tokenizer's chat template and the plain one on rows that are not test rows."""
     if not config.head.writes:
         raise InputError(f"--templates: head={config.head.name} asks no questions; allowed: head=lm")
     if any(row.turns for silo in silos for row in silo.splits.train):
         raise InputError("--templates: rows are conversations, which only the tokenizer's chat template writes")
-    if not has_chat_template(config.backbone, backbone):
+    if not has_chat_template(config.backbone, None):
         raise InputError(f"--templates: the tokenizer of {config.backbone.name} has no chat template; plain is all")
     split = "validation" if all(silo.splits.validation for silo in silos) else "train"
+    backbone: Backbone | None = None
     found: dict[str, dict[str, float | None]] = {silo.name: {} for silo in silos}
     for template in (CHAT, PLAIN):
         _, context = _context(config.replace(head={"template": template}), silos, backbone)
@@ -122,7 +121,9 @@ def score_templates(config: Config, silos: Sequence[SiloData], backbone: Backbon
     )
 
 
-def _context(config: Config, silos: Sequence[SiloData], backbone: Backbone | None) -> tuple[Config, TrainingContext]:
+def _context(
+    config: Config, silos: Sequence[SiloData], backbone: Backbone | None = None
+) -> tuple[Config, TrainingContext]:
     """Build the model of a setting whose rounds do not matter."""
     if HEADS[config.head.name].has_tensors:
         raise InputError(

@@ -31,7 +31,7 @@ Piece = tuple[str, str, str]
 """What stands before a piece of text, the piece, and what stands behind it; the two beside it are read alone."""
 
 
-def recall_text(run: Path, silo: str, level: int = 95) -> str:
+def recall_text(run: Path, silo: str) -> str:
     """Say how many of the silo's true spans the model's marks cover as a whole, on its test rows, with an interval."""
     scores = read_test_scores(run) or {}
     details = (scores.get("silos") or {}).get(silo) or scores.get("global") or {}
@@ -43,7 +43,7 @@ def recall_text(run: Path, silo: str, level: int = 95) -> str:
         spans = sum(of_label["rows"] for of_label in (details.get("per_class") or {}).values())
         count = min(details["rows"], spans or details["rows"])  # rows without a span tell nothing
         low, high = (100 * bound for bound in exact_interval(round(count * recall / 100), count))
-    bounds = "" if low is None else f" ({level} % interval {low:.1f} to {high:.1f})"
+    bounds = "" if low is None else f" (95 % interval {low:.1f} to {high:.1f})"
     return (
         f"recall on {details['rows']:,} test rows: {recall:.1f} % of spans are marked as a whole{bounds}; "
         "the others stay readable"

@@ -21,8 +21,8 @@ from silotune.data.tokenized import TokenizedRows
 from silotune.errors import InputError, require_known
 from silotune.evaluation.predict import Predictor, answers
 from silotune.runs.build.builder import build
+from silotune.runs.build.plan_row_noise import covers_models
 from silotune.runs.build.resolve import read_config
-from silotune.runs.build.row_privacy import covers_models
 from silotune.runs.model_file import model_folder
 from silotune.runs.personal_model import PersonalModel
 from silotune.training.federation import Federation

@@ -49,7 +49,7 @@ def serve(
         from silotune.serve.web import make_app
     from silotune.cli.console import say
     from silotune.runs.model_file import require_guarantee
-    from silotune.serve.engine import Engine
+    from silotune.serve.engine import ServingEngine
     from silotune.serve.keys import ClientKeys
     from silotune.serve.models import Models
 
@@ -60,7 +60,7 @@ def serve(
         require_guarantee(models.about(name)[0], without_guarantee)
     listening = _listen(host, port)
     models.open_first()
-    engine = Engine(models)
+    engine = ServingEngine(models)
     # "[" is what starlette's check of hosts makes of [::1]:PORT
     app = make_app(engine, known, ("127.0.0.1", "localhost", "[") if host in _LOOPBACK else ("*",))
     # no logs: a fault's traceback could quote a text

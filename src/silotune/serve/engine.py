@@ -63,7 +63,7 @@ class Limits:
     seconds: float = 60.0
 
 
-class Engine:
+class ServingEngine:
     """Answers jobs in a thread of its own, until it is stopped."""
 
     def __init__(self, models: Models, limits: Limits | None = None, alone: bool = False) -> None:
@@ -159,8 +159,8 @@ class Engine:
         """Open a job's model and tokenize its texts, to be answered with those that share its forwards."""
         served, work = self.models.open(job.model), job.work
         key: Hashable = job if served.key is None else (served.key, served.name if self._alone else "")
-        asked = "answers" if isinstance(work, Write) else work.wanted
-        if asked not in (served.gives, "weights") and (asked != "vectors" or served.writes):
+        output = "answers" if isinstance(work, Write) else work.wanted
+        if output not in (served.gives, "weights") and (output != "vectors" or served.writes):
             gives = served.gives
             raise Refusal(f"the model {job.model!r} gives {gives}; ask {_ENDPOINTS[gives]}", code="wrong_endpoint")
         if isinstance(work, Write):

@@ -46,7 +46,7 @@ class ClientKeys:
 
     def __init__(self, file: Path | None = None) -> None:
         self._keys = None if file is None else _read(file).keys
-        self._asked: dict[str, deque[float]] = {}
+        self._request_times: dict[str, deque[float]] = {}
 
     @property
     def required(self) -> bool:
@@ -67,12 +67,12 @@ class ClientKeys:
         """Count a request, or refuse it if the key has asked too often in the last minute."""
         if key.per_minute is None:
             return
-        now, asked = time.monotonic(), self._asked.setdefault(key.name, deque())
-        while asked and asked[0] < now - _MINUTE:
-            asked.popleft()
-        if len(asked) >= key.per_minute:
+        now, times = time.monotonic(), self._request_times.setdefault(key.name, deque())
+        while times and times[0] < now - _MINUTE:
+            times.popleft()
+        if len(times) >= key.per_minute:
             raise Refusal(f"more than {key.per_minute} requests in a minute", 429, "rate_limit_exceeded")
-        asked.append(now)
+        times.append(now)
 
 
 def add_key(file: Path, name: str, silos: Sequence[str], operator: bool, per_minute: int | None) -> str:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from silotune.errors import InputError
 from silotune.serve import bodies
 from silotune.serve.bodies import ChatRequest, CompletionRequest, EmbeddingRequest, TextsRequest, WrittenShape
-from silotune.serve.engine import Engine
+from silotune.serve.engine import ServingEngine
 from silotune.serve.jobs import Event, Job, Refusal, Score, Scored, Write
 from silotune.serve.keys import ClientKey, ClientKeys
 from silotune.serve.models import Models
@@ -36,7 +36,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 class Asking:
     """Submits a request's jobs to the engine, and waits for their events or for the client to leave."""
 
-    def __init__(self, engine: Engine, request: Request) -> None:
+    def __init__(self, engine: ServingEngine, request: Request) -> None:
         self._engine, self._request = engine, request
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
@@ -87,7 +87,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 """What the schema says of answers that are errors."""
 
 
-def make_app(engine: Engine, keys: ClientKeys, hosts: Sequence[str] = ("*",)) -> FastAPI:
+def make_app(engine: ServingEngine, keys: ClientKeys, hosts: Sequence[str] = ("*",)) -> FastAPI:
     """Make the application.
 
     It answers under these names in `Host`, so that no page of another site reaches a server on the loopback by a name
@@ -274,7 +274,7 @@ def _page() -> HTMLResponse:
     return HTMLResponse(_PAGE, headers={"Content-Security-Policy": _POLICY, "X-Frame-Options": "DENY"})
 
 
-def _measures(engine: Engine, registry: CollectorRegistry) -> tuple[Counter, Histogram]:
+def _measures(engine: ServingEngine, registry: CollectorRegistry) -> tuple[Counter, Histogram]:
     numbers: dict[str, tuple[str, Callable[[], float]]] = {
         "waiting": ("Requests that wait.", lambda: len(engine.queue)),
         "writing": ("Answers that are being written.", lambda: engine.written),

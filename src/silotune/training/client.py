@@ -124,9 +124,9 @@ class SiloClient:
             sent = scale_update(result.state, shared, parts, silo.attack_scale)
             if self.uplink.names:
                 named = f"{self.uplink.run}{self.run}"
-                asked = question(named, silo, number, shared, silo.state) if self.uplink.secret else ""
+                round_digest = question(named, silo, number, shared, silo.state) if self.uplink.secret else ""
                 trained = change_of(before, shared_tensors(sent, parts))
-                encoded, kept = self.uplink.send(trained, memory, silo.name, number, asked)
+                encoded, kept = self.uplink.send(trained, memory, silo.name, number, round_digest)
                 message = change_message(encoded, self.uplink.label, number, silo.name, silo.rows)
                 # an error of a part that is drawn anew says nothing of the next one
                 lasting = {key: error for key, error in kept.items() if not parts[key.split("/")[1]].redrawn}

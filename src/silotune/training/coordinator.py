@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
@@ -26,14 +26,7 @@ from silotune.aggregation.outliers import OutlierFilter, Refuse, check_aggregate
 from silotune.aggregation.product_error import ProductError
 from silotune.aggregation.server_optimizer import ServerOptimizer
 from silotune.communication.masks.fixed_point import Sum, mean_of_sum
-from silotune.communication.messages import (
-    CHANGE_FIELDS,
-    UPDATE_FIELDS,
-    Expected,
-    Fields,
-    MessageRefused,
-    unpack,
-)
+from silotune.communication.messages import CHANGE_FIELDS, UPDATE_FIELDS, Expected, Fields, MessageRefused, unpack
 from silotune.communication.privacy.noise import CentralNoise
 from silotune.communication.uplink.pipeline import NO_UPLINK, UplinkPipeline
 from silotune.config.coordinator import AggregationConfig
@@ -41,6 +34,7 @@ from silotune.core.tensors import State, Tensors, flatten, unflatten
 from silotune.errors import InputError, SilotuneError
 from silotune.training.broadcasts import NO_RANKS, Broadcasts, VariantKey
 from silotune.training.client import SiloReply
+from silotune.training.context import TrainingContext
 from silotune.training.mean_of_iterates import MeanOfIterates
 from silotune.training.shared_step import SharedStep
 from silotune.training.silo_sampling import SiloSampling
@@ -84,42 +78,39 @@ class Coordinator:
     Args:
         shared: the shared parts before round 1.
         aggregation: how updates are combined; an aggregation that reads broadcasts first checks the shared parts.
+            Central noise is a private mean, in the place of any other and of clipping.
+        context: its method says what silos send in a round, which parts are redrawn before one, and which have
+            aggregations of their own; None: silos send all shared parts in every round, and no part is special.
         sampling: chooses the silos of a round; if None, all take part in every one.
         settings: which updates are refused or clipped, and whether they come as their sum alone (`receive_sum`).
         optimizer: the server optimizer; if None, the aggregate replaces the shared parts.
         uplink: the silos' uplink, which decodes their changes; under an empty pipeline updates hold the parts.
-        noise: replaces `aggregation` and clipping with a private mean.
-        sent: returns the names of the parts that silos send in a given round; if None, they send all in every round.
         ranks: silo → its LoRA rank, for silos of another one than the shared parts have.
-        redrawn: returns the shared parts that are redrawn before a round, with their new values; None: no part is.
-        own: part → the aggregation that alone sets its new value; `aggregation` combines all other parts.
-        silos: the number of all silos in the federation, which the aggregations in `own` read.
-        head_rounds: first rounds, whose updates hold heads alone; these are averaged whatever is said of adapters.
+        silos: the number of all silos in the federation, which aggregations of single parts read.
         mean: replaces the shared parts by their mean over rounds; None: never.
     """
 
     def __init__(
         self,
         shared: State,
-        aggregation: Aggregation | BroadcastAggregation,
-        sampling: SiloSampling | None = None,
+        aggregation: Aggregation | BroadcastAggregation | CentralNoise,
+        context: TrainingContext | None = None,
         *,
+        sampling: SiloSampling | None = None,
         settings: AggregationConfig = NOTHING_REFUSED,
         optimizer: ServerOptimizer | None = None,
         uplink: UplinkPipeline = NO_UPLINK,
-        noise: CentralNoise | None = None,
-        sent: Callable[[int], Collection[str]] | None = None,
         ranks: Mapping[str, int] = NO_RANKS,
-        redrawn: Callable[[int], State] | None = None,
-        own: Mapping[str, PartAggregation] = {},
         silos: int = 0,
-        head_rounds: int = 0,
         mean: MeanOfIterates | None = None,
     ) -> None:
         self.shared = shared
         self.sums = settings.secure and self.communicates
         self.optimizer = optimizer or ServerOptimizer()
+        self._noise = aggregation if isinstance(aggregation, CentralNoise) else None
+        aggregation = uniform if isinstance(aggregation, CentralNoise) else aggregation
         self._aggregation = aggregation
+        self._context = context
         self._sampling = sampling or SiloSampling(0)
         self._settings = settings
         self.expected = Expected.like(flatten(shared))
@@ -131,13 +122,15 @@ class Coordinator:
         """What the last aggregate's aggregation says of it; see `BroadcastAggregation`."""
         self.product_error: float | None = None
         """Of the last aggregate (`ProductError`), measured in rounds 1, 2, 4, 8 and so on; None in other rounds."""
-        self._noise = noise
-        self._sent = sent or (lambda number: shared)
         self._by_rows = settings.name in BY_ROWS
-        self._redrawn = redrawn or (lambda number: {})
-        self._own = own
+        self._own: Mapping[str, PartAggregation] = {}
+        """Part → the aggregation that alone sets its new value."""
+        self._head_rounds = 0
+        """First rounds, whose updates hold heads alone; these are averaged whatever is said of adapters."""
+        if context is not None:
+            self._own = context.method.aggregations_of_parts if self.communicates else {}
+            self._head_rounds = context.method.options.head_rounds
         self._silos = silos
-        self._head_rounds = head_rounds
         self._mean = mean
         self._kept: dict[str, Tensors] = {}  # part → the state of its own aggregation
         self._broadcasts = Broadcasts(shared)
@@ -199,7 +192,9 @@ class Coordinator:
         if not 1 <= rows <= _MOST_ROWS:
             raise MessageRefused(f"field 'rows' must be between 1 and {_MOST_ROWS}")
         update = Update(silo, tensors, rows, None if key is None else self.broadcasts.tensors(silo))
-        self._check_norm(update)
+        most = self._settings.max_norm
+        if most is not None and (norm := change_norm(update.tensors, update.before(flatten(self.shared)))) > most:
+            raise MessageRefused(f"norm of the update {norm:.3g} is above aggregation.max_norm={most:g}")
         return update
 
     def summand_length(self, number: int) -> int:
@@ -218,7 +213,8 @@ class Coordinator:
 
     def _sent_before(self, number: int, silo: str | None = None) -> Tensors:
         """Return the tensors that a silo sends in a round, as they are in its broadcast."""
-        shared, sent = self.broadcasts.state(silo), self._sent(number)
+        shared = self.broadcasts.state(silo)
+        sent = shared if self._context is None else self._context.sent(number)
         return flatten({name: tensors for name, tensors in shared.items() if name in sent})
 
     def _read_message(self, message: bytes, before: Tensors, expected: Expected) -> tuple[Tensors, Fields]:
@@ -254,15 +250,6 @@ class Coordinator:
         if score is None or not aggregation.accepts(score):
             raise MessageRefused(f"{aggregation.reads} is {score}, which aggregation={aggregation.name} cannot read")
         return score
-
-    def _check_norm(self, update: Update) -> None:
-        """Refuse an update whose change has too large a norm."""
-        most = self._settings.max_norm
-        if most is None:
-            return
-        norm = change_norm(update.tensors, update.before(flatten(self.shared)))
-        if norm > most:
-            raise MessageRefused(f"norm of the update {norm:.3g} is above aggregation.max_norm={most:g}")
 
     def aggregate(
         self,
@@ -319,7 +306,8 @@ class Coordinator:
                 raise
             self._kept = kept
             self._set(aggregate, number)
-            self.shared |= {} if number is None else self._redrawn(number + 1)
+            if number is not None and self._context is not None:
+                self.shared |= self._context.initial.redrawn(number + 1)
 
     def _set(self, aggregate: Tensors, number: int | None) -> None:
         """Set the shared parts to a round's aggregate, or to the mean over rounds if its stage ends."""

@@ -96,7 +96,8 @@ class Federation:
     @property
     def numbers_in_all(self) -> int:
         """How many numbers leave a silo in all rounds, before the uplink."""
-        return sum(self.sent_numbers(number).total() for number in range(1, self.config.rounds + 1))
+        kinds = self.method.kinds_of_rounds(self.config.rounds)
+        return sum(count * self.sent_numbers(number).total() for number, count in kinds.items())
 
     def client(self, measures: bool = False) -> SiloClient:
         """Return a silo's side of the exchange, for any of the silos; `measures`: as in `SiloClient`."""

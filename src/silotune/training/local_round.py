@@ -53,7 +53,7 @@ class LocalResult:
 
 
 @dataclass
-class _SiloRound:
+class _LocalRound:
     """A silo's local round in progress."""
 
     silo: Silo
@@ -193,6 +193,10 @@ class _SiloRound:
         ]
         self.real += sum(int(mask.sum()) for mask in masks)
         self.padded += sum(mask.numel() for mask in masks)
+        self.log(terms)
+
+    def log(self, terms: Mapping[str, float]) -> None:
+        """Add a step's terms of the loss to the metrics."""
         for term, value in terms.items():
             self.sums[term] += value
             self.counts[term] += 1
@@ -245,9 +249,9 @@ def train(
         placed = context.place(own) | in_common
         state = {name: placed[name] for name in context.parts}
         training = _local_training(context, settings, silo, number, phases)
-        asked = number if any(phase.when == "round" for phase in phases) else context.rounds + 1
-        stream = None if privacy is None else privacy.stream(silo, asked, shared, kept)
-        runs.append(_SiloRound(silo, state, received, context.backbone.place(kept.memory), training, stream, privacy))
+        place = number if any(phase.when == "round" for phase in phases) else context.rounds + 1
+        stream = None if privacy is None else privacy.stream(silo, place, shared, kept)
+        runs.append(_LocalRound(silo, state, received, context.backbone.place(kept.memory), training, stream, privacy))
     for phase in [phase for phase in phases if phase.trains and phase.when == "round"][: int(context.measures)]:
         for run in runs:
             run.measure(context, phase, number)
@@ -278,8 +282,8 @@ def train(
             for run, skipped in zip_longest(members, optimizer.skipped()):
                 run.end(context.constant_parts, skipped)
     seconds, rows = time.perf_counter() - started, sum(run.rows for run in runs)
-    shares = [run.rows / rows if rows else 1 / len(runs) for run in runs]
-    return [run.result(context.method.remembers, seconds * share) for run, share in zip(runs, shares, strict=True)]
+    parts = [seconds * run.rows / rows if rows else seconds / len(runs) for run in runs]
+    return [run.result(context.method.remembers, part) for run, part in zip(runs, parts, strict=True)]
 
 
 def _require_alike(what: str, made: object, expected: Tensors) -> None:
@@ -320,7 +324,7 @@ def _local_training(
 class _PhaseWork:
     """Objects that all steps of a phase share: batches, the program of its views, and the way to gradients."""
 
-    def __init__(self, context: TrainingContext, members: Sequence[_SiloRound], phase: Phase, number: int) -> None:
+    def __init__(self, context: TrainingContext, members: Sequence[_LocalRound], phase: Phase, number: int) -> None:
         self._context, self.members, self.phase, self.number = context, members, phase, number
         self._alone = len(members) == 1
         self.batches = [phase_batches(context, run.silo, phase, number, self._alone) for run in members]
@@ -365,7 +369,10 @@ def _train_phase(work: _PhaseWork, optimizer: PhaseOptimizer) -> None:
             for run, (index, batch) in zip(runs, drawn, strict=True)
         ]
         gradients = work.gradients.add(work.program, steps, micro_batches)
-        found = _numbers([*gradients, *(optimizer.skips(index) for index in active)])  # one transfer a step
+        scalars = [*gradients, *(optimizer.skips(index) for index in active)]
+        flat = torch.stack([term.reshape(()) for logged in scalars for term in logged.values()])  # types are promoted
+        numbers = iter(flat.tolist())  # one transfer a step
+        found = [{name: next(numbers) for name in logged} for logged in scalars]
         terms, skips = found[: len(drawn)], found[len(drawn) :]
         for run, logged in zip(runs, terms, strict=True):
             if not math.isfinite(logged["loss"]):
@@ -382,7 +389,7 @@ def _train_phase(work: _PhaseWork, optimizer: PhaseOptimizer) -> None:
             run.count(batch, logged, micro_batches, member)
 
 
-def _train_privately(steps: PrivateSteps, run: _SiloRound, optimizer: PhaseOptimizer, index: int) -> None:
+def _train_privately(steps: PrivateSteps, run: _LocalRound, optimizer: PhaseOptimizer, index: int) -> None:
     """Train a silo in a phase under DP-SGD, in which a loss that is not finite does not end the run."""
     phase = steps.phase
     for taken in range(steps.count):
@@ -398,13 +405,4 @@ def _train_privately(steps: PrivateSteps, run: _SiloRound, optimizer: PhaseOptim
             run.follow(phase)
         run.summed = found.sums or run.summed
         run.steps, run.rows = run.steps + 1, run.rows + found.rows
-        for term, value in found.terms.items():
-            run.sums[term] += float(value)
-            run.counts[term] += 1
-
-
-def _numbers(terms: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:
-    """Return scalars as numbers, fetched from the device at once."""
-    flat = torch.stack([term.reshape(()) for logged in terms for term in logged.values()])  # exact: types are promoted
-    values = iter(flat.tolist())
-    return [{name: next(values) for name in logged} for logged in terms]
+        run.log({term: float(value) for term, value in found.terms.items()})

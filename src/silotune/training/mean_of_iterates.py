@@ -22,12 +22,12 @@ class MeanOfIterates:
     """Sums the shared tensors of each stage's last rounds.
 
     Args:
-        share: of a stage's rounds, at least one of which is in the mean.
+        fraction: of a stage's rounds, at least one of which is in the mean.
         ends: the last round of each stage, ascending; each begins after the one before.
         state: the sums in float64 by name, and how many rounds are in them; empty between stages.
     """
 
-    share: float
+    fraction: float
     ends: Sequence[int]
     state: Tensors = field(default_factory=dict)
 
@@ -35,7 +35,7 @@ class MeanOfIterates:
         """Add what a round ended with; return the mean if it was the last of its stage."""
         last = next((end for end in self.ends if number <= end), 0)
         before = max((end for end in self.ends if end < number), default=0)
-        if number <= last - max(1, math.ceil(self.share * (last - before))):
+        if number <= last - max(1, math.ceil(self.fraction * (last - before))):
             return None
         rounds = self.state.get(_COUNT, torch.zeros((), dtype=torch.float64)) + 1
         sums = {name: self.state.get(f"sum/{name}", 0) + tensor.double() for name, tensor in shared.items()}

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from silotune.communication.privacy.noise import NoiseStream, with_noise, with_whole_noise
-from silotune.communication.privacy.whole_noise import grid_of, whole_vectors
+from silotune.communication.privacy.integer_noise import grid_of, integer_vectors
+from silotune.communication.privacy.noise import NoiseStream, with_integer_noise, with_noise
 from silotune.core.tensors import State, Tensors, flatten
 from silotune.data.batching import Batch, make_batch
 from silotune.data.cohort_batches import join
@@ -123,8 +123,8 @@ class PrivateSteps:
                 first = start + turn * len(drawn)
                 found, without_rows, terms = self._row_gradients(number, first, places, state, received, memory)
                 flat = torch.cat([each.reshape(len(each), -1) for each in found], 1).to(total.device)
-                share = flat.new_tensor([[1 / len(unit) if turn < len(unit) else 0.0] for unit in units])
-                vectors = vectors + torch.where(share > 0, flat * share, 0.0)
+                weight = flat.new_tensor([[1 / len(unit) if turn < len(unit) else 0.0] for unit in units])
+                vectors = vectors + torch.where(weight > 0, flat * weight, 0.0)
                 beside = beside or without_rows
                 logged += [each for each, unit in zip(terms, units, strict=True) if turn < len(unit)]
             total += clipped_sum(vectors, clip, grid)
@@ -151,7 +151,9 @@ class PrivateSteps:
                 f"privacy.shares: method {self._context.method.name} has a loss term without rows on shared parts, "
                 "which no sum of silos holds; leave it out"
             )
-        return with_whole_noise(shared, self._stream, noise.share, grid, "gaussian", f"{self.phase.name}/{number}/")
+        return with_integer_noise(
+            shared, self._stream, noise.silo_deviation, grid, "gaussian", f"{self.phase.name}/{number}/"
+        )
 
     def _noised(self, number: int, total: Tensors, deviation: float, grid: float) -> Tensors:
         return with_noise(total, self._stream, deviation, grid, "gaussian", f"{self.phase.name}/{number}/")
@@ -261,7 +263,7 @@ def clipped_sum(vectors: Tensor, bound: float, grid: float) -> Tensor:
     """Sum units' gradients, shape (units, numbers), each clipped and rounded to whole numbers of `grid`; exact."""
     total = torch.zeros(vectors.shape[1], dtype=torch.int64, device=vectors.device)
     for piece in torch.split(vectors, max(1, _MOST_NUMBERS // vectors.shape[1])):
-        total += whole_vectors(piece, bound, grid).sum(0)
+        total += integer_vectors(piece, bound, grid).sum(0)
     return total
 
 

@@ -123,14 +123,14 @@ class RowPrivacy:
             raise InputError("privacy.shares: all silos add shares of one noise; a silo's budget asks for more")
         return replace(self, plans=plans, run=f"{self.run}{run}")
 
-    def draws(self, silo: Silo, number: int, received: State, state: SiloState) -> str:
+    def digest(self, silo: Silo, number: int, received: State, state: SiloState) -> str:
         """Return the digest of a round's question and the plan; a ledger charges an answer by it: fresh draws cost."""
         plan = repr(self.plans.get(silo.name))  # one draw under two strengths of noise would reveal it
         return question(self.run, silo, number, received, state, plan)
 
     def stream(self, silo: Silo, number: int, received: State, state: SiloState) -> NoiseStream:
-        """Return the stream of random numbers that a silo draws from in a round; arguments as of `draws`."""
-        return self.stream_of(self.draws(silo, number, received, state))
+        """Return the stream of random numbers that a silo draws from in a round; arguments as of `digest`."""
+        return self.stream_of(self.digest(silo, number, received, state))
 
     def stream_of(self, question: str) -> NoiseStream:
         """Return the stream of random numbers for the answer to a question, which its digest names."""

@@ -146,7 +146,7 @@ class StepGradients:
         micro_batches: Sequence[MicroBatch],
         units: Sequence[int],
     ) -> list[Terms]:
-        """Train the micro-batches one after the other, each with its share of the loss."""
+        """Train the micro-batches one after the other, each with its fraction of the loss."""
         draws = _Draws(self._seed, members)
         sums: list[Terms] = [{} for _ in members]
         with draws.of_all:
@@ -156,13 +156,13 @@ class StepGradients:
                 for piece in micro_batch.pieces:
                     member, own_sums = members[piece.owner], sums[piece.owner]
                     batch = member.batch.piece(piece)
-                    share = (self._units(batch) or 0) / units[piece.owner]
-                    if not share:  # rows without a token of response
+                    fraction = (self._units(batch) or 0) / units[piece.owner]
+                    if not fraction:  # rows without a token of response
                         continue
                     loss, terms = self._loss_of(member, views[piece.owner], batch)
-                    losses.append(member.scaled(share * loss))
+                    losses.append(member.scaled(fraction * loss))
                     for name, term in terms.items():
-                        own_sums[name] = own_sums[name] + share * term if name in own_sums else share * term
+                        own_sums[name] = own_sums[name] + fraction * term if name in own_sums else fraction * term
                 if losses:
                     torch.autograd.backward(losses)
         return sums

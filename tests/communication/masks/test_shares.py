@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 
 from silotune.communication.masks.fixed_point import MOST_SILOS, MOST_WEIGHT
 from silotune.communication.masks.shares import SharedNoise, common_multiplier
-from silotune.communication.privacy.noise import NoiseStream, with_whole_noise
+from silotune.communication.privacy.noise import NoiseStream, with_integer_noise
 from silotune.communication.privacy.row_accountant import Costs, RowFilters, noise_multiplier, plan_epsilon
 from silotune.errors import InputError, SilotuneError
 
@@ -61,14 +61,14 @@ def test_drawn_shares_have_this_law():
     none = {"part/x": torch.zeros(200_000, dtype=torch.int64)}
 
     def total(scale: float, grid: float) -> np.ndarray:
-        return sum(with_whole_noise(none, silo, scale, grid, "gaussian")["part/x"] for silo in silos).numpy()
+        return sum(with_integer_noise(none, silo, scale, grid, "gaussian")["part/x"] for silo in silos).numpy()
 
     law = sum_law(3, 2.0, 40)
     counts, first = np.bincount(total(2.0, 1.0) + 120, minlength=241), 120 - 11
     tails = lambda each: np.concatenate([[each[:first].sum()], each[first:-first], [each[-first:].sum()]])  # noqa: E731
     assert chisquare(tails(counts), tails(law) * counts.sum() / law.sum()).pvalue > 1e-3
     noise = SharedNoise(1.7, 0.3, 0.5, least=4, colluders=1)
-    deviation = total(noise.share, noise.grid).std() * noise.grid
+    deviation = total(noise.silo_deviation, noise.grid).std() * noise.grid
     assert deviation == pytest.approx(1.7 * 0.3, rel=4 / math.sqrt(2 * 200_000))
 
 
@@ -97,7 +97,7 @@ def test_two_shares_cost_what_the_accountant_says(rate, steps):
 def test_how_many_shares_are_counted_on(least, colluders, honest):
     noise = SharedNoise(2.0, 1.0, 0.5, least, colluders)
     assert noise.honest == honest
-    assert noise.share * math.sqrt(honest) == pytest.approx(2.0)
+    assert noise.silo_deviation * math.sqrt(honest) == pytest.approx(2.0)
     assert SharedNoise.read(noise.text) == noise
 
 
@@ -116,8 +116,8 @@ def test_a_ledger_allows_the_common_noise_as_it_is(epsilon, rate, steps):
 def test_no_sum_wraps_around(multiplier, clip):
     noise = SharedNoise(multiplier, clip, 0.5, MOST_SILOS, 1)
     assert MOST_SILOS * MOST_WEIGHT * clip / noise.grid < 2**56
-    assert 16 * noise.share / noise.grid < 2**24
-    assert multiplier < 0.01 or noise.share / noise.grid > 2**16
+    assert 16 * noise.silo_deviation / noise.grid < 2**24
+    assert multiplier < 0.01 or noise.silo_deviation / noise.grid > 2**16
 
 
 def test_a_mean_gradient_of_summands():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from silotune.aggregation import Update, uniform
+from silotune.aggregation import Update
 from silotune.communication.privacy.noise import CentralNoise
 from silotune.runs.build.builder import build
 from silotune.training.coordinator import Coordinator
@@ -70,14 +70,14 @@ def test_the_coordinator_uses_it_and_each_round_has_its_own():
     noise = CentralNoise(1.0, 1.0, 2, seed=1)
     after = []
     for number in (1, 1, 2):
-        coordinator = Coordinator(shared, uniform, noise=noise)
+        coordinator = Coordinator(shared, noise)
         coordinator.aggregate(updates(2), number)
         after.append(np.concatenate([coordinator.shared["global"][name].numpy().ravel() for name in ("b", "w")]))
     np.testing.assert_array_equal(after[0], after[1])
     assert np.corrcoef(after[0], after[2])[0, 1] < 4.5 / math.sqrt(COUNT) + 0.01
     assert not np.isclose(after[0], after[2]).all()
     with pytest.raises(AssertionError):
-        Coordinator(shared, uniform, noise=noise).aggregate(updates(2))
+        Coordinator(shared, noise).aggregate(updates(2))
 
 
 def test_with_a_secret_it_decides_who_takes_part(tiny_config, tmp_path):

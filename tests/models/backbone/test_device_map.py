@@ -103,13 +103,13 @@ def test_what_accelerate_puts_on_a_model_is_removed():
     """Its hooks would stay in the copies of modules that the language-model head is made of."""
     model, tokenizer = made("llama")
     states = torch.randn(2, 3, 32)
-    expected = Backbone(copy.deepcopy(model), tokenizer, device=CPU).lm_head(states)
+    expected = Backbone(copy.deepcopy(model), tokenizer, devices=BlockDevices(CPU)).lm_head(states)
     hooked = copy.deepcopy(model)
     dispatch_model(hooked, infer_auto_device_map(hooked, {"cpu": 2**40}), main_device="cpu", force_hooks=True)
     assert any(hasattr(module, "_hf_hook") for module in hooked.modules())
     release(hooked)
     assert not any(hasattr(module, "_hf_hook") or "forward" in vars(module) for module in hooked.modules())
-    assert torch.equal(Backbone(hooked, tokenizer, device=CPU).lm_head(states), expected)
+    assert torch.equal(Backbone(hooked, tokenizer, devices=BlockDevices(CPU)).lm_head(states), expected)
 
 
 def test_what_it_cannot_do_is_refused_in_one_line(model_folder, monkeypatch):

@@ -13,6 +13,7 @@ from silotune.core.randomness import generator
 from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
+from silotune.models.backbone.block_devices import BlockDevices
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.backbone.loading import silence_transformers
 from silotune.models.backbone.quantization import (
@@ -55,7 +56,7 @@ def models(tmp_path_factory):
 
 
 def backbone_of(loaded):
-    return Backbone(*loaded, precision="fp32", device=CPU)
+    return Backbone(*loaded, precision="fp32", devices=BlockDevices(CPU))
 
 
 def held_bytes(layer):

@@ -259,7 +259,7 @@ def test_loading_with_or_without_the_head_gives_the_same_transformer(family, mod
 def test_in_bf16_logits_are_near_those_in_float32(family):
     """The head's weights are in bf16 then, while states at the masks may be in float32."""
     model, tokenizer = made(family)
-    half = Backbone(copy_of(model).to(torch.bfloat16), tokenizer, precision="bf16", name=family)
+    half = Backbone(copy_of(model).to(torch.bfloat16), tokenizer, precision="bf16")
     rows = rows_of(TEXTS)
     exact, _, _ = head_logits(backbone_of(family), VerbalizerHead(words=WORDS), TASK, rows)
     rounded, _, _ = head_logits(half, VerbalizerHead(words=WORDS), TASK, rows)

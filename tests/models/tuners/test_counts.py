@@ -23,7 +23,7 @@ def trained(shape: str, tuner: str, **options) -> int:
     """How many parameters a part has, from its tensors' shapes alone."""
     with FakeTensorMode():
         model = AutoModel.from_config(SHAPES[shape]())
-        backbone = Backbone(model, None, shape_only=True)
+        backbone = Backbone(model, None)
         made = TUNERS[tuner](TUNERS[tuner].Options(**options))
         return count_parameters(made.init(backbone, [], torch.Generator().manual_seed(0)))
 

@@ -15,10 +15,10 @@ from silotune.communication.masks import keys
 from silotune.communication.masks.agreement import FIRST, Agreement, Peers, public_identity
 from silotune.communication.masks.fixed_point import Sum
 from silotune.communication.masks.keys import SEED_BYTES
-from silotune.communication.masks.silo import Answer, SiloRound, Texts
+from silotune.communication.masks.silo import SiloRound, StageAnswer, Texts
 from silotune.errors import SilotuneError
 
-Ask = Callable[[str, Mapping[str, Texts]], Mapping[str, Answer]]
+Ask = Callable[[str, Mapping[str, Texts]], Mapping[str, StageAnswer]]
 """Stage, and silo → what it is shown → the answers of those that answered, by silo."""
 
 
@@ -66,8 +66,8 @@ def masked_sum(
 
     def stage(
         name: str, shown: Mapping[str, Texts], needed: int, about: Callable[[str], Collection[str]]
-    ) -> dict[str, Answer]:
-        left: dict[str, Answer] = {}
+    ) -> dict[str, StageAnswer]:
+        left: dict[str, StageAnswer] = {}
         for silo, (told, data) in sorted(ask(name, shown).items()):
             received[silo] += len(json.dumps(shown[silo]))
             sent[silo] += json.dumps(told).encode() + data
@@ -144,7 +144,7 @@ def sum_in_process(silos: Iterable[str], summands: Mapping[str, Tensor], least: 
         name: SiloRound(name, identities[name], peers, agreement, summands[name], lambda *_: None) for name in members
     }
 
-    def ask(stage: str, shown: Mapping[str, Texts]) -> dict[str, Answer]:
+    def ask(stage: str, shown: Mapping[str, Texts]) -> dict[str, StageAnswer]:
         return {name: here[name].answer(stage, texts) for name, texts in shown.items()}
 
     return masked_sum(agreement, peers.fewest, ask)

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from silotune.communication.masks.fixed_point import MOST_SILOS, MOST_WEIGHT
 from silotune.communication.privacy.accountant import assumption
+from silotune.communication.privacy.integer_noise import grid_of
 from silotune.communication.privacy.row_accountant import noise_multiplier
-from silotune.communication.privacy.whole_noise import grid_of
 from silotune.core.tensors import Tensors
 from silotune.errors import InputError, SilotuneError
 
@@ -70,7 +70,7 @@ class SharedNoise:
         return self.multiplier * self.clip
 
     @property
-    def share(self) -> float:
+    def silo_deviation(self) -> float:
         """The standard deviation of one silo's share."""
         return self.deviation / math.sqrt(self.honest)
 
@@ -120,7 +120,7 @@ class SharedNoise:
             SilotuneError: no summands of silos have this sum.
         """
         units = int(total[0])
-        most = (units * self.clip + MOST_SILOS * _FARTHEST * self.share) / self.grid + MOST_SILOS
+        most = (units * self.clip + MOST_SILOS * _FARTHEST * self.silo_deviation) / self.grid + MOST_SILOS
         if not 1 <= units <= MOST_SILOS * MOST_WEIGHT or bool((total[1:].abs() > most).any()):
             raise SilotuneError("the sum under masks is out of its range: a silo did not keep to the protocol")
         pieces = torch.split(total[1:], [tensor.numel() for _, tensor in sorted(sent.items())])

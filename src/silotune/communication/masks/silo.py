@@ -32,7 +32,7 @@ STAGES = ("offer", "share", "mask", "consent", "unmask")
 
 Texts = dict[str, str]
 
-Answer = tuple[Texts, bytes]
+StageAnswer = tuple[Texts, bytes]
 """What is told, and the masked summand; empty in all stages but one."""
 
 
@@ -72,7 +72,7 @@ class SiloRound:
         self._keys, of_rounds = self.agreement.keys, self.kept.setdefault("rounds", {})
         self._round: dict[str, Any] = of_rounds.setdefault(str(self.agreement.place), {})
 
-    def answer(self, stage: str, shown: Texts) -> Answer:
+    def answer(self, stage: str, shown: Texts) -> StageAnswer:
         """Answer the coordinator in one of `STAGES`.
 
         Raises:

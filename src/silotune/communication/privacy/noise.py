@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from silotune.aggregation.update import Update
-from silotune.communication.privacy.whole_noise import (
+from silotune.communication.privacy.integer_noise import (
     GAUSSIAN,
     LAPLACE,
     Law,
     grid_of,
+    integer_vector,
     rounded_numbers,
-    whole_vector,
 )
 from silotune.core.tensors import Norm, Tensors, change_of, clip_to_norm, digest
 from silotune.errors import InputError, file_errors
@@ -72,16 +72,16 @@ class NoiseStream:
 
 
 def noise_stream_for(
-    seed: int, secret: bytes | None, silo: str, round_number: int, change: Tensors, how: str, asked: str = ""
+    seed: int, secret: bytes | None, silo: str, round_number: int, change: Tensors, how: str, question: str = ""
 ) -> NoiseStream:
     """Return the stream of a silo in a round.
 
-    With a secret, its key has the change, `how` it is noised, and what was `asked`, a digest of all that it depends on.
+    With a secret, its key has the change, `how` it is noised, and the `question`, a digest of all that it depends on.
     """
     purpose = f"uplink\x1f{silo}\x1f{round_number}"
     if secret is None:
         return NoiseStream(hashlib.sha256(f"{purpose}\x1f{seed}".encode()).digest())
-    return NoiseStream(hmac.digest(secret, f"{purpose}\x1f{how}\x1f{asked}\x1f{digest(change)}".encode(), "sha256"))
+    return NoiseStream(hmac.digest(secret, f"{purpose}\x1f{how}\x1f{question}\x1f{digest(change)}".encode(), "sha256"))
 
 
 def secret_seed(seed: int, secret: bytes) -> int:
@@ -156,11 +156,11 @@ class BareNoise:
 
 
 def whole_tensors(tensors: Tensors, bound: float, grid: float, norm: Norm) -> Tensors:
-    """Clip and round tensors as one vector; see `whole_vector`."""
+    """Clip and round tensors as one vector; see `integer_vector`."""
     if not tensors:
         return {}
     vector = torch.cat([tensor.double().reshape(-1) for tensor in tensors.values()])
-    pieces = torch.split(whole_vector(vector, bound, grid, norm), [tensor.numel() for tensor in tensors.values()])
+    pieces = torch.split(integer_vector(vector, bound, grid, norm), [tensor.numel() for tensor in tensors.values()])
     return {name: piece.view(tensor.shape) for (name, tensor), piece in zip(tensors.items(), pieces, strict=True)}
 
 
@@ -168,18 +168,18 @@ _LAWS = {"gaussian": GAUSSIAN, "laplace": LAPLACE}
 
 
 def with_noise(whole: Tensors, draws: NoiseStream, scale: float, grid: float, law: str, purpose: str = "") -> Tensors:
-    """Add noise to whole numbers of `grid`, and return the sums in float64; arguments as of `with_whole_noise`."""
-    noised = with_whole_noise(whole, draws, scale, grid, law, purpose)
+    """Add noise to whole numbers of `grid`, and return the sums in float64; arguments as of `with_integer_noise`."""
+    noised = with_integer_noise(whole, draws, scale, grid, law, purpose)
     return {name: tensor.double() * grid for name, tensor in noised.items()}
 
 
-def with_whole_noise(
+def with_integer_noise(
     whole: Tensors, draws: NoiseStream, scale: float, grid: float, law: str, purpose: str = ""
 ) -> Tensors:
     """Add noise to whole numbers of `grid`, exactly: all noise on rows, silos and means is here.
 
     Args:
-        whole: int64, sums of vectors that `whole_vector` rounded to this grid.
+        whole: int64, sums of vectors that `integer_vector` rounded to this grid.
         draws: the stream of the noise.
         scale: standard deviation of Gaussian numbers, or scale of Laplace numbers; 0: no noise.
         grid: as `grid_of` returns it.
@@ -224,7 +224,7 @@ class CentralNoise:
         for update in updates:
             for name, tensor in whole_tensors(change_of(before, update.tensors), self.clip, grid, "l2").items():
                 total[name] += tensor
-        how, asked = f"gaussian {deviation!r} on steps of {grid!r}", f"{self.run}\x1f{digest(before)}"
-        draws = noise_stream_for(self.seed, self.secret, COORDINATOR, round_number, total, how, asked)
+        how, question = f"gaussian {deviation!r} on steps of {grid!r}", f"{self.run}\x1f{digest(before)}"
+        draws = noise_stream_for(self.seed, self.secret, COORDINATOR, round_number, total, how, question)
         noised = with_noise(total, draws, deviation, grid, "gaussian")
         return {name: (tensor.double() + noised[name] / self.silos).to(tensor.dtype) for name, tensor in before.items()}

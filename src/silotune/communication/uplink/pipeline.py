@@ -67,14 +67,14 @@ class UplinkPipeline:
         return ",".join(self.names)
 
     def send(
-        self, change: Tensors, memory: Tensors, silo: str, round_number: int, asked: str = ""
+        self, change: Tensors, memory: Tensors, silo: str, round_number: int, question: str = ""
     ) -> tuple[Tensors, Tensors]:
-        """Apply the steps to a silo's change, trained minus received; `asked` as of `noise_stream_for`.
+        """Apply the steps to a silo's change, trained minus received; `question` as of `noise_stream_for`.
 
         Returns the tensors of the message, and the codec's error for the silo's memory.
         """
         change = {name: tensor.double() for name, tensor in sorted(change.items())}
-        drawn = noise_stream_for(self.seed, self.secret, silo, round_number, change, self.noise_key, asked)
+        drawn = noise_stream_for(self.seed, self.secret, silo, round_number, change, self.noise_key, question)
         for step in self.steps:
             change = step(change, drawn)
         if self.codec is None:

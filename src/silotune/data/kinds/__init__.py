@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from silotune.config import registries
 from silotune.config.registries import Registry
 from silotune.data.kinds.base import Kind, Prediction, Reading, Span
@@ -24,16 +22,7 @@ KINDS.problem = registries.subclass_problem(Kind)
 
 KINDS.built_in = {kind.name: kind for kind in _ALL}
 
-Class = TypeVar("Class", bound=type[Kind])
-
-
-def register_kind(kind: Class) -> Class:
-    """Make a kind of task known in this process, under its `name`; also a decorator of its class.
-
-    Processes that a run starts know it if their script or an entry point of group `silotune.kinds` registers it.
-    """
-    KINDS.register(getattr(kind, "name", ""), kind)
-    return kind
+register_kind = KINDS.register_class
 
 
 __all__ = [

@@ -147,8 +147,16 @@ class Kind(ABC):
     """
     gives: ClassVar[str] = "labels"
     """What `serve` is asked for: `answers`, `labels`, `spans` or `vectors`."""
+    several_answers: ClassVar[bool] = False
+    """Whether a text may have several right answers, a row each, which are then no duplicates."""
     by_position: ClassVar[bool] = False
     """Whether outputs lie flat, one for each position that a row is read at (`Head.by_position`)."""
+
+    @classmethod
+    def reader(cls) -> str:
+        """Return the name of the kind whose way from outputs to answers this one has: its own, or an inherited one."""
+        kinds = [kind for kind in cls.__mro__ if issubclass(kind, Kind) and "predictions" in vars(kind)]
+        return cls.name if kinds[0] is Kind else kinds[0].name
 
     def outputs(self, task: Task) -> int:
         """Return how many logits a head computes for a row, by default one for each label."""

@@ -49,6 +49,7 @@ class Retrieval(Kind):
     baselines = {"bm25": "BM25"}
     least_labels = 0
     gives = "vectors"
+    several_answers = True
 
     @override
     def columns(self, reading: Reading, record: Record) -> Sequence[str]:

@@ -27,7 +27,7 @@ from silotune.data.row_folder import read_rows
 from silotune.data.rows import SiloData
 from silotune.distributed.coordinator.dispatcher import SiloDispatcher
 from silotune.distributed.coordinator.engine import FlowerEngine
-from silotune.distributed.coordinator.job import AdmissionPolicy, Job, RunRegistry, SiloInfo
+from silotune.distributed.coordinator.job import AdmissionPolicy, CoordinatorJob, RunRegistry, SiloInfo
 from silotune.distributed.coordinator.masked_engine import MaskedEngine
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, RunStatus
 from silotune.distributed.flower.link import ConnectionLost, Link
@@ -56,7 +56,7 @@ PREDECESSOR_TIMEOUT = 30.0
 """Seconds to wait for an earlier coordinator in the folder to end."""
 
 
-def coordinate(job: Job, link: Link) -> None:
+def coordinate(job: CoordinatorJob, link: Link) -> None:
     """Run a job to its end and record how it goes and ends in `federation/status.json`."""
     folder = Path(job.out) / FEDERATION_FOLDER
     # `flower-local` holds the run folder's lock itself; a coordinator that this one replaces may be about to end
@@ -80,7 +80,7 @@ Load = Callable[[BackboneRequirements], Backbone]
 class RunStart:
     """A run as prepared before its silos join; `names` are theirs, sorted; `request` has the fields of all requests."""
 
-    job: Job
+    job: CoordinatorJob
     config: Config
     names: list[str]
     method: Method
@@ -89,14 +89,15 @@ class RunStart:
     request: dict[str, Any]
 
     @classmethod
-    def of(cls, job: Job, record: Records, load: Load) -> RunStart:
+    def of(cls, job: CoordinatorJob, record: Records, load: Load) -> RunStart:
         """Check a job, load its backbone, and give the run its id."""
         config, method = resolve(read_config(job.config))
         names = _checked_names(job, config)
         check_untouched(config, method.setting.head)
         backbone = load(BackboneRequirements.of(config, method))
         read_start(config, method, (), backbone)  # refuses another method's run before anyone is asked
-        text = wire_config(_with_named_start(config), names)
+        before = RunRegistry.id_of_start(config.start)  # silos know a federation's run by its id
+        text = wire_config(config if before is None else config.replace(start=f"run-{before}"), names)
         admission = AdmissionPolicy(Identity.of(backbone), _registry(config, Path(job.out), names), record, config)
         admission.registry.write(Path(job.out))  # a start that nobody approved in time goes on under the same id
         request = {"run": admission.registry.run, "config": text, "identity": admission.identity.fields()}
@@ -116,7 +117,9 @@ class RunStart:
         return federation
 
 
-def run_job(job: Job, link: Link, record: Records, status: RunStatus, load: Load = BackboneRequirements.load) -> None:
+def run_job(
+    job: CoordinatorJob, link: Link, record: Records, status: RunStatus, load: Load = BackboneRequirements.load
+) -> None:
     """Run one job: handshakes with its silos, then training."""
     out, start = Path(job.out), RunStart.of(job, record, load)
     failures, admission = FailureLog(status.report), start.admission
@@ -204,7 +207,7 @@ def greet(
     return dispatcher
 
 
-def _checked_names(job: Job, config: Config) -> list[str]:
+def _checked_names(job: CoordinatorJob, config: Config) -> list[str]:
     """Check the keys that are the coordinator's own, and return the silos' names in order."""
     set_numerics(config.precision.deterministic, config.precision.tf32)
     if config.aggregation.noise_multiplier is not None and config.privacy.secret is None and not job.local:
@@ -216,12 +219,6 @@ def _checked_names(job: Job, config: Config) -> list[str]:
     if config.aggregation.secure:
         require_masks(len(names))
     return names
-
-
-def _with_named_start(config: Config) -> Config:
-    """Return the configuration with the id by which silos know the run that it starts from, if it is a federation's."""
-    before = RunRegistry.id_of_start(config.start)
-    return config if before is None else config.replace(start=f"run-{before}")
 
 
 def _registry(config: Config, out: Path, names: list[str]) -> RunRegistry:
@@ -254,7 +251,7 @@ def _federation(
     return federation
 
 
-def _labeled(job: Job, config: Config, wanted: bool) -> SiloData | None:
+def _labeled(job: CoordinatorJob, config: Config, wanted: bool) -> SiloData | None:
     if not wanted:
         return None
     folder = job.labelled or config.federation.labelled
@@ -311,7 +308,7 @@ def _finish(engine: FlowerEngine, out: Path, local: bool, noise: dict[str, Any])
 # -- plans: several runs that silos check and approve as one, and that then follow one another -------------------------
 
 
-def run_plan(job: Job, link: Link, record: Records, status: RunStatus) -> None:
+def run_plan(job: CoordinatorJob, link: Link, record: Records, status: RunStatus) -> None:
     """Have all runs of a plan checked and approved, and run those that are not finished."""
     load = lru_cache(maxsize=1)(partial(BackboneRequirements.load, on_use=True))  # most runs need the same
     _approve(job, link, record, status, load)
@@ -332,7 +329,7 @@ def run_plan(job: Job, link: Link, record: Records, status: RunStatus) -> None:
         raise SilotuneError(f"{len(failed)} of {len(job.cells)} runs failed, the others are finished: {reasons}")
 
 
-def _approve(job: Job, link: Link, record: Records, status: RunStatus, load: Load) -> None:
+def _approve(job: CoordinatorJob, link: Link, record: Records, status: RunStatus, load: Load) -> None:
     """Ask all silos for one approval of all runs; then build every run from their answers, before the first trains."""
     starts: dict[str, RunStart] = {}
     for name in job.cells:

@@ -85,7 +85,7 @@ class SiloDispatcher:
     """Time at which a node is greeted next; never after its silo was registered."""
     _refused: set[tuple[int, str]] = field(default_factory=set)
     """(node, reason) of refusals, so that each is reported once."""
-    _approval_asked: dict[int, float] = field(default_factory=dict)
+    _approval_since: dict[int, float] = field(default_factory=dict)
     """Node → the time when it first said that its operator has to approve the run."""
     _pending: dict[str, _PendingRequest] = field(default_factory=dict)
     _online: Mapping[int, str] = field(default_factory=dict)
@@ -194,12 +194,12 @@ class SiloDispatcher:
 
     def _push(self, silo: str, node: int, frame: Frame) -> bool:
         """Record and send a request (an empty name: a greeting), and return whether it could be sent."""
-        data, asked = frame.encode(), request_of(frame)
-        self.record({"direction": "sent", "node": str(node), **asked, **describe_frame(data, frame)})
+        data, request = frame.encode(), request_of(frame)
+        self.record({"direction": "sent", "node": str(node), **request, **describe_frame(data, frame)})
         message = self.link.push(node, data)
         if message:
             self.status.sent(silo, frame.kind, len(data))
-            self._pending[message] = _PendingRequest(silo, node, self.clock(), asked["round"])
+            self._pending[message] = _PendingRequest(silo, node, self.clock(), request["round"])
         return bool(message)
 
     # -- replies -------------------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class SiloDispatcher:
             self._refused.add((request.node, reason))
             self.report(sender or f"node {request.node}", reason)
         now = self.clock()
-        waited = now - self._approval_asked.setdefault(request.node, now)
+        waited = now - self._approval_since.setdefault(request.node, now)
         due = now + min(max(APPROVAL_INTERVAL, waited / 10), LONGEST_APPROVAL_INTERVAL)
         if request.greeting:
             self._greet_at[request.node] = due

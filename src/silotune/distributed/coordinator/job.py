@@ -148,7 +148,7 @@ class AdmissionPolicy:
 
 
 @dataclass(frozen=True)
-class Job:
+class CoordinatorJob:
     """A coordinator's job.
 
     Args:
@@ -164,13 +164,13 @@ class Job:
     local: bool = False
     cells: tuple[str, ...] = ()
 
-    def cell(self, name: str) -> Job:
+    def cell(self, name: str) -> CoordinatorJob:
         """Return the job of one of a plan's runs."""
         out = Path(self.out) / name
-        return Job(str(out / FEDERATION_FOLDER / "config.yaml"), str(out), self.silos, self.labelled)
+        return CoordinatorJob(str(out / FEDERATION_FOLDER / "config.yaml"), str(out), self.silos, self.labelled)
 
     @classmethod
-    def read(cls, path: str | Path) -> Job:
+    def read(cls, path: str | Path) -> CoordinatorJob:
         """Read a job from a JSON file."""
         fields = json.loads(Path(path).read_text(encoding="utf-8"))
         return cls(**(fields | {name: tuple(fields.get(name, ())) for name in ("silos", "cells")}))
@@ -192,7 +192,7 @@ def prepare(config: Config, out: Path, resume: bool) -> Path:
     with folder_lock(out), folder_lock(status_folder):
         RunStatus.begin(status_folder, "submitted")
         write_text(status_folder / "config.yaml", dump(config))
-        Job(str(status_folder / "config.yaml"), str(out)).write(status_folder / "job.json")
+        CoordinatorJob(str(status_folder / "config.yaml"), str(out)).write(status_folder / "job.json")
     return status_folder / "job.json"
 
 
@@ -202,14 +202,14 @@ def prepare_plan(cells: Mapping[str, Config], out: Path) -> None:
         raise InputError("federation.silos: must be the same in all runs of a plan")
     status_folder = out / FEDERATION_FOLDER
     file = status_folder / "job.json"
-    if file.exists() and Job.read(file).cells != tuple(cells):
+    if file.exists() and CoordinatorJob.read(file).cells != tuple(cells):
         raise InputError(f"--resume: {out} was made for other runs; choose another folder")
     for name, config in cells.items():
         prepare(config, out / name, (out / name).exists())
     with folder_lock(out), folder_lock(status_folder):
         RunRegistry.open(out).write(out)
         RunStatus.begin(status_folder, "submitted")
-        Job("", str(out), cells=tuple(cells)).write(file)
+        CoordinatorJob("", str(out), cells=tuple(cells)).write(file)
 
 
 def _federated(config: Config) -> Config:

@@ -19,7 +19,7 @@ from typing_extensions import override
 from silotune.communication.masks.agreement import FIRST, MOST_ROUNDS, Agreement, base_after
 from silotune.communication.masks.coordinator import RoundKeys, SumFailed, masked_sum
 from silotune.communication.masks.fixed_point import Sum, threshold_of
-from silotune.communication.masks.silo import STAGES, Answer, Texts
+from silotune.communication.masks.silo import STAGES, StageAnswer, Texts
 from silotune.core.files import damage_named, read_json, write_text
 from silotune.core.numeric import ceil_fraction
 from silotune.core.serialization import read_tensors
@@ -70,14 +70,14 @@ class MaskedEngine(FlowerEngine):
         made = self._sum(round_number, sorted(trained), len(members))
         yield from self.federation.coordinator.receive_sum(round_number, made, trained)
 
-    def _sum(self, number: int, trained: Sequence[str], asked: int) -> Sum:
-        """Return the sum of what silos have trained, of so many that were asked to; try again, if silos drop out.
+    def _sum(self, number: int, trained: Sequence[str], invited: int) -> Sum:
+        """Return the sum of what silos have trained, of so many that were invited to; try again, if silos drop out.
 
         Raises:
             SilotuneError: too few silos are left; nothing was revealed.
         """
         coordinator, (*_, fewest) = self.federation.coordinator, self._admission.pinned
-        least, problem = max(ceil_fraction(self._options.quorum, asked), fewest), ""
+        least, problem = max(ceil_fraction(self._options.quorum, invited), fewest), ""
         reasons: dict[str, str] = {}
         tensors, numbers = digest(flatten(coordinator.shared)), coordinator.summand_length(number)
         noted = self._noted()
@@ -128,12 +128,12 @@ class MaskedEngine(FlowerEngine):
 
     def _ask(
         self, agreement: Agreement, reasons: dict[str, str], stage: str, shown: Mapping[str, Texts]
-    ) -> dict[str, Answer]:
+    ) -> dict[str, StageAnswer]:
         """Send the requests of a stage and return the answers; a silo's reason for another reply is kept."""
         proposed = asdict(agreement.keys if stage in STAGES[:2] else agreement)
-        asked = partial(self._request, "masks", agreement.round, agreement=proposed, stage=stage)
-        requests = {name: asked(name, shown=texts) for name, texts in shown.items()}
-        answers: dict[str, Answer] = {}
+        stage_request = partial(self._request, "masks", agreement.round, agreement=proposed, stage=stage)
+        requests = {name: stage_request(name, shown=texts) for name, texts in shown.items()}
+        answers: dict[str, StageAnswer] = {}
         for frame in self._dispatcher.request(requests, self._options.deadline, self._options.away):
             silo, told = str(frame.fields["silo"]), frame.fields.get("told")
             if frame.kind == "masks" and isinstance(told, dict):

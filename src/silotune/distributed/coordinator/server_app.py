@@ -12,7 +12,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run one job."""
     from silotune.distributed.coordinator.coordinate import coordinate
-    from silotune.distributed.coordinator.job import Job
+    from silotune.distributed.coordinator.job import CoordinatorJob
     from silotune.distributed.flower.link import FlowerLink
 
-    coordinate(Job.read(str(context.run_config["job"])), FlowerLink(grid))
+    coordinate(CoordinatorJob.read(str(context.run_config["job"])), FlowerLink(grid))

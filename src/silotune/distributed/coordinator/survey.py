@@ -18,7 +18,7 @@ def combined(answers: Mapping[str, Surveyed], federation: Federation) -> dict[st
 
     Labels count together with those of the same task alone.
     """
-    tasks, asked = federation.tasks, federation.config.survey.figures
+    tasks, wanted = federation.tasks, federation.config.survey.figures
     parts: dict[str, dict[str, list[Any]]] = {}
     labels: dict[str, dict[str, set[str]]] = {}
     few, silos = [], dict[str, dict[str, Any]]()
@@ -35,7 +35,7 @@ def combined(answers: Mapping[str, Surveyed], federation: Federation) -> dict[st
     return {
         "silos": silos,
         "all": {title: {name: _sum(counts) for name, counts in bins.items()} for title, bins in parts.items()},
-        "untold": {silo: rest for silo in tasks if (rest := [f for f in asked if f not in answers.get(silo, {})])},
+        "untold": {silo: rest for silo in tasks if (rest := [f for f in wanted if f not in answers.get(silo, {})])},
         "warnings": [*few, *unlike_labels(labels)],
     }
 

@@ -36,7 +36,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-FIRST, SHARE = 1 / 30, 0.2
+FIRST, FRACTION = 1 / 30, 0.2
 """The first pause between two questions, of Flower's own; later ones, of the time that a process has waited so far."""
 
 BACKOFF = 0.1
@@ -63,24 +63,24 @@ _BELL = "bell"
 
 def pause(waited: float, least: float, most: float) -> float:
     """Return the seconds before the next question, of one that has been asked for so long."""
-    return max(least, min(most, SHARE * waited))
+    return max(least, min(most, FRACTION * waited))
 
 
 class Pauses:
     """Pauses between questions, which grow with the time that a process has waited for the same, up to Flower's own."""
 
     def __init__(self) -> None:
-        self._asked, self._since = 0.0, 0.0
+        self._seconds, self._since = 0.0, 0.0
 
     def begin(self) -> None:
         """Begin to wait for something else, which also another number of seconds does."""
-        self._asked = 0.0
+        self._seconds = 0.0
 
     def sleep(self, seconds: float) -> None:
         """Sleep for Flower's seconds, or less."""
         now = time.monotonic()
-        if seconds != self._asked:
-            self._asked, self._since = seconds, now
+        if seconds != self._seconds:
+            self._seconds, self._since = seconds, now
         time.sleep(pause(now - self._since, FIRST * seconds, seconds))
 
 

@@ -26,7 +26,7 @@ from silotune.data.scores import constant_score
 from silotune.data.targets import target_tensor
 from silotune.data.tasks import LOSS_METRICS
 from silotune.distributed.coordinator.coordinate import PREDECESSOR_TIMEOUT
-from silotune.distributed.coordinator.job import Job, RunRegistry
+from silotune.distributed.coordinator.job import CoordinatorJob, RunRegistry
 from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, STARTUP_TIMEOUT, RunFollower, RunStatus
 from silotune.distributed.flower.commands import (
     flower_environment,
@@ -136,7 +136,7 @@ def _prepare(config: Config, out: Path, method: Method, data: list[SiloData]) ->
     write_text(folder / "silos.yaml", wire_config(config, names))
     for silo in data:
         write_rows(out / "silos" / silo.name / "rows", silo, config.privacy.unit is not None)
-    job = Job(
+    job = CoordinatorJob(
         str(folder / "config.yaml"),
         str(out),
         tuple(names),

@@ -1,7 +1,7 @@
 """The work behind a request: a local round, the final phases, scores.
 
-Each method checks, counts the request against the operator's caps, works, and returns an `Answer`, which the session
-records and sends. A repeated request gets the answer that was kept.
+Each method checks, counts the request against the operator's caps, works, and returns a `SiloAnswer`; the session
+records and sends it. A repeated request gets the answer that was kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from silotune.distributed.silo.policy import Policy, Request
 from silotune.distributed.silo.row_ledger import Charge
 from silotune.distributed.silo.setup import Prepared
 from silotune.distributed.silo.silo_config import SiloSettings
-from silotune.distributed.silo.store import Answer, Price, SiloStore
+from silotune.distributed.silo.store import Price, SiloAnswer, SiloStore
 from silotune.errors import Diverged, InputError
 from silotune.evaluation.federation_scores import current_model_state, measure_silos, score_silos, summary_entries
 from silotune.evaluation.predict import Measured
@@ -54,21 +54,21 @@ class LocalWork:
         self.settings = settings
         self._policy = policy
         self._store = store
-        self.unpaid: Answer | None = None
+        self.unpaid: SiloAnswer | None = None
         """What leaves, and is charged and kept, if the present request fails after its noise was drawn.
 
         That it failed may follow from rows and noise, so it costs what the answer would have cost.
         """
 
-    def train(self, prepared: Prepared, request: Frame, changed: str) -> Answer:
+    def train(self, prepared: Prepared, request: Frame, changed: str) -> SiloAnswer:
         """Run a local round or the final phases; `changed` tells the coordinator that rows changed within the run."""
         run, number, base, keep = require_fields(request.fields, "run", "round", "base", "keep")
         (broadcast,) = require_fields(request.blobs, "broadcast")
         final = request.kind == "final"
         judge = bool(request.fields.get("judge")) and not final
         name = state_name(int(number), final)
-        asked = _asked(prepared, request, judge=str(judge), base=str(base))
-        kept = self._store.find(run, name, asked)
+        key = _request_key(prepared, request, judge=str(judge), base=str(base))
+        kept = self._store.find(run, name, key)
         # of a round under masks whose run had ended, the summand was erased
         if kept is not None and ("base" not in kept.about or SUMMAND in kept.frame.blobs):
             return kept
@@ -83,7 +83,7 @@ class LocalWork:
         leaving = 0 if final else sum(tensor.numel() for tensor in flatten(shared).values())
         state = prepared.federation.context.state_of(silo).flat()
         self._store.require_room(4 * leaving + sum(tensor.nbytes for tensor in state.values()))
-        counted = self._digest(asked, run, str(base))
+        counted = self._digest(key, run, str(base))
         fields: dict[str, Any] = {"silo": silo.name, "round": int(number)}
         if judge and not prepared.keeps_numbers:  # of the previous round, whose shared parts the broadcast holds
             self._count(prepared, Request(run, "score", int(number), counted))
@@ -95,7 +95,7 @@ class LocalWork:
         charge = None if free else self._charge(prepared, str(run), place, silo, shared)
         if charge is not None or (price is not None and not final):
             failure = Frame("failed", {"silo": silo.name, "reason": UNSAID})
-            self.unpaid = Answer(failure, {}, name, int(number), asked, price=price, charge=charge)
+            self.unpaid = SiloAnswer(failure, {}, name, int(number), key, price=price, charge=charge)
         if final:
             nothing = SiloReply(silo.name, b"", {})
             reply = self._kept_here(prepared, lambda: client.finals([silo], broadcast)[0], nothing)
@@ -120,31 +120,32 @@ class LocalWork:
         blobs = {"message": reply.message}
         if start:
             blobs, about = {"message": b"", SUMMAND: reply.message}, about | start
-        return Answer(
+        return SiloAnswer(
             Frame("answer", fields, blobs),
             about,
             name,
             int(number),
-            asked,
+            key,
             prepared.federation.context.state_of(silo).flat(),
             price if reply.message else None,
             charge if reply.message or final else None,
             {*map(str, keep), str(base)},
         )
 
-    def score(self, prepared: Prepared, request: Frame) -> Answer:
+    def score(self, prepared: Prepared, request: Frame) -> SiloAnswer:
         """Score the aggregated shared parts with this silo's private ones."""
         run, number, base, splits = require_fields(request.fields, "run", "round", "base", "splits")
         (broadcast,) = require_fields(request.blobs, "broadcast")
         name, splits = f"{int(number):04d}-scores", [str(split) for split in splits]
         if splits not in (["validation"], ["validation", "test"]):
             raise ProtocolError(f"no such splits to score: {splits!r:.60}")
-        asked = _asked(prepared, request, base=str(base), splits=",".join(splits), share=",".join(self.settings.share))
-        if (kept := self._store.find(run, name, asked)) is not None:
+        sharing = {"splits": ",".join(splits), "share": ",".join(self.settings.share)}
+        key = _request_key(prepared, request, base=str(base), **sharing)
+        if (kept := self._store.find(run, name, key)) is not None:
             return kept
         silo = self._silo(prepared, request.kind, run, str(base))
         shared = _of_round(read_broadcast(broadcast, prepared.federation.coordinator.expected), int(number))
-        self._count(prepared, Request(run, "score", int(number), self._digest(asked, run, str(base))))
+        self._count(prepared, Request(run, "score", int(number), self._digest(key, run, str(base))))
         self._noise(prepared, str(run))
         federation = prepared.federation
         scores: dict[str, Any] = self._kept_here(
@@ -153,32 +154,32 @@ class LocalWork:
         scores = {} if prepared.keeps_numbers else scores
         note = "; ".join(prepared.beginning) if scores and prepared.config.work == "scoring" else ""
         fields = {"silo": silo.name, "scores": scores} | ({"note": note} if note else {})
-        return Answer(Frame("scores", fields), {}, name, int(number), asked)
+        return SiloAnswer(Frame("scores", fields), {}, name, int(number), key)
 
-    def survey(self, prepared: Prepared, request: Frame) -> Answer:
+    def survey(self, prepared: Prepared, request: Frame) -> SiloAnswer:
         """Count this silo's rows; counts with noise are charged."""
         (run,), counts, name = require_fields(request.fields, "run"), prepared.counts, "survey"
         if counts is None:
             raise ProtocolError("a survey in a run that is none")
-        asked = _asked(prepared, request, rows=prepared.rows, figures=",".join(counts.figures))
-        if (kept := self._store.find(run, name, asked)) is not None:
+        key = _request_key(prepared, request, rows=prepared.rows, figures=",".join(counts.figures))
+        if (kept := self._store.find(run, name, key)) is not None:
             return kept
         silo = prepared.federation.silos[self.settings.name]
         numbers = counts.units.shape[1]
-        self._count(prepared, Request(run, name, 0, self._digest(asked, run, ""), numbers))
+        self._count(prepared, Request(run, name, 0, self._digest(key, run, ""), numbers))
         plan, charge = self._noise(prepared, str(run)), None
         if plan is None:
             told = counts.told()
         else:
             noise = prepared.federation.context.row_privacy
             assert noise is not None, "the plan is its own"
-            drawn = question(f"{noise.run}{sorted(asked.items())}", silo, 1, {}, None, repr(plan))
+            drawn = question(f"{noise.run}{sorted(key.items())}", silo, 1, {}, None, repr(plan))
             charge = Charge(drawn, str(run), prepared.recipe, plan, 1)
             self._store.ledger.require(charge)
             told = counts.told(plan.multiplier, noise.stream_of(drawn))
             charge = replace(charge, message=hashlib.sha256(json.dumps(told).encode()).hexdigest())
-        return Answer(
-            Frame("survey", {"silo": silo.name, "survey": told}), {"numbers": numbers}, name, 0, asked, charge=charge
+        return SiloAnswer(
+            Frame("survey", {"silo": silo.name, "survey": told}), {"numbers": numbers}, name, 0, key, charge=charge
         )
 
     def _kept_here(self, prepared: Prepared, work: Callable[[], Result], otherwise: Result) -> Result:
@@ -204,8 +205,8 @@ class LocalWork:
         plan, context = self._noise(prepared, run), prepared.federation.context
         if plan is None or context.row_privacy is None:
             return None
-        asked = context.row_privacy.draws(silo, number, shared, context.state_of(silo))
-        charge = Charge(asked, run, prepared.recipe, plan, number)
+        question_digest = context.row_privacy.digest(silo, number, shared, context.state_of(silo))
+        charge = Charge(question_digest, run, prepared.recipe, plan, number)
         self._store.ledger.require(charge)
         return charge
 
@@ -221,10 +222,10 @@ class LocalWork:
         marks, before = prepared.marks, prepared.before
         self._store.count(request, prepared.row_use, prepared.parameters, prepared.config.rounds, marks, before)
 
-    def _digest(self, asked: dict[str, str], run: str, base: str) -> str:
+    def _digest(self, key: dict[str, str], run: str, base: str) -> str:
         """Return the digest by which a request is counted: with another content of its state it is another request."""
         more = {"state": self._store.state_digest(run, base)} if base else {}
-        return hashlib.sha256(json.dumps(asked | more, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(key | more, sort_keys=True).encode()).hexdigest()
 
     def _evaluate(
         self, federation: Federation, silo: Silo, shared: State, number: int, splits: list[str], run: str
@@ -265,18 +266,18 @@ class LocalWork:
         return silo
 
 
-def _asked(prepared: Prepared, request: Frame, **more: str) -> dict[str, str]:
+def _request_key(prepared: Prepared, request: Frame, **more: str) -> dict[str, str]:
     """Return the fields in which two requests must agree to get the same answer."""
     broadcast = hashlib.sha256(request.blobs["broadcast"]).hexdigest()
     same = {"broadcast": broadcast, "config": prepared.digest, "recipe": prepared.recipe}
     return {"kind": request.kind, **same, **more}
 
 
-def _of_round(broadcast: tuple[State, int], asked: int) -> State:
+def _of_round(broadcast: tuple[State, int], expected: int) -> State:
     """Return the shared parts of a broadcast, which must be of the round that is asked for and counted."""
     shared, number = broadcast
-    if number != asked:
-        raise ProtocolError(f"a broadcast of round {number} in a request for round {asked}")
+    if number != expected:
+        raise ProtocolError(f"a broadcast of round {number} in a request for round {expected}")
     return shared
 
 

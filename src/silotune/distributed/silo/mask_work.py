@@ -9,14 +9,7 @@ from pathlib import Path
 
 import torch
 
-from silotune.communication.masks.agreement import (
-    FIRST,
-    Agreement,
-    MasksRefused,
-    Peers,
-    base_after,
-    public_identity,
-)
+from silotune.communication.masks.agreement import FIRST, Agreement, MasksRefused, Peers, base_after, public_identity
 from silotune.communication.masks.fixed_point import SUMMAND, read_summand
 from silotune.communication.masks.silo import STAGES, SiloRound
 from silotune.communication.privacy.accountant import assumption
@@ -25,7 +18,7 @@ from silotune.distributed.protocol.frames import MASKED, Frame, require_fields, 
 from silotune.distributed.silo import mask_ledger
 from silotune.distributed.silo.secret import write_secret
 from silotune.distributed.silo.silo_config import SiloSettings
-from silotune.distributed.silo.store import Answer, SiloStore
+from silotune.distributed.silo.store import SiloAnswer, SiloStore
 from silotune.errors import InputError
 
 
@@ -78,10 +71,10 @@ def base_of(store: SiloStore, run: str, state: str) -> str:
     return _base_after(*known)
 
 
-def _base_after(asked: Mapping[str, str], answer: Answer) -> str:
+def _base_after(request_key: Mapping[str, str], answer: SiloAnswer) -> str:
     """Return the next round's `base`, from a round's request and answer."""
     about = answer.about
-    return base_after(about["base"], answer.frame.fields["round"], asked["recipe"], about["tensors"])
+    return base_after(about["base"], answer.frame.fields["round"], request_key["recipe"], about["tensors"])
 
 
 def require_next(store: SiloStore, run: str, number: int, base: str, recipe: str, tensors: str) -> None:
@@ -96,7 +89,7 @@ def erase_secrets(store: SiloStore, run: str) -> None:
         store.erase_blob(run, SUMMAND)
 
 
-def answer_masks(settings: SiloSettings, store: SiloStore, request: Frame, config: str, noise: str) -> Answer:
+def answer_masks(settings: SiloSettings, store: SiloStore, request: Frame, config: str, noise: str) -> SiloAnswer:
     """Answer one stage of a sum under masks; whatever later stages depend on is stored before it leaves.
 
     `config` and `noise` are those of the agreement of keys for rounds that are not trained yet.
@@ -117,11 +110,11 @@ def answer_masks(settings: SiloSettings, store: SiloStore, request: Frame, confi
     elif trained is None or SUMMAND not in trained[1].frame.blobs:
         raise MasksRefused(f"no summand of round {number!r:.20} of this run is kept here")
     else:
-        asked, answer = trained
-        summand, after = read_summand(answer.frame.blobs[SUMMAND]), _base_after(asked, answer)
+        request_key, answer = trained
+        summand, after = read_summand(answer.frame.blobs[SUMMAND]), _base_after(request_key, answer)
         own = hashlib.sha256(answer.frame.blobs[SUMMAND]).hexdigest()
         tensors, base = answer.about["tensors"], answer.about["base"]
-        made = str(run), int(number), attempt, asked["config"], tensors, base, len(summand)
+        made = str(run), int(number), attempt, request_key["config"], tensors, base, len(summand)
         agreement = Agreement(*made, *listed, answer.about.get("noise", ""), *together)
     agreement.require_same(proposal)
     if own:
@@ -132,4 +125,4 @@ def answer_masks(settings: SiloSettings, store: SiloStore, request: Frame, confi
     mask_ledger.keep(store.records, agreement, silo.kept)
     blobs = {MASKED: tensor_bytes({MASKED: torch.frombuffer(bytearray(data), dtype=torch.int64)})} if data else {}
     fields = {"silo": settings.name, "round": int(number), "told": told}
-    return Answer(Frame("masks", fields, blobs), {"stage": stage, "shown": sorted(shown)})
+    return SiloAnswer(Frame("masks", fields, blobs), {"stage": stage, "shown": sorted(shown)})

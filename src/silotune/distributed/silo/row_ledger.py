@@ -1,4 +1,4 @@
-"""Keeps a silo's ledger of noise on rows: the share of each unit's budget that all runs have spent.
+"""Keeps a silo's ledger of noise on rows: what all runs have spent of each unit's budget.
 
 A run reserves what its rounds will cost with its first answer, or when the silo's operator approves it. Each answer
 with other content than before is charged in the transaction that records it, so that nothing leaves unpaid and a crash
@@ -55,13 +55,13 @@ class Charge:
     """The privacy cost of one answer (a silo's update), as the ledger checks and records it.
 
     Args:
-        asked: digest of all that the answer depends on (`RowPrivacy.draws`); answers of equal digest are charged once.
+        question: digest of all that the answer depends on (`RowPrivacy.digest`); equal ones are charged once.
         config: digest of the run's configuration (`Prepared.recipe`).
         plan: the run's noise; `number` is the answer's round in it.
         message: sha256 of the update; empty until it exists.
     """
 
-    asked: str
+    question: str
     run: str
     config: str
     plan: RowPlan
@@ -115,9 +115,9 @@ class RowLedger:
         if self._records.rows("SELECT 1 FROM row_runs WHERE run = ? AND config = ?", run, config):
             return
         with self._records.transaction() as connection:
-            share = None
+            cost = None
             if (filters := self._filters(plan.unit)) is not None:
-                share, whole = self._share(filters, plan), filters.runs
+                cost, whole = self._run_cost(filters, plan), filters.runs
                 orders = plan.unit, json.dumps(filters.steps.orders)
                 connection.execute("INSERT OR REPLACE INTO row_orders VALUES (?, ?)", orders)
                 if whole is not None:
@@ -125,12 +125,12 @@ class RowLedger:
                     connection.execute("INSERT OR IGNORE INTO row_budgets VALUES (?, ?, ?)", fixed)
             values = run, config, plan.unit, *plan.events[0]
             connection.execute("INSERT INTO row_runs VALUES (?, ?, ?, ?, ?, ?, 1)", values)
-            planned = run, config, json.dumps(plan.events), share
+            planned = run, config, json.dumps(plan.events), cost
             connection.execute("INSERT INTO row_shares VALUES (?, ?, ?, ?)", planned)
 
     def require(self, charge: Charge) -> None:
         """Refuse an answer that the budget cannot pay, or that differs from an earlier answer with the same draws."""
-        for (message,) in self._records.rows("SELECT message FROM row_charges WHERE asked = ?", charge.asked):
+        for (message,) in self._records.rows("SELECT message FROM row_charges WHERE asked = ?", charge.question):
             if charge.message and message != charge.message:
                 raise InputError("the same draws gave another update than before; the difference would have no noise")
             return
@@ -146,8 +146,8 @@ class RowLedger:
             self.require(charge)
             self._reserve(charge.run, charge.config, charge.plan)
             for place, event in enumerate(charge.events):
-                asked = f"{charge.asked}+{place}" if place else charge.asked
-                values = asked, charge.run, charge.config, charge.plan.unit, *event, charge.message
+                question = f"{charge.question}+{place}" if place else charge.question
+                values = question, charge.run, charge.config, charge.plan.unit, *event, charge.message
                 connection.execute("INSERT OR IGNORE INTO row_charges VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
             if charge.plan.colluders is not None:
                 connection.execute(_ASSUME, (charge.run, charge.config, charge.plan.colluders))
@@ -204,7 +204,7 @@ class RowLedger:
             return RowFilters(steps, runs, min(epsilon, budget.epsilon))
         return RowFilters.of(budget.epsilon, budget.delta)
 
-    def _share(self, filters: RowFilters, plan: RowPlan) -> float:
+    def _run_cost(self, filters: RowFilters, plan: RowPlan) -> float:
         """Return what a new run costs in the second filter; infinite if it does not fit."""
         left = filters.left(self._costs(filters, plan.unit))
         return math.inf if filters.runs is None or left <= 0 else filters.runs.cost(plan.events, left)
@@ -219,17 +219,17 @@ class RowLedger:
         planned = {(run, config): rest for run, config, *rest in plans}
         if more is not None:
             if (more.run, more.config) not in planned:
-                new = json.dumps(more.plan.events), self._share(filters, more.plan), True
+                new = json.dumps(more.plan.events), self._run_cost(filters, more.plan), True
                 planned[more.run, more.config] = [*new]
             for *kind, steps in more.events:
                 charged[more.run, more.config][tuple(kind)] += steps
         used, runs = Counter[tuple[float, float]](), 0.0
         for key in charged.keys() | planned.keys():
-            events, share, is_open = planned.get(key, ("[]", None, False))
+            events, cost, is_open = planned.get(key, ("[]", None, False))
             plan, own = _by_kind(json.loads(events)), charged.get(key)
             used.update(plan | (own or plan) if is_open else own or {})
             if own is not None or is_open:
-                runs += math.inf if share is None or (own and not own <= plan) else share
+                runs += math.inf if cost is None or (own and not own <= plan) else cost
         return Costs(filters.steps.costs(tuple((*kind, steps) for kind, steps in used.items())), runs)
 
 

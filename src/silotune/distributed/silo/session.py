@@ -48,7 +48,6 @@ from silotune.distributed.silo.approvals import Approvals, WaitsForApproval, app
 from silotune.distributed.silo.local_work import UNSAID, LocalWork
 from silotune.distributed.silo.mask_work import answer_masks, erase_secrets, pinned_list
 from silotune.distributed.silo.policy import WorkRefused
-from silotune.distributed.silo.row_records import RowsRefused
 from silotune.distributed.silo.run_description import (
     PlannedRun,
     Undone,
@@ -61,7 +60,8 @@ from silotune.distributed.silo.run_description import (
 from silotune.distributed.silo.secret import derived_from_secret
 from silotune.distributed.silo.setup import DoesNotFit, Prepared, SiloSetup, machine_phrase, phrase
 from silotune.distributed.silo.silo_config import SiloSettings
-from silotune.distributed.silo.store import Answer, Price
+from silotune.distributed.silo.store import Price, SiloAnswer
+from silotune.distributed.silo.withdrawn_rows import RowsRefused
 from silotune.errors import InputError, SilotuneError
 from silotune.runs.build.resolve import read_config
 from silotune.training.row_privacy import RowPlan
@@ -148,12 +148,12 @@ class Session:
         self.store.commit(str(about["run"]), answer, {**about, **describe_frame(leaving, frame), **answer.about})
         return leaving
 
-    def _answer(self, request: Frame) -> Answer:
+    def _answer(self, request: Frame) -> SiloAnswer:
         if request.kind == "plan":
-            return Answer(self._planned(request))
+            return SiloAnswer(self._planned(request))
         if request.kind == "end":
             erase_secrets(self.store, *map(str, require_fields(request.fields, "run")))
-            return Answer(Frame("ended", {"silo": self.settings.name}))
+            return SiloAnswer(Frame("ended", {"silo": self.settings.name}))
         run, text, identity = require_fields(request.fields, "run", "config", "identity")
         coordinators = None if (text, identity) == self._compared else self._read_identity(identity)
         self._setup.guard.begin()
@@ -163,7 +163,7 @@ class Session:
             self._compared = text, identity
         changed = self._changed_rows(str(run), prepared)
         if request.kind == "hello":
-            answer = Answer(self._hello(prepared, self._noise_here(str(run), prepared.recipe, prepared.row_plan)))
+            answer = SiloAnswer(self._hello(prepared, self._noise_here(str(run), prepared.recipe, prepared.row_plan)))
         elif request.kind in ("round", "final"):
             answer = self._work.train(prepared, request, changed)
         elif request.kind == "score":
@@ -330,7 +330,7 @@ class Session:
             blobs["message"] = with_rows(blobs["message"], UNDISCLOSED_ROWS)
         return Frame(frame.kind, fields, blobs)
 
-    def _status(self, run: str, prepared: Prepared, answer: Answer) -> SiloStatus:
+    def _status(self, run: str, prepared: Prepared, answer: SiloAnswer) -> SiloStatus:
         """Return the silo's status; free space has two digits, because file sizes could reveal predictions."""
         folder, privacy, budget = Path(self.settings.folder), prepared.client.privacy, self.settings.budget
         spent = self.store.spent(run, None if privacy is None else Price.of(privacy))
@@ -348,16 +348,16 @@ class Session:
             disk_free_bytes=None if free is None or noised else int(float(f"{free:.1e}")),
         )
 
-    def _reason(self, kind: str, reason: str) -> Answer:
+    def _reason(self, kind: str, reason: str) -> SiloAnswer:
         log_line(f"silotune worker {self.settings.name!r}: {kind}: {reason}")
-        return Answer(Frame(kind, {"silo": self.settings.name, "reason": reason}))
+        return SiloAnswer(Frame(kind, {"silo": self.settings.name, "reason": reason}))
 
-    def _failed(self, reason: str) -> Answer:
+    def _failed(self, reason: str) -> SiloAnswer:
         """Return a failure; where rows have noise its reason stays here, because it may follow from them."""
         if not self._quiet:
             return self._reason("failed", reason)
         log_line(f"silotune worker {self.settings.name!r}: failed: {reason}")
-        return Answer(Frame("failed", {"silo": self.settings.name, "reason": UNSAID}))
+        return SiloAnswer(Frame("failed", {"silo": self.settings.name, "reason": UNSAID}))
 
     def _without_paths(self, reason: str) -> str:
         """Remove local paths from error messages before they leave the silo."""

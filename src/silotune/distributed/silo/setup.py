@@ -36,11 +36,11 @@ from silotune.distributed.protocol.handshake import (
 )
 from silotune.distributed.silo.local_config import allowed_figures, check_sent, check_settings, local_config, run_before
 from silotune.distributed.silo.policy import Policy, WorkGuard, backbone_parameters
-from silotune.distributed.silo.row_records import Marks, RowsRefused, remarks, scored_again, without_withdrawn
 from silotune.distributed.silo.secret import derived_from_secret
 from silotune.distributed.silo.silo_config import SiloSettings
 from silotune.distributed.silo.store import SiloStore
 from silotune.distributed.silo.survey import RowCounts, count_rows
+from silotune.distributed.silo.withdrawn_rows import Marks, RowsRefused, remarks, scored_again, without_withdrawn
 from silotune.errors import InputError, SilotuneError
 from silotune.evaluation.untouched import without_training
 from silotune.methods import Method
@@ -49,8 +49,8 @@ from silotune.models.heads import Head
 from silotune.runs.build.builder import cut_lines
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import BackboneRequirements, build_model
+from silotune.runs.build.plan_row_noise import plan_row_noise
 from silotune.runs.build.resolve import for_silo, make_method, read_config, resolve
-from silotune.runs.build.row_privacy import make_row_privacy
 from silotune.runs.build.silos import build_silos
 from silotune.runs.build.validation import check_tasks
 from silotune.training.client import SiloClient
@@ -90,7 +90,7 @@ class Prepared:
         private_shapes: shapes of the parts that stay here.
         bounded_rank: the rank of the adapters, where the operator bounds it below the run's; else None.
         noise: on rows, as the run's own target asks for; None without.
-        marks: digests of the rows (`row_records.py`).
+        marks: digests of the rows (`withdrawn_rows.py`).
         counts: what a survey may learn of the rows; None in a run that is no survey.
         before: the id of the run with whose parts this one begins; empty if there is none.
         beginning: notes for the coordinator on how the run begins here: without a model of that run, or with scores of
@@ -266,7 +266,7 @@ class SiloSetup:
         if config.privacy.unit is not None:
             name = silo.name
             try:
-                context.row_privacy, privacy = make_row_privacy(config, context, silos, lambda _: [name], secret)
+                context.row_privacy, privacy = plan_row_noise(config, context, silos, lambda _: [name], secret)
             except InputError as error:  # of the method and not of rows, so the coordinator may read it
                 raise HandshakeRefused(f"silo {name!r}: {error}") from error
         return Federation(config, context, silos, coordinator, tasks, texts, privacy=privacy), private

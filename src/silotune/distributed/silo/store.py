@@ -25,11 +25,11 @@ from silotune.core.records import FILE, Records
 from silotune.core.serialization import read_tensor_file, write_tensor_file
 from silotune.core.tensors import Tensors
 from silotune.distributed.protocol.frames import RUN_ID, Frame, check_run_id, decode
-from silotune.distributed.silo import mask_ledger, row_ledger, row_records
+from silotune.distributed.silo import mask_ledger, row_ledger, withdrawn_rows
 from silotune.distributed.silo.policy import Policy, Request
 from silotune.distributed.silo.row_ledger import Charge, RowLedger
-from silotune.distributed.silo.row_records import Marks, note_use
 from silotune.distributed.silo.silo_config import RowBudget
+from silotune.distributed.silo.withdrawn_rows import Marks, note_use
 from silotune.errors import InputError
 from silotune.training.client import PrivacySpent
 
@@ -65,14 +65,14 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SiloAnswer:
     """A silo's answer with its record for the audit log.
 
     Args:
         frame: the answer with all numbers, also those that the operator does not share.
         about: what the audit log says beside the frame.
         name: the name under which it is kept for repeated requests; empty if it is not.
-        asked: fields in which a repeated request has to agree.
+        request_key: fields in which a repeated request has to agree.
         state: the silo's new state, if there is one.
         keep: names of earlier states that are still needed.
     """
@@ -81,7 +81,7 @@ class Answer:
     about: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
     round: int = 0
-    asked: Mapping[str, str] = field(default_factory=dict)
+    request_key: Mapping[str, str] = field(default_factory=dict)
     state: Tensors | None = None
     price: Price | None = None
     charge: Charge | None = None
@@ -98,23 +98,23 @@ class SiloStore:
 
     def __init__(self, folder: Path, policy: Policy | None = None, budget: RowBudget | None = None) -> None:
         self.folder = folder
-        self.records = Records(folder, TABLES + row_ledger.TABLES + row_records.TABLES + mask_ledger.TABLES)
+        self.records = Records(folder, TABLES + row_ledger.TABLES + withdrawn_rows.TABLES + mask_ledger.TABLES)
         self.ledger = RowLedger(self.records, budget)
         self._policy = policy
 
     # -- answers and states --------------------------------------------------------------------------------------------
 
-    def find(self, run: str, name: str, asked: Mapping[str, str]) -> Answer | None:
+    def find(self, run: str, name: str, request_key: Mapping[str, str]) -> SiloAnswer | None:
         """Return the answer that is kept for the same request; None if there is none, or if its state is missing."""
         known = self.answer_of(run, name)
-        return known[1] if known is not None and known[0] == asked else None
+        return known[1] if known is not None and known[0] == request_key else None
 
-    def answer_of(self, run: str, name: str) -> tuple[dict[str, str], Answer] | None:
+    def answer_of(self, run: str, name: str) -> tuple[dict[str, str], SiloAnswer] | None:
         """Return the answer that is kept under a name, after the fields of its request; None as `find`."""
         query = "SELECT asked, frame, about, state FROM answers WHERE run = ? AND name = ?"
-        for asked, frame, about, state in self.records.rows(query, run, name):
+        for request_key, frame, about, state in self.records.rows(query, run, name):
             if state is None or self._state_file(run, name, state) is not None:
-                return json.loads(asked), Answer(decode(frame), json.loads(about))
+                return json.loads(request_key), SiloAnswer(decode(frame), json.loads(about))
         return None
 
     def erase_blob(self, run: str, blob: str) -> None:
@@ -126,7 +126,7 @@ class SiloStore:
                     change = "UPDATE answers SET frame = ? WHERE run = ? AND name = ?"
                     connection.execute(change, (frame.encode(), run, name))
 
-    def commit(self, run: str, answer: Answer, line: Mapping[str, Any]) -> None:
+    def commit(self, run: str, answer: SiloAnswer, line: Mapping[str, Any]) -> None:
         """Record an answer that is about to leave, in one transaction."""
         if self._policy is not None:  # refusals have lines, too, and a coordinator can ask without end
             self._policy.check_disk(_used(self.records.path), 0)
@@ -148,7 +148,7 @@ class SiloStore:
                 connection.executemany("DELETE FROM answers WHERE run = ? AND name = ?", [(run, n) for n in outdated])
                 connection.execute(
                     "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (run, answer.name, answer.round, json.dumps(dict(answer.asked)), answer.frame.encode(),
+                    (run, answer.name, answer.round, json.dumps(dict(answer.request_key)), answer.frame.encode(),
                      json.dumps(dict(answer.about)), digest),
                 )  # fmt: skip
             if answer.price is not None:
@@ -182,8 +182,8 @@ class SiloStore:
     def made_by(self, run: str, name: str, recipe: str) -> str:
         """Return the kind of request that made a state; empty if it ran under another configuration than `recipe`."""
         found = self.records.rows("SELECT asked FROM answers WHERE run = ? AND name = ?", run, name)
-        asked = json.loads(found[0][0]) if found else {}
-        return str(asked["kind"]) if asked.get("recipe") == recipe else ""
+        request_key = json.loads(found[0][0]) if found else {}
+        return str(request_key["kind"]) if request_key.get("recipe") == recipe else ""
 
     def _state_file(self, run: str, name: str, digest: str) -> Path | None:
         """Return a state's file if its content matches the record; first complete an interrupted write."""

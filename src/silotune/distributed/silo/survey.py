@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from silotune.communication.privacy.integer_noise import grid_of, integer_vectors
 from silotune.communication.privacy.noise import NoiseStream, with_noise
-from silotune.communication.privacy.whole_noise import grid_of, whole_vectors
 from silotune.config import Config
 from silotune.config.schema import Figure
 from silotune.data.long_texts import CUT
@@ -54,7 +54,7 @@ class RowCounts:
         if draws is not None:
             bound = math.sqrt(len(self.figures))  # at most 1 for each figure, in L1 norm and so in L2 norm
             grid = grid_of(bound, multiplier * bound)
-            whole = {"survey": whole_vectors(self.units, bound, grid).sum(0)}
+            whole = {"survey": integer_vectors(self.units, bound, grid).sum(0)}
             totals = with_noise(whole, draws, multiplier * bound, grid, "gaussian")["survey"]
         numbers: Iterator[Any] = iter(
             [HIDDEN if count < LEAST_COUNT else count for count in map(round, totals.tolist())]

@@ -91,35 +91,24 @@ def compare(
         raise InputError("compare: name a preset or a YAML file (silotune compare --list has the papers' tables)")
     where = workers_of(engine, workers, address)
     judging = [f"against={against}"] * bool(against) + ([] if margin is None else [f"margin={margin}"])
-    words = [*(words or []), *judging]
-    if dry_run:
-        from silotune.lab.comparison import read_comparison
+    from silotune.lab.comparison import read_comparison
 
-        _preview(read_comparison(source, words, variant or [], ablation, only or []).cells)
-        return
-    from silotune.lab.compare import compare as run_all
-    from silotune.runs.scores import average_text
-
-    if out is None:
+    if out is None and not dry_run:
         raise InputError("--out: is missing; compare needs a folder for its runs")
+    comparison = read_comparison(source, [*(words or []), *judging], variant or [], ablation, only or [])
+    if out is None or dry_run:
+        _preview(comparison.cells)
+        return
+    from silotune.lab.compare import run_comparison
+    from silotune.runs.scores import average_text
 
     def describe(summary: dict[str, Any]) -> str:
         return f"test {average_text(summary)} ({summary['seconds']:.0f} s)"
 
     tell = say_aside if as_json else say
     with _listener(quiet, verbose, log_file, describe, tell) as listener:
-        finished = run_all(
-            source,
-            *words,
-            out=out,
-            resume=resume,
-            workers=where,
-            variants=variant or [],
-            ablation=ablation,
-            only=only or [],
-            listener=listener,
-            elsewhere=elsewhere_of(federation, where, out, tell),
-        )
+        away = elsewhere_of(federation, where, out, tell)
+        finished = run_comparison(comparison, out, resume, where, listener, away)
     if as_json:
         typer.echo(json.dumps(finished.as_json(), indent=1))
     else:
@@ -251,7 +240,7 @@ def sweep(
             trials=trials,
             resume=resume,
             workers=where,
-            listener=listener,
+            progress=listener,
             elsewhere=elsewhere_of(federation, where, out, say),
         )
     console.print(as_terminal(finished.table(), console.width))

@@ -35,11 +35,11 @@ def _constant(entry: ReportEntry) -> Iterator[str]:
     for run in entry.runs:
         scores = read_test_scores(run.folder) or {}
         for silo, details in {**scores.get("silos", {}), "all silos": scores.get("global") or {}}.items():
-            answer, share = details.get("commonest") or ("", 0)
-            if share >= _CONSTANT:
+            answer, percent = details.get("commonest") or ("", 0)
+            if percent >= _CONSTANT:
                 balanced = details["metrics"].get("balanced_accuracy")
                 tail = "" if balanced is None else f", balanced accuracy {balanced:.1f}"
-                found.setdefault(silo, f"{silo} ({answer!r} to {share:.0f} % of rows{tail})")
+                found.setdefault(silo, f"{silo} ({answer!r} to {percent:.0f} % of rows{tail})")
     if found:
         yield f"{entry.label}: one answer to nearly all rows: {_some(list(found.values()))}"
 

@@ -33,7 +33,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Score:
+class MeanScore:
     """A score (percent, or a loss) over n seeds; `std` is None with too few of them."""
 
     mean: float
@@ -46,12 +46,12 @@ class Score:
         return f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.2f}"
 
 
-def over_seeds(values: Sequence[float], ddof: int) -> Score | None:
+def over_seeds(values: Sequence[float], ddof: int) -> MeanScore | None:
     """Return mean and standard deviation (divisor n − ddof) of values, one per seed; None without values."""
     if not values:
         return None
     deviation = statistics.stdev if ddof else statistics.pstdev
-    return Score(statistics.fmean(values), deviation(values) if len(values) > ddof else None, len(values))
+    return MeanScore(statistics.fmean(values), deviation(values) if len(values) > ddof else None, len(values))
 
 
 class Results:
@@ -132,11 +132,11 @@ class Results:
         """Return the known values of a label in a column, one per run."""
         return [value for value in self._cells.get((label, column), {}).get(name, []) if not math.isnan(value)]
 
-    def score(self, label: str, column: str) -> Score | None:
+    def score(self, label: str, column: str) -> MeanScore | None:
         """Return a label's score in a column over its seeds; None without any."""
         return over_seeds(self.values(label, column), self.ddof)
 
-    def success_rate(self, label: str, column: str = AVERAGE) -> Score | None:
+    def success_rate(self, label: str, column: str = AVERAGE) -> MeanScore | None:
         """Return the success rate of an attack (percent) over seeds; None if it was not measured."""
         return over_seeds(self.values(label, column, "asr"), self.ddof)
 
@@ -160,7 +160,7 @@ class Results:
         """Whether a lower score is better in a column."""
         return lower_is_better(self.metric(column))
 
-    def rank(self, scores: Sequence[Score | None], lower: bool) -> list[int]:
+    def rank(self, scores: Sequence[MeanScore | None], lower: bool) -> list[int]:
         """Rank the entries' scores, each among those on the same data: 1 for the best, 2 for the second, else 0."""
         means = [score.mean if score else None for score in scores]
         return ranks(means, [entry.first.evaluated_on for entry in self.entries], lower)

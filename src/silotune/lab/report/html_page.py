@@ -295,7 +295,7 @@ def attack_statement(entry: ReportEntry, results: Results) -> str:
     rate = results.success_rate(entry.label)
     if rate is None and attack.get("name", "none") == "none":
         return f"No attack was simulated. {defense}"
-    share = 100 * float(attack.get("fraction", 0))
-    text = f"Backdoor by {share:g} % of the silos toward the label {attack.get('target')!r}"
+    percent = 100 * float(attack.get("fraction", 0))
+    text = f"Backdoor by {percent:g} % of the silos toward the label {attack.get('target')!r}"
     measured = "not measured" if rate is None else f"{rate.text} % of the test rows with the trigger"
     return f"{text}: success {measured}. {defense}"

@@ -18,7 +18,7 @@ from silotune.core.notebook import html_table
 from silotune.lab.report import tables
 from silotune.lab.report.alarms import alarms
 from silotune.lab.report.entries import silo_names
-from silotune.lab.report.frame import Results, Score
+from silotune.lab.report.frame import MeanScore, Results
 from silotune.lab.report.judging import NOTE, verdict_table
 from silotune.lab.report.significance import beaten_by_words
 from silotune.lab.report.tables import ResultTable, TableCell
@@ -101,7 +101,7 @@ def _csv(frame: pandas.DataFrame) -> str:
     return str(frame.to_csv(index=False, lineterminator="\n"))
 
 
-def _numbers(score: Score | None) -> dict[str, str]:
+def _numbers(score: MeanScore | None) -> dict[str, str]:
     if score is None:
         return dict.fromkeys(("mean", "std", "n"), "")
     return {"mean": _plain(score.mean), "std": _plain(score.std), "n": str(score.n)}

@@ -13,7 +13,7 @@ from silotune.data.kinds import KINDS
 from silotune.data.tasks import NUMBER_METRICS, lower_is_better, metric_title
 from silotune.errors import InputError
 from silotune.lab.report.entries import FinishedRun, ReportEntry
-from silotune.lab.report.frame import MIB, Interval, Results, Score
+from silotune.lab.report.frame import MIB, Interval, MeanScore, Results
 from silotune.runs.scores import (
     ALWAYS_NAMED,
     UNTOUCHED_TITLE,
@@ -162,7 +162,7 @@ def _score_column(results: Results, column: str) -> list[TableCell]:
     return [replace(cell, clear=clear, note=note) for cell, clear, note in zip(cells, winners, notes, strict=True)]
 
 
-def ranked_cells(results: Results, scores: Sequence[Score | None], lower: bool) -> list[TableCell]:
+def ranked_cells(results: Results, scores: Sequence[MeanScore | None], lower: bool) -> list[TableCell]:
     """Return a column's cells: each entry's score, with its rank among entries on the same data."""
     ranked = zip(scores, results.rank(scores, lower), strict=True)
     return [TableCell(score.text, rank) if score else TableCell("–") for score, rank in ranked]
@@ -241,7 +241,7 @@ def cost_table(results: Results) -> ResultTable:
     averaged = any(error is not None for error in errors.values())
     rows = []
     for entry in results.entries:
-        texts = {f"{name} %": _percent(share) for name, share in cost_shares(entry).items()}
+        texts = {f"{name} %": _percent(value) for name, value in cost_shares(entry).items()}
         texts |= {f"{way} MiB": f"{entry.mean_of(f'bytes_{way}') / MIB:.2f}" for way in ("up", "down")}
         texts["seconds"] = f"{entry.mean_of('seconds'):.0f}"
         if averaged:
@@ -340,8 +340,8 @@ def metrics_table(run: FinishedRun) -> ResultTable | None:
             "score": score_text(details["score"]),
             "95 % interval": interval_text(details["intervals"].get(details["metric"])) or "–",
         }
-        answer, share = details.get("commonest") or ("–", None)
-        texts["commonest answer"] = answer if share is None else f"{answer} ({share:.0f} %)"
+        answer, percent = details.get("commonest") or ("–", None)
+        texts["commonest answer"] = answer if percent is None else f"{answer} ({percent:.0f} %)"
         rows.append((silo, texts | {metric_title(name): score_text(details["metrics"].get(name)) for name in names}))
     return plain_table(f"test rows in all metrics, seed {run.seed}", rows, "silo", list(by_silo))
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from silotune.config.backbone import BackboneConfig
 from silotune.core.tensors import Tensors, on_device
 from silotune.data.batching import call_cost_for
 from silotune.data.tokenized import Inputs
@@ -53,19 +54,17 @@ class Backbone:
     Args:
         model: any transformer; its parameters are frozen here. Families in `ARCHITECTURES` have named target modules.
         tokenizer: the model's tokenizer.
+        settings: the section by which it was loaded, with `auto` of quantization resolved (a quantized model is on its
+            device already); None: the model was made in memory.
         precision: `fp32`, `bf16` or `fp16` (autocast).
-        device: where the model runs; None: as the key `device=auto` chooses.
+        devices: where the model runs, block by block; None: as the key `device=auto` chooses. A model of shapes without
+            data (`silotune.cost`) stays where it is.
         keep_master: whether the weights are float32 whatever the precision (master weights), for tuners that train the
             backbone's own tensors; otherwise they are in the precision.
         checkpointing: keep only the blocks' inputs for the backward pass and compute their insides again there: less
             memory for about a third more time. Gradients are the same.
-        shape_only: the model has shapes but no data (`silotune.cost`): it stays on its device and has no fingerprint.
-        name: the name in the configuration: `default`, a hub id or a folder.
         fingerprint: the digest of the weights as stored; None: that of the model's parameters in float32.
         on_use: leave the weights where they are until the first use, and let `rest` take them back.
-        quantization: how the model's linear layers are stored; such a model is on its device already.
-        block_devices: where each block is; None: on `device`.
-        writes_fused: whether a CPU writes answers with PyTorch's fused attention; only its backward pass is slow there.
     """
 
     def __init__(
@@ -73,20 +72,16 @@ class Backbone:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
+        settings: BackboneConfig | None = None,
         precision: str = "fp32",
-        device: torch.device | None = None,
+        devices: BlockDevices | None = None,
         keep_master: bool = False,
         checkpointing: bool = False,
-        shape_only: bool = False,
-        name: str = "",
         fingerprint: str | None = None,
         on_use: bool = False,
-        quantization: str = NONE,
-        block_devices: BlockDevices | None = None,
-        writes_fused: bool = False,
     ) -> None:
-        self.name = name
-        self._writes_fused = writes_fused
+        self.name = "" if settings is None else settings.name
+        self._writes_fused = settings is not None and _writes_fused(settings.attention, model)
         self.model = cast(Any, model)  # transformers' annotations fail strict type checking
         self.base: Any = without_lm_head(model)
         self.model.requires_grad_(False)
@@ -94,17 +89,18 @@ class Backbone:
         self.tokenizer = tokenizer
         self.model_type = str(model.config.model_type)
         self.precision = precision
-        self.quantization = quantization
+        self.quantization: str = NONE if settings is None else settings.quantization
         self.keep_master = keep_master or precision not in WEIGHT_TYPES
         if getattr(self.base, "pooler", None) is not None:
             self.base.pooler = None  # no head reads it
         self.lm_head = None if self.model.get_output_embeddings() is None else LMHead(model, self.base)
         """The language-model head; None if the model was loaded without (`load_backbone(…, model_class=…)`)."""
-        self.shape_only = shape_only
-        self._stored_fingerprint = "" if shape_only else fingerprint
-        self.device = torch.device("cpu") if shape_only else device or resolve_device("auto")
-        self.block_devices = block_devices or BlockDevices(self.device)
-        self._placement = WeightPlacement(self.model, self.base, self.block_devices, quantization, on_use, shape_only)
+        self.shape_only = isinstance(next(model.parameters()), FakeTensor)
+        self._stored_fingerprint = "" if self.shape_only else fingerprint
+        self.block_devices = devices or BlockDevices(torch.device("cpu") if self.shape_only else resolve_device("auto"))
+        self.device = self.block_devices.main
+        stays = self.shape_only or self.quantization != NONE
+        self._placement = WeightPlacement(self.model, self.base, self.block_devices, on_use, stays)
         self.block_devices.move_at_borders(self.base, self.known_architecture)
         self._hooks = HookManager(self.base)
         self._constants: dict[tuple[Any, ...], Any] = {}
@@ -322,3 +318,13 @@ class Backbone:
         if shared.modules:
             with suppress(StopForward):
                 self.encode(inputs, ForwardPlan(record=shared), padding)
+
+
+def _writes_fused(name: str, model: PreTrainedModel) -> bool:
+    """Return whether `auto` is PyTorch's fused attention where answers are written, on a CPU, too.
+
+    Only its backward pass is slow there. Families that cap attention scores (Gemma 2) have to compute them apart.
+    """
+    config = model.config.get_text_config(decoder=True)
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
+    return name == "auto" and model._supports_sdpa and not capped and not model.config.is_encoder_decoder

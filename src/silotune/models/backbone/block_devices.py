@@ -136,8 +136,8 @@ def _spread(
 class WeightPlacement:
     """Moves a model's weights to the device at once or at the first use, and back to rest.
 
-    A quantized model is on its device already and stays there; one without data stays where it is. With `on_use`,
-    weights stay where they are until `wake`, and `rest` takes them back, except weights spread over several devices.
+    With `on_use`, weights stay where they are until `wake`, and `rest` takes them back, except weights spread over
+    several devices. A model that `stays` is never moved.
     """
 
     def __init__(
@@ -145,18 +145,16 @@ class WeightPlacement:
         model: nn.Module,
         base: nn.Module,
         devices: BlockDevices,
-        quantization: str,
         on_use: bool,
-        shape_only: bool,
+        stays: bool,
     ) -> None:
         self._model = model
         self._device = devices.main
-        self._quantized = quantization != NONE
-        self._on_use = on_use and devices.main.type != "cpu" and len(devices.all) == 1 and not self._quantized
+        self._on_use = on_use and not stays and devices.main.type != "cpu" and len(devices.all) == 1
         self._resting = self._on_use
         self._host: list[Tensor] | None = None
         """The weights on the CPU, while they are on the device too."""
-        if not shape_only and not self._on_use and not self._quantized:
+        if not stays and not self._on_use:
             devices.place(model, base)
 
     def wake(self) -> None:

@@ -15,7 +15,7 @@ import torch
 from silotune.config.backbone import BackboneConfig
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import WEIGHT_TYPES, Backbone
-from silotune.models.backbone.block_devices import candidates, plan_blocks, release, require_accelerate
+from silotune.models.backbone.block_devices import BlockDevices, candidates, plan_blocks, release, require_accelerate
 from silotune.models.backbone.device import GIB, free_memory, keep_freed_memory, resolve_device, resolve_precision
 from silotune.models.backbone.fingerprint import read_header, stored_fingerprint
 from silotune.models.backbone.packages import model_source
@@ -120,16 +120,13 @@ def load_backbone(
     loaded = Backbone(
         model,
         tokenizer,
+        settings=settings.model_copy(update={"quantization": quantization}),
         precision=precision,
-        device=target,
+        devices=block_devices or BlockDevices(target),
         keep_master=keep_master,
         checkpointing=checkpointing,
-        name=settings.name,
         fingerprint=stored_fingerprint(files) if files else None,
         on_use=on_use,
-        quantization=quantization,
-        block_devices=block_devices,
-        writes_fused=_writes_fused(settings.attention, model),
     )
     _check_tokenizer(loaded)
     _check_lm_head(loaded)
@@ -204,16 +201,6 @@ def _read(
     if missing:
         raise InputError(f"backbone: {name!r} has no weights for {missing[0]!r}; they would be random")
     return cast("PreTrainedModel", model)
-
-
-def _writes_fused(name: str, model: PreTrainedModel) -> bool:
-    """Return whether `auto` is PyTorch's fused attention where answers are written, on a CPU, too.
-
-    Families that cap attention scores (Gemma 2) have to compute them apart.
-    """
-    config = model.config.get_text_config(decoder=True)
-    capped = getattr(config, "attn_logit_softcapping", None) is not None
-    return name == "auto" and model._supports_sdpa and not capped and not model.config.is_encoder_decoder
 
 
 def _attention(name: str, dtype: torch.dtype, device: torch.device) -> str | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from silotune.config import registries
 from silotune.config.registries import Registry
 from silotune.models.heads.base import PLAIN, Head, LossRecipe
@@ -23,16 +21,7 @@ HEADS.problem = registries.subclass_problem(Head)
 
 HEADS.built_in = {head.name: head for head in _ALL}
 
-Kind = TypeVar("Kind", bound=type[Head])
-
-
-def register_head(head: Kind) -> Kind:
-    """Make a head known in this process, under its `name`; also a decorator of its class.
-
-    Processes that a run starts know it if their script or an entry point of group `silotune.heads` registers it.
-    """
-    HEADS.register(getattr(head, "name", ""), head)
-    return head
+register_head = HEADS.register_class
 
 
 __all__ = [

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Self
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +13,11 @@ from typing_extensions import override
 from silotune.config.head import HeadConfig
 from silotune.core.tensors import Tensors
 from silotune.data.batching import Batch
-from silotune.data.kinds.retrieval import NEGATIVE, PASSAGE, QUERY
-from silotune.data.retrieval_tokenizer import RetrievalTokenizer
+from silotune.data.kinds.retrieval import NEGATIVE, PASSAGE, QUERY, sequences_of
+from silotune.data.rows import Row
+from silotune.data.targets import target_tensor
 from silotune.data.tasks import Task
-from silotune.data.tokenized import RowTokenizer
+from silotune.data.tokenized import RowTokenizer, TokenizedRows
 from silotune.errors import InputError
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.forward.views import View
@@ -81,6 +83,34 @@ class RetrievalHead(Head):
             "computes": "vector = x / ‖x‖, where x is the mean of the last layer's states over the text's tokens, "
             "virtual tokens left out; passages are ranked by the dot product with the query's vector",
         }
+
+
+class RetrievalTokenizer:
+    """Tokenizes rows as their query, their passage and their negatives, each cut at the maximum length.
+
+    With `negatives`, rows have so many: the first ones. With `own`, each needs one, and all have the same number: fewer
+    are filled up with the row's own passage, which the loss never takes for a negative.
+    """
+
+    def __init__(self, tokenize: RowTokenizer, negatives: int | None, own: bool) -> None:
+        self._tokenize, self._negatives, self._own = tokenize, negatives, own
+
+    def __call__(self, task: Task, rows: Sequence[Row]) -> TokenizedRows:
+        """Tokenize rows, or texts alone, which are one sequence each."""
+        rows = [self._limited(row, number) for number, row in enumerate(rows, start=1)]
+        sequences = [sequences_of(row) for row in rows]
+        texts = [Row((text,), 0) for own in sequences for _, text in own]
+        return replace(self._tokenize(task, texts), labels=target_tensor(task, rows), sizes=[*map(len, sequences)])
+
+    def _limited(self, row: Row, number: int) -> Row:
+        if not isinstance(row.target, tuple) or self._negatives is None:
+            return row
+        passage, negatives, further = cast("tuple[str, tuple[str, ...], tuple[str, ...]]", row.target)
+        negatives = negatives[: self._negatives]
+        if self._own and not negatives:
+            raise InputError(f"row {number} has no negatives; head.in_batch=false needs a column `negatives`, or true")
+        filled = (passage,) * (self._negatives - len(negatives)) if self._own else ()
+        return replace(row, target=(passage, (*negatives, *filled), further))
 
 
 def info_nce(vectors: Tensor, targets: Tensor, temperature: float, in_batch: bool) -> Tensor:

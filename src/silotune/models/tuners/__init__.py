@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 from silotune.config import registries
 from silotune.config.registries import Registry
 from silotune.models.tuners.base import Tuner, TunerOptions, Weight, WeightedTensors
@@ -30,16 +28,7 @@ TUNERS.problem = registries.subclass_problem(Tuner)
 
 TUNERS.built_in = {tuner.name: tuner for tuner in _ALL}
 
-Kind = TypeVar("Kind", bound=type[Tuner])
-
-
-def register_tuner(tuner: Kind) -> Kind:
-    """Make a tuner known in this process, under its `name`; also a decorator of its class.
-
-    Processes that a run starts know it if their script or an entry point of group `silotune.tuners` registers it.
-    """
-    TUNERS.register(getattr(tuner, "name", ""), tuner)
-    return tuner
+register_tuner = TUNERS.register_class
 
 
 __all__ = [

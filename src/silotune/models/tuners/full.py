@@ -17,14 +17,7 @@ from silotune.errors import InputError
 from silotune.models.backbone.architectures import ARCHITECTURES
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
-from silotune.models.tuners.base import (
-    MergedAdapter,
-    Tuner,
-    Weight,
-    WeightedTensors,
-    per_row,
-    weighted_sum,
-)
+from silotune.models.tuners.base import MergedAdapter, Tuner, Weight, WeightedTensors, per_row, weighted_sum
 from silotune.models.tuners.lora import LoRA
 from silotune.models.tuners.low_rank_update import add_product
 from silotune.models.tuners.target_modules import TargetModuleOptions, is_linear, layer_widths

@@ -16,12 +16,7 @@ from silotune.data.tasks import Task
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, per_row
-from silotune.models.tuners.target_modules import (
-    TargetModuleOptions,
-    is_transposed,
-    layer_widths,
-    peft_target_modules,
-)
+from silotune.models.tuners.target_modules import TargetModuleOptions, is_transposed, layer_widths, peft_target_modules
 
 
 class LoHaOptions(TargetModuleOptions):

@@ -17,11 +17,7 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.forward_plan import ForwardPlan, OutputChange
 from silotune.models.tuners.base import MergedAdapter, Tuner, WeightedTensors, per_row
 from silotune.models.tuners.low_rank_update import trains
-from silotune.models.tuners.target_modules import (
-    TargetModuleOptions,
-    layer_widths,
-    peft_target_modules,
-)
+from silotune.models.tuners.target_modules import TargetModuleOptions, layer_widths, peft_target_modules
 
 _D, _B = "vera_lambda_d", "vera_lambda_b"
 _LOW, _WIDE = "vera_A", "vera_B"

@@ -18,8 +18,8 @@ from silotune.models.backbone.backbone import Backbone
 from silotune.models.heads import Head, LanguageModelHead
 from silotune.runs.build.coordinator import build_coordinator
 from silotune.runs.build.model import BackboneRequirements, build_model
+from silotune.runs.build.plan_row_noise import plan_row_noise
 from silotune.runs.build.resolve import check_ranks, resolve
-from silotune.runs.build.row_privacy import make_row_privacy
 from silotune.runs.build.silos import absent_silo, build_silos, server_silo
 from silotune.runs.build.validation import check_labels, check_tasks
 from silotune.training.at_once import choose_cohort
@@ -72,7 +72,7 @@ def build(
     check_rows(context, [*silos.values(), *([server] if server else [])], config.privacy.unit is not None)
     coordinator, privacy = build_coordinator(config, context, silos, tasks, labeled is not None)
     if config.privacy.unit is not None:
-        context.row_privacy, privacy = make_row_privacy(
+        context.row_privacy, privacy = plan_row_noise(
             config, context, silos, lambda number: coordinator.choose(number, list(silos))
         )
         if (shares := context.row_privacy.shares) is not None:
@@ -105,9 +105,9 @@ def cut_lines(config: Config, silos: Sequence[SiloData], context: TrainingContex
     lines = []
     for silo in as_one(silos, config.partition.name != "none"):
         cuts = count_cuts(silo.task, silo.splits.train[:MOST_LOOKED_AT], tokenize, whole)
-        if cuts.prompts or cuts.share > _MANY:
+        if cuts.prompts or cuts.fraction > _MANY:
             lines.append(cut_text(silo, cuts, length, prompt_room(head, backbone, length)))
-            if refuses and cuts.share > _MANY:
+            if refuses and cuts.fraction > _MANY:
                 raise InputError(f"{lines[-1]}; raise train.max_length, or give data.allow_cut=true")
     return lines
 

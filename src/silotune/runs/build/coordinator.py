@@ -25,7 +25,7 @@ from silotune.data.tasks import Task
 from silotune.errors import InputError
 from silotune.methods import Method
 from silotune.methods.lora_products import CorrectedMeans
-from silotune.runs.build.row_privacy import digest_of_run
+from silotune.runs.build.plan_row_noise import digest_of_run
 from silotune.training.context import TrainingContext
 from silotune.training.coordinator import Coordinator
 from silotune.training.mean_of_iterates import MeanOfIterates
@@ -143,17 +143,17 @@ def build_coordinator(
     secret = read_secret(config.privacy.secret) if communicates else None
     server, chosen_a_round = config.server, sum(chosen for _, chosen in sampled_sizes(config, silos, groups))
     named = digest_of_run(config, context) if secret else ""
+    # where nothing is combined, no number of silos is too small
+    aggregation = make_aggregation(config.aggregation, chosen_a_round) if communicates else uniform
+    if isinstance(aggregation, SiloAggregation) and (server.optimizer, server.lr) != ("none", 1):
+        raise InputError(
+            f"aggregation={config.aggregation.name}: every silo receives tensors of its own, not one mean; allowed: "
+            "server.optimizer=none, server.lr=1"
+        )
     noise, multiplier = None, config.aggregation.noise_multiplier
     if communicates and multiplier is not None:
         assert config.aggregation.clip is not None, "the section refuses noise without it"
         noise = CentralNoise(multiplier, config.aggregation.clip, chosen_a_round, config.seed, secret, named)
-    # where nothing is combined, no number of silos is too small
-    aggregation = make_aggregation(config.aggregation, chosen_a_round) if communicates else uniform
-    if isinstance(aggregation, SiloAggregation) and (noise is not None or (server.optimizer, server.lr) != ("none", 1)):
-        raise InputError(
-            f"aggregation={config.aggregation.name}: every silo receives tensors of its own, not one mean; allowed: "
-            "server.optimizer=none, server.lr=1, no aggregation.noise_multiplier"
-        )
     key = "privacy.unit" if config.privacy.unit is not None else "uplink" if config.uplink.noise is not None else ""
     if communicates and key and score_read_by(config.aggregation.name):
         raise InputError(
@@ -168,18 +168,14 @@ def build_coordinator(
     privacy = privacy_guarantee(config, sorted(silos), groups, labeled) if communicates else None
     coordinator = Coordinator(
         shared,
-        aggregation,
-        _sampling(config, groups, None if noise is None else secret),
+        aggregation if noise is None else noise,
+        context,
+        sampling=_sampling(config, groups, None if noise is None else secret),
         settings=config.aggregation,
         optimizer=ServerOptimizer(server.optimizer, server.lr, server.beta1, server.beta2, server.tau),
         uplink=make_pipeline(config.uplink, config.seed, secret, named) if communicates else NO_UPLINK,
-        noise=noise,
-        sent=context.sent,
         ranks=context.initial.ranks if shared_is_made else {},
-        redrawn=context.initial.redrawn,
-        own=own,
         silos=len(silos),
-        head_rounds=context.method.options.head_rounds,
         mean=_mean_of_iterates(config, context.method, aggregation, privacy.rounds if privacy else config.rounds),
     )
     return coordinator, privacy

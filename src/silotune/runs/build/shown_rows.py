@@ -132,7 +132,7 @@ def token_lengths(config: Config, silos: Sequence[SiloData]) -> tuple[dict[str, 
     for silo in silos:
         rows = silo.splits.train[:_MOST_ROWS]
         cuts = count_cuts(silo.task, rows, tokenize, whole)
-        found[silo.name] = {**(spread(cuts.lengths) or {}), "cut": 100 * cuts.share, "room": room}
+        found[silo.name] = {**(spread(cuts.lengths) or {}), "cut": 100 * cuts.fraction, "room": room}
         if head.long_texts.reads != "cut":
             try:
                 read = head.row_tokenizer(reader, length)(silo.task, rows)

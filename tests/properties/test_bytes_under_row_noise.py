@@ -28,10 +28,10 @@ from silotune.methods import METHODS, Phase, Step, mean_over_rows
 from silotune.methods.ditto import Ditto
 from silotune.methods.step import AT_WORK, LocalTraining, local_training
 from silotune.models.tuners import TUNERS
-from silotune.runs.build import row_privacy as build
+from silotune.runs.build import plan_row_noise as build
 from silotune.runs.build.builder import build as build_run
+from silotune.runs.build.plan_row_noise import leaving_parts, noised_phases
 from silotune.runs.build.resolve import read_config
-from silotune.runs.build.row_privacy import leaving_parts, noised_phases
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.release import upper_epsilon
 from silotune.runs.run import run

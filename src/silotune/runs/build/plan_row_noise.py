@@ -127,7 +127,7 @@ def digest_of_run(config: Config, context: TrainingContext) -> str:
     return hashlib.sha256(f"{dump(config)}{context.backbone.fingerprint}".encode()).hexdigest()
 
 
-def make_row_privacy(
+def plan_row_noise(
     config: Config,
     context: TrainingContext,
     silos: Mapping[str, Silo],

@@ -12,8 +12,8 @@ import torch
 import yaml
 from torch import Tensor
 
+from silotune.communication.privacy.integer_noise import grid_of
 from silotune.communication.privacy.noise import NoiseStream
-from silotune.communication.privacy.whole_noise import grid_of
 from silotune.core.tensors import State, flatten
 from silotune.data.batching import make_batch
 from silotune.methods.step import LocalTraining, Step, local_training

@@ -4,7 +4,7 @@ Noise in floating point tells by its low bits what it was added to (Mironov 2012
 a vector k of whole numbers, in steps of a grid, and round(X) is added to each, where X has the exact distribution:
 
 1. k + round(X) = round(k + X), because k is whole: it follows from the output k + X of the exact mechanism.
-2. `whole_vector` checks in whole numbers that k has a norm of at most C/grid, so k + X has the accountant's ε and δ.
+2. `integer_vector` checks in whole numbers that k has a norm of at most C/grid, so k + X has the accountant's ε and δ.
 3. int64 sums are exact in any order: without a unit they differ by its own vector alone, so C is the sensitivity.
 4. Whatever is computed from round(k + X) alone (products, float32, means) tells no more (post-processing).
 5. So nothing is added to δ; the assumption is that the bits of SHAKE-256 cannot be told from random ones.
@@ -116,12 +116,12 @@ def grid_of(bound: float, scale: float) -> float:
     return math.ldexp(1.0, math.frexp(max(scale, bound * 2.0**-10))[1] - 20)
 
 
-def whole_vector(vector: Tensor, bound: float, grid: float, norm: Norm = "l2") -> Tensor:
-    """Clip and round one vector; see `whole_vectors`."""
-    return whole_vectors(vector[None], bound, grid, norm)[0]
+def integer_vector(vector: Tensor, bound: float, grid: float, norm: Norm = "l2") -> Tensor:
+    """Clip and round one vector; see `integer_vectors`."""
+    return integer_vectors(vector[None], bound, grid, norm)[0]
 
 
-def whole_vectors(vectors: Tensor, bound: float, grid: float, norm: Norm = "l2") -> Tensor:
+def integer_vectors(vectors: Tensor, bound: float, grid: float, norm: Norm = "l2") -> Tensor:
     """Scale vectors, shape (vectors, numbers), to norms of at most `bound`, rounded to whole numbers of `grid`, int64.
 
     Rounding toward zero makes no norm larger; dividing by a power of two is exact. A vector without a finite norm

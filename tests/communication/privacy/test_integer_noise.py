@@ -10,8 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from silotune.communication.privacy.integer_noise import (
+    GAUSSIAN,
+    LAPLACE,
+    Law,
+    grid_of,
+    integer_vector,
+    rounded_numbers,
+)
 from silotune.communication.privacy.noise import NoiseStream, whole_tensors, with_noise
-from silotune.communication.privacy.whole_noise import GAUSSIAN, LAPLACE, Law, grid_of, rounded_numbers, whole_vector
 
 SCALE = 2.0**20 * 0.8125
 LAWS = {"gaussian": GAUSSIAN, "laplace": LAPLACE}
@@ -89,7 +96,7 @@ def test_whole_numbers_keep_to_the_bound_exactly(norm, seed, power, bound, multi
     draws = np.random.default_rng(seed)
     vector = torch.tensor(draws.normal(size=300) * 10.0**power, dtype=torch.float32)
     grid = grid_of(bound, multiplier * bound)
-    whole = whole_vector(vector, bound, grid, norm).tolist()
+    whole = integer_vector(vector, bound, grid, norm).tolist()
     size = sum(map(abs, whole)) ** 2 if norm == "l1" else sum(number * number for number in whole)
     assert mpmath.mpf(size) * mpmath.mpf(grid) ** 2 <= mpmath.mpf(bound) ** 2
     wide = vector.double()
@@ -100,9 +107,11 @@ def test_whole_numbers_keep_to_the_bound_exactly(norm, seed, power, bound, multi
 def test_vectors_without_a_finite_norm_count_as_zero():
     grid = grid_of(10.0, 1.0)
     for number in (float("nan"), float("inf"), -float("inf")):
-        assert not whole_vector(torch.tensor([1.0, number]), 10.0, grid).any()
-    assert whole_vector(torch.tensor([1.0, 0.0]), 10.0, grid).tolist() == [1 / grid, 0]
-    assert 0.99 < float(whole_vector(torch.tensor([2.8e38]), 1e-6, grid_of(1e-6, 0.0))) * grid_of(1e-6, 0.0) * 1e6 <= 1
+        assert not integer_vector(torch.tensor([1.0, number]), 10.0, grid).any()
+    assert integer_vector(torch.tensor([1.0, 0.0]), 10.0, grid).tolist() == [1 / grid, 0]
+    smallest = grid_of(1e-6, 0.0)
+    size = float(integer_vector(torch.tensor([2.8e38]), 1e-6, smallest)) * smallest
+    assert 0.99 < size * 1e6 <= 1
 
 
 @given(st.integers(0, 10**6), st.permutations(range(12)), st.integers(1, 12), st.integers(0, 11))
@@ -111,7 +120,7 @@ def test_without_a_unit_a_sum_differs_by_its_vector(seed, order, group, emptied)
     """In any order, in groups of any size."""
     draws = torch.Generator().manual_seed(seed)
     grid = grid_of(1.0, 1.0)
-    units = [whole_vector(3 * torch.randn(50, generator=draws), 1.0, grid) for _ in range(12)]
+    units = [integer_vector(3 * torch.randn(50, generator=draws), 1.0, grid) for _ in range(12)]
 
     def total(chosen: list[int]) -> torch.Tensor:
         groups = [chosen[start : start + group] for start in range(0, len(chosen), group)]
