@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from silotune.core.clock import current_user
-from silotune.core.records import check_audit
+from silotune.core.records import Records, check_audit
 from silotune.distributed.coordinator.job import RunRegistry
 from silotune.distributed.silo.approvals import Approvals
 from silotune.distributed.silo.store import SiloStore
@@ -33,6 +33,8 @@ def test_a_dossier_is_filled_from_the_records(tiny_config, tmp_path: Path, silot
     trained = store.records.rows("SELECT row FROM used WHERE run = ? AND split = 'train' LIMIT 3", run)
     withdraw(store.records, [row for (row,) in trained])
     RunFolder(tmp_path / "run").event("silo-failed", round=1, silo="beta", reason="not connected | for 9 s")
+    unanswered = {"direction": "sent", "node": "1", "run": run, "round": 7, "kind": "score", "numbers": 5, "bytes": 9}
+    Records(tmp_path / "run" / "federation").append(unanswered)
     stated = {"purpose": "one | two <script>", "parties": {"alpha": "Hospital A"}, "retention": "5 years"}
     (tmp_path / "about.yaml").write_text(yaml.safe_dump(stated))
     own = configs["alpha"].model_dump(mode="json", exclude_none=True)
@@ -46,6 +48,8 @@ def test_a_dossier_is_filled_from_the_records(tiny_config, tmp_path: Path, silot
         numbers, size = (sum(entry[key] for entry in came) for key in ("numbers", "bytes"))
         assert re.search(rf"\| {name} \| .* \| global, global_2 \| {numbers} \| {size} \| nothing \| not told \|", text)
         assert f"| {name} | accuracy | not told | not told | not told |" in text
+    assert "\n| scores of round 7 | beta | nobody |\n" in text
+    assert "| round 1, scores of round 1 | alpha, beta, gamma | alpha, beta, gamma |" in text
     assert f"The run asked for dp-sgd for each row: ε = 4.0 at δ = {summary['privacy']['delta']}" in text
     assert "Not covered: users of a silo's own model." in text
     assert re.search(r"alpha: its ledger has ε = (3\.9|4)\S* for this run; all runs together may spend 8.0", text)

@@ -157,9 +157,27 @@ def test_below_t_the_run_ends_by_name_and_nothing_is_revealed(tiny_config, tmp_p
         "fedit", *SECURE, "federation.deadline=0.2", "federation.patience=0.01", "federation.retries=0"
     )
     with pytest.raises(
-        SilotuneError, match=r"nothing was revealed: mask: 2 of 3 silos answered, 3 must; missing: alpha"
+        SilotuneError, match=r"revealed: mask: 2 of 3 silos answered, 3 must; missing: alpha; alpha: mask: no answer;"
     ):
         run_masked(config, tmp_path / "run", losing("mask"))
+
+
+def test_why_a_silo_did_not_train_is_said_where_the_sum_fails(tiny_config, tmp_path):
+    """Two of three are enough for the round, and too few for a sum."""
+    config = tiny_config("fedit", *SECURE, "federation.quorum=0.6", "federation.retries=0")
+
+    def without_rows(answers, configs):
+        honest = answers[1]
+
+        def answer(data):
+            failed = Frame("failed", {"silo": "beta", "reason": "its disk is full"}).encode()
+            return failed if decode(data).kind == "round" else honest(data)
+
+        answers[1] = answer
+
+    words = "offer: 2 members; .*; beta: its disk is full; gamma: offer: 2 members; .*; what is finished is kept"
+    with pytest.raises(SilotuneError, match=words):
+        run_masked(config, tmp_path / "run", without_rows)
 
 
 def test_after_a_crash_another_list_is_refused_and_the_run_ends_by_name(whole, tmp_path):

@@ -130,6 +130,13 @@ def test_withdrawn_rows(tiny_config, backbone_folder, tmp_path: Path, silotune: 
     unknown = write(tmp_path / "unknown.csv", [[rows[0][0]], ["nobody wrote this"]], ("text",))
     told = silotune("silo", "rows", "--config", own, "--withdrawn", unknown)
     assert f"1 of them are not in {tmp_path / 'rows.csv'} now" in told.out.replace("\n", " ")
+    counted = json.loads(silotune("silo", "rows", "--config", own, "--withdrawn", unknown, "--json").out)
+    assert (counted["withdrawn"], counted["not_in_file"]) == (2, 1)
+    (tmp_path / "rows.csv").rename(tmp_path / "elsewhere.csv")
+    told = silotune("silo", "rows", "--config", own, "--withdrawn", unknown, "--json")
+    assert (told.code, json.loads(told.out)) == (2, counted | {"not_in_file": None}), "the runs are told all the same"
+    noted = [entry for entry in check_audit(tmp_path / "state")[0] if entry["kind"] == "withdrawn"]
+    assert ("rows" in noted[0], noted[0]["reason"]) == (False, "20 rows")
     assert all(rows[0][0].encode() not in path.read_bytes() for path in (tmp_path / "state").glob("records.db*"))
     assert check_audit(tmp_path / "state")[1] == []
 

@@ -100,6 +100,11 @@ def test_a_comparison_and_a_grid_have_the_tables_of_one_process(federation, tmp_
     )
     assert f"leaves in all: {sent:,} numbers in 2 rounds" in said
     assert "run fedavg-1: method.name = 'fedavg'" in said
+    (tmp_path / "about.yaml").write_text("purpose: to try\nparties: us\n")
+    about = ("--about", tmp_path / "about.yaml", "--out", tmp_path / "d.md")
+    told = silotune("federation", "dossier", tmp_path / "over" / "fedavg-1", *about)
+    assert (told.code, told.err) == (0, "")
+    assert "| round 1, scores of round 1 | alpha, beta, gamma | alpha, beta, gamma |" in (tmp_path / "d.md").read_text()
     again = silotune(*words, "--out", tmp_path / "over", "--federation", file, "--resume")
     assert (again.code, federation.queue.run(1).submissions) == (0, 1), again.err  # nothing is run twice
 

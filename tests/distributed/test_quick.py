@@ -116,11 +116,15 @@ def test_pauses_grow_with_what_is_waited_for(monkeypatch):
         pauses.sleep(3)
     assert slept[:6] == [0.1] * 6, "at first"
     assert all(later <= 0.2 * sum(slept[:place]) + 1e-9 for place, later in enumerate(slept) if later > 0.1)
-    assert slept[-1] == 3, "never longer than Flower's own"
+    assert slept[-1] == 3, "as Flower's own"
+    for _ in range(200):
+        pauses.sleep(3)
+    assert all(later <= max(3, sum(slept[:place]) / 30 + 1e-9) for place, later in enumerate(slept))
+    assert slept[-1] == 10, "while nothing runs"
     pauses.sleep(0.5)
     pauses.sleep(3)
     assert slept[-2:] == [0.5 / 30, 0.1], "anew where it waits for something else"
-    for _ in range(40):
+    for _ in range(4000):
         pauses.sleep(0.5)
     pauses.begin()
     pauses.sleep(0.5)

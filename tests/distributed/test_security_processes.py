@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import ssl
 from base64 import b64encode
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -17,7 +18,9 @@ from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
+from silotune.deploy.doctor import Finding, examine_silo
 from silotune.deploy.enrollment import ask
+from silotune.deploy.settings import NodeSettings
 from silotune.errors import InputError
 from tests.support.deployed import NGINX, authority, key
 
@@ -42,6 +45,14 @@ def signed(private: Path) -> tuple[bytes, dict[str, str]]:
         FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(public).decode(),
         FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(loaded, stamp.encode())).decode(),
     }
+
+
+def registration(deployed, public: Path) -> Finding:
+    """What a silo's doctor says of its key."""
+    way = {"root_certificates": str(deployed.tls / "ca.pem"), "private_key": str(public.with_suffix(""))}
+    way |= {"folder": str(deployed.folder / "n"), "socket": str(deployed.folder / "w.sock")}
+    node = NodeSettings(name="north", superlink=deployed.address, **way)
+    return next(finding for finding in examine_silo(node) if finding.check == "registration")
 
 
 def test_only_the_node_api_passes_and_only_for_admitted_keys(deployed):
@@ -79,6 +90,9 @@ def test_only_the_node_api_passes_and_only_for_admitted_keys(deployed):
         ours, proof = signed(north.with_suffix(""))
         theirs, other = signed(stranger.with_suffix(""))
         assert activate(ours, proof).status_code == 200
+        doctor = partial(registration, deployed)
+        assert (doctor(north).state, doctor(stranger).state) == ("ok", "problem")
+        assert deployed.online() == ["north"], "a doctor changes nothing"
         for public, headers in (
             (ours, {}),  # no proof
             (theirs, other),  # a key that nobody admitted
@@ -97,6 +111,8 @@ def test_only_the_node_api_passes_and_only_for_admitted_keys(deployed):
             assert answer.status_code == 401
         # expelled: the same proof is worth nothing
         assert deployed.command("federation", "expel", deployed.link, "north").returncode == 0
+        assert doctor(north).state == "problem"
+        assert doctor(north).detail == f"coordinator {deployed.address}: knows no such key"
         assert 400 <= activate(*signed(north.with_suffix(""))).status_code < 500
     # a coordinator with a self-made certificate: a silo ends before it sends anything
     authority(deployed.folder / "other")

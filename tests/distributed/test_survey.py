@@ -74,7 +74,8 @@ def test_counts_are_those_of_the_rows_and_small_ones_are_hidden(tiny_config, sil
     print_survey(survey)
     print_audit(folder, False)
     shown = capsys.readouterr().out
-    assert "labels: [['bad', 15], ['good', 45]]" in shown
+    assert "labels (bad: 15, good: 45); lengths (up to 16: 20, up to 64: 30, up to 128: 10, all others: < 10)" in shown
+    assert "dates (2020: 30, 2021: 30, all others: < 10)" in shown
     assert "silo 'gamma' does not tell: labels" in shown
     assert not list((tmp_path / "run").glob("models/*"))
 

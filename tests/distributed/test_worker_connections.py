@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 
@@ -100,6 +102,29 @@ def test_requests_together_have_a_size(listening, capfd):
     assert "beside others that wait is too much" in capfd.readouterr().err
     for connection in asking:
         connection.close()
+
+
+def test_a_worker_ends_also_where_an_import_drops_what_is_raised_in_it(short):
+    script = f"""
+import os, signal, sys, time, types
+from silotune.distributed.silo import worker
+from silotune.distributed.silo.silo_config import SiloSettings
+
+class Loading(types.ModuleType):
+    def __getattr__(self, name):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)
+        except KeyboardInterrupt:
+            pass
+        sys.exit("went on")
+
+sys.modules["silotune.distributed.silo.session"] = Loading("session")
+worker.serve(SiloSettings(name="a", folder="{short}", rows="rows", share=[], policy="trusting"))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "worker 'a': stopped" in done.stderr) == (0, True), done.stderr
+    assert not (short / "worker.sock").exists()
 
 
 def test_a_peer_that_waits_has_not_hung_up_whatever_the_timeout():

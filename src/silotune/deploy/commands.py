@@ -276,9 +276,9 @@ def audit(
 ) -> None:
     """Check the coordinator's audit log of messages and decisions, and sum it up; exit code 1 if it was changed."""
     from silotune.deploy.printing import print_audit
-    from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER
+    from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, log_folder
 
-    print_audit(folder / FEDERATION_FOLDER if (folder / FEDERATION_FOLDER).is_dir() else folder, as_json)
+    print_audit(log_folder(folder) if (folder / FEDERATION_FOLDER).is_dir() else folder, as_json)
 
 
 @federation.command()

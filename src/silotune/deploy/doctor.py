@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import tempfile
@@ -37,6 +38,8 @@ _RENEW = "silotune federation renew FILE"
 
 _SILO_RENEWS = "ask the coordinator for an invitation with the new one: silotune silo join FILE --new-key"
 
+_REGISTER = "ask the coordinator whether it expelled this silo; after an invitation: silotune silo join FILE --new-key"
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -71,6 +74,9 @@ def examine_silo(settings: SiloSettings | NodeSettings, train: bool = True) -> l
             checks.append(check_secret("key", settings.private_key))
         checks.append(_valid("authority", settings.root_certificates, _SILO_RENEWS))
         checks += check_proxy(settings.superlink, settings.root_certificates)
+        if checks[-1].state != "skipped" and os.access(settings.private_key, os.R_OK):
+            way = settings.superlink, Path(settings.root_certificates), Path(settings.private_key)
+            checks.append(attempt("registration", _REGISTER, lambda: _find_key(*way)))
     checks.append(_disk(settings.folder))
     if isinstance(settings, NodeSettings):
         remedy = "start the worker (`silotune worker SILO_YAML`)"
@@ -181,6 +187,12 @@ def _same_version(status: int, answer: dict[str, Any]) -> Judged:
         return False, f"the coordinator does not tell its version (HTTP status {status})"
     own, theirs = (__version__, PROTOCOL), (answer.get("version"), answer.get("protocol"))
     return own == theirs, f"silotune {own[0]}, protocol {own[1]}; coordinator: {theirs[0]}, {theirs[1]}"
+
+
+def _find_key(*way: Any) -> Judged:
+    from silotune.distributed.flower.node_key import find_key  # it imports Flower
+
+    return find_key(*way)
 
 
 def _disk(folder: str) -> Finding:

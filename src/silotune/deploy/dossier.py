@@ -10,9 +10,9 @@ from typing import Any
 from silotune.config.trees import load_tree
 from silotune.core.files import file_sha256, write_text
 from silotune.core.records import check_audit
-from silotune.deploy.printing import incidents, totals
+from silotune.deploy.printing import counts_text, incidents, totals
 from silotune.distributed.coordinator.job import RunRegistry
-from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, read_status
+from silotune.distributed.coordinator.run_status import FEDERATION_FOLDER, log_folder, read_status
 from silotune.distributed.protocol.frames import printable
 from silotune.distributed.silo.approvals import Approvals
 from silotune.distributed.silo.silo_config import PRESETS, read_silo_settings
@@ -23,6 +23,10 @@ from silotune.runs.build.resolve import read_config
 from silotune.runs.storage.readers import read_summary, read_versions
 
 _STYLE = "<style>body{max-width:60em;margin:auto;font-family:sans-serif}td{border:1px solid;padding:.2em}</style>"
+
+
+_ASKS = {"round": "round", "final": "round", "answer": "round", "score": "scores of round", "scores": "scores of round"}
+"""Kinds of requests with the combined parts, and of their answers → what they belong to."""
 
 
 def write_dossier(run: Path, out: Path, about: Path, silos: Sequence[Path] = ()) -> list[Path]:
@@ -41,7 +45,7 @@ def write_dossier(run: Path, out: Path, about: Path, silos: Sequence[Path] = ())
     if missing := [key for key in ("purpose", "parties") if not stated.get(key)]:
         raise InputError(f"{about}: lacks {', '.join(missing)}; allowed: purpose, parties, and keys of your own")
     environment = Environment(loader=PackageLoader("silotune.deploy"), trim_blocks=True, lstrip_blocks=True)
-    environment.filters["cell"] = _cell
+    environment.filters |= {"cell": _cell, "counts": counts_text}
     text = environment.get_template("dossier.md").render(stated=stated, **_content(run, silos))
     html = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     files = {".md": text, ".html": f'<!doctype html><meta charset="utf-8"><title>{run.name}</title>{_STYLE}\n{html}'}
@@ -53,12 +57,13 @@ def write_dossier(run: Path, out: Path, about: Path, silos: Sequence[Path] = ())
 def _content(run: Path, silos: Sequence[Path]) -> dict[str, Any]:
     """Return what the template shows; nothing is in it that the records do not hold."""
     summary, folder = read_summary(run), run / FEDERATION_FOLDER
-    entries, problems = check_audit(folder)
+    entries, problems = check_audit(log_folder(run))
     status, name = read_status(folder), RunRegistry.open(run).run
     came: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for entry in entries:
         if entry.get("direction") == "came" and entry.get("run") == name:
             came[str(entry.get("silo"))].append(entry)
+    times = [entry["time"] for entry in entries if entry.get("run") == name and "direction" in entry]
     config = read_config(str(folder / "config.yaml"))
     files = [path for path in sorted(run.rglob("*")) if path.suffix in (".yaml", ".json", ".jsonl", ".safetensors")]
     return {
@@ -73,14 +78,14 @@ def _content(run: Path, silos: Sequence[Path]) -> dict[str, Any]:
         "silos": {silo: totals(came[silo]).get(name, totals([])) for silo in summary["silos"]},
         "parts": {silo: _keys(own, "tensors") for silo, own in came.items()},
         "beside": {silo: _keys(own, "metrics", "scores") for silo, own in came.items()},
-        "sent": sum(entry.get("direction") == "sent" and entry["kind"] == "round" for entry in entries),
+        "recipients": _recipients(entries, name),
         "joined": {entry["silo"]: entry["time"] for entry in reversed(entries) if entry["kind"] == "joined"},
         "own": dict(_own(path, name) for path in silos),
         "guarantee": [] if status is None else status.guarantee,
         "lines": len(entries),
         "problems": problems,
-        "began": entries[0]["time"],
-        "ended": entries[-1]["time"],
+        "began": times[0],
+        "ended": times[-1],
         "last": entries[-1],
         "hashes": {str(path.relative_to(run)): file_sha256(path) for path in files},
     }
@@ -90,6 +95,20 @@ def _keys(entries: Sequence[Mapping[str, Any]], *fields: str) -> list[str]:
     """Return the names of the parts, or of the numbers, in these fields of messages."""
     found = [entry[field] for entry in entries for field in fields if isinstance(entry.get(field), dict)]
     return sorted({name.partition("/")[0] for names in found for name in names})
+
+
+def _recipients(entries: Sequence[Mapping[str, Any]], run: str) -> dict[tuple[str, ...], list[str]]:
+    """Return, by the silos to which combined parts were addressed and those whose answers show it, in which rounds."""
+    greeted = [entry for entry in entries if entry["kind"] in ("hello", "planned") and entry["direction"] == "came"]
+    silos = {entry["node"]: str(entry.get("silo")) for entry in greeted}
+    asked: defaultdict[str, tuple[set[str], set[str]]] = defaultdict(lambda: (set(), set()))
+    for entry in entries:
+        if entry.get("run") == run and entry["kind"] in _ASKS:
+            asked[f"{_ASKS[entry['kind']]} {entry['round']}"][entry["direction"] == "came"].add(silos[entry["node"]])
+    found: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    for request, recipients in asked.items():
+        found[tuple(", ".join(sorted(each)) or "nobody" for each in recipients)].append(request)
+    return found
 
 
 def _own(path: Path, run: str) -> tuple[str, Mapping[str, Any]]:

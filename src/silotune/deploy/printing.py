@@ -12,6 +12,7 @@ import typer
 
 from silotune.cli.console import console, say
 from silotune.communication.privacy.accountant import DELTA, assuming
+from silotune.distributed.protocol.disclosure import HIDDEN
 from silotune.errors import SilotuneError
 
 if TYPE_CHECKING:
@@ -159,6 +160,16 @@ def print_survey(survey: Mapping[str, Any]) -> None:
         say(f"warning: {line}")
 
 
+def counts_text(figures: Mapping[str, Any]) -> str:
+    """Return the counts of a survey in words."""
+    told = []
+    for figure, bins in figures.items():
+        shown = [f"{name}: {count}" for name, count in dict(bins).items() if type(count) is int]
+        others = [f"all others: {HIDDEN}"] * (len(shown) < len(bins))
+        told.append(f"{figure} ({', '.join(shown + others)})")
+    return "; ".join(told)
+
+
 def print_findings(findings: Sequence[Finding], as_json: bool) -> None:
     """Print what a `doctor` command found, and exit with code 1 if there is a problem."""
     failed = any(finding.state == "problem" for finding in findings)
@@ -199,8 +210,7 @@ def print_audit(folder: Path, as_json: bool, ledger: RowLedger | None = None) ->
             )
         for entry in entries:
             if "survey" in entry:
-                bins = "; ".join(f"{figure}: {told}" for figure, told in entry["survey"].items())
-                say(printable(f"{entry['time']} survey of run {entry['run']}: {bins}"))
+                say(printable(f"{entry['time']} survey of run {entry['run']}: {counts_text(entry['survey'])}"))
             if "sha256" not in entry:
                 words = [str(entry[name]) for name in ("kind", "run", "silo", "user", "reason") if entry.get(name)]
                 say(printable(f"{entry['time']} {' '.join(words)}"))

@@ -7,7 +7,7 @@ import shlex
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -239,7 +239,6 @@ def rows(
 ) -> None:
     """List which runs used this silo's rows; with --withdrawn, leave rows out of later runs, and name their models."""
     from silotune.data.loading import load_silos
-    from silotune.data.row_checks import SPLITS
     from silotune.deploy.joining import config_of_one
     from silotune.distributed.silo import withdrawn_rows
     from silotune.distributed.silo.silo_config import read_silo_settings
@@ -252,24 +251,35 @@ def rows(
             raise InputError("--withdrawn: needs data in the silo's file; a folder of prepared rows is made anew")
         marks = withdrawn_rows.marks_of(records.folder, withdrawn_rows.read_withdrawn(withdrawn, settings.data))
         withdrawn_rows.withdraw(records, marks)
-    found = withdrawn_rows.uses(records, settings.name, marks)
-    if as_json:
-        typer.echo(json.dumps({"withdrawn": None if marks is None else len({*marks}), "runs": found}, indent=1))
-        return
-    if marks is not None:
-        say(f"{len({*marks})} rows are left out of all runs that begin from now on")
+    found, others = withdrawn_rows.uses(records, settings.name, marks), None
+    count = None if marks is None else len({*marks})
+    try:
+        if marks is not None and settings.data is not None:
+            (own,) = load_silos(config_of_one({"silos": [settings.data.model_dump(mode="json", exclude_none=True)]}))
+            others = len({*marks} - {*withdrawn_rows.marks_of(records.folder, own.splits.all())})
+    finally:  # also where the file is unreadable by now
+        if as_json:
+            typer.echo(json.dumps({"withdrawn": count, "not_in_file": others, "runs": found}, indent=1))
+        else:
+            _say_uses(found, count)
+    if others and settings.data is not None and not as_json:
+        say(f"{others} of them are not in {settings.data.path} now; a text counts only as it stood there")
+
+
+def _say_uses(found: list[dict[str, Any]], withdrawn: int | None) -> None:
+    """Print which runs used a silo's rows: all rows, or so many that were withdrawn."""
+    from silotune.data.row_checks import SPLITS
+    from silotune.distributed.silo.withdrawn_rows import BEFORE, NOT_UNDONE
+
+    if withdrawn is not None:
+        say(f"{withdrawn} rows are left out of all runs that begin from now on")
     for run in found:
-        counts = ", ".join(f"{run[split]} {split}" for split in (*SPLITS, withdrawn_rows.BEFORE) if run[split])
+        counts = ", ".join(f"{run[split]} {split}" for split in (*SPLITS, BEFORE) if run[split])
         say(f"run {run['run']}: {counts}; model: {run['model'] or 'no longer here'}")
     if not found:
-        say("no run used these rows" if marks else "no run used rows yet")
-    elif marks:
-        say(withdrawn_rows.NOT_UNDONE)
-    if marks is not None and settings.data is not None:  # last: the file may be unreadable by now
-        (own,) = load_silos(config_of_one({"silos": [settings.data.model_dump(mode="json", exclude_none=True)]}))
-        here = {*withdrawn_rows.marks_of(records.folder, own.splits.all())}
-        if others := len({*marks} - here):
-            say(f"{others} of them are not in {settings.data.path} now; a text counts only as it stood there")
+        say("no run used these rows" if withdrawn else "no run used rows yet")
+    elif withdrawn:
+        say(NOT_UNDONE)
 
 
 def _words(text: str) -> tuple[str, ...]:

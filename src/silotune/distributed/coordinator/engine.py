@@ -220,6 +220,7 @@ class FlowerEngine(Engine):
                     round_number, ", ".join(waiting) or "all silos answered", len(silos) - len(waiting), len(silos)
                 )
                 yield received
+            self._reasons = {name: self._reasons.get(name, "no answer") for name in waiting}
             if arrived >= needed:
                 return
             again = attempt < self._options.retries
@@ -228,7 +229,7 @@ class FlowerEngine(Engine):
             )
             if not waiting:
                 break
-        missing = ", ".join(f"{name} ({self._reasons.get(name, 'no answer')})" for name in waiting) or "none"
+        missing = ", ".join(f"{name} ({self._reasons[name]})" for name in waiting) or "none"
         raise SilotuneError(
             f"round {round_number}: {arrived} of {len(silos)} silos sent a valid update, federation.quorum="
             f"{self._options.quorum:g} asks for {needed}; missing: {missing}; what is finished is "

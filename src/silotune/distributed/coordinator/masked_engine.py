@@ -67,18 +67,17 @@ class MaskedEngine(FlowerEngine):
         """Request rounds from the silos that have not dropped out of the run, and then the sum of what they trained."""
         members = self._staying(silos)
         trained = {one.reply.silo: one.reply for one in super().rounds(round_number, members, broadcast)}
-        made = self._sum(round_number, sorted(trained), len(members))
+        made = self._sum(round_number, sorted(trained), members)
         yield from self.federation.coordinator.receive_sum(round_number, made, trained)
 
-    def _sum(self, number: int, trained: Sequence[str], invited: int) -> Sum:
-        """Return the sum of what silos have trained, of so many that were invited to; try again, if silos drop out.
+    def _sum(self, number: int, trained: Sequence[str], invited: Sequence[str]) -> Sum:
+        """Return the sum of what silos have trained, of those that were invited to; try again, if silos drop out.
 
         Raises:
             SilotuneError: too few silos are left; nothing was revealed.
         """
         coordinator, (*_, fewest) = self.federation.coordinator, self._admission.pinned
-        least, problem = max(ceil_fraction(self._options.quorum, invited), fewest), ""
-        reasons: dict[str, str] = {}
+        least, problem = max(ceil_fraction(self._options.quorum, len(invited)), fewest), ""
         tensors, numbers = digest(flatten(coordinator.shared)), coordinator.summand_length(number)
         noted = self._noted()
         base = noted["base"] if noted.get("round") == number else noted.get("after", FIRST)
@@ -88,11 +87,11 @@ class MaskedEngine(FlowerEngine):
             shared, made_keys = self._keys_of(number, self._staying(trained))
             agreement = replace(shared, round=number, broadcast=tensors, base=base, numbers=numbers)
             try:
-                ask, note = partial(self._ask, agreement, reasons), partial(self._note, made)
+                ask, note = partial(self._ask, agreement), partial(self._note, made)
                 return masked_sum(agreement, least, ask, note, made_keys)
             except SumFailed as error:
                 problem, self._keys = str(error), None
-        said = "".join(f"; {silo}: {reason}" for silo, reason in sorted(reasons.items()))
+        said = "".join(f"; {silo}: {self._reasons[silo]}" for silo in invited if silo in self._reasons)
         raise SilotuneError(
             f"round {number}: no sum under masks, and nothing was revealed: {problem}{said}; what is finished is kept "
             "(run again with --resume)"
@@ -126,21 +125,20 @@ class MaskedEngine(FlowerEngine):
             raise SumFailed(f"the sum of {', '.join(before)} was begun, and no other can be made; missing: {missing}")
         write_text(self.folder.path / SURVIVORS, json.dumps({**made, "survivors": survivors}))
 
-    def _ask(
-        self, agreement: Agreement, reasons: dict[str, str], stage: str, shown: Mapping[str, Texts]
-    ) -> dict[str, StageAnswer]:
-        """Send the requests of a stage and return the answers; a silo's reason for another reply is kept."""
+    def _ask(self, agreement: Agreement, stage: str, shown: Mapping[str, Texts]) -> dict[str, StageAnswer]:
+        """Send the requests of a stage and return the answers; why a silo has none is kept."""
         proposed = asdict(agreement.keys if stage in STAGES[:2] else agreement)
         stage_request = partial(self._request, "masks", agreement.round, agreement=proposed, stage=stage)
         requests = {name: stage_request(name, shown=texts) for name, texts in shown.items()}
         answers: dict[str, StageAnswer] = {}
+        self._reasons |= dict.fromkeys(shown, f"{stage}: no answer")
         for frame in self._dispatcher.request(requests, self._options.deadline, self._options.away):
             silo, told = str(frame.fields["silo"]), frame.fields.get("told")
             if frame.kind == "masks" and isinstance(told, dict):
                 answers[silo] = told, _masked(frame)
+                del self._reasons[silo]
                 continue
-            reasons[silo] = f"{stage}: {frame.fields.get('reason', 'answered something else')}"
-            self._failed(agreement.round, silo, reasons[silo])
+            self._failed(agreement.round, silo, f"{stage}: {frame.fields.get('reason', 'answered something else')}")
         return answers
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from silotune.core.clock import utc_now
 from silotune.core.files import is_locked, read_json, write_text
+from silotune.core.records import FILE
 from silotune.distributed.protocol.frames import Frame
 from silotune.errors import InputError, SilotuneError
 
@@ -166,6 +167,12 @@ class RunStatus:
 
 
 _COUNTS = ("messages_down", "messages_up", "bytes_down", "bytes_up")
+
+
+def log_folder(run: Path) -> Path:
+    """Return the folder with the audit log of a run folder: of a run of a plan, the plan's."""
+    own, plan = run / FEDERATION_FOLDER, run.parent / FEDERATION_FOLDER
+    return plan if (plan / FILE).exists() and not (own / FILE).exists() else own
 
 
 def read_status(folder: Path) -> RunStatus | None:

@@ -39,6 +39,9 @@ from typing import Any, NoReturn
 FIRST, FRACTION = 1 / 30, 0.2
 """The first pause between two questions, of Flower's own; later ones, of the time that a process has waited so far."""
 
+LOOK, LATE, SELDOM = 3, 1 / 30, 10.0
+"""Flower's seconds between a node's looks for messages; the longer pause, of the time without one; and its most."""
+
 BACKOFF = 0.1
 """Seconds before objects that were not there yet are asked for again."""
 
@@ -77,11 +80,13 @@ class Pauses:
         self._seconds = 0.0
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for Flower's seconds, or less."""
+        """Sleep for Flower's seconds, or less; longer, where a node has looked for a message for minutes."""
         now = time.monotonic()
         if seconds != self._seconds:
             self._seconds, self._since = seconds, now
-        time.sleep(pause(now - self._since, FIRST * seconds, seconds))
+        waited = now - self._since
+        most = max(seconds, min(LATE * waited, SELDOM)) if seconds == LOOK else seconds
+        time.sleep(pause(waited, FIRST * seconds, most))
 
 
 class Bell:

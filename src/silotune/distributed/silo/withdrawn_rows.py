@@ -112,7 +112,7 @@ def withdraw(records: Records, marks: Sequence[bytes]) -> None:
         values = [(mark, utc_now()) for mark in marks]
         connection.executemany("INSERT OR IGNORE INTO withdrawn VALUES (?, ?)", values)
         count = len({*marks})
-        records.append({"kind": "withdrawn", "rows": count, "reason": f"{count} rows", "user": current_user()})
+        records.append({"kind": "withdrawn", "reason": f"{count} rows", "user": current_user()})
 
 
 def uses(records: Records, silo: str, marks: Sequence[bytes] | None = None) -> list[dict[str, Any]]:

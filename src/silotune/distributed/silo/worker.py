@@ -148,10 +148,17 @@ def serve(settings: SiloSettings) -> None:
     worker = _Worker(settings)
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        if worker.busy != "loading":
+            raise KeyboardInterrupt
+        try:  # an import may drop what is raised in it, or make an ImportError of it
+            settings.socket_path.unlink(missing_ok=True)
+            _log(settings, "stopped")
+        finally:
+            os._exit(0)
 
-    signal.signal(signal.SIGTERM, stop)
     listener = _listen(settings.socket_path, settings.socket_group)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     threading.Thread(target=_accept, args=(listener, worker), daemon=True).start()
     try:
         from silotune.distributed.silo.session import Session
