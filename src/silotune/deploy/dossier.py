@@ -101,12 +101,12 @@ def _recipients(entries: Sequence[Mapping[str, Any]], run: str) -> dict[tuple[st
     """Return, by the silos to which combined parts were addressed and those whose answers show it, in which rounds."""
     greeted = [entry for entry in entries if entry["kind"] in ("hello", "planned") and entry["direction"] == "came"]
     silos = {entry["node"]: str(entry.get("silo")) for entry in greeted}
-    asked: defaultdict[str, tuple[set[str], set[str]]] = defaultdict(lambda: (set(), set()))
+    requests: defaultdict[str, tuple[set[str], set[str]]] = defaultdict(lambda: (set(), set()))
     for entry in entries:
         if entry.get("run") == run and entry["kind"] in _ASKS:
-            asked[f"{_ASKS[entry['kind']]} {entry['round']}"][entry["direction"] == "came"].add(silos[entry["node"]])
+            requests[f"{_ASKS[entry['kind']]} {entry['round']}"][entry["direction"] == "came"].add(silos[entry["node"]])
     found: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-    for request, recipients in asked.items():
+    for request, recipients in requests.items():
         found[tuple(", ".join(sorted(each)) or "nobody" for each in recipients)].append(request)
     return found
 
