@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.supercore.error import ApiErrorCode, FlowerError
@@ -19,9 +20,11 @@ def find_key(address: str, authority: Path, private_key: Path) -> tuple[bool, st
     """Return whether the key is registered, in words too: that is looked up before no seconds of heartbeat are refused.
 
     Raises:
-        SilotuneError: the answer is another, such as that this machine's clock is off.
+        SilotuneError: the key is of another type, or the answer is another, such as that this machine's clock is off.
     """
     key = load_ssh_private_key(private_key.read_bytes(), None)
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise SilotuneError(f"{private_key}: not a key that `silo join` made; Flower's are on an elliptic curve")
     signs = [NodeAuthHttpInterceptor(key, key.public_key())]
     request = ActivateNodeRequest(public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=0)
     try:
