@@ -20,7 +20,7 @@ from silotune.deploy.settings import CoordinatorSettings
 from silotune.deploy.status import FederationMetrics
 from silotune.distributed.coordinator.run_status import RunStatus, read_status
 from silotune.distributed.flower.commands import free_ports
-from silotune.distributed.metrics import LINK_FILE, Link, serve_metrics
+from silotune.distributed.metrics import LINK_FILE, LinkState, serve_metrics
 from silotune.distributed.protocol.disclosure import SiloStatus
 from silotune.distributed.protocol.frames import Frame
 from silotune.distributed.silo.policy import Request
@@ -228,7 +228,7 @@ def test_a_run_tells_of_its_silos_what_they_share(tiny_config, tmp_path, shared)
 
 def test_dashboard_and_alerts_name_metrics_that_exist(running, tmp_path):
     settings = SiloSettings(name="north", folder=str(tmp_path), rows=str(tmp_path), share=[], policy="trusting")
-    (tmp_path / LINK_FILE).write_text(json.dumps(vars(Link("", "", 0, {}))))
+    (tmp_path / LINK_FILE).write_text(json.dumps(vars(LinkState("", "", 0, {}))))
     known = {measure.name.removeprefix("silotune_") + ("_total" if measure.type == "counter" else "") for party in (
         FederationMetrics(running, nodes), WorkerMetrics(settings)) for measure in party.measures()}  # fmt: skip
     alerts = yaml.safe_load((DEPLOY / "alerts.yml").read_text(encoding="utf-8"))
