@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,8 +76,8 @@ def examine_silo(settings: SiloSettings | NodeSettings, train: bool = True) -> l
         checks.append(_valid("authority", settings.root_certificates, _SILO_RENEWS))
         checks += check_proxy(settings.superlink, settings.root_certificates)
         if checks[-1].state != "skipped" and os.access(settings.private_key, os.R_OK):
-            way = settings.superlink, Path(settings.root_certificates), Path(settings.private_key)
-            checks.append(attempt("registration", _REGISTER, lambda: _find_key(*way)))
+            way = settings.superlink, settings.root_certificates, settings.private_key
+            checks.append(attempt("registration", _REGISTER, partial(_is_registered, *way)))
     checks.append(_disk(settings.folder))
     if isinstance(settings, NodeSettings):
         remedy = "start the worker (`silotune worker SILO_YAML`)"
@@ -189,10 +190,10 @@ def _same_version(status: int, answer: dict[str, Any]) -> Judged:
     return own == theirs, f"silotune {own[0]}, protocol {own[1]}; coordinator: {theirs[0]}, {theirs[1]}"
 
 
-def _find_key(*way: Any) -> Judged:
+def _is_registered(superlink: str, authority: str, private_key: str) -> Judged:
     from silotune.distributed.flower.node_key import find_key  # it imports Flower
 
-    return find_key(*way)
+    return find_key(superlink, Path(authority), Path(private_key))
 
 
 def _disk(folder: str) -> Finding:

@@ -47,7 +47,6 @@ class Entities(Kind):
     answer = "set of spans"
     metrics = (*SPAN_METRICS, *LOSS_METRICS)
     constant = "nothing"
-    constant_name = "outside"
     baselines = {"outside": "nothing marked", "gazetteer": "gazetteer"}
     least_labels = 1
     by_position = True

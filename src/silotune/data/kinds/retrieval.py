@@ -45,7 +45,6 @@ class Retrieval(Kind):
     answer = "passage"
     metrics = RANK_METRICS
     constant = "equal vectors"
-    constant_name = "equal"
     baselines = {"bm25": "BM25"}
     least_labels = 0
     gives = "vectors"

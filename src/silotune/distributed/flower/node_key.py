@@ -17,7 +17,10 @@ from silotune.errors import SilotuneError
 
 
 def find_key(address: str, authority: Path, private_key: Path) -> tuple[bool, str]:
-    """Return whether the key is registered, in words too: that is looked up before no seconds of heartbeat are refused.
+    """Return whether the SuperLink knows the key, and the same in words.
+
+    The request asks for a heartbeat of 0 seconds. The SuperLink refuses that only after it has looked up the key, so
+    nothing is activated.
 
     Raises:
         SilotuneError: the key is of another type, or the answer is another, such as that this machine's clock is off.
