@@ -42,7 +42,7 @@ def test_papers_as_bibtex(silotune: Silotune) -> None:
     """Each paper is one entry that names its methods; baselines have none."""
     entries = shown(silotune, "methods", "--cite").split("@misc")[1:]
     noted = [name for entry in entries for name in entry.split("note = {method ")[1].split("}")[0].split(", ")]
-    assert set(METHODS) - {*noted} == {"local", "centralised", "server-only"}
+    assert set(METHODS) - {*noted} == {"local", "centralised", "server-only", "fedavg-server"}
     assert len(noted) == len({*noted})
     (apfl,) = [entry for entry in entries if entry.startswith("{apfl")]
     assert "author = {Deng and Kamani and Mahdavi}," in apfl

@@ -50,6 +50,7 @@ REFUSED = {
     "fedproto": "statistics of rows",
     "fedfame": "labeled rows from the silos",
     "server-only": "labeled rows from the silos",
+    "fedavg-server": "labeled rows from the silos",
     "ifca": "aggregation=ifca reads a number of silos' rows",
 }
 """Methods that noise on rows refuses, with words of the reason; the others have a run."""

@@ -17,7 +17,7 @@ from silotune.methods import METHODS
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 
-REFUSED = {"fedproto", "server-only", "fedfame"}
+REFUSED = {"fedproto", "server-only", "fedfame", "fedavg-server"}
 WORDS = ("garden", "letter", "Anna", "Bert", "Cara", "river", "saw", "the", "today")
 COMMON = (
     *("head=entities", "train.max_length=32", "threads=1", "precision=fp32", "data.task=t", "rounds=2"),

@@ -12,7 +12,7 @@ from silotune import run
 from silotune.errors import InputError
 from silotune.methods import METHODS
 
-LABELED_AT_THE_COORDINATOR = {"server-only", "fedfame"}
+LABELED_AT_THE_COORDINATOR = {"server-only", "fedfame", "fedavg-server"}
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from tests.properties.test_rows_do_not_couple import vectors_of
 
-REFUSED = {"fedproto", "server-only", "fedfame", "ifca"}
+REFUSED = {"fedproto", "server-only", "fedfame", "fedavg-server", "ifca"}
 WORDS = ("garden", "letter", "Anna", "Bert", "Cara", "river", "saw", "the", "today")
 OWN = ("head.in_batch=false", "head.negatives=2")
 

@@ -42,6 +42,7 @@ SENT = {
     "fedmcp, full": {"global"},
     "fedavg, server adam": {"global", "global_2"},
     "fedfame": {"global", "head", "head_projection"},
+    "fedavg-server": {"global", "head"},
     "ffa-lora": {"lora_B"},
     "fedsa-lora": {"lora_A"},
     "rolora": {"lora_A", "lora_B"},

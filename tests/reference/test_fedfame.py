@@ -100,6 +100,16 @@ def test_loss_terms_against_numpy(federation, parts_of):
     assert abs(expected_contrast - math.log(2)) > 1e-3  # not a limit case by chance
 
 
+def test_the_weight_of_the_distillation(tiny_federation, parts_of):
+    """`method.distillation` weighs eq. 3 alone."""
+    light = doubled(tiny_federation("fedfame", "head=linear", "method.distillation=0.25"))
+    phase, step = step_of(light, *parts_of)
+    loss = float(phase.loss(step))
+    terms = {name: float(value) for name, value in step.terms.items()}
+    assert loss == pytest.approx(terms["contrastive"] + 0.25 * terms["distillation"], abs=1e-10)
+    assert terms["distillation"] > 0.1
+
+
 def test_gradient_against_finite_differences(federation, parts_of):
     """Only local parts have a gradient: received and previous ones are anchors."""
     silo, state, received, before = parts_of
@@ -229,10 +239,11 @@ def test_the_server_step_trains_adapter_and_classifier_and_nothing_else(tiny_fed
     assert digest(one["global"]) == digest(result.state["global"]) != digest(other["global"])
 
 
-def test_one_server_step_is_a_gradient_step_on_cross_entropy(tiny_federation):
+@pytest.mark.parametrize("method", ["fedfame", "fedavg-server"])
+def test_one_server_step_is_a_gradient_step_on_cross_entropy(method, tiny_federation):
     """SGD with one batch: θ − η·∇CE, the gradient by autograd over the labeled rows written out in one rectangle."""
     words = ("head=linear", "train.optimizer=sgd", "train.lr=0.1", "train.batch_size=10")
-    federation = doubled(tiny_federation("fedfame", *words))
+    federation = doubled(tiny_federation(method, *words))
     server = federation.server
     (rows,) = server.train.values()
     shared = random_parts(federation, server)

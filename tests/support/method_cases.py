@@ -106,6 +106,7 @@ CASES: dict[str, Case] = {name: Case(name) for name in METHODS} | {
     ),
     "fedmcp, full": Case("fedmcp", ("tuner=full",)),
     "fedfame": Case("fedfame", _SEMI_SUPERVISED, one_task=True),
+    "fedavg-server": Case("fedavg-server", _SEMI_SUPERVISED, one_task=True),
     "fedproto": Case("fedproto", UNPARTITIONED, one_task=True),
     "ifca": Case("ifca", UNPARTITIONED, one_task=True),
     "server-only": Case("server-only", _SEMI_SUPERVISED, one_task=True),

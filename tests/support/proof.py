@@ -55,7 +55,7 @@ TUNER_WORDS = {
 REPRESENTATIVE = ("fedavg", "fedmcp", "feddpa-t")
 """Methods that `make test` runs under every tuner."""
 
-ONE_TASK = ("fedfame", "server-only")
+ONE_TASK = ("fedfame", "server-only", "fedavg-server")
 """Methods that share a head and have labeled rows at the coordinator."""
 
 LABEL_WORDS = "head.words={bad: awful, good: great, other: cold, same: kind}"

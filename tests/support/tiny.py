@@ -36,7 +36,7 @@ METHODS: list[str] = list(_METHODS)
 
 UNPARTITIONED = ("partition=none", "partition.silos=10")
 """Words that undo the partition of one task among silos."""
-ONE_TASK = {"fedfame", "fedproto", "server-only", "ifca"}
+ONE_TASK = {"fedfame", "fedproto", "server-only", "fedavg-server", "ifca"}
 """Methods that share a head or a table by label, and therefore need one task in all silos."""
 
 TASKS = ("alpha", "beta", "gamma")

@@ -9,7 +9,7 @@ from silotune.methods.apfl import APFL
 from silotune.methods.ditto import Ditto
 from silotune.methods.fdlora import FDLoRA
 from silotune.methods.fedalt import FedALT, RestOfWorld
-from silotune.methods.fedavg import FedAP, FedAvg, FedAvgFull, FedLR, FedPer, FedPrompt, FedRep
+from silotune.methods.fedavg import FedAP, FedAvg, FedAvgFull, FedAvgServer, FedLR, FedPer, FedPrompt, FedRep
 from silotune.methods.feddpa import FedDPAF, FedDPAT
 from silotune.methods.feddyn import FedDyn
 from silotune.methods.fedfame import FedFAME
@@ -45,7 +45,8 @@ from silotune.methods.scaffold import SCAFFOLD
 
 BUILT_IN: tuple[type[Method], ...] = (
     *(Local, Centralized, ServerOnly, FedAvg, FedAvgFull, FedProx, SCAFFOLD, FedDyn),
-    *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, APFL, PFedMe, FedMCP, FedFAME, FedProto, FedPrompt),
+    *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, APFL, PFedMe, FedMCP, FedFAME, FedAvgServer),
+    *(FedProto, FedPrompt),
     *(FedIT, FedLoRA, FedDPAF, FedDPAT),
     *(FFALoRA, FedSALoRA, RoLoRA, FlexLoRA, HetLoRA, FedSVD, FedExLoRA, FLoRA, LoRAFAIR, FDLoRA, FedALT),
     *(FedRotLoRA, FedMomentum, FLoRANA, LALoRA, RAVAN, IFCA),

@@ -5,11 +5,12 @@ Silos train the shared parts on their data, and the coordinator averages their u
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 from pydantic import Field
 
-from silotune.methods import GLOBAL, HEAD, Part, Phase, Scope, Supervised, SupervisedOptions, private
+from silotune.methods import GLOBAL, HEAD, Part, Phase, Scope, Supervised, SupervisedOptions, private, shared
 
 _FEDPETUNING = (
     "Zhang et al. 2023, FedPETuning: When Federated Learning Meets the PEFT Methods of Pre-trained Language Models"
@@ -57,6 +58,32 @@ class FedPrompt(FedAvg):
     name = "fedprompt"
     paper = "Zhao et al. 2023, FedPrompt: Communication-Efficient and Privacy-Preserving Prompt Tuning in FL"
     defaults = {"tuner": "prompt", "tuner.tokens": 20, "head": "verbalizer", "aggregation": "samples"}
+
+
+class FedAvgServerOptions(SupervisedOptions):
+    """The options of FedAvg with a phase at the coordinator."""
+
+    server_epochs: int = Field(default=1, ge=1, description="E_g, the coordinator's passes over its labeled rows")
+
+
+class FedAvgServer(FedAvg):
+    """FedAvg whose coordinator trains what it averaged on labeled rows of its own, by FedFAME's eq. 5.
+
+    What FedFAME scores below it, the labels of the silos' rows would have brought.
+    """
+
+    name = "fedavg-server"
+    paper = "upper baseline of FedFAME: silos train on labels, the coordinator on its own labeled rows"
+    Options = FedAvgServerOptions
+
+    def head(self) -> Part:
+        """Return a shared head, because the coordinator trains it, too."""
+        return shared(self.setting.head)
+
+    def server_phases(self) -> list[Phase]:
+        """The silos' phase, on the coordinator's rows."""
+        epochs = cast(FedAvgServerOptions, self.options).server_epochs
+        return [replace(phase, name="server", epochs=epochs) for phase in self.phases()]
 
 
 class FedPer(FedAvg):

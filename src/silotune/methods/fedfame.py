@@ -36,6 +36,7 @@ class FedFAMEOptions(MethodOptions):
     """The options of FedFAME."""
 
     tau: float = Field(default=0.5, gt=0, description="eq. 2's temperature, which the paper does not state")
+    distillation: float = Field(default=1.0, ge=0, description="weight of eq. 3; the paper's is 1, and 0 leaves it out")
     projection: int = Field(default=256, ge=1, le=65536, description="the projection head's width")
     server_epochs: int = Field(default=1, ge=1, description="E_g, the coordinator's passes over its labeled rows")
     guard: bool = Field(
@@ -94,7 +95,7 @@ class FedFAME(Method):
         teacher = self.setting.head.logits(step.received.get(HEAD, {}), step.views["received"], step.batch.task)
         distilled = distillation(step.logits("own"), teacher, exact=guard)  # eq. 3
         step.log(contrastive=contrastive, distillation=distilled)
-        return contrastive + distilled
+        return contrastive + self._options.distillation * distilled
 
     def server_phases(self) -> list[Phase]:
         """One phase in which the coordinator trains adapter and classifier on its labeled rows (eq. 5)."""
