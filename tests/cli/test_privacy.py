@@ -19,10 +19,14 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plans_at_one_epsilon(silotune: Silotune, tmp_path) -> None:
     shown = json.loads(silotune("privacy", "--units", 1000, "--epsilon", 1, "--json").out)
     assert [(one["rate"], one["steps"]) for one in shown["plans"] if one["proposed"]] == [(0.25, 20)]
+    (of_head,) = [one for one in shown["plans"] if one["proposed_for_head"]]
+    assert (of_head["rate"], of_head["steps"]) == (0.25, 120)
+    assert of_head["head_lr"] == pytest.approx(0.055 * 1000 / (120 * of_head["noise"]))
     config = tmp_path / "run.yaml"
     config.write_text("preset: demo\nmethod: fedavg\nprivacy: {unit: row, epsilon: 1, units: 900}\n")
     said = silotune("privacy", config).out
     assert "proposed: privacy.rate=0.25, 20 noised steps" in said
+    assert "privacy.rate=0.25, 120 steps, method.head_lr=" in said
     assert "1,000 units a silo, ε = 1" in said
 
 

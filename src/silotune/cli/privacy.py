@@ -24,7 +24,7 @@ def privacy(
     Units, ε and δ are those of CONFIG (privacy.units, .epsilon, .delta) where they are not given.
     """
     from silotune.communication.privacy.accountant import usual_delta
-    from silotune.communication.privacy.plan import expectation, proposed, step_plans
+    from silotune.communication.privacy.plan import STEPS, expectation, proposed, step_plans
     from silotune.config.uplink import PrivacyConfig
     from silotune.errors import InputError
     from silotune.runs.build.resolve import read_config
@@ -35,17 +35,26 @@ def privacy(
         raise InputError("privacy: needs the units of a silo and ε above 0; e.g. --units 1000 --epsilon 8")
     delta = configured.delta or usual_delta(units)
     plans = step_plans(epsilon, delta)
-    best = proposed(plans)
+    best, of_head = proposed(plans), proposed([plan for plan in plans if plan.steps == max(STEPS)])
     if as_json:
-        rows = [asdict(plan) | {"passes": plan.passes, "noise": plan.noise, "proposed": plan is best} for plan in plans]
+        rows = [
+            asdict(plan)
+            | {"passes": plan.passes, "noise": plan.noise, "head_lr": plan.head_lr(units)}
+            | {"proposed": plan is best, "proposed_for_head": plan is of_head}
+            for plan in plans
+        ]
         typer.echo(json.dumps({"epsilon": epsilon, "delta": delta, "units": units, "plans": rows}, indent=1))
         return
     title = f"ε = {epsilon:g}, δ = {delta:g}, {units:,} units a silo"
     table = new_table(title, ["rate", "steps", "passes", "noise σ of a step", "σ / (rate · √steps)", ""])
     for plan in plans:
         numbers = (f"{plan.rate:g}", str(plan.steps), f"{plan.passes:g}", f"{plan.multiplier:.2f}", f"{plan.noise:.2f}")
-        table.add_row(*numbers, "proposed" if plan is best else "")
+        table.add_row(*numbers, "proposed" if plan is best else "for a head" if plan is of_head else "")
     console.print(table)
     say(f"proposed: privacy.rate={best.rate:g}, {best.steps} noised steps (rounds × train.steps)")
     say(f"noise of the mean gradient: {best.noise / units:.2g} × privacy.clip")
+    say(
+        f"for a head on vectors that are kept, whose passes cost little: privacy.rate={of_head.rate:g}, "
+        f"{of_head.steps} steps, method.head_lr={of_head.head_lr(units):.2g}"
+    )
     say(expectation(units, epsilon))
