@@ -30,6 +30,7 @@ from silotune.methods import GLOBAL, HEAD, PredictionMix, Scalar, Scope, Supervi
 from silotune.methods.step import AT_WORK
 from silotune.models.heads import Head
 from silotune.models.tuners import TUNERS, Tuner, TunerOptions
+from silotune.runs.scores import baseline_titles
 
 pytestmark = pytest.mark.usefixtures("fresh_registries")
 
@@ -166,7 +167,7 @@ class Steps(Classification):
     name = "steps"
     metrics = ("balance",)
     signed = ("balance",)
-    constant_name = "median"
+    baselines = {"median": "median label"}
 
     def outputs(self, task):
         return len(task.labels) - 1
@@ -186,6 +187,7 @@ def test_a_kind_whose_outputs_are_no_logits_of_labels_has_its_own_constant_and_n
     task = Task("t", ("low", "mid", "high"), "balance", "steps")
     rows = [Row((f"text {number}",), label) for number, label in enumerate((0, 2, 2, 2))]
     assert _fit_and_score(task, rows, rows[:2], None) == {"median": 100.0}
+    assert baseline_titles()["median"] == "median label"
     assert metric_range("balance") == (-100, 100)
     with pytest.raises(InputError, match="export: no way from outputs to answers of kind 'steps'"):
         _reader(task)

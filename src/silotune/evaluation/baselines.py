@@ -20,7 +20,7 @@ from silotune.data.targets import target_tensor
 from silotune.data.tasks import LOSS_METRICS, Task
 from silotune.errors import InputError
 
-MAJORITY, MEAN, BAG_OF_WORDS = "majority", "mean", "bag_of_words"
+MAJORITY, BAG_OF_WORDS = "majority", "bag_of_words"
 
 MOST_ROWS = 20_000
 """Training rows that a baseline learns from, the first ones of the (shuffled) split."""
@@ -105,13 +105,14 @@ def _fit_and_score(task: Task, train: Sequence[Row], test: Sequence[Row], weight
         if untitled := own.keys() - task.rules.baselines.keys():
             raise InputError(f"kind {task.kind}: `baselines` has no title for {', '.join(sorted(untitled))}")
         return own
+    name = next(iter(task.rules.baselines), MAJORITY)
     if task.rules.outputs(task) != len(task.labels or [0]):  # an outside kind's outputs are not a logit of each label
         targets = target_tensor(task, train)
         constant_outputs = task.rules.constant_outputs(task, targets)[:1].expand(len(test), -1)
         judged = task.rules.judge(task, task.metric, constant_outputs, target_tensor(task, test))
-        return {task.rules.constant_name: judged}
+        return {name: judged}
     constant = DummyClassifier(strategy="prior") if task.labels else DummyRegressor()
-    scores = {task.rules.constant_name: _score(task, constant, train, test, weights)}
+    scores = {name: _score(task, constant, train, test, weights)}
     if len({row.known for row in train}) > 1 and any(re.search(r"\w", text) for row in train for text in row.texts):
         scores[BAG_OF_WORDS] = _score(task, _bag_of_words(task), train, test, weights)
     return scores

@@ -132,10 +132,8 @@ class Kind(ABC):
     """Those of a kind's own metrics that may be negative, down to −100."""
     constant: ClassVar[str] = ""
     """The best constant answer in words, for tables."""
-    constant_name: ClassVar[str] = "majority"
-    """The key of the constant answer's score among baselines."""
     baselines: ClassVar[Mapping[str, str]] = {}
-    """The kind's own baselines, the constant answer's where it has another key: key → title in tables."""
+    """The kind's own baselines: key → title in tables; the first is the constant answer's, else `majority`."""
     labeled: ClassVar[bool] = True
     """Whether a head's outputs are compared with targets; not so for written answers."""
     least_labels: ClassVar[int] = 2

@@ -27,7 +27,6 @@ class Regression(Kind):
     answer = "number"
     metrics = (*NUMBER_METRICS, *LOSS_METRICS)
     constant = "the mean number"
-    constant_name = "mean"
     baselines = {"mean": "mean number"}
     least_labels = 0
 
