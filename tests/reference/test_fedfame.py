@@ -260,6 +260,14 @@ def test_one_server_step_is_a_gradient_step_on_cross_entropy(method, tiny_federa
     assert sorted(rows.labels.tolist()) == [0] * 5 + [1] * 5
 
 
+@pytest.mark.parametrize(("number", "changed"), [(1, {"head"}), (2, {"global", "head"})])
+def test_in_rounds_of_heads_the_coordinator_trains_the_head_alone(tiny_federation, number, changed):
+    federation = tiny_federation("fedavg-server", "method.head_rounds=1", "rounds=2", "train.lr=1e-2")
+    shared = federation.coordinator.shared
+    state = federation.trainer.server_step(federation.server, shared, number).state
+    assert {part for part in shared if digest(state[part]) != digest(shared[part])} == changed
+
+
 def test_a_server_phase_over_a_private_part_is_refused():
     class Wrong(FedAvg):
         def server_phases(self):

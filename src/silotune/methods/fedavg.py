@@ -69,7 +69,7 @@ class FedAvgServerOptions(SupervisedOptions):
 class FedAvgServer(FedAvg):
     """FedAvg whose coordinator trains what it averaged on labeled rows of its own, by FedFAME's eq. 5.
 
-    What FedFAME scores below it, the labels of the silos' rows would have brought.
+    The difference from FedFAME is what labels in the silos add.
     """
 
     name = "fedavg-server"
@@ -81,9 +81,9 @@ class FedAvgServer(FedAvg):
         return shared(self.setting.head)
 
     def server_phases(self) -> list[Phase]:
-        """The silos' phase, on the coordinator's rows."""
+        """What the silos train in a round, on the coordinator's rows: the head alone in rounds of heads."""
         epochs = cast(FedAvgServerOptions, self.options).server_epochs
-        return [replace(phase, name="server", epochs=epochs) for phase in self.phases()]
+        return [replace(phase, name=f"server-{phase.name}", epochs=epochs) for phase in self.local_phases()]
 
 
 class FedPer(FedAvg):

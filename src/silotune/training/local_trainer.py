@@ -73,4 +73,5 @@ class LocalTrainer:
         coordinator, settings = replace(server, state=SiloState({})), self.context.train
         if settings.server_lr is not None:
             settings = settings.with_lr(settings.server_lr)
-        return train(self.context, [coordinator], shared, number, self.context.server_phases, settings)[0]
+        phases = [phase for phase in self.context.server_phases if phase.runs_in(number)]
+        return train(self.context, [coordinator], shared, number, phases, settings)[0]
