@@ -35,12 +35,12 @@ def privacy(
         raise InputError("privacy: needs the units of a silo and ε above 0; e.g. --units 1000 --epsilon 8")
     delta = configured.delta or usual_delta(units)
     plans = step_plans(epsilon, delta)
-    best, of_head = proposed(plans), proposed([plan for plan in plans if plan.steps == max(STEPS)])
+    best, head_plan = proposed(plans), proposed([plan for plan in plans if plan.steps == max(STEPS)])
     if as_json:
         rows = [
             asdict(plan)
             | {"passes": plan.passes, "noise": plan.noise, "head_lr": plan.head_lr(units)}
-            | {"proposed": plan is best, "proposed_for_head": plan is of_head}
+            | {"proposed": plan is best, "proposed_for_head": plan is head_plan}
             for plan in plans
         ]
         typer.echo(json.dumps({"epsilon": epsilon, "delta": delta, "units": units, "plans": rows}, indent=1))
@@ -49,12 +49,12 @@ def privacy(
     table = new_table(title, ["rate", "steps", "passes", "noise σ of a step", "σ / (rate · √steps)", ""])
     for plan in plans:
         numbers = (f"{plan.rate:g}", str(plan.steps), f"{plan.passes:g}", f"{plan.multiplier:.2f}", f"{plan.noise:.2f}")
-        table.add_row(*numbers, "proposed" if plan is best else "for a head" if plan is of_head else "")
+        table.add_row(*numbers, "proposed" if plan is best else "for a head" if plan is head_plan else "")
     console.print(table)
     say(f"proposed: privacy.rate={best.rate:g}, {best.steps} noised steps (rounds × train.steps)")
     say(f"noise of the mean gradient: {best.noise / units:.2g} × privacy.clip")
     say(
-        f"for a head on vectors that are kept, whose passes cost little: privacy.rate={of_head.rate:g}, "
-        f"{of_head.steps} steps, method.head_lr={of_head.head_lr(units):.2g}"
+        f"for a head on vectors that are kept, whose passes cost little: privacy.rate={head_plan.rate:g}, "
+        f"{head_plan.steps} steps, method.head_lr={head_plan.head_lr(units):.2g} (privacy.clip=1, head.normalize=3)"
     )
     say(expectation(units, epsilon))

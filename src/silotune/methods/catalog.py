@@ -46,8 +46,7 @@ from silotune.methods.scaffold import SCAFFOLD
 BUILT_IN: tuple[type[Method], ...] = (
     *(Local, Centralized, ServerOnly, FedAvg, FedAvgFull, FedProx, SCAFFOLD, FedDyn),
     *(FedAP, FedLR, MOON, FedRep, FedPer, FedMatch, Ditto, APFL, PFedMe, FedMCP, FedFAME, FedAvgServer),
-    *(FedProto, FedPrompt),
-    *(FedIT, FedLoRA, FedDPAF, FedDPAT),
+    *(FedProto, FedPrompt, FedIT, FedLoRA, FedDPAF, FedDPAT),
     *(FFALoRA, FedSALoRA, RoLoRA, FlexLoRA, HetLoRA, FedSVD, FedExLoRA, FLoRA, LoRAFAIR, FDLoRA, FedALT),
     *(FedRotLoRA, FedMomentum, FLoRANA, LALoRA, RAVAN, IFCA),
 )

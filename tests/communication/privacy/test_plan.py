@@ -44,11 +44,13 @@ def test_the_fewest_passes_within_15_percent_of_the_least_noise_are_proposed():
         (StepPlan(0.25, 120, 10.36), 700, (1 / 16, 1 / 16)),
         (StepPlan(0.25, 120, 1.84), 250, (1 / 8, 1 / 8)),
         (StepPlan(0.25, 120, 1.84), 700, (1 / 4, 1 / 2)),
+        (StepPlan(0.5, 20, 1.55), 250, (1, 1)),
+        (StepPlan(0.5, 20, 1.55), 700, (1, 1)),
         (StepPlan(0.1, 40, 2.68), 250, (1 / 8, 1 / 8)),
         (StepPlan(0.1, 40, 2.68), 700, (1 / 4, 1 / 4)),
     ],
 )
-def test_the_rate_of_a_head_is_within_a_step_of_the_best_of_six(made, units, best):
+def test_the_rate_of_a_head_is_within_a_factor_of_two_of_the_best_of_six(made, units, best):
     """The best on movie snippets and on subjectivity, of 1/32 to 1 (docs/results/row-noise.md)."""
     assert all(rate / 2 <= made.head_lr(units) <= rate * 2 for rate in best)
 
