@@ -434,6 +434,22 @@ def test_auto_counts_both_answers_of_a_pair_and_the_tokens_of_decoders(words):
         assert at_once.choose_cohort("auto", context, [silo]).size == size, more
 
 
+def test_auto_trains_silos_of_a_causal_model_one_by_one_on_a_cpu(words, model_folder, monkeypatch):
+    overrides = (f"backbone={model_folder('llama')}", "tuner=lora", "head.pooling=last", "cohort=auto")
+    federation = build(read_config("demo", words("fedavg", *overrides)))
+    context, silos = federation.context, federation.silos.values()
+    monkeypatch.setattr(at_once, "MANY_SILOS", len(silos))
+    for configured in ("auto", None):
+        found = at_once.choose_cohort(configured, context, silos)
+        assert found.size == 1
+        assert "causal" in found.reason
+    assert at_once.choose_cohort(3, context, silos) == at_once.Cohort(3)
+    monkeypatch.setattr(federation.backbone, "device", torch.device("cuda"))
+    monkeypatch.setattr(at_once, "kept_of_a_token", lambda *_: 1000)
+    monkeypatch.setattr(at_once, "total_memory", lambda _: 2**40)
+    assert at_once.choose_cohort("auto", context, silos) == at_once.Cohort(COHORT_ON_A_GPU)
+
+
 def test_many_silos_share_forwards_by_default(words, tmp_path, monkeypatch):
     """And their scores are those of silos that are scored one by one."""
     config, numbers = read_config("demo", words("ditto", "rounds=1")), {}

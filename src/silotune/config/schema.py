@@ -195,8 +195,8 @@ class Config(Section):
     cache: CacheConfig = CacheConfig()
     cohort: CohortSize | None = Field(
         default=None,
-        description="silos trained and scored in one forward pass; `auto`: by device and memory. By default 1, and "
-        "`auto` from 64 silos on.",
+        description="silos trained and scored in one forward pass; `auto`: by device, backbone and memory. By "
+        "default 1, and `auto` from 64 silos on.",
     )
     train: TrainConfig = TrainConfig()
     sampling: SamplingConfig = SamplingConfig()

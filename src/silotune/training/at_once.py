@@ -19,6 +19,7 @@ from silotune.errors import InputError
 from silotune.methods.base import Method
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.backbone.device import total_memory
+from silotune.models.backbone.stored_model import is_causal
 from silotune.models.forward.mixing import MixEntry, can_share_forward, make_plan, parts_in
 from silotune.models.heads import Head, LanguageModelHead
 from silotune.training.context import TrainingContext
@@ -138,8 +139,8 @@ ALONE = Cohort()
 def choose_cohort(configured: int | str | None, context: TrainingContext, silos: Collection[Silo]) -> Cohort:
     """Choose how many silos of a run train together.
 
-    A configured number is taken, or refused if silos cannot share a forward; `auto` is as many as memory has room for.
-    None is 1, and `auto` where there are many silos.
+    A configured number is taken, or refused if silos cannot share a forward; `auto` is as many as memory has room for,
+    and 1 where sharing does not pay. None is 1, and `auto` where there are many silos.
     """
     if configured is None and len(silos) < MANY_SILOS:
         return ALONE
@@ -148,6 +149,9 @@ def choose_cohort(configured: int | str | None, context: TrainingContext, silos:
         if configured > 1 and obstacle:
             raise InputError(f"cohort={configured}: {obstacle}; allowed: cohort=1 or auto")
         return Cohort(configured)
+    backbone = context.backbone
+    if backbone.device.type == "cpu" and is_causal(backbone.base.config):  # docs/results/engineering.md
+        obstacle = obstacle or "on a CPU silos of a causal model train faster one by one"
     return Cohort(1, obstacle) if obstacle else _fitting(context, silos)
 
 
