@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from silotune.cli.app import BEFORE, app
-from silotune.cli.console import JsonOption, complete_key, console, new_table, say
+from silotune.cli.console import JsonOption, WholeTable, complete_key, console, new_table, say
 
 if TYPE_CHECKING:
     from silotune.config.reference import Key
@@ -66,10 +65,8 @@ def config_command(
     console.print(_keys_table(key or "keys without a section", keys))
 
 
-def _keys_table(title: str, keys: list[Key]) -> Table:
-    table = Table(title=title)
-    for column in ("key", "allowed", "default", "meaning"):
-        table.add_column(column, overflow="fold")
+def _keys_table(title: str, keys: list[Key]) -> WholeTable:
+    table = new_table(title, ("key", "allowed", "default", "meaning"))
     for one in keys:
         owners = f" (of {', '.join(one.owners[:3])}{' …' if len(one.owners) > 3 else ''})" if one.owners else ""
         table.add_row(*map(escape, map(_plain, (one.name, one.type, one.default, one.meaning + owners))))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Column, Table
+from rich.text import TextType
+from typing_extensions import override
 
 console = Console(highlight=False)
 
@@ -71,9 +74,61 @@ Source = Annotated[
 ]
 
 
-def new_table(title: str | None, texts: Iterable[str], numbers: Iterable[str] = ()) -> Table:
+_NAME, _TEXT, _FRAME = 20, 10, 3
+"""Least widths of a table: of names of rows and of a text, where they are longer; of the frame around a cell."""
+
+
+class WholeTable(Table):
+    """A table that cuts nothing: texts are folded, and columns beyond the width go into further tables.
+
+    Cells of numbers, which are justified to the right, stay on one line. Every table has the first column, the names
+    of the rows, which gets the room that the others can spare.
+    """
+
+    @override
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render as one table, or several."""
+        ranges = [_widths(column, console, options) for column in self.columns]
+        least = [min(ranges[0][1], _NAME), *(low for low, _ in ranges[1:])]
+        room = options.max_width - 1 - least[0] - _FRAME
+        left, parts = room, [[0]]
+        for number in range(1, len(least)):
+            if least[number] + _FRAME > left and len(parts[-1]) > 1:
+                parts.append([0])
+                left = room
+            parts[-1].append(number)
+            left -= least[number] + _FRAME
+        for part in parts:
+            widths, spare = {number: least[number] for number in part}, room - sum(least[n] + _FRAME for n in part[1:])
+            while spare > 0 and (narrow := [number for number in part if widths[number] < ranges[number][1]]):
+                for number in [0] if narrow[0] == 0 else narrow[:spare]:
+                    widths[number], spare = widths[number] + 1, spare - 1
+            yield self._with(widths, self.title if part is parts[0] else None)
+
+    def _with(self, widths: Mapping[int, int], title: TextType | None) -> Table:
+        """Return a table of some of the columns, with these widths."""
+        table = Table(title=title, show_lines=self.show_lines)
+        chosen = [(self.columns[number], width) for number, width in widths.items()]
+        for column, width in chosen:
+            table.add_column(column.header, justify=column.justify, width=width, overflow="fold")
+        for row, *cells in zip(self.rows, *(column.cells for column, _ in chosen), strict=True):
+            table.add_row(*cells, style=row.style, end_section=row.end_section)
+        return table
+
+
+def _widths(column: Column, console: Console, options: ConsoleOptions) -> tuple[int, int]:
+    """Return the least width of a column, and the width with which nothing is folded."""
+    header = Measurement.get(console, options, column.header)
+    cells = [Measurement.get(console, options, cell) for cell in column.cells]
+    most = max(each.maximum for each in (header, *cells))
+    if column.justify == "right":
+        return max(header.minimum, *(cell.maximum for cell in cells), 1), most
+    return min(_TEXT, max(each.minimum for each in (header, *cells))), most
+
+
+def new_table(title: str | None, texts: Iterable[str], numbers: Iterable[str] = ()) -> WholeTable:
     """Make a table with columns of texts, and behind them columns of numbers."""
-    table = Table(*texts, title=title)
+    table = WholeTable(*texts, title=title)
     for column in numbers:
         table.add_column(column, justify="right")
     return table

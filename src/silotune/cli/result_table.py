@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
 
+from silotune.cli.console import WholeTable, new_table
 from silotune.data.kinds import KINDS
 from silotune.data.tasks import lower_is_better, metric_title
 from silotune.runs.scores import (
@@ -29,11 +29,7 @@ _FACTS: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
-_WIDEST = 32
-"""Characters of a silo's name that a narrow terminal shows."""
-
-
-def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
+def result_table(summaries: Sequence[dict[str, Any]]) -> WholeTable:
     """Make the table of test scores of several runs over the same silos, with what each run trains and sends.
 
     It names every silo's metric, in the title where there is one for all, and has the scores of the baselines. A single
@@ -45,15 +41,10 @@ def result_table(summaries: Sequence[dict[str, Any]]) -> Table:
     titles = {silo_metric(first, silo) for silo in silos}
     measure = "score" if len(titles) > 1 else titles.pop()
     what = f"test {measure}{'' if lower else ' (%)'} at the best round by validation"
-    table = Table(title=escape(f"{what}; {backbones_text(summaries)}"))
-    table.add_column("silo", no_wrap=True, min_width=min(_WIDEST, max(map(len, [*silos, *_FACTS]))))
-    if measure == "score":
-        table.add_column("metric")
-    for summary in summaries:
-        table.add_column(summary["method"], justify="right")
     more = _columns_beside(first) if len(summaries) == 1 else _baseline_columns(first)
-    for title in more:
-        table.add_column(title, justify="right")
+    numbers = (*(summary["method"] for summary in summaries), *more)
+    title = escape(f"{what}; {backbones_text(summaries)}")
+    table = new_table(title, ("silo", "metric") if measure == "score" else ["silo"], numbers)
 
     def row(label: str, metric: str, *cells: str) -> None:
         table.add_row(label, *([escape(metric)] if measure == "score" else []), *cells)

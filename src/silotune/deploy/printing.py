@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from silotune.cli.console import console, say
+from silotune.cli.console import console, new_table, say
 from silotune.communication.privacy.accountant import DELTA, assuming
 from silotune.distributed.protocol.disclosure import HIDDEN
 from silotune.errors import SilotuneError
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 def print_status(state: Mapping[str, Any]) -> None:
     """Print the state of a federation, as `federation_status` returns it."""
     from rich.markup import escape
-    from rich.table import Table
 
     coordinator = state["coordinator"]
     say(f"coordinator: {'running' if coordinator['running'] else 'not running'}")
@@ -50,9 +49,7 @@ def print_status(state: Mapping[str, Any]) -> None:
         say(f"certificates: {days_text(coordinator['certificate_days'])}")
     if not state["silos"]:
         return
-    table = Table()
-    for column in ("silo", "state", "busy with", "last seen", "version", "rows", "ε left", "disk free"):
-        table.add_column(column, no_wrap=column in ("silo", "state"))
+    table = new_table(None, ("silo", "state", "busy with", "last seen", "version", "rows"), ("ε left", "disk free"))
     for silo in state["silos"]:
         epsilon, rows = silo["epsilon_left"], silo["rows_fingerprint"]
         cells = (
@@ -118,9 +115,8 @@ def _size(count: int | None) -> str:
 def print_runs(runs: Sequence[Mapping[str, Any]]) -> None:
     """Print a table of a coordinator's runs."""
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table("run", "state", "method", "round", "silos", "began", "folder")
+    table = new_table(None, ("run", "state", "method", "round", "silos", "began", "folder"))
     for run in runs:
         activity = run["activity"] or run["error"]
         state = run["state"] + (f": {activity}" if activity else "")
@@ -145,14 +141,13 @@ def incidents(run: Path) -> list[str]:
 def print_survey(survey: Mapping[str, Any]) -> None:
     """Print the counts of a survey, bins that no silo has enough rows of left out, and its warnings."""
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table("figure", "bin", *map(escape, survey["silos"]), "all")
+    table = new_table(None, ["figure: bin"], [*map(escape, survey["silos"]), "all"])
     for title, bins in survey["all"].items():
         for name, total in bins.items():
             of_silos = [counts.get(title, {}).get(name, "–") for counts in survey["silos"].values()]
             if any(type(count) is int for count in of_silos):
-                table.add_row(*map(escape, (title, name, *map(str, of_silos), str(total))))
+                table.add_row(*map(escape, (f"{title}: {name}", *map(str, of_silos), str(total))))
     console.print(table)
     for silo, figures in survey["untold"].items():
         say(f"silo {silo!r} does not tell: {', '.join(figures)}")

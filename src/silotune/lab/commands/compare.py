@@ -188,8 +188,8 @@ def _show(finished: ComparisonResult) -> None:
     from silotune.lab.report.table_files import as_terminal
     from silotune.lab.report.tables import cost_table, score_table
 
-    console.print(as_terminal(score_table(finished.results), console.width))
-    console.print(as_terminal(cost_table(finished.results), console.width))
+    console.print(as_terminal(score_table(finished.results)))
+    console.print(as_terminal(cost_table(finished.results)))
     for sentence in beaten_by_words(finished.results):
         say(sentence)
     show_verdicts(finished.results)
@@ -243,7 +243,7 @@ def sweep(
             progress=listener,
             elsewhere=elsewhere_of(federation, where, out, say),
         )
-    console.print(as_terminal(finished.table(), console.width))
+    console.print(as_terminal(finished.table()))
     for remark in sweep_remarks(out, list(finished.plan.spaces)):
         say(remark)
     say(f"wrote {', '.join(map(str, finished.files))}; silotune compare {source} best={out} … takes each method's best")

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from silotune.cli.console import LogFile, Quiet, Verbose, console, say
+from silotune.cli.console import LogFile, Quiet, Verbose, WholeTable, console, say
 from silotune.errors import OR_RESUME, InputError, require_known, require_unused
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from silotune.config import Config
     from silotune.runs.run_result import Run
 
@@ -108,14 +106,12 @@ def demo(
     say(f"scores per round and silo, and what was sent: {page}")
 
 
-def _answers(config: Config, runs: Sequence[Run]) -> Table:
+def _answers(config: Config, runs: Sequence[Run]) -> WholeTable:
     """Return one test instruction of each silo, answered by the untouched model and by the silo's of each run."""
-    from rich.table import Table
-
     from silotune.data.loading import load_silos
     from silotune.runs.personal_model import PersonalModel
 
-    table = Table("silo", "instruction", "untouched", *(made.folder.name for made in runs), show_lines=True)
+    table = WholeTable("silo", "instruction", "untouched", *(made.folder.name for made in runs), show_lines=True)
     for data in load_silos(config):
         models = [PersonalModel.open(made.folder / "models" / data.name, made.federation.backbone) for made in runs]
         instruction = data.splits.test[0].texts[0]
@@ -124,14 +120,12 @@ def _answers(config: Config, runs: Sequence[Run]) -> Table:
     return table
 
 
-def _marked(config: Config, runs: Sequence[Run]) -> Table:
+def _marked(config: Config, runs: Sequence[Run]) -> WholeTable:
     """Return the first test sentence of each silo with its own spans, and those that the silo's models mark."""
-    from rich.table import Table
-
     from silotune.data.loading import load_silos
     from silotune.runs.personal_model import PersonalModel
 
-    table = Table("silo", "sentence", "true", *(made.folder.name for made in runs), show_lines=True)
+    table = WholeTable("silo", "sentence", "true", *(made.folder.name for made in runs), show_lines=True)
     for data in load_silos(config):
         row = data.splits.test[0]
         models = [PersonalModel.open(made.folder / "models" / data.name, made.federation.backbone) for made in runs]

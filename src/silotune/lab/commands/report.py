@@ -31,7 +31,7 @@ def report(
     from silotune.lab.report.tables import score_table
 
     written = write(runs, out, ddof=ddof, title=title, against=against, margin=margin)
-    console.print(as_terminal(score_table(written.results), console.width))
+    console.print(as_terminal(score_table(written.results)))
     for sentence in beaten_by_words(written.results):
         say(sentence)
     show_verdicts(written.results)
@@ -55,7 +55,7 @@ def personalization(
     unseen = unseen_table(results)
     result_tables = [*measure_tables(results), *([unseen] if unseen else [])]
     for table in result_tables:
-        console.print(as_terminal(table, console.width))
+        console.print(as_terminal(table))
     make_folder(out, f"--out {out}")
     write_text(out / "tables.md", "\n".join(f"## {table.title}\n\n{as_markdown(table)}" for table in result_tables))
     write_text(out / "tables.tex", "\n".join(f"% {table.title}\n{as_latex(table)}" for table in result_tables))
@@ -108,7 +108,7 @@ def transfer(
     for note in result.notes:
         say(note)
     for table in (*(matrix.table() for matrix in result.matrices), summary_table(result.matrices)):
-        console.print(as_terminal(table, console.width))
+        console.print(as_terminal(table))
     say(f"wrote {', '.join(map(str, result.files))}")
 
 

@@ -27,7 +27,7 @@ def show_verdicts(results: Results) -> None:
     from silotune.lab.report.table_files import as_terminal
 
     if (judged := verdict_table(results)) is not None:
-        console.print(as_terminal(judged, console.width))
+        console.print(as_terminal(judged))
         say(NOTE)
     for line in alarms(results):
         say(f"alarm: {line}")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
+from silotune.cli.console import new_table
 from silotune.core.files import write_text
 from silotune.core.notebook import html_table
 from silotune.lab.report import tables
@@ -132,35 +132,12 @@ def _joined(left_table: ResultTable, right_table: ResultTable) -> ResultTable:
     return ResultTable(left_table.title, [*left_table.header, *right_table.header], rows)
 
 
-def as_terminal(table: ResultTable, width: int) -> Group:
-    """Render for rich: best in bold, second underlined; columns beyond the width go into further tables."""
-    label_width = max(len(label) for label, _ in table.rows) + 5
-    room, chunks = width - label_width, [[0]]
-    for number, name in enumerate(table.header):
-        needed = max(map(len, [name, *(_compact(cells[number]) for _, cells in table.rows)])) + 3
-        if number and needed > room:
-            chunks.append([])
-            room = width - label_width
-        if number:
-            chunks[-1].append(number)
-        room -= needed
-    return Group(Text(table.title), *(_rich_table(table, chunk) for chunk in chunks))
-
-
-def _compact(value: TableCell) -> str:
-    return value.text.replace(" ± ", "±")
-
-
-def _rich_table(result: ResultTable, columns: Sequence[int]) -> Table:
-    table = Table()
-    table.add_column(result.first)
-    for number in columns:
-        table.add_column(result.header[number], justify="right")
-    marks = {1: "[bold]{}[/]", 2: "[underline]{}[/]"}
-    for label, values in result.rows:
-        cells = _marked([values[number] for number in columns], marks, escape)
-        table.add_row(escape(label), *(cell.replace(" ± ", "±") for cell in cells))
-    return table
+def as_terminal(table: ResultTable) -> Group:
+    """Render for rich: best in bold, second underlined."""
+    shown, marks = new_table(None, [table.first], table.header), {1: "[bold]{}[/]", 2: "[underline]{}[/]"}
+    for label, values in table.rows:
+        shown.add_row(escape(label), *(cell.replace(" ± ", "±") for cell in _marked(values, marks, escape)))
+    return Group(Text(table.title), shown)
 
 
 def _marked(cells: Sequence[TableCell], marks: Mapping[int, str], escape: Callable[[str], str] = str) -> list[str]:
