@@ -159,26 +159,43 @@ for (const svg of document.querySelectorAll("svg")) {
   if (box.right > document.documentElement.clientWidth + 1) faults.push("outside " + svg.getAttribute("aria-label"));
 }
 if (document.documentElement.scrollWidth > window.innerWidth) faults.push("wide page");
+for (const box of window.innerWidth < 1000 ? [] : document.querySelectorAll("#results .scroll"))
+  if (box.scrollWidth > box.clientWidth) faults.push(`cut by ${box.scrollWidth - box.clientWidth} pixels`);
 document.body.setAttribute("data-found", document.querySelectorAll("svg").length + " figures; " + faults.join("; "));
 </script>"""
+
+
+def measured(written: Path, folder: Path, width: int) -> tuple[str, list[str]]:
+    """Draw a page, and return how many figures it has with their faults, and what the console says."""
+    page = folder / "measured.html"
+    page.write_text(written.read_text(encoding="utf-8").replace("</body>", f"{MEASURE}</body>"), encoding="utf-8")
+    words = [
+        *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
+        *(f"--user-data-dir={folder / 'profile'}", f"--window-size={width},2000", "--enable-logging=stderr"),
+        *("--dump-dom", f"file://{page}"),
+    ]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    match = re.search(r'data-found="([^"]*)"', ended.stdout)
+    assert match is not None, ended.stderr
+    return match.group(1), [line for line in ended.stderr.splitlines() if "CONSOLE" in line]
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 @pytest.mark.parametrize("width", [390, 1280])
 def test_a_browser_draws_it_without_complaint(written: Path, tmp_path: Path, width: int) -> None:
     """Every SVG has its size inside the page, the page does not scroll sideways, and the console stays empty."""
-    page = tmp_path / "measured.html"
-    page.write_text(written.read_text(encoding="utf-8").replace("</body>", f"{MEASURE}</body>"), encoding="utf-8")
-    words = [
-        *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
-        *(f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},2000", "--enable-logging=stderr"),
-        *("--dump-dom", f"file://{page}"),
-    ]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    match = re.search(r'data-found="([^"]*)"', ended.stdout)
-    assert match is not None, ended.stderr
-    assert match.group(1) == f"{sum(FIGURES.values())} figures; "
-    assert not [line for line in ended.stderr.splitlines() if "CONSOLE" in line]
+    assert measured(written, tmp_path, width) == (f"{sum(FIGURES.values())} figures; ", [])
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
+@pytest.mark.usefixtures("no_figures")
+def test_results_of_eight_silos_are_not_cut_at_1280_pixels(tmp_path: Path) -> None:
+    """As many as the demo has."""
+    scores = {f"silo-{number}": 60.0 + number for number in range(1, 9)}
+    runs = [write_run(tmp_path / method, method, 1, scores, test_rows=112) for method in ("local", "fedavg", "ditto")]
+    page = write_report(Results(read_entries(runs)), tmp_path / "page.html")
+    found, _ = measured(page, tmp_path, 1280)
+    assert found.endswith(" figures; ")
 
 
 @pytest.mark.usefixtures("no_figures")
