@@ -2,7 +2,8 @@
 
 Every silo holds rows for `STEPS` batches of 16; a silo's turn is all of it: the broadcast's bytes in, its local round,
 its update's bytes out. Serial and cohort turns alternate over the same silos; the medians are compared. The device is
-the one the project chooses; on a GPU, its memory at the most is said too.
+the one the project chooses; on a GPU, its memory at the most is said too. With `--head lm` every row has an answer, of
+as many words, which a causal model learns to write.
 
 The last key, `ratio`, is the time of the serial turns over that of the cohorts'.
 """
@@ -23,9 +24,6 @@ from benchmarks.alternating import alternate, ratio
 from benchmarks.silos import tiny_backbone
 from silotune.data.rows import Row, SiloData, Splits
 from silotune.data.tasks import Task
-from silotune.models.backbone.backbone import Backbone
-from silotune.models.backbone.device import resolve_device, resolve_precision
-from silotune.models.backbone.loading import load_backbone
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.training.federation import Federation
@@ -43,6 +41,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--silos", type=int, default=32, help="silos in all")
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--tuner", default="lora")
+    parser.add_argument("--head", default="linear", choices=("linear", "lm"))
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--tiny", action="store_true", help="a model of two narrow blocks, for a quick look")
     parser.add_argument("--model", help="a folder of weights; else MiniLM")
@@ -58,14 +57,14 @@ def measure(
     tiny: bool = False,
     model: str | None = None,
     device: str = "auto",
+    head: str = "linear",
 ) -> dict[str, Any]:
     """Silos per second one by one and together, and their ratio."""
     with tempfile.TemporaryDirectory() as directory:
         source = model or (tiny_backbone(Path(directory) / "tiny", 64, 2) if tiny else "default")
-        words = [f"method={method}", f"tuner={tuner}", "head=linear", f"backbone={source}", f"cohort={cohort}"]
-        chosen = resolve_precision(precision, resolve_device(device))
-        words += [f"train.batch_size={BATCH}", "threads=1", f"precision={chosen}", f"device={device}"]
-        federation = _federation(words, load_backbone(source, precision=chosen, device=device), silos)
+        words = [f"method={method}", f"tuner={tuner}", f"head={head}", f"backbone={source}", f"cohort={cohort}"]
+        words += [f"train.batch_size={BATCH}", "threads=1", f"precision={precision}", f"device={device}"]
+        federation = _federation(words, silos)
     on_gpu = federation.backbone.device.type == "cuda"
     names = list(federation.silos)
     work = {
@@ -80,6 +79,7 @@ def measure(
         "precision": federation.backbone.precision,
         "method": method,
         "tuner": tuner,
+        "head": head,
         "batch": BATCH,
         "steps": STEPS,
         "silos": silos,
@@ -90,20 +90,21 @@ def measure(
     }
 
 
-def _federation(words: list[str], backbone: Backbone, silos: int) -> Federation:
+def _federation(words: list[str], silos: int) -> Federation:
     """Silos of one task, with rows of their own and none to be judged on."""
     draws = random.Random(1)
-    task = Task("task", ("a", "b"))
+    task = Task("task", (), "rouge1", "generation") if "head=lm" in words else Task("task", ("a", "b"))
 
     def row(number: int) -> Row:
         length = draws.randint(*WORDS)
-        return Row((" ".join(draws.choice(("river", "doctor", "warm", "letter")) for _ in range(length)),), number % 2)
+        text = " ".join(draws.choice(("river", "doctor", "warm", "letter")) for _ in range(length))
+        return Row((text,), number % 2) if task.labels else Row((text, ""), 0, text)
 
     data = [
         SiloData(f"silo-{number:04d}", task, Splits(train=[row(n) for n in range(BATCH * STEPS)]))
         for number in range(silos)
     ]
-    return build(read_config("demo", words), backbone, data)
+    return build(read_config("demo", words), data=data)
 
 
 def _turns(federation: Federation, cohorts: list[list[str]]) -> None:

@@ -70,7 +70,7 @@ class Settings:
         if self.model is None or self.data is None or self.made("model") or self.made("data"):
             kinds.append("scores (random weights or made rows)")
         if self.device == "cpu":
-            kinds.append("cohort 32 and memory as figures of a GPU (this is a CPU)")
+            kinds.append("cohorts and memory as figures of a GPU (this is a CPU)")
         return "; ".join(kinds)
 
     def made(self, key: str) -> bool:
@@ -118,12 +118,12 @@ def _make_rows(folder: Path, counts: dict[str, int]) -> None:
 # -- measured here -----------------------------------------------------------------------------------------------------
 
 
-def cohort(settings: Settings) -> dict[str, Any]:
-    """32 silos together against one by one."""
+def cohort(settings: Settings, model: str | None, head: str) -> dict[str, Any]:
+    """2, 8 and 32 silos' LoRA in one forward against one after another."""
     from benchmarks.cohort import measure
 
-    size = 4 if settings.tiny else 32
-    return measure(size, size, model=settings.model, device=settings.device)
+    sizes = (2, 4) if settings.tiny else (2, 8, 32)
+    return {f"{size} silos": measure(size, sizes[-1], model=model, device=settings.device, head=head) for size in sizes}
 
 
 def language_model(settings: Settings, precision: str) -> dict[str, Any]:
@@ -146,16 +146,25 @@ def memory(settings: Settings) -> dict[str, Any]:
 
     batch, tokens = (2, 16) if settings.tiny else (32, 128)
     assert settings.model is not None, "made if not named"
+    assert settings.language_model is not None, "made if not named"
     report: dict[str, Any] = {"batch": batch, "tokens": tokens}
-    for method, tuner in (("fedavg", "lora"), ("fedmcp", "bottleneck"), ("fedavg-full", "full")):
-        report[f"{method} {tuner}"] = measure_step(method, tuner, settings.model, settings.device, batch, tokens)
+    encoder, causal = (settings.model, "linear"), (settings.language_model, "lm")
+    for method, tuner, (model, head) in (
+        ("fedavg", "lora", encoder),
+        ("fedmcp", "bottleneck", encoder),
+        ("fedavg-full", "full", encoder),
+        ("fedit", "lora", causal),
+        ("feddpa-t", "lora", causal),
+    ):
+        report[f"{method} {tuner}"] = measure_step(method, tuner, model, settings.device, batch, tokens, head)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     return report
 
 
 MEASURED: dict[str, Callable[[Settings], dict[str, Any]]] = {
-    "cohort": cohort,
+    "cohort": lambda settings: cohort(settings, settings.model, "linear"),
+    "cohort-llm": lambda settings: cohort(settings, settings.language_model, "lm"),
     "llm-fp32": lambda settings: language_model(settings, "fp32"),
     "llm-bf16": lambda settings: language_model(settings, "bf16"),
     "memory": memory,
@@ -175,7 +184,8 @@ PRESETS = {
 SUITES = {"device-suite": "not long", "device-suite-long": "long"}
 """Step → the tests of tests/properties/test_device_placement.py that it runs."""
 
-STEPS = ("device-suite", *MEASURED, *PRESETS, "device-suite-long")
+STEPS = tuple(dict.fromkeys(("device-suite", "table1-glue", *MEASURED, *PRESETS, "device-suite-long")))
+"""In the order in which they are worth the time of a GPU."""
 
 
 def command_of(name: str, settings: Settings) -> list[str]:
