@@ -53,7 +53,7 @@ def measure_step(
         most = live.most + sum(tensor.nbytes for tensor in federation.backbone.model.parameters())
     measured = most / 2**20
     return {
-        "predicted_mib": round(predicted, 1),
-        "measured_mib": round(measured, 1),
+        "predicted_mib": round(predicted, 2),
+        "measured_mib": round(measured, 2),
         "ratio": round(measured / predicted, 3),
     }

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from importlib import import_module
+from pathlib import Path
+
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.memory_check import measure_step
 from silotune.cost import estimate
 from silotune.data.tasks import Task
 from silotune.data.tokenized import TokenizedRows
@@ -198,6 +203,21 @@ def test_peak_memory_is_the_sum_of_what_a_real_step_holds(tiny_federation, backb
     assert cost.peak_memory_mib * 2**20 == pytest.approx(by_hand, rel=0.01)
     plain = estimate("fedavg", [*setting, "train.optimizer=sgd"])
     assert (cost.peak_memory_mib - plain.peak_memory_mib) * 2**20 == pytest.approx(4 * 2 * (adapter + head))
+
+
+def test_peak_memory_of_a_language_model_counts_its_words(model_folder, monkeypatch):
+    """Of weights and live tensors of a real step; what it adds grows with the words that are scored at a time."""
+    folder = str(model_folder("llama"))
+    words = json.loads(Path(folder, "config.json").read_text())["vocab_size"]
+    found = {}
+    for at_once in (128, 384):  # of 8 × 48 tokens of answers
+        for module in ("silotune.models.heads.lm", "silotune.cost.estimate"):
+            monkeypatch.setattr(import_module(module), "SCORES_AT_ONCE", at_once * words)
+        found[at_once] = measure_step("fedit", "lora", folder, "cpu", 8, 96, "lm")
+        assert 0.8 < found[at_once]["ratio"] < 1.2, found
+    growth = [found[384][key] - found[128][key] for key in ("predicted_mib", "measured_mib")]
+    assert growth[0] == pytest.approx(3 * 4 * 256 * words / 2**20, abs=0.01)
+    assert growth[1] == pytest.approx(growth[0], rel=0.1)
 
 
 def _shape(tensor):

@@ -25,6 +25,7 @@ from silotune.methods.parts import Part, Scope, names_with
 from silotune.models.backbone.device import resolve_device
 from silotune.models.backbone.quantization import resolve_quantization, weight_bytes
 from silotune.models.heads import Head
+from silotune.models.heads.lm import SCORES_AT_ONCE
 from silotune.models.tuners import tuner_of
 from silotune.runs.build.resolve import make_method, read_config
 from silotune.runs.build.validation import check_length
@@ -97,7 +98,7 @@ class Cost:
             their scales, others in `precision` (float32 for `auto`).
         peak_memory_mib: estimate for one training step of `train.batch_size` texts in float32: backbone (quantized
             where it is), parts, received copies, gradients, optimizer state and the activations kept for the backward
-            pass.
+            pass; with `head=lm` also its scores of words, as if every token were of an answer.
     """
 
     method: str
@@ -186,8 +187,12 @@ def _method(config: Config, shape: Shape) -> Method:
 def _backbone_bytes(config: Config, shape: Shape, head: str, quantization: str) -> int:
     """Return the bytes of the backbone's weights as a run loads them; output embeddings are never quantized."""
     base, value_bytes = shape.backbone.base, _VALUE_BYTES.get(config.precision.name, 4)
-    on_top = shape.language_model - shape.parameters if head in LANGUAGE_MODEL_HEADS else 0
-    return weight_bytes(base, quantization, value_bytes) + value_bytes * max(on_top, 0)
+    return weight_bytes(base, quantization, value_bytes) + value_bytes * _on_top(shape, head)
+
+
+def _on_top(shape: Shape, head: str) -> int:
+    """Count the parameters of the language-model head that are not the base transformer's, if this head reads it."""
+    return max(shape.language_model - shape.parameters, 0) if head in LANGUAGE_MODEL_HEADS else 0
 
 
 def _message_sizes(config: Config, method: Method, state: State) -> tuple[int, int]:
@@ -278,8 +283,13 @@ def _cost(config: Config, shape: Shape, method: Method, state: State, work: Work
     up, down = _message_sizes(config, method, state)
     bytes_up, bytes_down = _traffic(config, shape, method, state, options["silos"], (up, down))
     quantization = resolve_quantization(config.backbone.quantization, resolve_device(config.device))
-    weights = weight_bytes(shape.backbone.base, quantization, 4)
-    peak = weights + work.training_state + work.saved if work.train else 0
+    weights = weight_bytes(shape.backbone.base, quantization, 4) + 4 * _on_top(shape, head_name)
+    scores = 0
+    if head_name == "lm":
+        words = len(shape.backbone.word_embeddings)
+        scores = min(max(SCORES_AT_ONCE, words), config.train.batch_size * options["tokens"] * words)
+    held = 3 * 4 * scores  # with their log-softmax and its gradient
+    peak = weights + held + work.training_state + work.saved if work.train else 0
     return Cost(
         method=method.name,
         tuner=method.setting.tuner.name,
