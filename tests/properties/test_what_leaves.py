@@ -16,7 +16,7 @@ from silotune.distributed.silo.run_description import describe
 from silotune.distributed.silo.silo_config import REHEARSAL, SiloSettings
 from silotune.methods.parts import Scope
 from silotune.training.context import TrainingContext
-from silotune.training.local_round import LocalResult
+from silotune.training.silo_round import LocalResult
 from tests.support.method_cases import (
     CASES,
     KINDS,

@@ -30,8 +30,8 @@ from silotune.runs.run_result import Run
 from silotune.training.client import SiloClient, SiloReply
 from silotune.training.context import TrainingContext
 from silotune.training.coordinator import Coordinator
-from silotune.training.local_round import LocalResult
 from silotune.training.local_trainer import LocalTrainer
+from silotune.training.silo_round import LocalResult
 from tests.support.tiny import UNPARTITIONED, tiny_overrides, write_data
 
 TRAIN_ROWS = {"alpha": 10, "beta": 18, "gamma": 14}

@@ -13,8 +13,8 @@ from silotune.core.tensors import flatten
 from silotune.errors import Diverged
 from silotune.training import phase_optimizer
 from silotune.training.federation import Federation
-from silotune.training.local_round import LocalResult
 from silotune.training.phase_optimizer import Schedule
+from silotune.training.silo_round import LocalResult
 
 HALF = ("tuner=lora", "precision=fp16", "train.optimizer=sgd", "train.lr=1")
 

@@ -24,10 +24,10 @@ from silotune.core.serialization import tensor_bytes
 from silotune.core.tensors import State, Tensors, change_of, flatten, iter_change, total_norm
 from silotune.errors import SilotuneError
 from silotune.methods.parts import Part, Scope
-from silotune.training.local_round import LocalResult
 from silotune.training.local_trainer import LocalTrainer
 from silotune.training.row_privacy import question
 from silotune.training.silo import Silo, SiloState
+from silotune.training.silo_round import LocalResult
 
 USES = "privacy/rounds"
 """The key in a silo's memory that counts the noised changes it has sent."""

@@ -8,8 +8,9 @@ from dataclasses import replace
 from silotune.core.tensors import State
 from silotune.methods.parts import Scope
 from silotune.training.context import TrainingContext
-from silotune.training.local_round import LocalResult, train
+from silotune.training.local_round import train
 from silotune.training.silo import Silo, SiloState
+from silotune.training.silo_round import LocalResult
 
 
 class LocalTrainer:
