@@ -31,6 +31,7 @@ from safetensors.torch import load_file, save_file
 import silotune
 from benchmarks.alternating import alternate, ratio
 from benchmarks.made_text import PLACES, QUALITIES, THINGS
+from silotune.core.files import file_sha256
 from silotune.core.randomness import generator, sampler
 from silotune.core.tensors import Tensors
 from silotune.models.heads.lm import prompt_rows
@@ -178,7 +179,8 @@ def _run(root: Path, kind: str, silos: int, tokens: int) -> Path:
         draws = generator(1, "silo", number)
         moved = {name: each + 0.02 * torch.randn(each.shape, generator=draws) for name, each in tensors.items()}
         save_file(moved, folder / "model.safetensors")
-        (folder / "model.json").write_text(json.dumps(about | {"silo": folder.name}))
+        files = about["files"] | {"model.safetensors": file_sha256(folder / "model.safetensors")}
+        (folder / "model.json").write_text(json.dumps(about | {"silo": folder.name, "files": files}))
         for file in first.glob("shared.*"):
             if number:
                 (folder / file.name).hardlink_to(file)
