@@ -195,13 +195,14 @@ def test_workers_make_the_same_table_and_end_with_a_killed_parent(silotune: Silo
     longer = [word.replace("rounds=2", "rounds=500").replace("spread", "dead") for word in command]
     quiet = subprocess.DEVNULL
     process = subprocess.Popen(longer, cwd=place, stdout=quiet, stderr=quiet, env=environment)
-    deadline = time.monotonic() + 120
-    while len(list((place / "dead").glob("*/checkpoints/round-*.json"))) < 2 and time.monotonic() < deadline:
+    begin = time.monotonic() + 120
+    while len(list((place / "dead").glob("*/checkpoints/round-*.json"))) < 2 and time.monotonic() < begin:
         time.sleep(0.05)
     workers = children(process.pid)
     assert len(workers) >= 2
     process.send_signal(signal.SIGKILL)
     process.wait()
-    while any(map(alive, workers)) and time.monotonic() < deadline:
+    end = time.monotonic() + 120
+    while any(map(alive, workers)) and time.monotonic() < end:
         time.sleep(0.05)
     assert not any(map(alive, workers))
