@@ -18,6 +18,7 @@ from silotune.communication.privacy.row_accountant import (
     RowAccount,
     RowFilters,
     noise_multiplier,
+    plan_delta,
     plan_epsilon,
     renyi_cost,
     row_epsilon,
@@ -97,6 +98,7 @@ MIXED = ((2.0, 0.1, 20), (3.0, 0.3, 4))
 @pytest.mark.parametrize("events", [((1.0, 0.02, 50),), ((4.0, 0.5, 8),), MIXED])
 def test_epsilon_and_a_runs_cost_by_an_own_convolution(events: Events) -> None:
     assert own_delta(events, plan_epsilon(events, DELTA)) == pytest.approx(DELTA, rel=0.03)
+    assert plan_delta(events, plan_epsilon(events, DELTA)) == pytest.approx(DELTA, rel=1e-6)
     filters = RowFilters.of(4.0, DELTA)
     assert filters.runs is not None
     cost = filters.runs.cost(events, 4.0)
