@@ -96,7 +96,11 @@ class Segments:
             return torch.baddbmm(self.group(y), low, wide.mT).view(y.shape)
         product = torch.bmm(low, wide.mT) if shift is None else torch.baddbmm(shift.unsqueeze(1), low, wide.mT)
         rows = product.view(-1, *y.shape[1:])
-        return y + (rows if self._even or self.by_row else rows.index_select(0, self._indices[1].to(y.device, non_blocking=True)))
+        return y + (
+            rows
+            if self._even or self.by_row
+            else rows.index_select(0, self._indices[1].to(y.device, non_blocking=True))
+        )
 
     @cached_property
     def _even(self) -> bool:
