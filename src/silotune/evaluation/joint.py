@@ -54,11 +54,11 @@ def read(several: Sequence[ModelRows]) -> list[View]:
             values = {name: mean_of_windows(vectors[place], piece.inputs) for name, vectors in pooled.items()}
             reading = readings[piece.owner]
             if reading is not None:
-                own = {
+                piece_inputs = {
                     name: tensor if name in HOST_INPUTS else tensor.to(backbone.device)
                     for name, tensor in piece.inputs.items()
                 }
-                values[several[piece.owner][0].head.name] = reading(of_pieces[place], own, plan)
+                values[several[piece.owner][0].head.name] = reading(of_pieces[place], piece_inputs, plan)
             found[piece.owner].append((rows, values))
     return [_in_order(each, *model) for each, model in zip(found, several, strict=True)]
 
