@@ -65,7 +65,7 @@ def keep(name: str, comparison: Path, data: Path = DATA) -> Path:
                 rows.append(_rows_kept(run).assign(run=len(runs) - 1))
     plan = JudgingPlan.read(comparison) or JudgingPlan()
     content = {"judging": plan.fields(), "environments": environments, "runs": runs}
-    (folder / "runs.json").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    (folder / "runs.json").write_text(json.dumps(content, indent=0, sort_keys=True) + "\n", encoding="utf-8")
     if rows:
         together = pandas.concat(rows).astype(dict.fromkeys(("silo", "label", "predicted", "unit"), "category"))
         together.to_parquet(folder / "rows.parquet", index=False, compression="zstd")

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 
-from silotune.training.silo_round import SiloRound
+from silotune.training.silo_round import LocalRound
 from tests.support.method_cases import every_method
 from tests.support.tiny import ONE_TASK
 
@@ -16,14 +16,14 @@ def test_a_term_is_the_mean_over_the_steps_that_have_it(method, tiny_federation,
     words = ["partition.silos=1", "data.tasks=[beta]"] if method in ONE_TASK else []
     federation = tiny_federation(method, "train.steps=2", *words)
     seen: dict[str, list[float]] = defaultdict(list)
-    count = SiloRound.count
+    count = LocalRound.count
 
     def noted(local, batch, terms, *more):
         for term, value in terms.items():
             seen[term].append(value)
         count(local, batch, terms, *more)
 
-    monkeypatch.setattr(SiloRound, "count", noted)
+    monkeypatch.setattr(LocalRound, "count", noted)
     silo, participant = next(iter(federation.silos.values())), federation.client()
     for number in (1, 2):  # in a silo's first round FedFAME trains nothing
         seen.clear()

@@ -28,7 +28,7 @@ from silotune.training.phase_optimizer import PhaseOptimizer, Schedule
 from silotune.training.private_steps import PrivateSteps
 from silotune.training.row_privacy import each_alone
 from silotune.training.silo import Silo
-from silotune.training.silo_round import LocalResult, SiloRound
+from silotune.training.silo_round import LocalResult, LocalRound
 from silotune.training.step_gradients import StepGradients
 
 
@@ -65,7 +65,7 @@ def train(
         training = _local_training(context, settings, silo, number, phases)
         place = number if any(phase.when == "round" for phase in phases) else context.rounds + 1
         stream = None if privacy is None else privacy.stream(silo, place, shared, kept)
-        runs.append(SiloRound(silo, state, received, context.backbone.place(kept.memory), training, stream, privacy))
+        runs.append(LocalRound(silo, state, received, context.backbone.place(kept.memory), training, stream, privacy))
     for phase in [phase for phase in phases if phase.trains and phase.when == "round"][: int(context.measures)]:
         for run in runs:
             run.measure(context, phase, number)
@@ -121,7 +121,7 @@ def _local_training(
 class _PhaseWork:
     """Objects that all steps of a phase share: batches, the program of its views, and the way to gradients."""
 
-    def __init__(self, context: TrainingContext, members: Sequence[SiloRound], phase: Phase, number: int) -> None:
+    def __init__(self, context: TrainingContext, members: Sequence[LocalRound], phase: Phase, number: int) -> None:
         self._context, self.members, self.phase, self.number = context, members, phase, number
         self._alone = len(members) == 1
         self.batches = [phase_batches(context, run.silo, phase, number, self._alone) for run in members]
@@ -186,7 +186,7 @@ def _train_phase(work: _PhaseWork, optimizer: PhaseOptimizer) -> None:
             run.count(batch, logged, micro_batches, member)
 
 
-def _train_privately(steps: PrivateSteps, run: SiloRound, optimizer: PhaseOptimizer, index: int) -> None:
+def _train_privately(steps: PrivateSteps, run: LocalRound, optimizer: PhaseOptimizer, index: int) -> None:
     """Train a silo in a phase under DP-SGD, in which a loss that is not finite does not end the run."""
     phase = steps.phase
     for taken in range(steps.count):

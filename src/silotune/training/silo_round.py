@@ -40,7 +40,7 @@ class LocalResult:
 
 
 @dataclass
-class SiloRound:
+class LocalRound:
     """A silo's local round in progress."""
 
     silo: Silo
