@@ -44,21 +44,20 @@ def read(several: Sequence[ModelRows]) -> list[View]:
         own = [select_rows(mixes[piece.owner], batches[piece.owner].rows[piece.places]) for piece in micro.pieces]
         joint, there = RowMixes.merged(own, micro.sizes)
         plan = joint.plan(backbone)
-        inputs = {name: tensor.to(backbone.device) for name, tensor in micro.inputs.items() if name not in HEAD_INPUTS}
-        ordered = {name: tensor[there] for name, tensor in inputs.items()}
-        states = backbone.encode(ordered, plan, Padding.of(micro.inputs))[there.argsort()]
+        inputs = {
+            name: tensor[there].to(backbone.device) for name, tensor in micro.inputs.items() if name not in HEAD_INPUTS
+        }
+        states = backbone.encode(inputs, plan, Padding.of(micro.inputs))[there.argsort()]
         states = states.to(torch.promote_types(states.dtype, torch.float32))
-        pooled = {name: torch.split(pool(states, inputs), micro.sizes) for name, pool in POOLINGS.items()}
-        of_pieces = torch.split(states, micro.sizes)
-        for place, (piece, rows) in enumerate(zip(micro.pieces, order, strict=True)):
-            values = {name: mean_of_windows(vectors[place], piece.inputs) for name, vectors in pooled.items()}
+        for piece, rows, of_piece in zip(micro.pieces, order, torch.split(states, micro.sizes), strict=True):
+            inputs = {
+                name: tensor if name in HOST_INPUTS else tensor.to(backbone.device)
+                for name, tensor in piece.inputs.items()
+            }
+            values = {name: mean_of_windows(pool(of_piece, inputs), inputs) for name, pool in POOLINGS.items()}
             reading = readings[piece.owner]
             if reading is not None:
-                piece_inputs = {
-                    name: tensor if name in HOST_INPUTS else tensor.to(backbone.device)
-                    for name, tensor in piece.inputs.items()
-                }
-                values[several[piece.owner][0].head.name] = reading(of_pieces[place], piece_inputs, plan)
+                values[several[piece.owner][0].head.name] = reading(of_piece, inputs, plan)
             found[piece.owner].append((rows, values))
     return [_in_order(each, *model) for each, model in zip(found, several, strict=True)]
 

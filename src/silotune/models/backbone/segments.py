@@ -25,15 +25,12 @@ class Segments:
         streams: each silo's random numbers, for tuners that draw: changes then see one segment at a time without that
             padding, so that each silo draws as it would in a forward of its own. Empty: no tuner draws.
         stacks: stacked tensors of parts, shared by the micro-batches of one step.
-        by_row: whether each row gets factors of its own, repeated from its segment's, so that rows are not grouped:
-            faster where segments have one row or two, and no gradient is wanted.
     """
 
     sizes: list[int]
     widths: Sequence[int] = ()
     streams: Sequence[Stream] = ()
     stacks: dict[tuple[int, ...], Tensors] = field(default_factory=dict)
-    by_row: bool = False
 
     @property
     def rows(self) -> int:
@@ -50,9 +47,7 @@ class Segments:
         return torch.split(tensor, self.sizes)
 
     def stack_tensors(self, parts: Sequence[Tensors]) -> Tensors:
-        """Stack one part per segment: tensors of shape (…) become (segments, …), or (rows, …). Done once per step."""
-        if self.by_row:
-            parts = [part for part, size in zip(parts, self.sizes, strict=True) for _ in range(size)]
+        """Stack one part per segment: tensors of shape (…) become (segments, …). Done once per step."""
         key = tuple(map(id, parts))
         if key not in self.stacks:
             with torch.enable_grad():  # a tensor in training says so also in a pass without graph, so dropout is drawn
@@ -69,15 +64,11 @@ class Segments:
             Shape (segments, largest size · tokens, width), padded where sizes differ.
         """
         self.split(x)  # checks the rows
-        if self.by_row:
-            return x
         rows = x if self._even else x.index_select(0, self._indices[0].to(x.device, non_blocking=True))
         return rows.reshape(len(self.sizes), -1, x.shape[-1])
 
     def spread(self, vectors: Tensor) -> Tensor:
         """Give every row its segment's vector: shape (segments, width) becomes (rows, 1, width)."""
-        if self.by_row:
-            return vectors.unsqueeze(1)
         return vectors.repeat_interleave(torch.tensor(self.sizes, device=vectors.device), 0).unsqueeze(1)
 
     def add_product(self, y: Tensor, low: Tensor, wide: Tensor, shift: Tensor | None = None) -> Tensor:
@@ -96,11 +87,7 @@ class Segments:
             return torch.baddbmm(self.group(y), low, wide.mT).view(y.shape)
         product = torch.bmm(low, wide.mT) if shift is None else torch.baddbmm(shift.unsqueeze(1), low, wide.mT)
         rows = product.view(-1, *y.shape[1:])
-        return y + (
-            rows
-            if self._even or self.by_row
-            else rows.index_select(0, self._indices[1].to(y.device, non_blocking=True))
-        )
+        return y + (rows if self._even else rows.index_select(0, self._indices[1].to(y.device, non_blocking=True)))
 
     @cached_property
     def _even(self) -> bool:

@@ -40,8 +40,7 @@ class RowMixes:
         if len(self.mixes) == 1:
             return make_plan(backbone, self.mixes[0])
         acting = [[part for part in mix if not part.tuner.virtual_tokens] for mix in self.mixes]
-        few = len({*self.sizes}) > 1 and sum(self.sizes) <= 2 * len(self.sizes)
-        plan = plan_of_segments(backbone, acting, Segments([*self.sizes], by_row=few))
+        plan = plan_of_segments(backbone, acting, Segments([*self.sizes]))
         virtual = [[part for part in mix if part.tuner.virtual_tokens] for mix in self.mixes]
         if any(virtual):
             plans = [make_plan(backbone, mix) for mix in virtual]
