@@ -184,15 +184,10 @@ def _method(config: Config, shape: Shape) -> Method:
     return METHODS[made.name](setting, made.options)
 
 
-def _backbone_bytes(config: Config, shape: Shape, head: str, quantization: str) -> int:
+def _backbone_bytes(shape: Shape, head: str, quantization: str, value_bytes: int) -> int:
     """Return the bytes of the backbone's weights as a run loads them; output embeddings are never quantized."""
-    base, value_bytes = shape.backbone.base, _VALUE_BYTES.get(config.precision.name, 4)
-    return weight_bytes(base, quantization, value_bytes) + value_bytes * _on_top(shape, head)
-
-
-def _on_top(shape: Shape, head: str) -> int:
-    """Count the parameters of the language-model head that are not the base transformer's, if this head reads it."""
-    return max(shape.language_model - shape.parameters, 0) if head in LANGUAGE_MODEL_HEADS else 0
+    on_top = shape.language_model - shape.parameters if head in LANGUAGE_MODEL_HEADS else 0
+    return weight_bytes(shape.backbone.base, quantization, value_bytes) + value_bytes * max(on_top, 0)
 
 
 def _message_sizes(config: Config, method: Method, state: State) -> tuple[int, int]:
@@ -283,13 +278,14 @@ def _cost(config: Config, shape: Shape, method: Method, state: State, work: Work
     up, down = _message_sizes(config, method, state)
     bytes_up, bytes_down = _traffic(config, shape, method, state, options["silos"], (up, down))
     quantization = resolve_quantization(config.backbone.quantization, resolve_device(config.device))
-    weights = weight_bytes(shape.backbone.base, quantization, 4) + 4 * _on_top(shape, head_name)
     scores = 0
     if head_name == "lm":
         words = len(shape.backbone.word_embeddings)
         scores = min(max(SCORES_AT_ONCE, words), config.train.batch_size * options["tokens"] * words)
     held = 3 * 4 * scores  # with their log-softmax and its gradient
+    weights = _backbone_bytes(shape, head_name, quantization, 4)
     peak = weights + held + work.training_state + work.saved if work.train else 0
+    value_bytes = _VALUE_BYTES.get(config.precision.name, 4)
     return Cost(
         method=method.name,
         tuner=method.setting.tuner.name,
@@ -313,7 +309,7 @@ def _cost(config: Config, shape: Shape, method: Method, state: State, work: Work
         flops_per_sample_train=work.train,
         flops_per_sample_predict=work.predict,
         quantization=quantization,
-        backbone_mib=_backbone_bytes(config, shape, head_name, quantization) / 2**20,
+        backbone_mib=_backbone_bytes(shape, head_name, quantization, value_bytes) / 2**20,
         peak_memory_mib=peak / 2**20,
         parts=tuple(
             PartCost(name, head_name if name in heads else part.module.name, str(part.scope), sizes[name])
