@@ -19,6 +19,7 @@ NAMES = (
         "silos",
         "growth",
         "cohort",
+        "blocks",
         "fedmcp-cost",
         "startup",
         "predict",

@@ -20,7 +20,7 @@ import yaml
 from silotune.runs.build.resolve import read_config
 from silotune.runs.release import Release, measure_release
 from silotune.runs.run import run
-from silotune.training import private_steps
+from silotune.training import noised_steps
 from silotune.training.row_privacy import RowPrivacy
 
 ROWS, LABELS = 64, 8
@@ -52,12 +52,12 @@ def measure(canaries: int, epochs: int) -> dict[str, Any]:
         folder = Path(directory)
         source = _made_rows(folder)
         found = {"as configured": _release(source, words, folder / "one")}
-        unclipped = private_steps.clipped_sum
+        unclipped = noised_steps.clipped_sum
 
         def loose(vectors: Any, bound: float, grid: float) -> Any:
             return unclipped(vectors, bound * 2.0**20, grid * 2.0**20) * 2**20
 
-        with mock.patch.object(private_steps, "clipped_sum", loose), mock.patch.object(RowPrivacy, "deviation", _none):
+        with mock.patch.object(noised_steps, "clipped_sum", loose), mock.patch.object(RowPrivacy, "deviation", _none):
             found["noise and clipping off"] = _release(source, words, folder / "two")
     report: dict[str, Any] = {name: release.fields() for name, release in found.items()}
     off = found["noise and clipping off"].canaries

@@ -1,10 +1,10 @@
 """The numbers behind docs/results: what `docs/results/data` keeps of runs, and the tables that pages make of it.
 
 `python -m scripts.results_data keep NAME FOLDER` takes the finished runs of a comparison's folder into
-`docs/results/data/NAME`: `runs.json` has the environments of all runs, and each run's configuration and scores by silo,
-`rows.parquet` the label, the prediction, the weight and the unit of every test row, but no texts. `python -m
-scripts.results_data pages` writes every table between a page's markers anew, which tests/docs/test_results_data.py
-compares:
+`docs/results/data/NAME`: `runs.json` has the environments of all runs, the first one's configuration, of each other one
+what differs from it, and scores by silo, `rows.parquet` the label, the prediction, the weight and the unit of every test
+row, but no texts. `python -m scripts.results_data pages` writes every table between a page's markers anew, which
+tests/docs/test_results_data.py compares:
 
     <!-- data: NAME scores -->      or verdicts
     <!-- end of data -->
@@ -64,6 +64,9 @@ def keep(name: str, comparison: Path, data: Path = DATA) -> Path:
             if (run.folder / PREDICTIONS_FILE).is_file():
                 rows.append(_rows_kept(run).assign(run=len(runs) - 1))
     plan = JudgingPlan.read(comparison) or JudgingPlan()
+    first = runs[0]["config"]
+    for run in runs[1:]:
+        run["config"] = {key: value for key, value in run["config"].items() if value != first[key]}
     content = {"judging": plan.fields(), "environments": environments, "runs": runs}
     (folder / "runs.json").write_text(json.dumps(content, indent=0, sort_keys=True) + "\n", encoding="utf-8")
     if rows:
@@ -97,7 +100,7 @@ def results_of(name: str, data: Path = DATA) -> Results:
     rows = pandas.read_parquet(file) if file.is_file() else pandas.DataFrame({"run": []})
     entries: dict[str, list[FinishedRun]] = {}
     for number, kept in enumerate(content["runs"]):
-        run = FinishedRun(data / name, kept["summary"], kept["config"])
+        run = FinishedRun(data / name, kept["summary"], content["runs"][0]["config"] | kept["config"])
         run.__dict__["predictions"] = _predictions(rows[rows["run"] == number])
         entries.setdefault(kept["entry"], []).append(run)
     plan = content["judging"]

@@ -9,8 +9,8 @@ from benchmarks.leakage import ATTACKS, equal_messages, last_batch, least_square
 from benchmarks.leakage.one_silo import SETTING, private
 from silotune.communication.privacy import noise
 from silotune.communication.uplink import pipeline
-from silotune.training import private_steps
-from silotune.training.private_steps import PrivateSteps
+from silotune.training import noised_steps
+from silotune.training.noised_steps import NoisedSteps
 
 WORDS = [word for word in SETTING if not word.startswith(("method=", "data.tasks"))]
 
@@ -55,8 +55,8 @@ def test_low_bits_tell_a_row_in_floating_point_and_not_in_whole_numbers(tiny_fed
     adapter = "tuner=lora", "tuner.r=32", "tuner.alpha=512"  # of few numbers, or small ones, none may tell
     words = *ONE_HEAD, *adapter, "train.steps=1", "train.batch_size=8", "train.lr=1", *private(1)
     found = low_bits.attack(tiny_federation("fedavg", *words), sure, 8, 6)["found"]
-    monkeypatch.setattr(PrivateSteps, "_noised", _float_noise)
-    monkeypatch.setattr(private_steps, "grid_of", lambda bound, _: bound * 2.0**-30)  # finer than float32
+    monkeypatch.setattr(NoisedSteps, "_noised", _float_noise)
+    monkeypatch.setattr(noised_steps, "grid_of", lambda bound, _: bound * 2.0**-30)  # finer than float32
     assert found <= 0.5
     assert low_bits.attack(tiny_federation("fedavg", *words), sure, 8, 6)["found"] == 1
 

@@ -35,10 +35,10 @@ from silotune.runs.build.resolve import read_config
 from silotune.runs.engines.in_process import InProcessEngine
 from silotune.runs.release import upper_epsilon
 from silotune.runs.run import run
-from silotune.training import private_steps
+from silotune.training import noised_steps
 from silotune.training.client import SiloClient, SiloReply
 from silotune.training.federation import Federation
-from silotune.training.private_steps import PrivateSteps
+from silotune.training.noised_steps import NoisedSteps
 from silotune.training.row_privacy import RowPrivacy
 from silotune.training.silo import Silo
 from tests.support.proof import double_backbone, in_double
@@ -129,13 +129,13 @@ def watch(
         spoil: what happens to a unit of each silo: `empty` takes its rows away, `nan` makes its gradient not finite.
     """
     found = Watched()
-    rounds, noise, total_of = SiloClient.rounds, PrivateSteps._noised, private_steps.clipped_sum
-    units, gradients = private_steps.units_of, PrivateSteps._row_gradients
+    rounds, noise, total_of = SiloClient.rounds, NoisedSteps._noised, noised_steps.clipped_sum
+    units, gradients = noised_steps.units_of, NoisedSteps._row_gradients
 
     def emptied(silo: Silo) -> list[Any]:
         return [[] if index == 3 and spoil == "empty" else unit for index, unit in enumerate(units(silo))]
 
-    def spoiled(self: PrivateSteps, number: int, first: int, places: Any, *args: Any) -> Any:
+    def spoiled(self: NoisedSteps, number: int, first: int, places: Any, *args: Any) -> Any:
         found_gradients, *rest = gradients(self, number, first, places, *args)
         for index, (_, row) in enumerate(places):
             if row == 3 and spoil == "nan":
@@ -147,7 +147,7 @@ def watch(
         found.sent.extend((reply.silo, reply.message) for reply in replies)
         return replies
 
-    def noised(self: PrivateSteps, number: int, total: Tensors, deviation: float, grid: float) -> Tensors:
+    def noised(self: NoisedSteps, number: int, total: Tensors, deviation: float, grid: float) -> Tensors:
         found.mechanisms.append((self._silo.name, self.phase.name, self._rate, deviation))
         own = noise(self, number, total, deviation, grid)
         found.noised.append(own if instead is None else instead.noised[len(found.noised)])
@@ -161,10 +161,10 @@ def watch(
 
     with in_double(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(SiloClient, "rounds", sent)
-        patch.setattr(PrivateSteps, "_noised", noised)
-        patch.setattr(private_steps, "clipped_sum", clipped)
-        patch.setattr(private_steps, "units_of", emptied)
-        patch.setattr(PrivateSteps, "_row_gradients", spoiled)
+        patch.setattr(NoisedSteps, "_noised", noised)
+        patch.setattr(noised_steps, "clipped_sum", clipped)
+        patch.setattr(noised_steps, "units_of", emptied)
+        patch.setattr(NoisedSteps, "_row_gradients", spoiled)
         patch.setattr(
             RowPrivacy, "stream", lambda self, silo, number, *_: NoiseStream(f"{silo.name} {number}".encode())
         )
@@ -357,14 +357,14 @@ def test_a_phase_without_noise(monkeypatch, backbone_folder, few_rows, changed_d
 
 def test_a_clip_norm_over_a_part_without_noise(monkeypatch, backbone_folder, data_folder, tmp_path):
     """Ditto's private part, which trains without noise, changes how the gradients of the shared one are scaled."""
-    real = PrivateSteps._row_gradients
+    real = NoisedSteps._row_gradients
 
-    def scaled(self: PrivateSteps, number: int, first: int, places: Any, state: State, *args: Any) -> Any:
+    def scaled(self: NoisedSteps, number: int, first: int, places: Any, state: State, *args: Any) -> Any:
         found, *rest = real(self, number, first, places, state, *args)
         size = sum(float(tensor.norm()) for tensor in state["private"].values())
         return [gradient / size for gradient in found], *rest
 
-    monkeypatch.setattr(PrivateSteps, "_row_gradients", scaled)
+    monkeypatch.setattr(NoisedSteps, "_row_gradients", scaled)
     monkeypatch.setattr(RowPrivacy, "seen_by", lambda self, phase, *everything: everything)
     monkeypatch.setattr(f"{__name__}.NOISE", (*NOISE, "train.batch_size=30"))
     changed = with_another_row(data_folder, tmp_path / "changed")

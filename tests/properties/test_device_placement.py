@@ -19,7 +19,7 @@ from silotune.communication.privacy.noise import NoiseStream, with_noise
 from silotune.methods import METHODS
 from silotune.models.backbone.backbone import Backbone
 from silotune.models.heads import HEADS
-from silotune.training.private_steps import clipped_sum
+from silotune.training.noised_steps import clipped_sum
 from tests.support.device_rig import actions, at_rest, made_or_skipped, prediction
 from tests.support.fake_cuda import (
     CUDA,

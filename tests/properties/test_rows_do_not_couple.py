@@ -12,9 +12,9 @@ from silotune.communication.privacy.noise import NoiseStream
 from silotune.data.tokenized import TokenizedRows
 from silotune.methods.step import LocalTraining
 from silotune.runs.build.builder import build
-from silotune.training import private_steps
+from silotune.training import noised_steps
 from silotune.training.federation import Federation
-from silotune.training.private_steps import PrivateSteps
+from silotune.training.noised_steps import NoisedSteps
 from silotune.training.row_privacy import RowPlan, RowPrivacy
 from silotune.training.silo import Silo
 from tests.support.proof import TUNER_WORDS
@@ -32,7 +32,7 @@ def vectors_of(made: Federation, silo: Silo) -> Tensor:
     phase = context.phases[0]
     plans = {silo.name: RowPlan("row", 1.0, (0, 1), 0.0)}
     context.row_privacy = RowPrivacy(1e6, 2, plans, frozenset({phase.name}), None, 1, "")
-    steps = PrivateSteps(context, silo, phase, NoiseStream(b"key"), LocalTraining(0.1, {}, {}))
+    steps = NoisedSteps(context, silo, phase, NoiseStream(b"key"), LocalTraining(0.1, {}, {}))
     steps._rate = 1.0
     shared = context.initial.shared([silo])
     state = context.place(context.model_state(silo, shared))
@@ -43,8 +43,8 @@ def vectors_of(made: Federation, silo: Silo) -> Tensor:
     }
     found: list[Tensor] = []
     with pytest.MonkeyPatch.context() as patch:
-        total = private_steps.clipped_sum
-        patch.setattr(private_steps, "clipped_sum", lambda each, *args: found.append(each) or total(each, *args))
+        total = noised_steps.clipped_sum
+        patch.setattr(noised_steps, "clipped_sum", lambda each, *args: found.append(each) or total(each, *args))
         steps.step(0, state, shared, {})
     return torch.cat(found)
 
@@ -76,7 +76,7 @@ MORE = {
 )
 def test_no_bit_of_a_row_follows_other_rows(tuner, more, tiny_config, backbone_folder: object, monkeypatch):
     # two groups, one of which is smaller
-    monkeypatch.setattr(private_steps, "_AT_ONCE", 16 if "data.long_texts=windows" in more else 8)
+    monkeypatch.setattr(noised_steps, "_AT_ONCE", 16 if "data.long_texts=windows" in more else 8)
     words = ("head.pooling=mean", f"tuner={tuner}", *TUNER_WORDS[tuner], f"train.max_length={LENGTH}", *more)
     made = build(tiny_config("fedavg", "data.tasks=[alpha]", *words))
     silo = next(iter(made.silos.values()))
@@ -98,8 +98,8 @@ def test_no_bit_of_a_row_follows_other_rows(tuner, more, tiny_config, backbone_f
         assert torch.equal(before[[0, 4, 9]], after[[0, 4, 9]])
         assert not torch.equal(before, after)
     with monkeypatch.context() as patch:
-        units = private_steps.units_of
-        patch.setattr(private_steps, "units_of", lambda of: [[] if n in others else u for n, u in enumerate(units(of))])
+        units = noised_steps.units_of
+        patch.setattr(noised_steps, "units_of", lambda of: [[] if n in others else u for n, u in enumerate(units(of))])
         after = vectors_of(made, replace(silo, train={task: replace(rows, units=names)}))
     assert torch.equal(before[[0, 4, 9]], after[[0, 4, 9]])
     assert not after[others].any()

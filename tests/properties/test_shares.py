@@ -16,7 +16,7 @@ from silotune.methods import mean_over_rows
 from silotune.methods.ditto import Ditto
 from silotune.runs.build import plan_row_noise
 from silotune.runs.release import Membership, Release
-from silotune.training import private_steps
+from silotune.training import noised_steps
 from tests.support.method_cases import every_case, read_message, tapped
 
 NOISE = (
@@ -75,9 +75,9 @@ def test_a_round_with_shares(federate, case, tmp_path):
 def test_what_a_silo_keeps_does_not_depend_on_its_own_sum(federate, case, tmp_path, monkeypatch):
     with tapped() as before:
         federate.run(case, tmp_path / "run", *words(case), *SHARED, "rounds=1")
-    noise = private_steps.with_integer_noise
+    noise = noised_steps.with_integer_noise
     spoiled = lambda *args: {name: tensor + 2**20 for name, tensor in noise(*args).items()}  # noqa: E731
-    monkeypatch.setattr(private_steps, "with_integer_noise", spoiled)
+    monkeypatch.setattr(noised_steps, "with_integer_noise", spoiled)
     with tapped() as after:
         federate.run(case, tmp_path / "spoiled", *words(case), *SHARED, "rounds=1")
     for key, result in before.results.items():
@@ -118,9 +118,13 @@ def test_keys_that_are_refused(federate, refused):
     [
         (("aggregation.least=4",), "aggregation.least: must be between 3 and 3"),
         (("aggregation.colluders=2",), "aggregation.colluders: at most 1 of 3 silos"),
+        (
+            ("method.head_rounds=1",),
+            "in those of method.head_rounds only private heads train",
+        ),
     ],
 )
-def test_sizes_of_a_sum_that_are_refused(federate, tmp_path, given, why):
+def test_values_that_are_refused(federate, tmp_path, given, why):
     with pytest.raises(InputError, match=why):
         federate.run("fedper", tmp_path / "run", *NOISE[:-1], *SHARED, *given)
 

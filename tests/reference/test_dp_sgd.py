@@ -20,7 +20,7 @@ from silotune.methods.step import LocalTraining, Step, local_training
 from silotune.runs.build.builder import build
 from silotune.runs.build.resolve import read_config
 from silotune.training.federation import Federation
-from silotune.training.private_steps import PrivateSteps
+from silotune.training.noised_steps import NoisedSteps
 from silotune.training.row_privacy import RowPlan, RowPrivacy, units_of
 from silotune.training.silo import Silo
 from tests.support.language_models import folder_of
@@ -87,11 +87,11 @@ def by_hand(made: Federation, silo: Silo, state: State, received: State, drawn: 
     return total
 
 
-def steps_of(made: Federation, silo: Silo) -> PrivateSteps:
+def steps_of(made: Federation, silo: Silo) -> NoisedSteps:
     made.context.row_privacy = RowPrivacy(
         CLIP, 2, {silo.name: RowPlan("row", 1.0, (0, 2), 0.0)}, frozenset({made.context.phases[0].name}), None, 1, ""
     )
-    return PrivateSteps(made.context, silo, made.context.phases[0], NoiseStream(b"key"), TRAINING)
+    return NoisedSteps(made.context, silo, made.context.phases[0], NoiseStream(b"key"), TRAINING)
 
 
 def check(made: Federation, unit_size: int = 1) -> None:

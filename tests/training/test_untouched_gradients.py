@@ -13,7 +13,7 @@ from silotune.methods.step import LocalTraining
 from silotune.models.forward.untouched_vectors import UntouchedVectors
 from silotune.runs.build.builder import build
 from silotune.training.mean_of_iterates import MeanOfIterates
-from silotune.training.private_steps import PrivateSteps
+from silotune.training.noised_steps import NoisedSteps
 from silotune.training.row_privacy import RowPlan, RowPrivacy
 from tests.support.proof import RECIPE, double_backbone, in_double
 
@@ -37,7 +37,7 @@ def test_gradients_of_rows_are_those_of_the_general_way(made):
     phase = context.phases[0]
     plan = RowPlan("row", 1.0, (0, 1), 0.0)
     context.row_privacy = RowPrivacy(1.0, 2, {silo.name: plan}, frozenset({phase.name}), None, 1, "")
-    steps = PrivateSteps(context, silo, phase, NoiseStream(b"key"), LocalTraining(0.1, {}, {}))
+    steps = NoisedSteps(context, silo, phase, NoiseStream(b"key"), LocalTraining(0.1, {}, {}))
     with in_double():
         received = context.initial.shared([silo])
         state = context.model_state(silo, received)

@@ -1,1 +1,1 @@
-"""Communication between silos and coordinator: messages, uplink, privacy, aggregation."""
+"""Communication between silos and coordinator: messages, uplink, privacy, sums under masks."""

@@ -119,7 +119,7 @@ def _model_keys(prefix: str, model: type[BaseModel], owners: Mapping[str, list[s
             section, registry = model.section_name(), model.registry
             named = ", ".join(f"`{choice}`" for choice in (*registry.reserved, *_built_in(registry)))
             options = _option_keys(section, registry)
-            steps = f"list of steps: `clip`, noise, {named}"
+            steps = f"list of steps: `clip`, `laplace` or `gaussian`, and one of {named}, or a plug-in's"
             key = replace(key, type=steps if section == "uplink" else f"{named}, or a plug-in's")
         keys.append(key)
     return [*keys, *options]

@@ -160,7 +160,7 @@ class PrivacyConfig(Section):
         default=None,
         gt=0,
         lt=1,
-        description="δ of the whole run; 1e-5 if unset.",
+        description="δ of the whole run; if unset 1e-5, with `unit` at most 0.1 / units of the largest silo.",
     )
     more_noise: bool = Field(
         default=False,

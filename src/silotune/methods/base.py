@@ -109,6 +109,8 @@ class Method(ABC):
     """Whether one silo trains on the rows of all."""
     labeled_only: ClassVar[bool] = False
     """Whether the one silo of a `centralized` method has the coordinator's labeled rows instead."""
+    head_scope: ClassVar[Scope | None] = None
+    """The scope of `head()` where the method decides it; None: the setting's."""
     unlabeled: ClassVar[bool] = False
     """Whether silos' training rows have no labels."""
 
@@ -192,5 +194,5 @@ class Method(ABC):
         return ()
 
     def head(self) -> Part:
-        """Return the setting's head as a part with the setting's scope."""
-        return Part(self.setting.head, self.setting.head_scope)
+        """Return the setting's head as a part with `head_scope`, or else the setting's scope."""
+        return Part(self.setting.head, self.head_scope or self.setting.head_scope)

@@ -10,7 +10,7 @@ from typing import cast
 
 from pydantic import Field
 
-from silotune.methods import GLOBAL, HEAD, Part, Phase, Scope, Supervised, SupervisedOptions, private, shared
+from silotune.methods import GLOBAL, HEAD, Phase, Scope, Supervised, SupervisedOptions
 
 _FEDPETUNING = (
     "Zhang et al. 2023, FedPETuning: When Federated Learning Meets the PEFT Methods of Pre-trained Language Models"
@@ -75,10 +75,7 @@ class FedAvgServer(FedAvg):
     name = "fedavg-server"
     paper = "upper baseline of FedFAME: silos train on labels, the coordinator on its own labeled rows"
     Options = FedAvgServerOptions
-
-    def head(self) -> Part:
-        """Return a shared head, because the coordinator trains it, too."""
-        return shared(self.setting.head)
+    head_scope = Scope.SHARED  # the coordinator trains it, too
 
     def server_phases(self) -> list[Phase]:
         """What the silos train in a round, on the coordinator's rows: the head alone in rounds of heads."""
@@ -91,10 +88,7 @@ class FedPer(FedAvg):
 
     name = "fedper"
     paper = "Arivazhagan et al. 2019, Federated Learning with Personalization Layers"
-
-    def head(self) -> Part:
-        """Return the private head, FedPer's personal layer."""
-        return private(self.setting.head)
+    head_scope = Scope.PRIVATE
 
 
 class FedRepOptions(SupervisedOptions):

@@ -17,6 +17,7 @@ from silotune.methods import (
     Phase,
     PredictionMix,
     Projection,
+    Scope,
     Setting,
     Step,
     distillation,
@@ -59,6 +60,7 @@ class FedFAME(Method):
     paper = "Malaviya et al. 2023, Reducing Communication Overhead in Federated Learning for PLMs using PEFT (FedFAME)"
     Options = FedFAMEOptions
     unlabeled = True
+    head_scope = Scope.SHARED  # only the coordinator trains it on labels
 
     def __init__(self, setting: Setting, options: MethodOptions | None = None) -> None:
         super().__init__(setting, options)
@@ -67,10 +69,6 @@ class FedFAME(Method):
     def parts(self) -> dict[str, Part]:
         """Adapter, classifier, projection head (`W_D = Concat(W_D, W_proj)`)."""
         return {GLOBAL: shared(self.setting.tuner), HEAD: self.head(), PROJECTION: shared(self.projection)}
-
-    def head(self) -> Part:
-        """Return a shared head, because only the coordinator trains it on labels."""
-        return shared(self.setting.head)
 
     @property
     def remembers(self) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from silotune.methods import (
     OneModel,
     Part,
     Phase,
+    Scope,
     State,
     Step,
     Table,
@@ -104,6 +105,7 @@ class IFCA(OneModel):
     name = "ifca"
     paper = "Ghosh et al. 2020, An Efficient Framework for Clustered Federated Learning"
     Options = IFCAOptions
+    head_scope = Scope.SHARED  # heads are what tells groups apart
     defaults = {"aggregation": "ifca"}
     aggregations = ("ifca",)
     kinds = ("classification", "regression", "multilabel", "entities")
@@ -123,10 +125,6 @@ class IFCA(OneModel):
             parts[of_group(GLOBAL, group, self.groups)] = shared(self.setting.tuner)
             parts[of_group(HEAD, group, self.groups)] = self.head()
         return {**parts, LOSSES: private(Table(sums=(self.groups,)))}
-
-    def head(self) -> Part:
-        """Return a shared head, as heads are what tells groups apart."""
-        return shared(self.setting.head)
 
     def phases(self) -> list[Phase]:
         """A pass over the silo's rows with every group's model, the choice, and training."""

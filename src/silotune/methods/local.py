@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from silotune.methods import PRIVATE, Part, Scope, Supervised
+from silotune.methods import PRIVATE, Scope, Supervised
 
 
 class Local(Supervised):
@@ -11,11 +11,8 @@ class Local(Supervised):
     name = "local"
     paper = "baseline without communication"
     scope = Scope.PRIVATE
+    head_scope = Scope.PRIVATE
     adapter_name = PRIVATE
-
-    def head(self) -> Part:
-        """Return a private head, whatever `head.scope` says, because nothing is sent."""
-        return Part(self.setting.head, Scope.PRIVATE)
 
 
 class Centralized(Local):

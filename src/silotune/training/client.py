@@ -63,7 +63,7 @@ class SiloClient:
         trainer: runs local rounds and final phases.
         expected: silo → names and shapes of the tensors in its broadcast.
         uplink: encodes the change of the shared parts; an empty pipeline: the parts are sent unchanged.
-        privacy: the guarantee that the silo keeps; None: no noise is added here.
+        privacy: the guarantee of noise in the uplink; None: it adds none. Noise on rows is the context's `row_privacy`.
         measures: whether replies say the norm of their change.
         sums: the seed with which changes are rounded for sums under masks, and whether silos weigh by rows; a message
             then holds the silo's summand. None: updates are sent.

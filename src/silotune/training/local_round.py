@@ -23,9 +23,9 @@ from silotune.methods.step import LocalTraining, Named
 from silotune.models.forward.view_program import ViewProgram
 from silotune.models.forward.views import ConstantViews
 from silotune.training.context import TrainingContext
+from silotune.training.noised_steps import NoisedSteps
 from silotune.training.phase_batches import joining, phase_batches
 from silotune.training.phase_optimizer import PhaseOptimizer, Schedule
-from silotune.training.private_steps import PrivateSteps
 from silotune.training.row_privacy import each_alone
 from silotune.training.silo import Silo
 from silotune.training.silo_round import LocalResult, LocalRound
@@ -74,7 +74,7 @@ def train(
         leaves = [run.begin(phase) for run in members]
         for run in members if phase.gathers else ():
             run.gather(context, phase, number)
-        # A head without tensors has nothing to train.
+        # Nothing to train: a head without tensors, or a phase that only sets parts.
         members = [run for run, tensors in zip(members, leaves, strict=True) if tensors]
         if members:
             backbone, trained = context.backbone, [tensors for tensors in leaves if tensors]
@@ -87,8 +87,8 @@ def train(
             if privacy is not None and privacy.covers(phase):
                 for index, run in enumerate(members):
                     assert run.stream is not None, "drawn from where rows have noise"
-                    steps = PrivateSteps(context, run.silo, phase, run.stream, run.seen_by(phase)[-1], number)
-                    _train_privately(steps, run, optimizer, index)
+                    steps = NoisedSteps(context, run.silo, phase, run.stream, run.seen_by(phase)[-1], number)
+                    _train_with_noise(steps, run, optimizer, index)
             else:
                 _train_phase(_PhaseWork(context, members, phase, number), optimizer)
             for index, run in enumerate(members if keep else []):
@@ -186,7 +186,7 @@ def _train_phase(work: _PhaseWork, optimizer: PhaseOptimizer) -> None:
             run.count(batch, logged, micro_batches, member)
 
 
-def _train_privately(steps: PrivateSteps, run: LocalRound, optimizer: PhaseOptimizer, index: int) -> None:
+def _train_with_noise(steps: NoisedSteps, run: LocalRound, optimizer: PhaseOptimizer, index: int) -> None:
     """Train a silo in a phase under DP-SGD, in which a loss that is not finite does not end the run."""
     phase = steps.phase
     for taken in range(steps.count):

@@ -36,7 +36,7 @@ class LocalResult:
     metrics: dict[str, float]
     note: str = ""
     sums: tuple[int, Tensors] | None = None
-    """What the silo adds to the sum of silos in place of a change of its own; see `PrivateGradient.sums`."""
+    """What the silo adds to the sum of silos in place of a change of its own; see `NoisedGradient.sums`."""
 
 
 @dataclass

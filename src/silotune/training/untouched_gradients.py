@@ -39,7 +39,7 @@ class UntouchedGradients:
     def of(
         self, places: Sequence[Place], state: State, received: State, memory: Tensors
     ) -> tuple[list[Tensor], list[Tensor], list[Terms]]:
-        """Return what `PrivateSteps._row_gradients` does.
+        """Return what `NoisedSteps._row_gradients` does.
 
         Shapes depend on the number of rows alone: where a silo has several tasks, each takes a place for every row.
         """

@@ -1,4 +1,4 @@
-"""Clipping and noise: of a silo on its change, and of the coordinator on the mean of changes.
+"""Clipping and noise: on gradients of rows, on a silo's change, and by the coordinator on the mean of changes.
 
 The numbers of noise and rounding are drawn from the run's seed, or from the secret file `privacy.secret`.
 

@@ -33,9 +33,9 @@ class Codec(Protocol):
 
     The silo may keep the error and add it to its next change (`uplink.feedback`).
 
-
     A codec is a class. It is called without arguments or, if it has a pydantic model `Options`, with an instance of it
-    that holds the keys of the section `uplink` (`uplink.fraction=0.1`). It keeps no state between calls, so that silo
+    that holds the keys of the section `uplink` (`uplink.fraction=0.1`). Where an option `unbiased` is true, no error is
+    kept. It keeps no state between calls, so that silo
     and coordinator need nothing but the options to agree.
 
     Example, one half of float16's bytes:
@@ -44,24 +44,24 @@ class Codec(Protocol):
             draws = False
 
             def layout(self, shape):
-                return {VALUES: (shape, torch.int8), ":scale": ((), torch.float32)}
+                return {"": (shape, torch.int8), ":scale": ((), torch.float32)}
 
             def encode(self, tensor, uniform=None):
                 scale = tensor.abs().mean() if tensor.numel() else torch.zeros(())
-                return {VALUES: tensor.sign().to(torch.int8), ":scale": scale.float()}
+                return {"": tensor.sign().to(torch.int8), ":scale": scale.float()}
 
             def decode(self, written, shape):
-                return written[VALUES] * written[":scale"]
+                return written[""] * written[":scale"]
     """
 
     @property
     def draws(self) -> bool:
-        """Whether `encode` needs uniform numbers."""
+        """Whether `encode` needs uniform numbers, such as for stochastic rounding; positions are a `SeededCodec`'s."""
 
     def layout(self, shape: Shape) -> Layout:
         """Return the tensors that `encode` writes for a tensor of this shape; the values cannot change them.
 
-        The keys are appended to the tensor's name in a message: "" (`VALUES`) for the tensor that stands for its
+        The keys are appended to the tensor's name in a message: "" for the tensor that stands for its
         numbers, and suffixes like ":scale" for the others.
         """
 

@@ -19,9 +19,6 @@ from silotune.data.scores import Counts, Scores
 from silotune.data.tasks import Task, label_spelling
 from silotune.errors import InputError
 
-Known = int | float | tuple[Any, ...]
-"""A row's label (an index), number, indices of labels, or spans."""
-
 
 @dataclass(frozen=True)
 class Reading:

@@ -6,7 +6,6 @@ quantized, is written once into a folder of silotune's cache, in the format that
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.core.clock import log_line
+from silotune.core.files import file_sha256
 from silotune.errors import InputError, library_errors, needs
 from silotune.models.backbone.fingerprint import cache_root, kept_digest, stored_fingerprint
 
@@ -54,7 +54,7 @@ def model_source(name: str) -> str:
     if not Path(name).exists() and (name.startswith((".", "/", "~")) or _NO_ID.search(name)):
         raise InputError(f"backbone: there is no folder or file {name}")
     file = gguf_file(Path(name))
-    return name if file is None else _from_gguf(file, kept_digest([file], lambda _: _sha256(file)))
+    return name if file is None else _from_gguf(file, kept_digest([file], lambda _: file_sha256(file)))
 
 
 def gguf_file(path: Path) -> Path | None:
@@ -191,11 +191,6 @@ def _write(target: Path, make: Callable[[Path], None]) -> None:
 def _check(file: Path, expected: str) -> None:
     if not file.is_file():
         raise InputError(f"backbone: {file} is missing")
-    found = _sha256(file)
+    found = file_sha256(file)
     if found != expected:
         raise InputError(f"backbone: {file} is not the known file (its sha256: {found}, expected: {expected})")
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

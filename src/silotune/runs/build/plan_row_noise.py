@@ -209,6 +209,11 @@ def _shared_noise(
         phases = [phase for phase in context.phases if phase.runs_in(number) or phase.also_first]
         steps = [index for index, phase in enumerate(phases) if shared & {*phase.changes}]
         phase = phases[steps[0]] if steps else None
+        if phase is None and shared and 0 < number <= method.options.head_rounds:
+            raise InputError(
+                "privacy.shares: every round takes one step of shared parts, and in those of method.head_rounds only "
+                "private heads train; allowed: method.head_rounds=0 or head.scope=shared"
+            )
         refused = {
             "takes no step, or several, of shared parts in a round": (
                 phase is None

@@ -46,7 +46,7 @@ _VECTORS_AT_ONCE = 1024
 
 
 @dataclass
-class PrivateGradient:
+class NoisedGradient:
     """The noised gradient of one step.
 
     Args:
@@ -63,7 +63,7 @@ class PrivateGradient:
     sums: tuple[int, Tensors] | None = None
 
 
-class PrivateSteps:
+class NoisedSteps:
     """Computes the clipped and noised gradient of each step that a silo takes in one phase.
 
     The context's `row_privacy` must not be None; the stream has the random numbers of the round `number`, for units and
@@ -99,7 +99,7 @@ class PrivateSteps:
         self._programs: dict[int, ViewProgram] = {}
         self._renewed = phase.renews_mixes
 
-    def step(self, number: int, state: State, received: State, memory: Tensors) -> PrivateGradient:
+    def step(self, number: int, state: State, received: State, memory: Tensors) -> NoisedGradient:
         """Draw units, and return the noised mean of their clipped gradients.
 
         No gradients are added to the given parts.
@@ -138,7 +138,7 @@ class PrivateSteps:
         noised, expected = self._noised(number, own, deviation, grid), self._rate * len(self._units)
         gradient = {name: (noised[name] / expected).to(trained[name]) + extras[name] for name in own}
         summed = (len(self._units), sums) if sums else None
-        return PrivateGradient(gradient, _mean(logged or terms), sum(map(len, drawn)), summed)
+        return NoisedGradient(gradient, _mean(logged or terms), sum(map(len, drawn)), summed)
 
     def _with_shares(self, number: int, total: Tensors, beside: Tensors, grid: float) -> Tensors:
         """Return the sums of shared parts with the silo's share of the noise; none where each silo has its own."""
