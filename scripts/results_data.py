@@ -2,8 +2,8 @@
 
 `python -m scripts.results_data keep NAME FOLDER` takes the finished runs of a comparison's folder into
 `docs/results/data/NAME`: `runs.json` has the environments of all runs, the first one's configuration, of each other one
-what differs from it, and scores by silo, `rows.parquet` the label, the prediction, the weight and the unit of every test
-row, but no texts. `python -m scripts.results_data pages` writes every table between a page's markers anew, which
+what differs from it, and scores by silo, `rows.parquet` the label, the prediction, the weight and the unit of every
+test row, but no texts. `python -m scripts.results_data pages` writes every table between a page's markers anew, which
 tests/docs/test_results_data.py compares:
 
     <!-- data: NAME scores -->      or verdicts
