@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -85,3 +87,18 @@ def test_an_error_that_a_library_made_of_ctrl_c(silotune: Silotune, monkeypatch)
     monkeypatch.setattr("silotune.cli.live_view.watch_run", failing)
     outcome = silotune("watch", ".")
     assert (outcome.code, outcome.err) == (130, f"{INTERRUPTED}\n")
+
+
+def test_an_error_in_place_of_ctrl_c(silotune: Silotune, monkeypatch) -> None:
+    """NumPy imports a module of its own without end when a Ctrl-C falls into that import; pydantic has SchemaError."""
+
+    def failing(*_: object, **__: object) -> None:
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise RecursionError("maximum recursion depth exceeded")
+
+    monkeypatch.setattr("silotune.cli.main._ignore_ctrl_c", lambda: None)
+    monkeypatch.setattr("silotune.cli.live_view.watch_run", failing)
+    outcome = silotune("watch", ".")
+    assert (outcome.code, outcome.err) == (130, f"{INTERRUPTED}\n")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

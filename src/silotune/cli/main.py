@@ -6,12 +6,14 @@ from __future__ import annotations
 import codecs
 import errno
 import json
+import signal
 import sys
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
+    from types import FrameType
 
 _INTERRUPTED, _TERMINATED = 130, 143
 
@@ -26,14 +28,19 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):  # Python itself escapes on stderr
         sys.stdout.reconfigure(errors="silotune")
     before, sys.unraisablehook = sys.unraisablehook, _repeat_ctrl_c
+    ctrl_c = _CtrlC()
+    if handles := signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores it
+        signal.signal(signal.SIGINT, ctrl_c)
     try:
         code = _run_command()
     except Exception as error:
-        code = _INTERRUPTED if _was_ctrl_c(error) else _report(error)
+        code = _INTERRUPTED if ctrl_c.came or _was_ctrl_c(error) else _report(error)
     except KeyboardInterrupt:
         code = _INTERRUPTED
     finally:
         sys.unraisablehook = before
+        if handles:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
     if code == _INTERRUPTED:
         _ignore_ctrl_c()
         from silotune.cli.termination import was_terminated
@@ -104,8 +111,21 @@ def _complain(message: str, style: str = "red") -> None:
     errors.print(f"silotune: {' '.join(message.split())}", style=style, markup=False)
 
 
+class _CtrlC:
+    """A handler of SIGINT that raises `KeyboardInterrupt` as Python's does, and remembers it.
+
+    Modules that one falls into while they are imported raise errors of their own in its place.
+    """
+
+    came = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        raise KeyboardInterrupt
+
+
 def _was_ctrl_c(error: BaseException | None) -> bool:
-    """Return whether a Ctrl-C caused an error: compiled modules turn one during their import into an ImportError."""
+    """Return whether an interruption is the cause of an error, as of one that SIGTERM asked for."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return True
@@ -125,6 +145,4 @@ def _repeat_ctrl_c(unraisable: UnraisableHookArgs) -> None:
 
 
 def _ignore_ctrl_c() -> None:
-    import signal
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
