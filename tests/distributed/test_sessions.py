@@ -48,14 +48,21 @@ def federated(tiny_config, tmp_path_factory):
     return finished
 
 
+@pytest.fixture
+def deep(backbone_folder):
+    """`deep(method)` → words of a backbone of two blocks for IFCA, over which no row tells its groups apart.
+
+    One process scores all silos with the group of the first, a federation each with its own.
+    """
+    return lambda method: (f"backbone={backbone_folder('bert')}",) if method == "ifca" else ()
+
+
 @pytest.mark.parametrize(
     "method", ["fedmcp", "fedfame", "fedlora", "ifca", pytest.param("fedalt", marks=pytest.mark.long)]
 )
-def test_same_bits_as_in_one_process(whole, federated, backbone_folder, method):
-    # one process scores all silos with the group of the first: over two blocks no row tells the groups apart
-    words = (f"backbone={backbone_folder('bert')}",) if method == "ifca" else ()
-    _, expected = whole(method, *words)
-    _, summary, _ = federated(method, *words)
+def test_same_bits_as_in_one_process(whole, federated, deep, method):
+    _, expected = whole(method, *deep(method))
+    _, summary, _ = federated(method, *deep(method))
     assert same(summary) == same(expected)
     assert summary["engine"] == "flower-local"
     assert summary.keys() == expected.keys() - {"baselines", "intervals"}  # the coordinator has no rows to make them of
@@ -64,14 +71,14 @@ def test_same_bits_as_in_one_process(whole, federated, backbone_folder, method):
 @pytest.mark.long
 @pytest.mark.parametrize("case", ALL_METHODS)
 @pytest.mark.parametrize("words", UPLINKS, ids=" ".join)
-def test_same_bits_for_every_method(whole, case, words, tmp_path):
+def test_same_bits_for_every_method(whole, deep, case, words, tmp_path):
     method = case.split(",")[0]
     if method == "local" and words[:1] == ("uplink=clip,laplace,int8",):
         pytest.skip("nothing is sent")
     if words[:1] == ("uplink=clip,laplace,int8",) and case in ("ifca", "fedavg, afl"):
         pytest.skip("their aggregations read a number without noise")
     feedback = ("uplink.feedback=false",) if words[:1] and "uplink" in words[0] and case in NO_FEEDBACK else ()
-    config, expected = whole(method, *ALL_METHODS[case], *words, *feedback)
+    config, expected = whole(method, *ALL_METHODS[case], *deep(method), *words, *feedback)
     summary, _ = federate(config, tmp_path / "run", order=(1, 2, 0))
     assert same(summary) == same(expected)
 
