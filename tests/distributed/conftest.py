@@ -12,12 +12,14 @@ import pytest
 
 from silotune.distributed.coordinator import dispatcher
 from silotune.distributed.silo.silo_config import SiloSettings
+from silotune.runs.build.resolve import read_config
 from silotune.runs.run import run
 from silotune.training.local_trainer import LocalTrainer
 from tests.support.deployed import Deployed
 from tests.support.malicious import CAPS, Malicious
 from tests.support.processes import begin, processes
 from tests.support.session_rig import local_configs
+from tests.support.tiny import tiny_overrides
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -27,6 +29,12 @@ def _quick():
         for interval in ("POLL_INTERVAL", "NODES_INTERVAL", "RETRY_DELAY"):
             patch.setattr(dispatcher, interval, 0.0)
         yield
+
+
+@pytest.fixture(scope="session")
+def tiny_config(small_backbone, data_folder):
+    """As that of `tests.support.fixtures`, over one block: messages, ledgers and approvals do not depend on depth."""
+    return lambda method, *words: read_config("demo", [*tiny_overrides(method, small_backbone, data_folder), *words])
 
 
 @pytest.fixture(scope="session")

@@ -168,9 +168,9 @@ def other_tokenizer(folder):
 
 
 @pytest.mark.parametrize(("change", "named"), [(other_weights, "backbone"), (other_tokenizer, "tokenizer")])
-def test_another_backbone_or_tokenizer(started, backbone_folder, tmp_path, change, named):
+def test_another_backbone_or_tokenizer(started, small_backbone, tmp_path, change, named):
     folder = tmp_path / "other"
-    shutil.copytree(backbone_folder("bert"), folder)
+    shutil.copytree(small_backbone, folder)
     change(folder)
     message = started(lambda local: local.model_copy(update={"backbone": BackboneConfig(name=str(folder))}))
     assert message.startswith(f"silo 'beta': another {named}")

@@ -76,7 +76,7 @@ def test_another_methods_run_is_refused_before_any_silo_is_asked(tiny_config, tm
     assert link.sent == []
 
 
-def test_withdrawn_rows(tiny_config, backbone_folder, tmp_path: Path, silotune: Silotune) -> None:
+def test_withdrawn_rows(tiny_config, small_backbone, tmp_path: Path, silotune: Silotune) -> None:
     rows = [
         (f"the garden number {number} was {'good' if number % 2 else 'bad'}", str(number % 2)) for number in range(40)
     ]
@@ -91,7 +91,7 @@ def test_withdrawn_rows(tiny_config, backbone_folder, tmp_path: Path, silotune: 
         "folder": "state",
         "data": {"path": str(write(tmp_path / "rows.csv", rows)), "task": "mood"},
         "share": ["rows", "test"],
-        "backbone": str(backbone_folder("bert")),
+        "backbone": str(small_backbone),
         "policy": dict(REHEARSAL),
         "socket": "/tmp/unused.sock",
     }

@@ -195,7 +195,7 @@ def test_one_approval_holds_for_the_runs_of_the_plan_and_for_nothing_else(attack
 @pytest.mark.parametrize(
     ("limits", "changes", "said"),
     [
-        ({"numbers_in_all": 2000}, SEEDS, "2,328 numbers in all updates; at most 2,000"),
+        ({"numbers_in_all": 1000}, SEEDS, "1,164 numbers in all updates; at most 1,000"),
         ({"requests_in_all": 7}, SEEDS, "8 requests in all; at most 7"),
         ({"rounds": 3}, ({}, {"rounds": 4}), "n1: silo 'alpha': its policy refuses 4 rounds"),
         ({}, ({}, {"train__steps": 1}), "n1: silo 'alpha': its policy refuses an update of so few steps"),

@@ -42,7 +42,7 @@ def test_a_run_beyond_a_cap_is_refused_by_its_key(attack, words, policy, refused
     [
         ({"requests_in_all": 3}, "score", 3, "4 requests in all; at most 3 (policy.requests_in_all)"),
         ({}, "round", 3, "4 requests for round 1; at most 3 (policy.requests_per_round)"),
-        ({"numbers_in_all": 600}, "round", 1, "numbers in all updates; at most 600 (policy.numbers_in_all)"),
+        ({"numbers_in_all": 300}, "round", 1, "numbers in all updates; at most 300 (policy.numbers_in_all)"),
     ],
 )
 def test_requests_beyond_a_cap_are_refused_after_any_restart(attack, policy, ask, allowed, refused):

@@ -187,9 +187,9 @@ def contrasted(method: str, backbone: Path, data: Path, changed: Path, out: Path
     "method", [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in ACCEPTED]
 )
 def test_what_leaves_depends_on_rows_through_noised_gradients_alone(
-    method, backbone_folder, few_rows, changed_data, tmp_path
+    method, small_backbone, few_rows, changed_data, tmp_path
 ):
-    changed = contrasted(method, backbone_folder("bert"), few_rows, changed_data, tmp_path)
+    changed = contrasted(method, small_backbone, few_rows, changed_data, tmp_path)
     assert changed or method in ("local", "centralised"), "the changed row was drawn"
 
 
@@ -201,13 +201,11 @@ def test_what_leaves_depends_on_rows_through_noised_gradients_alone(
         if name not in ("full", "p-tuning")
     ],
 )
-def test_every_tuner_takes_noise(tuner, backbone_folder, few_rows, tmp_path):
+def test_every_tuner_takes_noise(tuner, small_backbone, few_rows, tmp_path):
     """A method whose tuner keeps something while a phase runs would be refused."""
     own = {"ravan": ("method=ravan",), "vera": ("tuner.r=4",)}.get(tuner, ())
     more = (f"tuner={tuner}", "method.adapters=1", "rounds=1", "train.steps=1", *own)
-    found = watch(
-        [*words("fedavg", backbone_folder("bert"), few_rows), *more], backbone_folder("bert"), tmp_path / "run"
-    )
+    found = watch([*words("fedavg", small_backbone, few_rows), *more], small_backbone, tmp_path / "run")
     assert found.sent
     assert any(tensor.abs().max() > 0 for each in found.noised for tensor in each.values())
 
@@ -237,9 +235,9 @@ EVERYTHING = {"feddpa-t": ("method.weighting=fixed",), "fdlora": ("method.sync=1
     "method", [OWN_PARTS[0], *(pytest.param(name, marks=pytest.mark.long) for name in OWN_PARTS[1:])]
 )
 def test_with_noise_on_all_parts_a_silos_model_has_the_same_bits(
-    method, backbone_folder, few_rows, changed_data, tmp_path
+    method, small_backbone, few_rows, changed_data, tmp_path
 ):
-    backbone, more = backbone_folder("bert"), (*EVERYTHING.get(method, ()), "privacy.parts=all", "train.steps=1")
+    backbone, more = small_backbone, (*EVERYTHING.get(method, ()), "privacy.parts=all", "train.steps=1")
     first = watch([*words(method, backbone, few_rows), *more], backbone, tmp_path / "one")
     assert compare(first, watch([*words(method, backbone, changed_data), *more], backbone, tmp_path / "two", first))
     files = [sorted((tmp_path / run / "models").rglob("*.*")) for run in ("one", "two")]
@@ -260,32 +258,32 @@ def test_with_noise_on_all_parts_a_silos_model_has_the_same_bits(
     assert upper_epsilon(federation, 1e-5) == pytest.approx(total), "the model's ε is the run's"
 
 
-def test_a_unit_without_rows_or_without_a_finite_gradient(backbone_folder, few_rows, tmp_path):
+def test_a_unit_without_rows_or_without_a_finite_gradient(small_backbone, few_rows, tmp_path):
     """Over four rounds, of which every silo misses some."""
-    backbone = backbone_folder("bert")
+    backbone = small_backbone
     given = [*words("fedper", backbone, few_rows), *MISSED]
     first = watch(given, backbone, tmp_path / "one")
     for spoil in ("nan", "empty"):
         assert compare(first, watch(given, backbone, tmp_path / spoil, first, spoil))
 
 
-def test_a_unit_of_other_rows_and_of_more(backbone_folder, few_rows, tmp_path):
-    backbone, data = backbone_folder("bert"), [with_units(few_rows, tmp_path / f"d{n}", n) for n in (0, 3)]
+def test_a_unit_of_other_rows_and_of_more(small_backbone, few_rows, tmp_path):
+    backbone, data = small_backbone, [with_units(few_rows, tmp_path / f"d{n}", n) for n in (0, 3)]
     given = [[*words("fedavg", backbone, path), *MISSED, "privacy.unit=who"] for path in data]
     first = watch(given[0], backbone, tmp_path / "one")
     assert compare(first, watch(given[1], backbone, tmp_path / "two", first))
 
 
 @pytest.mark.parametrize("method", REFUSED)
-def test_what_it_cannot_cover_is_refused(method, backbone_folder, few_rows, tmp_path):
-    given = [*tiny_overrides(method, backbone_folder("bert"), few_rows), *NOISE]
+def test_what_it_cannot_cover_is_refused(method, small_backbone, few_rows, tmp_path):
+    given = [*tiny_overrides(method, small_backbone, few_rows), *NOISE]
     with pytest.raises(InputError, match=f"privacy.unit.*{REFUSED[method]}"):
         run(read_config("demo", given), out=tmp_path / "run")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_shorter_precisions_are_refused_by_name(precision, backbone_folder, few_rows):
-    given = [*tiny_overrides("fedavg", backbone_folder("bert"), few_rows), *NOISE, f"precision={precision}"]
+def test_shorter_precisions_are_refused_by_name(precision, small_backbone, few_rows):
+    given = [*tiny_overrides("fedavg", small_backbone, few_rows), *NOISE, f"precision={precision}"]
     with pytest.raises(InputError, match=f"precision: in {precision} a row's gradient .*; allowed: fp32, auto"):
         read_config("demo", given)
 
@@ -337,9 +335,9 @@ ALL_REFUSES = {
 
 
 @pytest.mark.parametrize("method", ALL_REFUSES)
-def test_what_noise_on_all_parts_refuses(method, backbone_folder, few_rows):
+def test_what_noise_on_all_parts_refuses(method, small_backbone, few_rows):
     more, reason = ALL_REFUSES[method]
-    given = [*tiny_overrides(method, backbone_folder("bert"), few_rows), *NOISE, "privacy.parts=all", *more]
+    given = [*tiny_overrides(method, small_backbone, few_rows), *NOISE, "privacy.parts=all", *more]
     with pytest.raises(InputError, match=reason):
         build_run(read_config("demo", given))
 
@@ -347,12 +345,12 @@ def test_what_noise_on_all_parts_refuses(method, backbone_folder, few_rows):
 # -- leaks that the test above has to find -----------------------------------------------------------------------------
 
 
-def test_a_phase_without_noise(monkeypatch, backbone_folder, few_rows, changed_data, tmp_path):
+def test_a_phase_without_noise(monkeypatch, small_backbone, few_rows, changed_data, tmp_path):
     """FedRep's head, which is private, trains without noise, and the shared body follows it."""
     real = build.noised_phases
     monkeypatch.setattr(build, "noised_phases", lambda *args: real(*args) - {"head"})
     with pytest.raises(AssertionError):
-        contrasted("fedrep", backbone_folder("bert"), few_rows, changed_data, tmp_path)
+        contrasted("fedrep", small_backbone, few_rows, changed_data, tmp_path)
 
 
 def test_a_clip_norm_over_a_part_without_noise(monkeypatch, backbone_folder, data_folder, tmp_path):
@@ -373,14 +371,14 @@ def test_a_clip_norm_over_a_part_without_noise(monkeypatch, backbone_folder, dat
 
 
 def test_a_term_without_rows_that_reads_a_part_without_noise(
-    monkeypatch, backbone_folder, few_rows, changed_data, tmp_path
+    monkeypatch, small_backbone, few_rows, changed_data, tmp_path
 ):
     """Ditto's private part of the last round pulls at the shared one."""
     ditto_that_reads(monkeypatch, READS["memory"])
     monkeypatch.setattr(build, "leaving_parts", lambda *args: frozenset({"global", "head_global"}))
     monkeypatch.setattr(RowPrivacy, "seen_by", lambda self, phase, *everything: everything)
     with pytest.raises(AssertionError):
-        contrasted("ditto", backbone_folder("bert"), few_rows, changed_data, tmp_path)
+        contrasted("ditto", small_backbone, few_rows, changed_data, tmp_path)
 
 
 def test_a_part_that_another_one_follows_after_a_batch(tiny_federation: Callable) -> None:
@@ -439,12 +437,12 @@ def test_a_read_of_a_part_without_noise(way, monkeypatch, tiny_federation):
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.long) for way in ("items", "memory")])
-def test_what_such_a_method_sends(way, monkeypatch, backbone_folder, few_rows, changed_data, tmp_path):
+def test_what_such_a_method_sends(way, monkeypatch, small_backbone, few_rows, changed_data, tmp_path):
     ditto_that_reads(monkeypatch, READS[way])
-    assert contrasted("ditto", backbone_folder("bert"), few_rows, changed_data, tmp_path)
+    assert contrasted("ditto", small_backbone, few_rows, changed_data, tmp_path)
 
 
-def test_what_a_phase_is_given_that_changes_what_leaves(monkeypatch, backbone_folder, few_rows, tmp_path):
+def test_what_a_phase_is_given_that_changes_what_leaves(monkeypatch, small_backbone, few_rows, tmp_path):
     """Even a read that the trial does not meet finds nothing without noise."""
     given: set[str] = set()
 
@@ -454,7 +452,7 @@ def test_what_a_phase_is_given_that_changes_what_leaves(monkeypatch, backbone_fo
         return torch.zeros(())
 
     ditto_that_reads(monkeypatch, read)
-    watch(words("ditto", backbone_folder("bert"), few_rows), backbone_folder("bert"), tmp_path / "run")
+    watch(words("ditto", small_backbone, few_rows), small_backbone, tmp_path / "run")
     assert given == {"global", "head_global"}
 
 
@@ -471,7 +469,7 @@ def in_a_list(self: Ditto, loss: Tensor) -> None:
 
 
 @pytest.mark.parametrize("keep", [on_the_object, on_the_class, in_a_list])
-def test_a_method_that_keeps_something_of_rows(keep, monkeypatch, backbone_folder, few_rows, tmp_path):
+def test_a_method_that_keeps_something_of_rows(keep, monkeypatch, small_backbone, few_rows, tmp_path):
     """Found in the trial; and in a run, if it begins later."""
     trial = [True]
 
@@ -484,15 +482,15 @@ def test_a_method_that_keeps_something_of_rows(keep, monkeypatch, backbone_folde
 
     monkeypatch.setattr(Ditto, "personal_loss", loss)
     monkeypatch.setattr(Ditto, "seen", None, raising=False)
-    given = words("ditto", backbone_folder("bert"), few_rows)
+    given = words("ditto", small_backbone, few_rows)
     for trial[0] in (True, False):
         with pytest.raises(InputError, match=r"^privacy.unit: method ditto keeps .* phase 'personal' runs"):
             run(read_config("demo", given), out=tmp_path / f"run{trial[0]}")
 
 
 @pytest.mark.parametrize(("words_of_noise", "best"), [((), 2), (("privacy.unit=null", "privacy.epsilon=null"), 1)])
-def test_a_best_round_by_raw_scores(words_of_noise, best, monkeypatch, backbone_folder, few_rows, tmp_path):
+def test_a_best_round_by_raw_scores(words_of_noise, best, monkeypatch, small_backbone, few_rows, tmp_path):
     """Scores that prefer round 1 are followed without noise alone."""
     monkeypatch.setattr(InProcessEngine, "validate", lambda self, number: {"alpha": 9.0 - number})
-    given = [*words("fedavg", backbone_folder("bert"), few_rows), *words_of_noise]
+    given = [*words("fedavg", small_backbone, few_rows), *words_of_noise]
     assert run(read_config("demo", given), out=tmp_path / "run").summary["best_round"] == best

@@ -51,6 +51,13 @@ def by_full_forwards(family, prompt, mix, length):
     return written, margin
 
 
+@cache
+def whole_forwards(family, mix, length):
+    """What each prompt is followed by under a mix of `MIXES`, with its margin; tests must not change it."""
+    mixed = MIXES[mix](backbone_of(family))
+    return [by_full_forwards(family, prompt, of_row(mixed, row), length) for row, prompt in enumerate(prompts(family))]
+
+
 MIXES = {
     "none": lambda backbone: [],
     "lora": lambda backbone: ingredients(backbone, 1.0),
@@ -84,10 +91,9 @@ def test_batched_with_a_cache_is_row_by_row_without(family, mix):
     mixed = MIXES[mix](backbone)
     answers = generate_ids(backbone, prompts(family), mixed, GenerationOptions(1, length), rows_at_once=4)
     compared = set()
-    for row, prompt in enumerate(prompts(family)):
-        expected, margin = by_full_forwards(family, prompt, of_row(mixed, row), length)
+    for answer, (expected, margin) in zip(answers, whole_forwards(family, mix, length), strict=True):
         assert margin > 1e-4, "the best two words are too near to each other to tell an error from rounding"
-        assert answers[row] == expected
+        assert answer == expected
         compared.add(tuple(expected))
     assert len(compared) > 1, "all rows write the same: the test would not see rows being confused"
 
@@ -97,9 +103,7 @@ def test_batched_with_a_cache_is_row_by_row_without(family, mix):
 def test_waiting_rows_take_the_places_of_those_that_are_done(family, mix, monkeypatch):
     backbone, length = backbone_of(family), 7
     mixed = MIXES[mix](backbone)
-    whole = [
-        by_full_forwards(family, prompt, of_row(mixed, row), length)[0] for row, prompt in enumerate(prompts(family))
-    ]
+    whole = [written for written, _ in whole_forwards(family, mix, length)]
     chosen = {ids[1 + row] for row, ids in enumerate(whole[:4]) if len(ids) > 1 + row}
     ends = {END[family], *chosen} - {ids[0] for ids in whole if ids}
     monkeypatch.setattr(generation, "end_tokens", lambda _: frozenset(ends))
@@ -154,7 +158,7 @@ def test_answers_are_transformers_own(family, beams):
     """With the family's end token, which the tiny models never write, and with ends at words that they do write."""
     backbone, length, ids = backbone_of(family), 10, prompts(family)
     frequent = [theirs(family, tuple(prompt), beams, length, END[family]) for prompt in ids]
-    ends = {END[family], *(answer[place] for answer, place in zip(frequent[:4], (3, 5, 2, 7), strict=True))}
+    ends = {END[family], *(answer[place] for answer, place in zip(frequent[:2], (3, 5), strict=True))}
     lengths = set()
     for end in ends:
         tokenizer = copy.deepcopy(backbone.tokenizer)

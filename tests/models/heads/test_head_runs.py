@@ -119,21 +119,21 @@ def test_a_silo_of_a_federation_need_not_have_the_labels_of_all(model_folder, da
 
 
 @pytest.mark.parametrize(
-    ("family", "tuner", "optimizer"),
+    ("family", "tuner", "optimizer", "epochs"),
     [
-        ("roberta", "prompt", "adam"),
-        pytest.param("roberta", "prefix", "adam", marks=pytest.mark.long),
-        ("t5", "prompt", "adafactor"),
-        pytest.param("t5", "p-tuning", "adam", marks=pytest.mark.long),
+        ("roberta", "prompt", "adam", 10),
+        pytest.param("roberta", "prefix", "adam", 10, marks=pytest.mark.long),
+        ("t5", "prompt", "adafactor", 5),
+        pytest.param("t5", "p-tuning", "adam", 10, marks=pytest.mark.long),
     ],
 )
-def test_prompts_learn_on_other_families_too(family, tuner, optimizer, model_folder, data_folder, tmp_path):
+def test_prompts_learn_on_other_families_too(family, tuner, optimizer, epochs, model_folder, data_folder, tmp_path):
     config = read_config(
         "demo",
         words_of(
             *(f"backbone={model_folder(family)}", f"data.path={data_folder}", "data.tasks=alpha", "head=verbalizer"),
             *("head.words={bad: awful, good: great}", "method=fedprompt", f"tuner={tuner}", "tuner.tokens=4"),
-            *(f"train.optimizer={optimizer}", "train.lr=0.1", "train.epochs=10", "rounds=3"),
+            *(f"train.optimizer={optimizer}", "train.lr=0.1", f"train.epochs={epochs}", "rounds=3"),
             *("attack=backdoor", "attack.target=good", "attack.fraction=0", "partition=quantity", "partition.silos=2"),
         ),
     )
