@@ -37,32 +37,23 @@ def same(summary):
 
 @pytest.fixture(scope="module")
 def federated(tiny_config, tmp_path_factory):
-    """`federated(method, …)` → run folder, summary and link of a federation. Each is made once."""
+    """`federated(method)` → run folder, summary and link of a federation. Each is made once."""
 
     @cache
-    def finished(method, *words):
+    def finished(method):
         out = tmp_path_factory.mktemp("federated") / "run"
-        summary, link = federate(tiny_config(method, *SHORT, *words), out, order=(2, 0, 1))
+        summary, link = federate(tiny_config(method, *SHORT), out, order=(2, 0, 1))
         return out, summary, link
 
     return finished
 
 
-@pytest.fixture
-def deep(backbone_folder):
-    """`deep(method)` → words of a backbone of two blocks for IFCA, over which no row tells its groups apart.
-
-    One process scores all silos with the group of the first, a federation each with its own.
-    """
-    return lambda method: (f"backbone={backbone_folder('bert')}",) if method == "ifca" else ()
-
-
 @pytest.mark.parametrize(
     "method", ["fedmcp", "fedfame", "fedlora", "ifca", pytest.param("fedalt", marks=pytest.mark.long)]
 )
-def test_same_bits_as_in_one_process(whole, federated, deep, method):
-    _, expected = whole(method, *deep(method))
-    _, summary, _ = federated(method, *deep(method))
+def test_same_bits_as_in_one_process(whole, federated, method):
+    _, expected = whole(method)
+    _, summary, _ = federated(method)
     assert same(summary) == same(expected)
     assert summary["engine"] == "flower-local"
     assert summary.keys() == expected.keys() - {"baselines", "intervals"}  # the coordinator has no rows to make them of
@@ -71,14 +62,14 @@ def test_same_bits_as_in_one_process(whole, federated, deep, method):
 @pytest.mark.long
 @pytest.mark.parametrize("case", ALL_METHODS)
 @pytest.mark.parametrize("words", UPLINKS, ids=" ".join)
-def test_same_bits_for_every_method(whole, deep, case, words, tmp_path):
+def test_same_bits_for_every_method(whole, case, words, tmp_path):
     method = case.split(",")[0]
     if method == "local" and words[:1] == ("uplink=clip,laplace,int8",):
         pytest.skip("nothing is sent")
     if words[:1] == ("uplink=clip,laplace,int8",) and case in ("ifca", "fedavg, afl"):
         pytest.skip("their aggregations read a number without noise")
     feedback = ("uplink.feedback=false",) if words[:1] and "uplink" in words[0] and case in NO_FEEDBACK else ()
-    config, expected = whole(method, *ALL_METHODS[case], *deep(method), *words, *feedback)
+    config, expected = whole(method, *ALL_METHODS[case], *words, *feedback)
     summary, _ = federate(config, tmp_path / "run", order=(1, 2, 0))
     assert same(summary) == same(expected)
 

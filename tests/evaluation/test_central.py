@@ -152,6 +152,6 @@ def test_a_head_of_the_silos_own_without_tensors_makes_no_model_of_its_own(tiny_
     words = ["method.adapters=1", f"head={head}", "head.scope=private", f"backbone={backbone}"]
     if head == "verbalizer":
         words += ["head.words={bad: awful, good: bright}", "head.template={text} was {mask}."]
-    context = tiny_federation("fedavg", *WORDS[:4], *words).context
-    assert context.parts["head"].scope is Scope.PRIVATE
-    assert federation_scores.all_share_one_model(context) is one
+    federation = tiny_federation("fedavg", *WORDS[:4], *words)
+    assert federation.context.parts["head"].scope is Scope.PRIVATE
+    assert federation_scores.all_share_one_model(federation) is one

@@ -96,7 +96,7 @@ def _models(federation: Federation) -> tuple[dict[_Key, tuple[Model, EvaluationR
     If one data set is partitioned, all silos read the same rows, whatever each of these counts. If they also have the
     same model, because only shared parts predict, it reads them once.
     """
-    same_model = all_share_one_model(federation.context)
+    same_model = all_share_one_model(federation)
     models: dict[_Key, tuple[Model, EvaluationRows]] = {}
     key_of = {}
     for silo in federation.silos.values():
@@ -106,9 +106,13 @@ def _models(federation: Federation) -> tuple[dict[_Key, tuple[Model, EvaluationR
     return models, key_of
 
 
-def all_share_one_model(context: TrainingContext) -> bool:
-    """Return whether all silos predict with the same model: no part or weight of a prediction is private."""
-    if context.initial.ranks:
+def all_share_one_model(federation: Federation) -> bool:
+    """Return whether all silos predict with the same model: no part or weight of a prediction is private.
+
+    Nor do silos receive shared parts of their own, as of a rank or of the group that they chose.
+    """
+    context, broadcasts = federation.context, federation.coordinator.broadcasts
+    if context.initial.ranks or any(broadcasts.key(name) is not None for name in federation.silos):
         return False
     prediction = context.prediction
     private = {*names_with(context.parts, Scope.PRIVATE)}

@@ -112,7 +112,7 @@ def _aggregate(silos: Mapping[str, float | None]) -> dict[str, Any]:
 def _measure_on_sets(federation: Federation, sets: Mapping[str, TokenizedRows]) -> dict[str, dict[str, Measured]]:
     """Return training silo → set of rows → the scores of the silo's model."""
     measured: dict[str, dict[str, Measured]] = {}
-    same_model = all_share_one_model(federation.context)
+    same_model = all_share_one_model(federation)
     with keeping_vectors(federation.context):
         for silo in federation.silos.values():
             if same_model and measured:

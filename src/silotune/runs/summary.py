@@ -72,7 +72,7 @@ def summarize(engine: Engine) -> dict[str, Any]:
         "average": central["test"] if central else mean_test(silos),
         "averages": averages(silos),
         **averages_beside(silos),
-        **average_sampled(silos, central is not None and all_share_one_model(federation.context)),
+        **average_sampled(silos, central is not None and all_share_one_model(federation)),
         **({"template": CHAT} if head_section(federation).template == CHAT else {}),
         **({"attack": attack} if attack else {}),
         **({"privacy": federation.privacy.summary()} if federation.privacy else {}),

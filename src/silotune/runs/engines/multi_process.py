@@ -93,7 +93,7 @@ class MultiProcessEngine(InProcessEngine):
     def _validation(self, round_number: int) -> Scores:
         federation = self.federation
         # one model on the same rows is judged once
-        once = federation.central is not None and all_share_one_model(federation.context)
+        once = federation.central is not None and all_share_one_model(federation)
         scores: Scores = {}
         singles = [[name] for name in federation.silos][: 1 if once else None]
         coordinator = federation.coordinator

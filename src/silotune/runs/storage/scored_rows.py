@@ -32,7 +32,7 @@ def write_test_scores(folder: Path, federation: Federation, tested: Mapping[str,
         the interval of the mean over silos where these share labeled rows.
     """
     config, test_rows = federation.config, test_rows_of(federation)
-    one = federation.central is not None and all_share_one_model(federation.context)
+    one = federation.central is not None and all_share_one_model(federation)
     names = [name for name in tested if test_rows[name].judges][: 1 if one else None]
     details = {
         name: score_details(
