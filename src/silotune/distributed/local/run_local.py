@@ -210,6 +210,8 @@ def _run_parties(
         while (status := follower.poll()).state in ("submitted", "working"):
             processes.check()
             time.sleep(CHECK_INTERVAL)
+        if status.state == "lost":
+            processes.check()  # names the process that took the coordinator with it
     status.require_finished()
 
 
