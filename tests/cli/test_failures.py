@@ -99,6 +99,10 @@ def test_an_error_in_place_of_ctrl_c(silotune: Silotune, monkeypatch) -> None:
 
     monkeypatch.setattr("silotune.cli.main._ignore_ctrl_c", lambda: None)
     monkeypatch.setattr("silotune.cli.live_view.watch_run", failing)
-    outcome = silotune("watch", ".")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background ignores it
+    try:
+        outcome = silotune("watch", ".")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (outcome.code, outcome.err) == (130, f"{INTERRUPTED}\n")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
