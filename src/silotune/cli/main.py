@@ -112,9 +112,9 @@ def _complain(message: str, style: str = "red") -> None:
 
 
 class _CtrlC:
-    """A handler of SIGINT that raises `KeyboardInterrupt` as Python's does, and remembers it.
+    """A handler of SIGINT that raises `KeyboardInterrupt`, as Python's own does, and remembers that it was called.
 
-    Modules that one falls into while they are imported raise errors of their own in its place.
+    A module that is interrupted while it is imported may raise another error, such as NumPy's RecursionError.
     """
 
     came = False
@@ -125,7 +125,7 @@ class _CtrlC:
 
 
 def _was_ctrl_c(error: BaseException | None) -> bool:
-    """Return whether an interruption is the cause of an error, as of one that SIGTERM asked for."""
+    """Return whether a Ctrl-C or SIGTERM caused an error: compiled modules turn one into an ImportError."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return True
