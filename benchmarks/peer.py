@@ -37,7 +37,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--silos", type=int, default=SETS)
     parser.add_argument("--rows", type=int, default=ROWS, help="of a silo, at most")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--precisions", default="fp32,bf16", help="of the peer; ours runs in its own best (auto)")
+    parser.add_argument("--precisions", default="fp32,bf16", help="of the peer")
+    parser.add_argument("--precision", default="auto", help="of ours; auto is its own best")
 
 
 def require(module: str, what: str, install: str) -> None:
@@ -145,7 +146,15 @@ def _memory(process: psutil.Process) -> int:
 
 
 def compare(
-    peer: str, repeats: int, threads: int, data: str | None, silos: int, rows: int, rounds: int, precisions: str
+    peer: str,
+    repeats: int,
+    threads: int,
+    data: str | None,
+    silos: int,
+    rows: int,
+    rounds: int,
+    precisions: str,
+    precision: str,
 ) -> dict[str, Any]:
     """Seconds of the peer's command at each precision and of ours, in turns; `ratio` is to the last precision named."""
     with same_rows(data, silos, rows, rounds) as folder:
@@ -161,7 +170,7 @@ def compare(
 
         def ours() -> None:
             out = str(folder / f"run-{time.monotonic_ns()}")
-            words = [f"threads={threads}", "precision=auto", "--out", out]
+            words = [f"threads={threads}", f"precision={precision}", "--out", out]
             memory["ours"] = run([sys.executable, "-m", "silotune", "run", str(folder / "ours.yaml"), *words], threads)
 
         work = {f"peer_{name}": (lambda name=name: theirs(name)) for name in names} | {"ours": ours}

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.leakage.one_silo import private, some_rows
-from silotune.communication.masks.coordinator import sum_in_process
+from silotune.communication.masks.coordinator import SumsInProcess
 from silotune.communication.masks.fixed_point import read_summand
 from silotune.communication.messages import broadcast_message
 from silotune.core.tensors import State, Tensors, change_of, flatten
@@ -128,7 +128,7 @@ def _update(federation: Federation, silo: Silo, peers: list[Silo], shared: State
         client.sums = (federation.config.seed, True)
         replies = {each.name: client.rounds([each], broadcast)[0] for each in (silo, *peers)}
         summands = {name: read_summand(reply.message) for name, reply in replies.items()}
-        made = sum_in_process(summands, summands)
+        made = SumsInProcess(summands, 1).sum(1, summands)
         *_, received = coordinator.receive_sum(1, made, replies)
     else:
         (reply,) = client.rounds([silo], broadcast)

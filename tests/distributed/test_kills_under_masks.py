@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from silotune.communication.masks import coordinator
+from silotune.communication.masks.coordinator import SumsInProcess
 from silotune.communication.masks.fixed_point import Sum
 from silotune.communication.masks.silo import STAGES
 from silotune.config import Config
@@ -46,7 +46,7 @@ MOMENTS = [(*at, silo) for at in zip((1, 1, 2, 3, 4), STAGES, strict=True) for s
 _FORKED = get_context("fork")  # these processes have imported what a run needs
 
 
-def plain_sum(silos, summands, least):
+def plain_sum(_, number, summands):
     """The sum without masks."""
     names = sorted(summands)
     return Sum(sum(summands[name] for name in names), names, dict.fromkeys(names, b""), dict.fromkeys(names, 0))
@@ -144,7 +144,7 @@ def assert_one_sum_a_round(config, out, rounds, tmp_path, monkeypatch):
         if config.privacy.shares:  # a silo draws its own noise, so that no other run has the bits of this one
             assert Records(folder).rows("SELECT steps FROM row_charges") == [(1,)] * rounds
     if not config.privacy.shares:
-        monkeypatch.setattr(coordinator, "sum_in_process", plain_sum)
+        monkeypatch.setattr(SumsInProcess, "sum", plain_sum)
         expected, found = run(config, out=tmp_path / "whole").summary, read_summary(out)
         for key in ("shared_sha256", "state_sha256", "best_round"):
             assert found[key] == expected[key]

@@ -63,6 +63,8 @@ def test_under_masks_a_run_resumes_to_the_same_bits(federate, tmp_path):
     sizes = [event for event in events(tmp_path / "whole") if event["event"] == "silo"]
     numbers = whole.federation.coordinator.summand_length(1)
     assert all(8 * numbers < event["bytes_up"] < 8 * numbers + 5000 for event in sizes)
+    first, second = ([event["bytes_up"] for event in sizes if event["round"] == number] for number in (1, 2))
+    assert max(second) < min(first), "keys of all rounds are made together"
 
 
 def test_a_weight_that_a_sum_has_no_room_for_is_refused_before_a_run(federate, tmp_path, monkeypatch):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from silotune.communication.masks import keys
-from silotune.communication.masks.agreement import FIRST, Agreement, Peers, public_identity
+from silotune.communication.masks.agreement import FIRST, MOST_ROUNDS, Agreement, Peers, public_identity
 from silotune.communication.masks.fixed_point import Sum
 from silotune.communication.masks.keys import SEED_BYTES
 from silotune.communication.masks.silo import SiloRound, StageAnswer, Texts
@@ -129,22 +130,39 @@ def made_identities(names: Iterable[str], least: int | None = None) -> tuple[dic
     return identities, Peers({name: public_identity(key) for name, key in identities.items()}, least)
 
 
-def sum_in_process(silos: Iterable[str], summands: Mapping[str, Tensor], least: int | None = None) -> Sum:
-    """Simulate a sum of silos of this process by the messages that they would send; identities are made for it.
+class SumsInProcess:
+    """Simulates the sums of silos of this process by the messages that they would send; identities are made for them.
+
+    Keys are made for several rounds together, as between machines, so that silos send as many bytes.
 
     Args:
         silos: all silos of the run.
-        summands: silo → its summand; some may be missing.
+        rounds: of the run.
         least: the fewest silos of a sum; None: more than two thirds of them.
     """
-    identities, peers = made_identities(silos, least)
-    length, members = len(next(iter(summands.values()))), sorted(summands)
-    agreement = Agreement("", 0, "", "", "", FIRST, length, members, peers.fingerprint, peers.threshold)
-    here = {
-        name: SiloRound(name, identities[name], peers, agreement, summands[name], lambda *_: None) for name in members
-    }
 
-    def ask(stage: str, shown: Mapping[str, Texts]) -> dict[str, StageAnswer]:
-        return {name: here[name].answer(stage, texts) for name, texts in shown.items()}
+    def __init__(self, silos: Iterable[str], rounds: int, least: int | None = None) -> None:
+        self._identities, self._peers = made_identities(silos, least)
+        self._rounds = rounds
+        self._made: Agreement | None = None
 
-    return masked_sum(agreement, peers.fewest, ask)
+    def sum(self, number: int, summands: Mapping[str, Tensor]) -> Sum:
+        """Return the sum of a round's summands, silo → int64; silos without one have dropped out."""
+        members, length = sorted(summands), len(next(iter(summands.values())))
+        if self._made is None or self._made.members != members or number not in self._made.together:
+            listed = members, self._peers.fingerprint, self._peers.threshold
+            rounds = min(MOST_ROUNDS, self._rounds - number + 1)
+            self._made = Agreement("", number, "", "", "", FIRST, 0, *listed, first=number, rounds=rounds)
+            self._keys, self._kept = RoundKeys(), {name: dict[str, Any]() for name in members}
+        agreement = replace(self._made, round=number, numbers=length)
+        here = {
+            name: SiloRound(
+                name, self._identities[name], self._peers, agreement, summands[name], lambda *_: None, self._kept[name]
+            )
+            for name in members
+        }
+
+        def ask(stage: str, shown: Mapping[str, Texts]) -> dict[str, StageAnswer]:
+            return {name: here[name].answer(stage, texts) for name, texts in shown.items()}
+
+        return masked_sum(agreement, self._peers.fewest, ask, round_keys=self._keys)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
 
@@ -19,6 +19,9 @@ from silotune.training.broadcasts import VariantKey
 from silotune.training.client import SiloReply
 from silotune.training.coordinator import Received
 from silotune.training.federation import Federation
+
+if TYPE_CHECKING:  # it needs silotune[federation]
+    from silotune.communication.masks.coordinator import SumsInProcess
 
 Training = Literal["round", "final"]
 """A local round, or the final phases."""
@@ -38,6 +41,7 @@ class InProcessEngine(Engine):
         self.cohort = federation.cohort.size
         self._written: dict[str, str] = {}
         """Silo → its state's location, for silos that replied in this round."""
+        self._sums: SumsInProcess | None = None
 
     @override
     def _restore(self) -> None:
@@ -61,7 +65,7 @@ class InProcessEngine(Engine):
 
     def _under_masks(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[Received]:
         """Run one local round, and the protocol of sums under masks among its silos; the last one brings the sum."""
-        from silotune.communication.masks.coordinator import sum_in_process  # needs silotune[federation]
+        from silotune.communication.masks.coordinator import SumsInProcess  # needs silotune[federation]
 
         replies: dict[str, SiloReply] = {}
         for trained in self._train("round", round_number, silos, broadcast):
@@ -74,7 +78,9 @@ class InProcessEngine(Engine):
         if (least := own or threshold_of(len(self.federation.silos))) > len(replies):
             raise Diverged(f"silos {', '.join(diverged)}: training diverged, and a sum under masks is of {least} silos")
         summands = {name: read_summand(reply.message) for name, reply in replies.items()}
-        made = sum_in_process(self.federation.silos, summands, own)
+        if self._sums is None:
+            self._sums = SumsInProcess(self.federation.silos, self.federation.rounds, own)
+        made = self._sums.sum(round_number, summands)
         yield from self.federation.coordinator.receive_sum(round_number, made, replies)
 
     def finals(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[SiloReply]:
