@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import pytest
 
+from silotune.cli.termination import ended_by_sigterm
 from tests.support.command_line import Silotune
 
 
@@ -79,23 +80,15 @@ def test_ctrl_c_while_a_module_is_imported(module: str, dropped: bool) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", f"{INTERRUPTED}\n")
 
 
-def test_an_error_that_a_library_made_of_ctrl_c(silotune: Silotune, monkeypatch) -> None:
-    def failing(*_: object, **__: object) -> None:
-        raise ImportError("numpy.core.multiarray failed to import") from KeyboardInterrupt()
-
-    monkeypatch.setattr("silotune.cli.main._ignore_ctrl_c", lambda: None)
-    monkeypatch.setattr("silotune.cli.live_view.watch_run", failing)
-    outcome = silotune("watch", ".")
-    assert (outcome.code, outcome.err) == (130, f"{INTERRUPTED}\n")
-
-
-def test_an_error_in_place_of_ctrl_c(silotune: Silotune, monkeypatch) -> None:
+@pytest.mark.parametrize("error", [RecursionError("maximum recursion depth exceeded"), ImportError("failed to import")])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_error_in_place_of_an_interruption(silotune: Silotune, monkeypatch, error, number, code) -> None:
     """NumPy imports a module of its own without end when a Ctrl-C falls into that import; pydantic has SchemaError."""
 
     def failing(*_: object, **__: object) -> None:
-        with suppress(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        raise RecursionError("maximum recursion depth exceeded")
+        with suppress(KeyboardInterrupt), ended_by_sigterm():
+            signal.raise_signal(number)
+        raise error
 
     monkeypatch.setattr("silotune.cli.main._ignore_ctrl_c", lambda: None)
     monkeypatch.setattr("silotune.cli.live_view.watch_run", failing)
@@ -105,4 +98,5 @@ def test_an_error_in_place_of_ctrl_c(silotune: Silotune, monkeypatch) -> None:
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
-    assert (outcome.code, outcome.err) == (130, f"{INTERRUPTED}\n")
+    line = INTERRUPTED if code == 130 else INTERRUPTED.replace("interrupted", "terminated")
+    assert (outcome.code, outcome.err) == (code, f"{line}\n")

@@ -11,9 +11,10 @@ import sys
 from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
+from silotune.cli import termination
+
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
-    from types import FrameType
 
 _INTERRUPTED, _TERMINATED = 130, 143
 
@@ -28,13 +29,13 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):  # Python itself escapes on stderr
         sys.stdout.reconfigure(errors="silotune")
     before, sys.unraisablehook = sys.unraisablehook, _repeat_ctrl_c
-    ctrl_c = _CtrlC()
+    termination.received.clear()
     if handles := signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores it
-        signal.signal(signal.SIGINT, ctrl_c)
+        signal.signal(signal.SIGINT, termination.interrupt)
     try:
         code = _run_command()
     except Exception as error:
-        code = _INTERRUPTED if ctrl_c.came or _was_ctrl_c(error) else _report(error)
+        code = _INTERRUPTED if termination.received else _report(error)
     except KeyboardInterrupt:
         code = _INTERRUPTED
     finally:
@@ -43,9 +44,8 @@ def main() -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
     if code == _INTERRUPTED:
         _ignore_ctrl_c()
-        from silotune.cli.termination import was_terminated
-
-        code, what = (_TERMINATED, "terminated") if was_terminated() else (code, "interrupted")
+        terminated = signal.SIGTERM in termination.received
+        code, what = (_TERMINATED, "terminated") if terminated else (code, "interrupted")
         _complain(f"{what}; what is finished is kept (run again with --resume)", "yellow")
     sys.exit(code)
 
@@ -109,28 +109,6 @@ def _complain(message: str, style: str = "red") -> None:
 
     errors = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
     errors.print(f"silotune: {' '.join(message.split())}", style=style, markup=False)
-
-
-class _CtrlC:
-    """A handler of SIGINT that raises `KeyboardInterrupt`, as Python's own does, and remembers that it was called.
-
-    A module that is interrupted while it is imported may raise another error, such as NumPy's RecursionError.
-    """
-
-    came = False
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.came = True
-        raise KeyboardInterrupt
-
-
-def _was_ctrl_c(error: BaseException | None) -> bool:
-    """Return whether a Ctrl-C or SIGTERM caused an error: compiled modules turn one into an ImportError."""
-    while error is not None:
-        if isinstance(error, KeyboardInterrupt):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _repeat_ctrl_c(unraisable: UnraisableHookArgs) -> None:

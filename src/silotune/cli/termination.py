@@ -1,4 +1,4 @@
-"""End a run in order on SIGTERM, as on Ctrl-C, and tell the two apart."""
+"""End a command in order on SIGTERM, as on Ctrl-C, and remember which of the two came."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
-_received: list[int] = []
+received: list[int] = []
+"""The signals that asked this process's command to end. The error that ends it then does not tell: a module that is
+interrupted while it is imported may raise another one, such as NumPy's RecursionError."""
 
 
-def was_terminated() -> bool:
-    """Return whether a SIGTERM ended this process's command."""
-    return bool(_received)
+def interrupt(number: int, _frame: FrameType | None) -> None:
+    """Handle a signal as Python handles Ctrl-C, and remember it."""
+    received.append(number)
+    if number == signal.SIGTERM:
+        signal.signal(number, signal.SIG_IGN)  # a second one must not cut what the first began
+    raise KeyboardInterrupt
 
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
     """Raise `KeyboardInterrupt` on SIGTERM while the context is open; only the main thread can."""
-    _received.clear()
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def end(number: int, _frame: object) -> None:
-        _received.append(number)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut what the first began
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
