@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import yaml
 from silotune.cli.main import main
 from silotune.core import workers
 from silotune.runs import run as running
+from silotune.training.client import SiloClient
 from tests.support.command_line import Silotune
 from tests.support.processes import LONGEST
 
@@ -96,6 +98,30 @@ def test_ctrl_c_ends_with_130_and_resume_finishes(silotune: Silotune, place: Pat
     numbers = [event["round"] for event in map(json.loads, (place / "out" / "events.jsonl").open()) if "round" in event]
     assert numbers == sorted(numbers)
     assert len(numbers) == 3 * LONG_RUN
+
+
+def test_a_ctrl_c_that_a_library_drops_ends_the_run_before_its_next_piece_of_work(
+    silotune: Silotune, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = SiloClient.rounds
+
+    def dropping(*words, **more):
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return rounds(*words, **more)
+
+    monkeypatch.setattr("silotune.cli.main._ignore_ctrl_c", lambda: None)
+    monkeypatch.setattr(SiloClient, "rounds", dropping)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background ignores it
+    try:
+        outcome = silotune(*RUN, "rounds=3", "--out", "out")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert outcome.code == 130
+    assert not list((place / "out" / "checkpoints").glob("round-1.json"))
+    monkeypatch.undo()
+    monkeypatch.chdir(place)
+    assert silotune(*RUN, "rounds=3", "--out", "out", "--resume").code == 0
 
 
 FROM_MAIN_ON = """

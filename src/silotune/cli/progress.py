@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.progress import Progress
+from typing_extensions import override
 
 from silotune.cli.console import console, say
-from silotune.cli.termination import ended_by_sigterm
+from silotune.cli.termination import ended_by_sigterm, received
 from silotune.core.clock import utc_now
 from silotune.errors import InputError, file_errors
 from silotune.runs.callbacks import Callback
@@ -28,13 +29,22 @@ class Followers:
     def __call__(self, title: str, rounds: int) -> Sequence[Callback]:
         """Return the callbacks of one run."""
         bars = [] if self.bars is None else [RunBar(self.bars, title, rounds)]
-        return [*bars, *(RoundLines(write, title, rounds, self.silos) for write in self.lines)]
+        return [_Ending(), *bars, *(RoundLines(write, title, rounds, self.silos) for write in self.lines)]
 
     def clear(self) -> None:
         """Remove the bars of runs that are over."""
         if self.bars is not None:
             for task in self.bars.task_ids:
                 self.bars.remove_task(task)
+
+
+class _Ending(Callback):
+    """Ends a run that goes on after Ctrl-C or SIGTERM, because a library dropped the error that they raise."""
+
+    @override
+    def on_progress(self, round: int, what: str, done: int, total: int) -> None:
+        if received:
+            raise KeyboardInterrupt
 
 
 @contextmanager
