@@ -56,7 +56,7 @@ def link_measures(folder: Path) -> Iterator[Metric]:
 
 def certificate_measure(days: Mapping[str, float]) -> Metric:
     """Return the metric that tells for how many days certificates are valid."""
-    values = [((name,), float(left)) for name, left in days.items()]
+    values = [((name,), float(number)) for name, number in days.items()]
     return measure("certificate_days_left", "Days until a certificate expires.", values, ["certificate"])
 
 

@@ -123,8 +123,8 @@ def run_job(
     """Run one job: handshakes with its silos, then training."""
     out, start = Path(job.out), RunStart.of(job, record, load)
     failures, admission = FailureLog(status.report), start.admission
-    known, greeting = admission.registry.silos, Frame("hello", start.request)
-    dispatcher = greet(start, link, greeting, admission, failures, status, record, known)
+    members, greeting = admission.registry.silos, Frame("hello", start.request)
+    dispatcher = greet(start, link, greeting, admission, failures, status, record, members)
     federation = start.federation()
     if start.config.privacy.shares:
         shares = SharedNoise.read(admission.shares)
@@ -188,7 +188,7 @@ def greet(
     failures: FailureLog,
     status: RunStatus,
     record: Records,
-    known: Collection[str] = (),
+    members: Collection[str] = (),
 ) -> SiloDispatcher:
     """Wait until all silos are admitted; for silos of an earlier start of the run, only `federation.away` seconds."""
     names, options = start.names, start.config.federation
@@ -196,8 +196,8 @@ def greet(
         link, names, greeting, admit, failures, options.patience, status=status, record=record.append
     )
     status.report(0, "waiting for silos to join", 0, len(names))
-    absent = dispatcher.wait_for_all(options.join, known, options.away)
-    missing = [name for name in absent if name not in known]
+    absent = dispatcher.wait_for_all(options.join, members, options.away)
+    missing = [name for name in absent if name not in members]
     if missing:
         reasons = "".join(f"; {sender}: {event}" for sender, event in sorted(failures.refusals.items()))
         late = f"silos that did not join within federation.join={options.join:g} s: {', '.join(missing)}"
@@ -224,11 +224,11 @@ def _checked_names(job: CoordinatorJob, config: Config) -> list[str]:
 def _registry(config: Config, out: Path, names: list[str]) -> RunRegistry:
     """Open the registry of a run; refuse other silos than at its start where a privacy guarantee counts them."""
     registry = RunRegistry.open(out)
-    known = sorted(registry.silos)
-    if config.aggregation.noise_multiplier is not None and known and known != names:
+    members = sorted(registry.silos)
+    if config.aggregation.noise_multiplier is not None and members and members != names:
         raise InputError(
             "federation.silos: the privacy guarantee of aggregation.noise_multiplier counts them; it keeps "
-            f"{', '.join(known)} until the run ends"
+            f"{', '.join(members)} until the run ends"
         )
     return registry
 
@@ -271,13 +271,13 @@ def _noise_on_rows(start: RunStart) -> dict[str, Any]:
     own = start.config.privacy
     if own.unit is None:
         return {}
-    wanted = {"epsilon_round": None, "epsilon_total": own.epsilon, "delta": own.delta or DELTA}
-    known = {"participations": start.config.rounds, "silos": start.admission.noise}
+    target = {"epsilon_round": None, "epsilon_total": own.epsilon, "delta": own.delta or DELTA}
+    facts = {"participations": start.config.rounds, "silos": start.admission.noise}
     uncovered = {} if own.parts == "all" else {"uncovered": UNCOVERED}
     if own.shares:
         uncovered["assumed"] = SharedNoise.read(start.admission.shares).assumption
     mechanism = "gaussian" if start.config.work == "survey" else RowAccount.mechanism
-    return {"privacy": {"mechanism": mechanism, "unit": own.unit, **wanted, **uncovered, **known}}
+    return {"privacy": {"mechanism": mechanism, "unit": own.unit, **target, **uncovered, **facts}}
 
 
 def _finish(engine: FlowerEngine, out: Path, local: bool, noise: dict[str, Any]) -> None:
@@ -339,12 +339,12 @@ def _approve(job: CoordinatorJob, link: Link, record: Records, status: RunStatus
 
     def admit(frame: Frame) -> None:
         hellos = frame.fields.get("hellos")
-        kinds = [type(said) for said in hellos] if isinstance(hellos, list) else []
+        kinds = [type(hello) for hello in hellos] if isinstance(hellos, list) else []
         if frame.kind != "planned" or kinds != [dict] * len(starts):
             Hello.read(Frame("refused", frame.fields))  # raises the silo's own reason
-        for (name, start), said in zip(starts.items(), hellos or [], strict=True):
+        for (name, start), hello in zip(starts.items(), hellos or [], strict=True):
             with _named(name):
-                start.admission(Frame("hello", {**said, "silo": frame.fields.get("silo")}))
+                start.admission(Frame("hello", {**hello, "silo": frame.fields.get("silo")}))
 
     greeting = Frame("plan", {"run": RunRegistry.open(Path(job.out)).run, "cells": cells})
     greet(first, link, greeting, admit, FailureLog(status.report), status, record)

@@ -92,21 +92,21 @@ class SiloDispatcher:
     _nodes_updated: float = float("-inf")
     _strict: bool = True
 
-    def wait_for_all(self, deadline: float, known: Collection[str] = (), away: float = 0.0) -> list[str]:
+    def wait_for_all(self, deadline: float, members: Collection[str] = (), away: float = 0.0) -> list[str]:
         """Wait until all silos are registered, without end for those whose operators have to approve the run.
 
         Returns the silos that are absent in the end.
 
         Args:
             deadline: seconds for the others.
-            known: silos that took part before the run was interrupted; they may come back during a round.
-            away: seconds to wait for known silos if they alone are missing.
+            members: silos that took part before the run was interrupted; they may come back during a round.
+            away: seconds to wait for members if they alone are missing.
         """
         began = self.clock()
         self._strict = True
         while missing := [name for name in self.silos if name not in self._nodes]:
             absent = [name for name in missing if not self.status.waits(name)]
-            new = not set(absent) <= set(known)
+            new = not set(absent) <= set(members)
             if (new or absent == missing) and self.clock() >= began + (deadline if new else min(away, deadline)):
                 return absent
             self._update_nodes()
@@ -128,7 +128,7 @@ class SiloDispatcher:
         """
         began = self.clock()
         until = began + deadline
-        seen = dict.fromkeys(requests, began)
+        times = dict.fromkeys(requests, began)
         self._strict = False
         waiting: dict[str, float] = dict.fromkeys(requests, float("-inf"))  # silo → earliest time of its request
         while waiting and self.clock() < until:
@@ -136,8 +136,8 @@ class SiloDispatcher:
             for name in list(waiting):
                 self._send(name, requests[name], waiting)
                 if self._node_of(name) is not None:
-                    seen[name] = self.clock()
-                elif self.clock() - seen[name] > away:
+                    times[name] = self.clock()
+                elif self.clock() - times[name] > away:
                     self.status.given_up(name)
                     self.report(name, f"not connected for {away:g} s")
                     del waiting[name]

@@ -154,21 +154,21 @@ class FlowerEngine(Engine):
 
     def load_states(self, checkpoint: Checkpoint) -> None:
         """Set the names of the silos' states; silos keep every state that a checkpoint names."""
-        taken = checkpoint.history.get("taken", {})
-        if self._local and dict(checkpoint.silos) != self._files(taken):
+        states = checkpoint.history.get("taken", {})
+        if self._local and dict(checkpoint.silos) != self._files(states):
             raise InputError(
                 f"checkpoint round-{checkpoint.round:04d}.json: not of a run by this engine alone; resume it with "
                 "--engine inprocess"
             )
-        self.history.taken, self._new_states = dict(taken), {}
+        self.history.taken, self._new_states = dict(states), {}
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def _files(self, taken: Mapping[str, str]) -> dict[str, str]:
+    def _files(self, states: Mapping[str, str]) -> dict[str, str]:
         """Return the states' files in the run folder; none unless all silos are on this machine."""
         if not self._local:
             return {}
-        return {name: f"silos/{name}/{self._run['run']}/{state}.safetensors" for name, state in taken.items()}
+        return {name: f"silos/{name}/{self._run['run']}/{state}.safetensors" for name, state in states.items()}
 
     def _base(self, name: str) -> str:
         """Return the name of the state that a silo's next round starts from; empty before its first."""

@@ -65,11 +65,11 @@ class RunRegistry:
     def with_silo(self, hello: Hello) -> RunRegistry:
         """Return the registry with one more silo."""
         info = SiloInfo(hello.task, hello.texts, hello.rank)
-        known = self.silos.get(hello.silo, info)
-        if replace(known, rank=info.rank) != info:
+        entry = self.silos.get(hello.silo, info)
+        if replace(entry, rank=info.rank) != info:
             raise HandshakeRefused(f"silo {hello.silo!r}: its task is another than when the run began")
-        if known != info:
-            ranks = ["the run's" if rank is None else str(rank) for rank in (info.rank, known.rank)]
+        if entry != info:
+            ranks = ["the run's" if rank is None else str(rank) for rank in (info.rank, entry.rank)]
             raise HandshakeRefused(
                 f"silo {hello.silo!r}: its LoRA rank is {ranks[0]}, and was {ranks[1]} when the run began; set the key "
                 "rank of its silo.yaml back"

@@ -67,8 +67,8 @@ class MaskedEngine(FlowerEngine):
         """Request rounds from the silos that have not dropped out of the run, and then the sum of what they trained."""
         members = self._staying(silos)
         trained = {one.reply.silo: one.reply for one in super().rounds(round_number, members, broadcast)}
-        made = self._sum(round_number, sorted(trained), members)
-        yield from self.federation.coordinator.receive_sum(round_number, made, trained)
+        total = self._sum(round_number, sorted(trained), members)
+        yield from self.federation.coordinator.receive_sum(round_number, total, trained)
 
     def _sum(self, number: int, trained: Sequence[str], invited: Sequence[str]) -> Sum:
         """Return the sum of what silos have trained, of those that were invited to; try again, if silos drop out.
@@ -82,28 +82,28 @@ class MaskedEngine(FlowerEngine):
         noted = self._noted()
         base = noted["base"] if noted.get("round") == number else noted.get("after", FIRST)
         after = base_after(base, number, recipe_digest(parse_wire_config(self._run["config"])), tensors)
-        made: dict[str, Any] = {"round": number, "tensors": tensors, "base": base, "after": after}
+        record: dict[str, Any] = {"round": number, "tensors": tensors, "base": base, "after": after}
         for _ in range(self._options.retries + 1):
             shared, made_keys = self._keys_of(number, self._staying(trained))
             agreement = replace(shared, round=number, broadcast=tensors, base=base, numbers=numbers)
             try:
-                ask, note = partial(self._ask, agreement), partial(self._note, made)
+                ask, note = partial(self._ask, agreement), partial(self._note, record)
                 return masked_sum(agreement, least, ask, note, made_keys)
             except SumFailed as error:
                 problem, self._keys = str(error), None
-        said = "".join(f"; {silo}: {self._reasons[silo]}" for silo in invited if silo in self._reasons)
+        reasons = "".join(f"; {silo}: {self._reasons[silo]}" for silo in invited if silo in self._reasons)
         raise SilotuneError(
-            f"round {number}: no sum under masks, and nothing was revealed: {problem}{said}; what is finished is kept "
-            "(run again with --resume)"
+            f"round {number}: no sum under masks, and nothing was revealed: {problem}{reasons}; what is finished is "
+            "kept (run again with --resume)"
         )
 
     def _keys_of(self, number: int, members: list[str]) -> tuple[Agreement, RoundKeys]:
         """Return the agreement on keys of these members for a round, and the keys: new ones for several rounds."""
         if self._keys is None or self._keys[0].members != members or number not in self._keys[0].together:
             fingerprint, silos, _ = self._admission.pinned
-            made = self._run["run"], number, secrets.token_hex(8), text_digest(self._run["config"]), "", "", 0, members
+            core = self._run["run"], number, secrets.token_hex(8), text_digest(self._run["config"]), "", "", 0, members
             noise, rounds = self._admission.shares, min(MOST_ROUNDS, self.federation.rounds - number + 1)
-            self._keys = Agreement(*made, fingerprint, threshold_of(silos), noise, number, rounds), RoundKeys()
+            self._keys = Agreement(*core, fingerprint, threshold_of(silos), noise, number, rounds), RoundKeys()
         return self._keys
 
     def _staying(self, silos: Sequence[str]) -> list[str]:
@@ -117,25 +117,25 @@ class MaskedEngine(FlowerEngine):
         with damage_named(file):
             return dict(read_json(file)) if file.exists() else {}
 
-    def _note(self, made: Mapping[str, Any], survivors: list[str]) -> None:
+    def _note(self, record: Mapping[str, Any], survivors: list[str]) -> None:
         """Write down a sum and its survivors; refuse others than an earlier attempt at the same broadcast had."""
         noted = self._noted()
-        if noted.get("tensors") == made["tensors"] and (before := noted["survivors"]) != survivors:
+        if noted.get("tensors") == record["tensors"] and (before := noted["survivors"]) != survivors:
             missing = ", ".join(name for name in before if name not in survivors)
             raise SumFailed(f"the sum of {', '.join(before)} was begun, and no other can be made; missing: {missing}")
-        write_text(self.folder.path / SURVIVORS, json.dumps({**made, "survivors": survivors}))
+        write_text(self.folder.path / SURVIVORS, json.dumps({**record, "survivors": survivors}))
 
-    def _ask(self, agreement: Agreement, stage: str, shown: Mapping[str, Texts]) -> dict[str, StageAnswer]:
+    def _ask(self, agreement: Agreement, stage: str, messages: Mapping[str, Texts]) -> dict[str, StageAnswer]:
         """Send the requests of a stage and return the answers; why a silo has none is kept."""
         proposed = asdict(agreement.keys if stage in STAGES[:2] else agreement)
         stage_request = partial(self._request, "masks", agreement.round, agreement=proposed, stage=stage)
-        requests = {name: stage_request(name, shown=texts) for name, texts in shown.items()}
+        requests = {name: stage_request(name, shown=texts) for name, texts in messages.items()}
         answers: dict[str, StageAnswer] = {}
-        self._reasons |= dict.fromkeys(shown, f"{stage}: no answer")
+        self._reasons |= dict.fromkeys(messages, f"{stage}: no answer")
         for frame in self._dispatcher.request(requests, self._options.deadline, self._options.away):
-            silo, told = str(frame.fields["silo"]), frame.fields.get("told")
-            if frame.kind == "masks" and isinstance(told, dict):
-                answers[silo] = told, _masked(frame)
+            silo, answer = str(frame.fields["silo"]), frame.fields.get("told")
+            if frame.kind == "masks" and isinstance(answer, dict):
+                answers[silo] = answer, _masked(frame)
                 del self._reasons[silo]
                 continue
             self._failed(agreement.round, silo, f"{stage}: {frame.fields.get('reason', 'answered something else')}")

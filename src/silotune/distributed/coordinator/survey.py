@@ -18,7 +18,7 @@ def combined(answers: Mapping[str, Surveyed], federation: Federation) -> dict[st
 
     Labels count together with those of the same task alone.
     """
-    tasks, wanted = federation.tasks, federation.config.survey.figures
+    tasks, choice = federation.tasks, federation.config.survey.figures
     parts: dict[str, dict[str, list[Any]]] = {}
     labels: dict[str, dict[str, set[str]]] = {}
     few, silos = [], dict[str, dict[str, Any]]()
@@ -35,13 +35,13 @@ def combined(answers: Mapping[str, Surveyed], federation: Federation) -> dict[st
     return {
         "silos": silos,
         "all": {title: {name: _sum(counts) for name, counts in bins.items()} for title, bins in parts.items()},
-        "untold": {silo: rest for silo in tasks if (rest := [f for f in wanted if f not in answers.get(silo, {})])},
+        "untold": {silo: rest for silo in tasks if (rest := [f for f in choice if f not in answers.get(silo, {})])},
         "warnings": [*few, *unlike_labels(labels)],
     }
 
 
 def _sum(counts: list[Any]) -> int | str:
     """Add counts up; where some are hidden, to the least and the most that the sum can be."""
-    known = sum(count for count in counts if isinstance(count, int))
+    least = sum(count for count in counts if isinstance(count, int))
     hidden = sum(count == HIDDEN for count in counts)
-    return f"{known} to {known + hidden * (LEAST_COUNT - 1)}" if hidden else known
+    return f"{least} to {least + hidden * (LEAST_COUNT - 1)}" if hidden else least

@@ -81,8 +81,8 @@ def flower_environment(home: Path) -> dict[str, str]:
     Connections on this machine go through no proxy.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
-    direct = ",".join([*([given] if given else []), "127.0.0.1", "localhost", "::1"])
+    hosts = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    direct = ",".join([*([hosts] if hosts else []), "127.0.0.1", "localhost", "::1"])
     proxies = {"no_proxy": direct, "NO_PROXY": direct}
     return {**SELDOM, **os.environ, **ENVIRONMENT, **proxies, "PATH": path, "FLWR_HOME": str(home)}
 

@@ -99,8 +99,8 @@ class FlowerLink(Link):
     def push(self, node: int, data: bytes) -> str | None:
         message = Message(wrap(data), node, MessageType.QUERY, ttl=TTL)
         with _connection_errors():
-            sent = list(self._grid.push_messages([message]))
-        return sent[0] or None if sent else None
+            ids = list(self._grid.push_messages([message]))
+        return ids[0] or None if ids else None
 
     @override
     def pull(self, message_ids: Collection[str]) -> Sequence[Arrival]:

@@ -34,9 +34,9 @@ def find_key(address: str, authority: Path, private_key: Path) -> tuple[bool, st
         with FleetHttpClient.from_server_address(address, False, authority.read_bytes(), signs) as client:
             client.ActivateNode(request)
     except httpx.HTTPError as error:
-        told = FlowerError.from_json(error.response.text) if isinstance(error, httpx.HTTPStatusError) else None
-        if told is not None and told.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
+        reply = FlowerError.from_json(error.response.text) if isinstance(error, httpx.HTTPStatusError) else None
+        if reply is not None and reply.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
             return False, f"coordinator {address}: knows no such key"
-        if told is None or told.code != ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL:
+        if reply is None or reply.code != ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL:
             raise SilotuneError(f"coordinator {address}: does not say whether it knows the key ({error})") from error
     return True, f"coordinator {address}: knows this silo's key"

@@ -177,11 +177,11 @@ def _change_supernode() -> None:
     loop: Any = importlib.import_module("flwr.supernode.start_client_internal")
     pauses, push = Pauses(), loop._push_messages
 
-    def answer(**given: Any) -> None:
+    def answer(**fields: Any) -> None:
         """Push the reply to a message that has come, when it is there."""
         Bell.ring()
         pauses.begin()
-        push(**given)
+        push(**fields)
 
     loop._push_messages = answer
     loop.time = SimpleNamespace(sleep=pauses.sleep)

@@ -223,14 +223,14 @@ def request_of(request: Frame | None) -> dict[str, Any]:
 
 def _said(frame: Frame) -> dict[str, Any]:
     """Return the numbers and texts in a frame's header that are worth a line."""
-    said: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name in ("metrics", "scores", "survey"):
         if frame.fields.get(name):
-            said[name] = _bounded(frame.fields[name])
+            fields[name] = _bounded(frame.fields[name])
     for name in ("silo", "reason", "note"):
         if frame.fields.get(name):
-            said[name] = str(frame.fields[name])[:_LONGEST]
-    return said
+            fields[name] = str(frame.fields[name])[:_LONGEST]
+    return fields
 
 
 def _bounded(value: object) -> object:

@@ -158,10 +158,10 @@ def check_identity(silo: str, coordinator_identity: Identity, silo_identity: Ide
     if coordinator_identity.shapes is None or silo_identity.shapes is None:
         return
     for name in sorted({*coordinator_identity.shapes, *silo_identity.shapes}):
-        wanted, shape = coordinator_identity.shapes.get(name), silo_identity.shapes.get(name)
-        if wanted != shape:
+        reference, shape = coordinator_identity.shapes.get(name), silo_identity.shapes.get(name)
+        if reference != shape:
             raise HandshakeRefused(
-                f"silo {silo!r}: other part shapes: {name!r} is {_shape(shape)}, the coordinator's: {_shape(wanted)}"
+                f"silo {silo!r}: other part shapes: {name!r} is {_shape(shape)}, the coordinator's: {_shape(reference)}"
             )
 
 
@@ -238,7 +238,7 @@ def check_federated(config: Config) -> None:
 
 def wire_config(config: Config, silos: Iterable[str]) -> str:
     """Write a resolved configuration as YAML for the silos, without local paths and the secret's file name."""
-    sent = {key: getattr(config.data, key) for key in _SENT_KEYS}
+    fields = {key: getattr(config.data, key) for key in _SENT_KEYS}
     wired = config.replace(
         backbone=BackboneConfig(name=Path(config.backbone.name).name, quantization=config.backbone.quantization),
         start=None if config.start is None else Path(config.start).name,
@@ -246,7 +246,7 @@ def wire_config(config: Config, silos: Iterable[str]) -> str:
         device="auto",
         privacy={"secret": config.privacy.secret and "own"},
         silos=[],
-        data=DataConfig(**sent),
+        data=DataConfig(**fields),
         partition=PartitionConfig(),
         federation=FederationConfig(silos=sorted(silos)),  # deadlines and quorum are the coordinator's own
     )

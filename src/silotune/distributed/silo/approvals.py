@@ -66,18 +66,18 @@ class Approvals:
     def require(self, silo: str, run: str, configuration: Mapping[str, Any], describe: Callable[[], list[str]]) -> None:
         """Require that the operator approved a run; record a new one, with what `describe` tells the operator."""
         digest = configuration_digest(configuration)
-        known = self.find(run, digest)
-        if known is None:
+        entry = self.find(run, digest)
+        if entry is None:
             waiting = sum(each.state == "pending" for each in self.all())
             if waiting >= MOST_WAITING:
                 raise HandshakeRefused(f"silo {silo!r}: {waiting} other runs wait for approval; no more may")
-            known = self._stands(self.ask(run, digest, configuration, describe))
-        elif known.state == "pending":  # the rows or the operator's settings may be others than when it first asked
-            known = self.described_anew(known, describe())
-        if known.state == "rejected":
-            raise HandshakeRefused(f"silo {silo!r}: its operator rejected the run {known.name}")
-        if known.state == "pending":
-            raise WaitsForApproval(f"{WAITS_FOR_APPROVAL} at {silo} (silotune silo show {known.name})")
+            entry = self._stands(self.ask(run, digest, configuration, describe))
+        elif entry.state == "pending":  # the rows or the operator's settings may be others than when it first asked
+            entry = self.described_anew(entry, describe())
+        if entry.state == "rejected":
+            raise HandshakeRefused(f"silo {silo!r}: its operator rejected the run {entry.name}")
+        if entry.state == "pending":
+            raise WaitsForApproval(f"{WAITS_FOR_APPROVAL} at {silo} (silotune silo show {entry.name})")
 
     def all(self) -> list[WaitingRun]:
         """Return all runs that ever asked, oldest first."""
@@ -94,18 +94,18 @@ class Approvals:
         name = _name(run, digest)
         if self._read("WHERE name = ?", name):
             raise InputError(f"approvals: another configuration is named {name}; change the run's description")
-        found = WaitingRun(name, run, digest, "pending", utc_now(), "", configuration, tuple(describe()))
-        self._write(found)
-        return found
+        entry = WaitingRun(name, run, digest, "pending", utc_now(), "", configuration, tuple(describe()))
+        self._write(entry)
+        return entry
 
     def described_anew(self, waiting: WaitingRun, description: Sequence[str]) -> WaitingRun:
         """Replace the description of a run that waits; leave one alone whose operator has decided meanwhile."""
         with self._records.transaction():
-            known = self.find(waiting.run, waiting.digest) or waiting
-            if known.state == "pending" and known.description != tuple(description):
-                known = replace(known, description=tuple(description))
-                self._write(known)
-            return known
+            entry = self.find(waiting.run, waiting.digest) or waiting
+            if entry.state == "pending" and entry.description != tuple(description):
+                entry = replace(entry, description=tuple(description))
+                self._write(entry)
+            return entry
 
     def decide(self, name: str, state: State) -> WaitingRun:
         """Record the operator's decision; a rejection also ends a standing approval of the configuration."""
@@ -148,12 +148,12 @@ class Approvals:
     def named(self, name: str) -> WaitingRun:
         """Return the run with this name, or with a name that begins so."""
         runs = self.all()
-        found = [run for run in runs if name and run.name.startswith(name)]
-        if len(found) > 1:
-            raise InputError(f"run {name!r}: several begin so: {', '.join(run.name for run in found)}")
-        if not found:
+        matches = [run for run in runs if name and run.name.startswith(name)]
+        if len(matches) > 1:
+            raise InputError(f"run {name!r}: several begin so: {', '.join(run.name for run in matches)}")
+        if not matches:
             raise unknown_name_error("run", name, [run.name for run in runs])
-        return found[0]
+        return matches[0]
 
     def last_approved(self, before: WaitingRun) -> WaitingRun | None:
         """Return the run that was approved last, other than this one."""
@@ -162,8 +162,8 @@ class Approvals:
         return max(approved, key=lambda run: run.decided, default=None)
 
     def _read(self, which: str, *values: object) -> list[WaitingRun]:
-        found = self._records.rows(f"SELECT * FROM approvals {which}", *values)
-        parsed = ((*row, json.loads(config), tuple(json.loads(said))) for *row, config, said in found)
+        records = self._records.rows(f"SELECT * FROM approvals {which}", *values)
+        parsed = ((*row, json.loads(config), tuple(json.loads(lines))) for *row, config, lines in records)
         return [WaitingRun(*row) for row in parsed]
 
     def _write(self, run: WaitingRun) -> None:

@@ -152,16 +152,16 @@ def _privacy(settings: SiloSettings, config: Config) -> PrivacyConfig:
     if config.privacy.unit is not None:
         return config.privacy.replace(secret=None)
     budgets = [epsilon for epsilon in (config.privacy.epsilon, settings.budget) if epsilon is not None]
-    delta, chosen = config.privacy.delta, config.privacy.delta or config.uplink.delta
-    if settings.epsilon is not None and chosen is not None:
-        delta = min(chosen, settings.delta or DELTA)
+    delta, bound = config.privacy.delta, config.privacy.delta or config.uplink.delta
+    if settings.epsilon is not None and bound is not None:
+        delta = min(bound, settings.delta or DELTA)
     return PrivacyConfig(secret=settings.secret, epsilon=min(budgets, default=None), delta=delta)
 
 
 def run_before(config: Config) -> str | None:
     """Return the id of the federation's run with whose parts one begins, as a coordinator sends it; else None."""
-    found = None if config.start is None else RUN_START.fullmatch(config.start)
-    return None if found is None else found[1]
+    match = None if config.start is None else RUN_START.fullmatch(config.start)
+    return None if match is None else match[1]
 
 
 def own_start(settings: SiloSettings, config: Config) -> str | None:

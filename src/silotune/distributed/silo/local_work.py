@@ -68,10 +68,10 @@ class LocalWork:
         judge = bool(request.fields.get("judge")) and not final
         name = state_name(int(number), final)
         key = _request_key(prepared, request, judge=str(judge), base=str(base))
-        kept = self._store.find(run, name, key)
+        answer = self._store.find(run, name, key)
         # of a round under masks whose run had ended, the summand was erased
-        if kept is not None and ("base" not in kept.about or SUMMAND in kept.frame.blobs):
-            return kept
+        if answer is not None and ("base" not in answer.about or SUMMAND in answer.frame.blobs):
+            return answer
         silo = self._silo(prepared, request.kind, run, str(base))
         client = prepared.client
         shared = _of_round(client.open_broadcast(broadcast, silo.name), int(number))
@@ -141,8 +141,8 @@ class LocalWork:
             raise ProtocolError(f"no such splits to score: {splits!r:.60}")
         sharing = {"splits": ",".join(splits), "share": ",".join(self.settings.share)}
         key = _request_key(prepared, request, base=str(base), **sharing)
-        if (kept := self._store.find(run, name, key)) is not None:
-            return kept
+        if (answer := self._store.find(run, name, key)) is not None:
+            return answer
         silo = self._silo(prepared, request.kind, run, str(base))
         shared = _of_round(read_broadcast(broadcast, prepared.federation.coordinator.expected), int(number))
         self._count(prepared, Request(run, "score", int(number), self._digest(key, run, str(base))))
@@ -162,24 +162,24 @@ class LocalWork:
         if counts is None:
             raise ProtocolError("a survey in a run that is none")
         key = _request_key(prepared, request, rows=prepared.rows, figures=",".join(counts.figures))
-        if (kept := self._store.find(run, name, key)) is not None:
-            return kept
+        if (answer := self._store.find(run, name, key)) is not None:
+            return answer
         silo = prepared.federation.silos[self.settings.name]
         numbers = counts.units.shape[1]
         self._count(prepared, Request(run, name, 0, self._digest(key, run, ""), numbers))
         plan, charge = self._noise(prepared, str(run)), None
         if plan is None:
-            told = counts.told()
+            figures = counts.told()
         else:
             noise = prepared.federation.context.row_privacy
             assert noise is not None, "the plan is its own"
             drawn = question(f"{noise.run}{sorted(key.items())}", silo, 1, {}, None, repr(plan))
             charge = Charge(drawn, str(run), prepared.recipe, plan, 1)
             self._store.ledger.require(charge)
-            told = counts.told(plan.multiplier, noise.stream_of(drawn))
-            charge = replace(charge, message=hashlib.sha256(json.dumps(told).encode()).hexdigest())
+            figures = counts.told(plan.multiplier, noise.stream_of(drawn))
+            charge = replace(charge, message=hashlib.sha256(json.dumps(figures).encode()).hexdigest())
         return SiloAnswer(
-            Frame("survey", {"silo": silo.name, "survey": told}), {"numbers": numbers}, name, 0, key, charge=charge
+            Frame("survey", {"silo": silo.name, "survey": figures}), {"numbers": numbers}, name, 0, key, charge=charge
         )
 
     def _kept_here(self, prepared: Prepared, work: Callable[[], Result], otherwise: Result) -> Result:
@@ -259,10 +259,10 @@ class LocalWork:
             if not made_by or (made_by, kind) == ("final", "round"):
                 raise InputError(f"state {base[:40]!r}: may have been trained without noise on rows")
         if base:
-            kept = SiloState.from_flat(self._store.read_state(run, base))
-            if {name: tuple(t.shape) for name, t in flatten(kept.private).items()} != prepared.private_shapes:
+            state = SiloState.from_flat(self._store.read_state(run, base))
+            if {name: tuple(t.shape) for name, t in flatten(state.private).items()} != prepared.private_shapes:
                 raise InputError(f"silo {self.settings.name!r}: its state {base!r} is of another method or tuner")
-            silo.state = kept
+            silo.state = state
         return silo
 
 

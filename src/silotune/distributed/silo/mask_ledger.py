@@ -65,10 +65,10 @@ def sign(records: Records, agreement: Agreement, survivors: list[str]) -> None:
     with records.transaction() as connection:
         connection.execute("INSERT OR IGNORE INTO mask_lists VALUES (?, ?, ?, ?)", values)
         ((run, number, signed),) = records.rows(query, agreement.broadcast)
-    known = json.loads(signed)
-    if known != survivors:
+    names = json.loads(signed)
+    if names != survivors:
         raise MasksRefused(
-            f"for the same broadcast tensors this silo has signed other survivors, {', '.join(known)} "
+            f"for the same broadcast tensors this silo has signed other survivors, {', '.join(names)} "
             f"(round {number} of run {run}); a second list would tell what the difference of both sent"
         )
 
@@ -76,16 +76,16 @@ def sign(records: Records, agreement: Agreement, survivors: list[str]) -> None:
 def kept(records: Records, agreement: Agreement) -> dict[str, Any]:
     """Return what `keep` stored for an attempt; empty before the silo's first answer."""
     query = "SELECT kept FROM mask_rounds WHERE agreement = ?"
-    found = records.rows(query, agreement.keys.digest.hex())
-    return json.loads(found[0][0]) if found else {}
+    rows = records.rows(query, agreement.keys.digest.hex())
+    return json.loads(rows[0][0]) if rows else {}
 
 
-def keep(records: Records, agreement: Agreement, kept: dict[str, Any]) -> None:
+def keep(records: Records, agreement: Agreement, content: dict[str, Any]) -> None:
     """Store what later answers of an attempt depend on, and forget the secrets of the run's other attempts."""
     digest = agreement.keys.digest.hex()
     with records.transaction() as connection:
         connection.execute("DELETE FROM mask_rounds WHERE run = ? AND agreement != ?", (agreement.run, digest))
-        values = digest, agreement.run, json.dumps(kept)
+        values = digest, agreement.run, json.dumps(content)
         connection.execute("INSERT OR REPLACE INTO mask_rounds VALUES (?, ?, ?)", values)
 
 

@@ -65,10 +65,10 @@ def base_of(store: SiloStore, run: str, state: str) -> str:
     """Return the `base` of an agreement for a silo that starts from this state of its own; see `base_after`."""
     if not state:
         return FIRST
-    known = store.answer_of(run, state)
-    if known is None or "base" not in known[1].about:
+    record = store.answer_of(run, state)
+    if record is None or "base" not in record[1].about:
         raise MasksRefused(f"state {state!r:.40} was not trained in a round of sums under masks")
-    return _base_after(*known)
+    return _base_after(*record)
 
 
 def _base_after(request_key: Mapping[str, str], answer: SiloAnswer) -> str:
@@ -94,7 +94,7 @@ def answer_masks(settings: SiloSettings, store: SiloStore, request: Frame, confi
 
     `config` and `noise` are those of the agreement of keys for rounds that are not trained yet.
     """
-    run, number, stage, proposal, shown = require_fields(request.fields, "run", "round", "stage", "agreement", "shown")
+    run, number, stage, proposal, texts = require_fields(request.fields, "run", "round", "stage", "agreement", "shown")
     try:
         attempt, members = str(proposal["attempt"]), sorted({*proposal["members"]})
         together = int(proposal["first"]), int(proposal["rounds"])
@@ -105,8 +105,8 @@ def answer_masks(settings: SiloSettings, store: SiloStore, request: Frame, confi
     listed = members, peers.fingerprint, peers.threshold
     summand, after, own = torch.empty(0, dtype=torch.int64), "", ""
     if stage in STAGES[:2]:  # of the rounds from this one on, none of which may be trained yet
-        made = str(run), int(number), attempt, config, "", "", 0
-        agreement = Agreement(*made, *listed, noise, *together)
+        values = str(run), int(number), attempt, config, "", "", 0
+        agreement = Agreement(*values, *listed, noise, *together)
     elif trained is None or SUMMAND not in trained[1].frame.blobs:
         raise MasksRefused(f"no summand of round {number!r:.20} of this run is kept here")
     else:
@@ -114,15 +114,15 @@ def answer_masks(settings: SiloSettings, store: SiloStore, request: Frame, confi
         summand, after = read_summand(answer.frame.blobs[SUMMAND]), _base_after(request_key, answer)
         own = hashlib.sha256(answer.frame.blobs[SUMMAND]).hexdigest()
         tensors, base = answer.about["tensors"], answer.about["base"]
-        made = str(run), int(number), attempt, request_key["config"], tensors, base, len(summand)
-        agreement = Agreement(*made, *listed, answer.about.get("noise", ""), *together)
+        values = str(run), int(number), attempt, request_key["config"], tensors, base, len(summand)
+        agreement = Agreement(*values, *listed, answer.about.get("noise", ""), *together)
     agreement.require_same(proposal)
     if own:
         mask_ledger.begin(store.records, agreement, after, own)
-    kept, sign = mask_ledger.kept(store.records, agreement), partial(mask_ledger.sign, store.records)
-    silo = SiloRound(settings.name, identity, peers, agreement, summand, sign, kept)
-    told, data = silo.answer(str(stage), shown)
+    content, sign = mask_ledger.kept(store.records, agreement), partial(mask_ledger.sign, store.records)
+    silo = SiloRound(settings.name, identity, peers, agreement, summand, sign, content)
+    reply, data = silo.answer(str(stage), texts)
     mask_ledger.keep(store.records, agreement, silo.kept)
     blobs = {MASKED: tensor_bytes({MASKED: torch.frombuffer(bytearray(data), dtype=torch.int64)})} if data else {}
-    fields = {"silo": settings.name, "round": int(number), "told": told}
-    return SiloAnswer(Frame("masks", fields, blobs), {"stage": stage, "shown": sorted(shown)})
+    fields = {"silo": settings.name, "round": int(number), "told": reply}
+    return SiloAnswer(Frame("masks", fields, blobs), {"stage": stage, "shown": sorted(texts)})

@@ -82,9 +82,9 @@ class Policy:
         if rows < self.limits.train_rows:
             raise self.refused("a training split of so few rows", f"at least {self.limits.train_rows}", "train_rows")
         for phases in context.kinds_of_rounds():
-            sent = [p for p in phases if any(context.parts[name].scope is Scope.SHARED for name in p.changes)]
-            steps = sum(context.batches(silo, phase) * phase.steps_per_batch for phase in sent)
-            if sent and steps < self.limits.train_steps:
+            shared_phases = [p for p in phases if any(context.parts[name].scope is Scope.SHARED for name in p.changes)]
+            steps = sum(context.batches(silo, phase) * phase.steps_per_batch for phase in shared_phases)
+            if shared_phases and steps < self.limits.train_steps:
                 raise self.refused("an update of so few steps", f"at least {self.limits.train_steps}", "train_steps")
 
     def check_numbers(self, count: int, parameters: int) -> None:

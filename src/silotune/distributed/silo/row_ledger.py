@@ -86,26 +86,26 @@ class RowLedger:
         self._records = records
         self.budget = budget
 
-    def plan(self, run: str, config: str, wanted: RowPlan, reserve: bool = False, most: float = math.inf) -> RowPlan:
-        """Return a run's noise: the least that keeps to its own target, `wanted`, and to what is left of the budget.
+    def plan(self, run: str, config: str, proposal: RowPlan, reserve: bool = False, most: float = math.inf) -> RowPlan:
+        """Return a run's noise: the least that keeps to its own target, `proposal`, and to what is left of the budget.
 
         `reserve` sets the run's cost aside, which fixes the noise for its other rounds. Refused if `most` times the
         wanted noise is not enough.
         """
         for _, _, events, *_ in self._records.rows(f"{_PLANS} WHERE run = ? AND config = ?", run, config):
-            return wanted.with_noise(json.loads(events))
-        plan, steps = wanted, sum(count for *_, count in wanted.events)
-        if (filters := self._filters(wanted.unit)) is not None and steps:
-            scale = filters.least_scale(self._costs(filters, wanted.unit), wanted.events)
+            return proposal.with_noise(json.loads(events))
+        plan, steps = proposal, sum(count for *_, count in proposal.events)
+        if (filters := self._filters(proposal.unit)) is not None and steps:
+            scale = filters.least_scale(self._costs(filters, proposal.unit), proposal.events)
             if scale is None:
-                raise InputError(f"the rest of the budget for each {wanted.unit} is too small for {steps} steps")
+                raise InputError(f"the rest of the budget for each {proposal.unit} is too small for {steps} steps")
             if scale > most:
                 more = "a run with privacy.more_noise=true, or " if most > 1 else ""  # shares of one noise are fixed
                 raise InputError(
-                    f"the rest of the budget for each {wanted.unit} takes {scale:.3g} times the noise that the run "
+                    f"the rest of the budget for each {proposal.unit} takes {scale:.3g} times the noise that the run "
                     f"asks for; allowed: {more}one that costs less"
                 )
-            plan = wanted.with_noise(scaled(wanted.events, scale))
+            plan = proposal.with_noise(scaled(proposal.events, scale))
         if reserve:
             self._reserve(run, config, plan)
         return plan
@@ -206,8 +206,8 @@ class RowLedger:
 
     def _run_cost(self, filters: RowFilters, plan: RowPlan) -> float:
         """Return what a new run costs in the second filter; infinite if it does not fit."""
-        left = filters.left(self._costs(filters, plan.unit))
-        return math.inf if filters.runs is None or left <= 0 else filters.runs.cost(plan.events, left)
+        rest = filters.left(self._costs(filters, plan.unit))
+        return math.inf if filters.runs is None or rest <= 0 else filters.runs.cost(plan.events, rest)
 
     def _costs(self, filters: RowFilters, unit: str, more: Charge | None = None) -> Costs:
         """Return what all answers, with `more`, and the unused reservations of open runs cost."""

@@ -37,7 +37,7 @@ def describe(config: Config, federation: Federation, settings: SiloSettings, row
     if config.work == "survey":
         return _survey(config, federation, settings, rows)
     rounds = [federation.sent_numbers(number) for number in federation.method.kinds_of_rounds(config.rounds)]
-    numbers, most = reduce(or_, rounds, Counter[str]()), max((sent.total() for sent in rounds), default=0)
+    numbers, most = reduce(or_, rounds, Counter[str]()), max((counts.total() for counts in rounds), default=0)
     whole = backbone_parameters(federation.backbone)
     rank, planned = federation.context.initial.ranks.get(settings.name), federation.method.setting.tuner.rank
     shared = "how many there are" if rows is not None else ", ".join(settings.share) or "none"
@@ -63,12 +63,12 @@ def describe(config: Config, federation: Federation, settings: SiloSettings, row
 
 def _survey(config: Config, federation: Federation, settings: SiloSettings, rows: RowPlan | None) -> list[str]:
     """Return lines about a run that only asks for counts of rows."""
-    told = allowed_figures(settings, config)
-    kept = [figure for figure in config.survey.figures if figure not in told]
+    answers = allowed_figures(settings, config)
+    refusals = [figure for figure in config.survey.figures if figure not in answers]
     noise = "none" if rows is None else f"{rows.multiplier:.3g} times what a {rows.unit} moves counts by; "
     return [
-        f"survey: how many rows this silo has, by {', '.join(told)}; no row trains anything",
-        f"asked, and stays here: {', '.join(kept) or 'nothing'}",
+        f"survey: how many rows this silo has, by {', '.join(answers)}; no row trains anything",
+        f"asked, and stays here: {', '.join(refusals) or 'nothing'}",
         f"names that leave: of the task and of its labels ({_labels(federation)})",
         NOISE + noise + ("" if rows is None else _targets(config, settings, rows)),
         "the coordinator learns: these counts, all below 10 as '< 10'; it may tell the other silos",
@@ -83,14 +83,14 @@ def describe_unfit(config: Config, reason: str) -> list[str]:
 
 def _changed_keys(config: Config) -> list[str]:
     """Return lines with the keys of a configuration that differ from the defaults of its method and tuner."""
-    chosen = {"federation": config.federation.model_dump(mode="json")}
-    chosen |= {key: getattr(config, key).name for key in ("method", "tuner")}
-    plain = type(config).model_validate(chosen)
+    choices = {"federation": config.federation.model_dump(mode="json")}
+    choices |= {key: getattr(config, key).name for key in ("method", "tuner")}
+    plain = type(config).model_validate(choices)
     with suppress(InputError):  # else options have no defaults that go with the method and tuner
         plain = with_options(plain, make_method(plain))
     defaults = dict(flat(plain.model_dump(mode="json")))
-    given = dict(flat(config.model_dump(mode="json")))
-    changed = [f"  {key} = {shown(given, key)}" for key in given if key not in defaults or defaults[key] != given[key]]
+    tree = dict(flat(config.model_dump(mode="json")))
+    changed = [f"  {key} = {shown(tree, key)}" for key in tree if key not in defaults or defaults[key] != tree[key]]
     return ["keys off their defaults:", *changed] if changed else ["keys off their defaults: none"]
 
 
@@ -164,9 +164,9 @@ def who_learns_what(config: Config, settings: SiloSettings) -> list[str]:
         if config.aggregation.secure:
             learned = "the sum of the silos' updates, and of their weights"
         return [f"the coordinator learns: {learned}", "other silos learn: what the combined parts tell", own]
-    seen = "the noised sum of the silos' gradients" if config.privacy.shares else "noised updates"
+    view = "the noised sum of the silos' gradients" if config.privacy.shares else "noised updates"
     return [
-        f"the coordinator learns: how many {unit}s there are, and {seen}; of each {unit} at most what ε allows",
+        f"the coordinator learns: how many {unit}s there are, and {view}; of each {unit} at most what ε allows",
         f"other silos learn: the combined parts, so no more of each {unit} either",
         own,
     ]
@@ -248,10 +248,10 @@ def noise_in_all(
     noised = [(run, *run.noise) for run in runs if run.noise is not None]
     with suppress(Undone), store.records.transaction():
         before = [ledger.spent(plan.unit) for _, _, plan in noised[:1]]
-        for run, recipe, wanted in noised:
+        for run, recipe, proposal in noised:
             try:
                 most = run.config.privacy.most_noise
-                plans[run.run] = ledger.plan(run.run, recipe, wanted, reserve=True, most=most)
+                plans[run.run] = ledger.plan(run.run, recipe, proposal, reserve=True, most=most)
             except InputError as error:
                 lines.append(f"cannot take place here: {run.name}: {error}")
                 break
@@ -275,7 +275,7 @@ def noise_in_all(
     noise = {run.run: noise_on_rows(run.config, plans[run.run], settings) for run in runs if run.run in plans}
     return [
         replace(
-            run, description=[noise.get(run.run, said) if said.startswith(NOISE) else said for said in run.description]
+            run, description=[noise.get(run.run, line) if line.startswith(NOISE) else line for line in run.description]
         )
         for run in runs
     ], lines

@@ -137,8 +137,8 @@ class Session:
             traceback.print_exc()
             self._quiet |= self.settings.policy.preset == "private"
             reason = machine_phrase(error) or ("reasons" in self.settings.share and phrase(error))
-            told = f": {reason}" if reason else ""
-            answer = self._failed(f"{type(error).__name__}{told} (see the worker's log)")
+            explanation = f": {reason}" if reason else ""
+            answer = self._failed(f"{type(error).__name__}{explanation} (see the worker's log)")
         else:
             self._work.unpaid = None
         answer = self._work.unpaid or answer
@@ -287,12 +287,12 @@ class Session:
     def _changed_rows(self, run: str, prepared: Prepared) -> str:
         """Return a note for the coordinator if the rows changed within a run; empty otherwise."""
         configuration, rows = prepared.row_use
-        seen = self.store.rows_used(run, configuration)
-        if seen and seen[-1] != rows and self.settings.changed_rows == "refuse":
+        digests = self.store.rows_used(run, configuration)
+        if digests and digests[-1] != rows and self.settings.changed_rows == "refuse":
             raise HandshakeRefused(
                 f"silo {self.settings.name!r}: {CHANGED_ROWS}; its silo config has changed_rows: refuse (or accept)"
             )
-        return CHANGED_ROWS if {*seen, rows} > {rows} else ""
+        return CHANGED_ROWS if {*digests, rows} > {rows} else ""
 
     # -- what leaves ---------------------------------------------------------------------------------------------------
 
@@ -310,11 +310,11 @@ class Session:
             fields |= {"shares": prepared.shares} if prepared.shares else {}
         return Frame("hello", {**fields, **(noise or {})})
 
-    def _noise_here(self, run: str, recipe: str, wanted: RowPlan | None) -> dict[str, float]:
+    def _noise_here(self, run: str, recipe: str, plan: RowPlan | None) -> dict[str, float]:
         """Return a field of the hello: how many times the noise that an admitted run asks for it gets here."""
-        if wanted is None:
+        if plan is None:
             return {}
-        return {"noise": round(self.store.ledger.plan(run, recipe, wanted).over(wanted), 3)}
+        return {"noise": round(self.store.ledger.plan(run, recipe, plan).over(plan), 3)}
 
     def _disclosed(self, frame: Frame) -> Frame:
         """Remove what the operator's settings do not allow to leave; a stored answer may be older than the settings."""

@@ -171,18 +171,18 @@ class SiloSetup:
     def _build(self, text: str, coordinator_identity: Identity | None) -> Prepared:
         if len(text) > LONGEST_CONFIGURATION:
             raise HandshakeRefused(f"silo {self.settings.name!r}: a configuration of {len(text):,} characters")
-        sent = parse_wire_config(text)
+        proposal = parse_wire_config(text)
         if self._agreed is not None:
             try:
-                check_agreed(sent, self._agreed)
+                check_agreed(proposal, self._agreed)
             except InputError as error:
                 raise HandshakeRefused(f"silo {self.settings.name!r}: another {error}") from error
-        check_federated(sent)
-        check_settings(self.settings, sent)
-        check_sent(self.settings, make_method(sent))
+        check_federated(proposal)
+        check_settings(self.settings, proposal)
+        check_sent(self.settings, make_method(proposal))
         name, secret = self.settings.name, self.settings.policy.row_order == "secret"
-        split_seed = derive(self._secret_seed(""), "split", sent.data_seed) if secret else None
-        config, bounded = for_silo(local_config(self.settings, sent, split_seed), name, self.settings.rank)
+        split_seed = derive(self._secret_seed(""), "split", proposal.data_seed) if secret else None
+        config, bounded = for_silo(local_config(self.settings, proposal, split_seed), name, self.settings.rank)
         config, method = resolve(config)
         set_numerics(config.precision.deterministic, config.precision.tf32)
         backbone = self._load(config, method, coordinator_identity)
@@ -194,27 +194,27 @@ class SiloSetup:
         except HandshakeRefused:
             raise
         except SilotuneError as error:
-            raise DoesNotFit(sent, error) from error
+            raise DoesNotFit(proposal, error) from error
         parameters = backbone_parameters(backbone)
         self.policy.check_run(federation, parameters)
         try:
             self.policy.check_work(federation, None if self.settings.privacy is None else self.settings.privacy.delta)
         except SilotuneError as error:
-            raise DoesNotFit(sent, error) from error
+            raise DoesNotFit(proposal, error) from error
         federation.context.guard = self.guard
         if secret:
-            recipe = sent.model_dump_json(exclude={"description", "federation"})
+            recipe = proposal.model_dump_json(exclude={"description", "federation"})
             federation.context.draw_seed = self._secret_seed(recipe)
-        before = run_before(sent) or ""
-        if before and flatten(private) and sent.aggregation.secure:  # no agreement says what they were made from
+        before = run_before(proposal) or ""
+        if before and flatten(private) and proposal.aggregation.secure:  # no agreement says what they were made from
             raise HandshakeRefused(
                 f"silo {name!r}: start: under aggregation.secure private parts begin anew, and not from run {before}; "
                 "allowed: no start, or a method without private parts (head.scope=shared)"
             )
         beginning = []
-        if sent.start is None:
+        if proposal.start is None:
             without_training(federation)
-        if sent.work != "training":
+        if proposal.work != "training":
             marks = {mark: split for mark, split in marks.items() if split != "train"}  # no row trains anything
             if before and config.start is None and flatten(private):
                 raise HandshakeRefused(f"silo {name!r}: start: has no model of run {before} that rounds=0 could score")
@@ -225,12 +225,12 @@ class SiloSetup:
             beginning.append(f"scores rows that trained run {before}")
         if left_out:
             log_line(f"silotune worker {name!r}: {lines[0]}")
-        figures = allowed_figures(self.settings, sent)
+        figures = allowed_figures(self.settings, proposal)
         counts = count_rows(config, federation.context, data, figures) if figures else None
         identity = replace(Identity.of(backbone), shapes=federation.coordinator.expected.shapes)
         return Prepared(
             text,
-            sent,
+            proposal,
             federation,
             federation.client(measures=True),
             identity,
@@ -304,8 +304,8 @@ class SiloSetup:
         machine = machine_phrase(error)
         reason = machine or ("reasons" in self.settings.share and phrase(error, unfit))
         kind = InputError if machine else RowsRefused
-        told = f": {reason}" if reason else ""
-        return kind(f"silo {self.settings.name!r}: its rows cannot be used{told} (see the worker's log)")
+        explanation = f": {reason}" if reason else ""
+        return kind(f"silo {self.settings.name!r}: its rows cannot be used{explanation} (see the worker's log)")
 
 
 def planned_parts(context: TrainingContext, silo: Silo) -> tuple[State, State]:

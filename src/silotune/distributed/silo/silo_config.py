@@ -29,13 +29,13 @@ LONGEST_SOCKET = 100
 """Bytes in a Unix socket's path; systems allow little more."""
 
 
-def _amount(given: object) -> object:
+def _amount(value: object) -> object:
     """Accept a count of numbers, or a percentage of the backbone's parameters."""
-    if given is None or (isinstance(given, int) and not isinstance(given, bool) and given >= 0):
-        return given
-    if isinstance(given, str) and re.fullmatch(r"\d+(\.\d+)?%", given):
-        return given
-    raise ValueError(f"must be a whole number, or a share of the backbone such as 3% (got {given!r})")
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?%", value):
+        return value
+    raise ValueError(f"must be a whole number, or a share of the backbone such as 3% (got {value!r})")
 
 
 Amount = Annotated[int | str | None, BeforeValidator(_amount)]
@@ -44,9 +44,9 @@ Amount = Annotated[int | str | None, BeforeValidator(_amount)]
 Count = Annotated[int | None, Field(ge=0)]
 
 
-def _identity(given: object) -> str:
+def _identity(value: object) -> str:
     """Accept a public identity as it is told by telephone: in groups, in any case."""
-    key = "".join(str(given).split()).lower()
+    key = "".join(str(value).split()).lower()
     if not re.fullmatch("[0-9a-f]{64}", key):
         raise ValueError(f"must be the 64 hexadecimal digits that the silo's `silo join` printed (got {len(key)})")
     return key
@@ -96,17 +96,17 @@ class PolicyConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _named(cls, given: Any) -> Any:
+    def _named(cls, value: Any) -> Any:
         """Read a preset's name alone, and require one."""
-        given = {"preset": given} if isinstance(given, str) else given
-        if not isinstance(given, dict):
-            return given
-        name = given.get("preset")
+        value = {"preset": value} if isinstance(value, str) else value
+        if not isinstance(value, dict):
+            return value
+        name = value.get("preset")
         if name is None:
             raise ValueError(f"preset: choose who may learn what: {choices()}")
         if name not in PRESETS:
             raise ValueError(str(unknown_name_error("policy", name, PRESETS)))
-        return given
+        return value
 
 
 def choices() -> str:

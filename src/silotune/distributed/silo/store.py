@@ -106,8 +106,8 @@ class SiloStore:
 
     def find(self, run: str, name: str, request_key: Mapping[str, str]) -> SiloAnswer | None:
         """Return the answer that is kept for the same request; None if there is none, or if its state is missing."""
-        known = self.answer_of(run, name)
-        return known[1] if known is not None and known[0] == request_key else None
+        answer = self.answer_of(run, name)
+        return answer[1] if answer is not None and answer[0] == request_key else None
 
     def answer_of(self, run: str, name: str) -> tuple[dict[str, str], SiloAnswer] | None:
         """Return the answer that is kept under a name, after the fields of its request; None as `find`."""
@@ -140,7 +140,7 @@ class SiloStore:
             if answer.name:
                 self.make_folder(run)
                 there = self.records.rows("SELECT DISTINCT run FROM answers")
-                gone = [found for found in there if not (self.folder / found[0]).is_dir()]  # their operator cleaned up
+                gone = [row for row in there if not (self.folder / row[0]).is_dir()]  # their operator cleaned up
                 connection.executemany("DELETE FROM answers WHERE run = ?", gone)
                 earlier = "SELECT name FROM answers WHERE run = ? AND round < ?"
                 names = {name for (name,) in connection.execute(earlier, (run, answer.round))}
@@ -174,15 +174,15 @@ class SiloStore:
         """Return the sha256 of a state's file."""
         if not _STATE_NAME.fullmatch(name):
             raise InputError(f"state {name[:40]!r}: no name of a state")
-        found = self.records.rows("SELECT state FROM answers WHERE run = ? AND name = ?", run, name)
-        if not found or found[0][0] is None:
+        rows = self.records.rows("SELECT state FROM answers WHERE run = ? AND name = ?", run, name)
+        if not rows or rows[0][0] is None:
             raise InputError(f"state {name!r} of this silo: missing or damaged (no record of it)")
-        return str(found[0][0])
+        return str(rows[0][0])
 
     def made_by(self, run: str, name: str, recipe: str) -> str:
         """Return the kind of request that made a state; empty if it ran under another configuration than `recipe`."""
-        found = self.records.rows("SELECT asked FROM answers WHERE run = ? AND name = ?", run, name)
-        request_key = json.loads(found[0][0]) if found else {}
+        rows = self.records.rows("SELECT asked FROM answers WHERE run = ? AND name = ?", run, name)
+        request_key = json.loads(rows[0][0]) if rows else {}
         return str(request_key["kind"]) if request_key.get("recipe") == recipe else ""
 
     def _state_file(self, run: str, name: str, digest: str) -> Path | None:
@@ -227,8 +227,8 @@ class SiloStore:
     ) -> None:
         """Record a request before it is worked on, with the rows that it uses: a crash spends it and hides none."""
         with self.records.transaction() as connection:
-            known = "SELECT 1 FROM requests WHERE run = ? AND kind = ? AND round = ? AND digest = ?"
-            if not self.records.rows(known, request.run, request.kind, request.round, request.digest):
+            query = "SELECT 1 FROM requests WHERE run = ? AND kind = ? AND round = ? AND digest = ?"
+            if not self.records.rows(query, request.run, request.kind, request.round, request.digest):
                 if self._policy is not None:
                     same = "SELECT COUNT(*) FROM requests WHERE run = ? AND kind = ? AND round = ?"
                     ((again,),) = self.records.rows(same, request.run, request.kind, request.round)
@@ -265,8 +265,8 @@ class SiloStore:
 
     def last_run(self) -> tuple[str, int]:
         """Return the run of the last request, and how many numbers left in it; an empty name before the first."""
-        found = self.records.rows("SELECT run FROM requests ORDER BY rowid DESC LIMIT 1")
-        run = found[0][0] if found else ""
+        rows = self.records.rows("SELECT run FROM requests ORDER BY rowid DESC LIMIT 1")
+        run = rows[0][0] if rows else ""
         ((numbers,),) = self.records.rows("SELECT COALESCE(SUM(numbers), 0) FROM requests WHERE run = ?", run)
         return run, numbers
 

@@ -56,16 +56,16 @@ def without_withdrawn(records: Records, data: SiloData) -> tuple[SiloData, dict[
     """Leave out a silo's withdrawn rows; returns the others, their digests, and how many were left out."""
     withdrawn = {row for (row,) in records.rows("SELECT row FROM withdrawn")}
     marks: dict[bytes, str] = {}
-    kept: dict[str, list[Row]] = {}
+    rest: dict[str, list[Row]] = {}
     for split in SPLITS:
         rows: list[Row] = getattr(data.splits, split)
         of_split = marks_of(records.folder, rows)
-        kept[split] = [row for row, mark in zip(rows, of_split, strict=True) if mark not in withdrawn]
+        rest[split] = [row for row, mark in zip(rows, of_split, strict=True) if mark not in withdrawn]
         marks = {mark: split for mark in of_split if mark not in withdrawn} | marks
-    left_out = sum(data.splits.counts().values()) - sum(map(len, kept.values()))
-    if left_out and not kept["train"]:
+    left_out = sum(data.splits.counts().values()) - sum(map(len, rest.values()))
+    if left_out and not rest["train"]:
         raise RowsRefused(f"silo {data.name!r}: all its training rows are withdrawn")
-    return replace(data, splits=Splits(**kept)), marks, left_out
+    return replace(data, splits=Splits(**rest)), marks, left_out
 
 
 def note_use(records: Records, run: str, marks: Marks, before: str) -> None:
@@ -117,9 +117,9 @@ def withdraw(records: Records, marks: Sequence[bytes]) -> None:
 
 def uses(records: Records, silo: str, marks: Sequence[bytes] | None = None) -> list[dict[str, Any]]:
     """Return each run with the rows of each split that it used, and its model's folder if that is there still."""
-    chosen, runs = None if marks is None else {*marks}, dict[str, dict[str, Any]]()
+    subset, runs = None if marks is None else {*marks}, dict[str, dict[str, Any]]()
     for run, row, split in records.rows("SELECT run, row, split FROM used ORDER BY run"):
-        if chosen is None or row in chosen:
+        if subset is None or row in subset:
             model = records.folder / run / "models" / silo
             empty = {"run": run, **dict.fromkeys((*SPLITS, BEFORE), 0), "model": str(model) if model.is_dir() else None}
             runs.setdefault(run, empty)[split] += 1
