@@ -62,8 +62,8 @@ def make_server_certificate(authority: KeyPair, host: str) -> KeyPair:
         raise InputError(f"the authority's key: cannot be read ({error})") from error
     if signing.public_key() != signer.public_key():
         raise InputError("the authority's key does not belong to its certificate")
-    left = int(days_left(authority.certificate))
-    if left < 1:
+    days = int(days_left(authority.certificate))
+    if days < 1:
         raise InputError("the authority has expired; make a new one with `silotune federation renew --authority`")
     names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     if host not in ("localhost", "127.0.0.1"):
@@ -77,7 +77,7 @@ def make_server_certificate(authority: KeyPair, host: str) -> KeyPair:
         (x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), False),
     ]
     key = ec.generate_private_key(ec.SECP256R1())
-    return _certified(key, _name("coordinator"), signer.subject, signing, min(SERVER_DAYS, left), extensions)
+    return _certified(key, _name("coordinator"), signer.subject, signing, min(SERVER_DAYS, days), extensions)
 
 
 def make_node_key() -> bytes:

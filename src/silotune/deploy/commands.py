@@ -82,13 +82,13 @@ def init(
     """Make a coordinator's certificates, its file, nginx's file and systemd units."""
     from silotune.deploy import initialize
 
-    made = initialize.init(folder, host, port, inner_port, install)
-    say(f"coordinator: {made.coordinator}")
-    say(f"authority's fingerprint, to compare with silos: {made.fingerprint}")
-    if not made.started:
-        say(f"start: silotune federation up {made.coordinator}")
-        say(f"and:   nginx -c {made.proxy} -e stderr -g 'daemon off;'")
-    say(f"then:  silotune federation invite {made.coordinator} SILO")
+    result = initialize.init(folder, host, port, inner_port, install)
+    say(f"coordinator: {result.coordinator}")
+    say(f"authority's fingerprint, to compare with silos: {result.fingerprint}")
+    if not result.started:
+        say(f"start: silotune federation up {result.coordinator}")
+        say(f"and:   nginx -c {result.proxy} -e stderr -g 'daemon off;'")
+    say(f"then:  silotune federation invite {result.coordinator} SILO")
 
 
 @federation.command()
@@ -123,8 +123,8 @@ def invite(
         raise InputError("--out: is the file of one invitation; those of several silos are NAME.invite")
     for name in names:
         path = out or Path(f"{name}.invite")
-        made = nodes.invite(_settings(coordinator), name, path, days, replace)
-        say(f"{path}: silo {name!r}, until {made.expires}; fingerprint {made.fingerprint}")
+        invitation = nodes.invite(_settings(coordinator), name, path, days, replace)
+        say(f"{path}: silo {name!r}, until {invitation.expires}; fingerprint {invitation.fingerprint}")
 
 
 @federation.command()
@@ -331,7 +331,7 @@ def run_plan(
     from silotune.deploy import queue
     from silotune.distributed.protocol.frames import WAITS_FOR_APPROVAL
 
-    settings, told = _settings(coordinator), set[str]()
+    settings, notices = _settings(coordinator), set[str]()
     run = queue.start_plan(settings, cells, out)
     begun()
     if run is None:
@@ -339,8 +339,8 @@ def run_plan(
     tell(f"run {run.number} in {run.out}: {len(cells)} runs as one plan; after Ctrl-C it goes on, and so does --resume")
 
     def progress(_number: int, activity: str, _done: int, _total: int) -> None:
-        if activity.startswith(WAITS_FOR_APPROVAL) and activity not in told:
-            told.add(activity)
+        if activity.startswith(WAITS_FOR_APPROVAL) and activity not in notices:
+            notices.add(activity)
             tell(activity)
 
     queue.follow(settings, run.number, progress, tell)

@@ -93,8 +93,8 @@ def _content(run: Path, silos: Sequence[Path]) -> dict[str, Any]:
 
 def _keys(entries: Sequence[Mapping[str, Any]], *fields: str) -> list[str]:
     """Return the names of the parts, or of the numbers, in these fields of messages."""
-    found = [entry[field] for entry in entries for field in fields if isinstance(entry.get(field), dict)]
-    return sorted({name.partition("/")[0] for names in found for name in names})
+    mappings = [entry[field] for entry in entries for field in fields if isinstance(entry.get(field), dict)]
+    return sorted({name.partition("/")[0] for names in mappings for name in names})
 
 
 def _recipients(entries: Sequence[Mapping[str, Any]], run: str) -> dict[tuple[str, ...], list[str]]:
@@ -105,10 +105,10 @@ def _recipients(entries: Sequence[Mapping[str, Any]], run: str) -> dict[tuple[st
     for entry in entries:
         if entry.get("run") == run and entry["kind"] in _ASKS:
             requests[f"{_ASKS[entry['kind']]} {entry['round']}"][entry["direction"] == "came"].add(silos[entry["node"]])
-    found: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    groups: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for request, recipients in requests.items():
-        found[tuple(", ".join(sorted(each)) or "nobody" for each in recipients)].append(request)
-    return found
+        groups[tuple(", ".join(sorted(each)) or "nobody" for each in recipients)].append(request)
+    return groups
 
 
 def _own(path: Path, run: str) -> tuple[str, Mapping[str, Any]]:
@@ -122,7 +122,7 @@ def _own(path: Path, run: str) -> tuple[str, Mapping[str, Any]]:
         "withdrawn": withdrawn_of(store.records, run),
         "policy": f"{preset}: {PRESETS[preset]}",
         "share": settings.share,
-        "approval": next((known for known in Approvals(folder).all() if known.run == run), None),
+        "approval": next((entry for entry in Approvals(folder).all() if entry.run == run), None),
         "budget": budget,
         "epsilon": None if budget is None else store.ledger.epsilon_of(run, budget.delta),
         "problems": problems,
@@ -131,6 +131,6 @@ def _own(path: Path, run: str) -> tuple[str, Mapping[str, Any]]:
 
 def _cell(value: object) -> str:
     """Return a value as text for a cell of a table, or a line."""
-    shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-    text = ", ".join(map(str, value)) if isinstance(value, list) else shown
+    plain = f"{value:.4g}" if isinstance(value, float) else str(value)
+    text = ", ".join(map(str, value)) if isinstance(value, list) else plain
     return printable(text).replace("|", "\\|").replace("<", "&lt;")

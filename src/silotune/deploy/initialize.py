@@ -48,8 +48,8 @@ def init(folder: Path, host: str, port: int = 443, inner_port: int = 8443, insta
     folder = folder.resolve()
     tls, units = folder / "tls", folder / "systemd"
     coordinator, proxy = folder / "coordinator.yaml", folder / "nginx.conf"
-    made = [tls / name for name in ("ca.key", "ca.pem", "server.key", "server.pem")]
-    require_absent([coordinator, proxy, *made, units], "choose another folder, or `silotune federation renew`")
+    tls_files = [tls / name for name in ("ca.key", "ca.pem", "server.key", "server.pem")]
+    require_absent([coordinator, proxy, *tls_files, units], "choose another folder, or `silotune federation renew`")
     authority = make_authority(host)
     server = make_server_certificate(authority, host)
     write_new(tls / "ca.key", authority.key, 0o600)

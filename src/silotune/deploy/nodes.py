@@ -178,14 +178,14 @@ class Invitation(BaseModel):
         """Read an invitation's file."""
         try:
             with file_errors(f"invitation {path}: cannot be read"):
-                found = cls.model_validate(read_json(path))
+                invitation = cls.model_validate(read_json(path))
         except ValueError as error:
             raise InputError(f"invitation {path}: is damaged, or of another version; ask for another") from error
-        if fingerprint(found.ca.encode()) != found.fingerprint:
+        if fingerprint(invitation.ca.encode()) != invitation.fingerprint:
             raise InputError(f"invitation {path}: its certificate is not that of its fingerprint; ask for another")
-        if _expired(found.expires):
-            raise InputError(f"invitation {path}: expired {found.expires}; ask the coordinator for another")
-        return found
+        if _expired(invitation.expires):
+            raise InputError(f"invitation {path}: expired {invitation.expires}; ask the coordinator for another")
+        return invitation
 
 
 def invite(
@@ -204,7 +204,7 @@ def invite(
         authority = Path(settings.ca).read_bytes()
     token = secrets.token_urlsafe(32)
     expires = (datetime.now(UTC) + timedelta(days=days)).isoformat(timespec="seconds")
-    made = Invitation(
+    invitation = Invitation(
         silo=silo,
         superlink=settings.public_address,
         token=token,
@@ -213,8 +213,8 @@ def invite(
         ca=authority.decode("ascii"),
     )
     note(Path(settings.folder), silo, token, expires, replace)
-    write_new(path, made.model_dump_json(indent=1) + "\n", 0o600)
-    return made
+    write_new(path, invitation.model_dump_json(indent=1) + "\n", 0o600)
+    return invitation
 
 
 def note(folder: Path, silo: str, token: str, expires: str, replace: bool) -> None:

@@ -79,8 +79,8 @@ def print_silo(state: Mapping[str, Any], as_json: bool) -> None:
     if state["waiting"]:
         say(f"waits for approval: {', '.join(state['waiting'])}")
     if budget is not None:
-        said = assuming(budget.get("colluders"))
-        say(f"ε left: {budget['left']:.4g} of {budget['epsilon']:g} for {budget['of']}{said}")
+        assumption = assuming(budget.get("colluders"))
+        say(f"ε left: {budget['left']:.4g} of {budget['epsilon']:g} for {budget['of']}{assumption}")
     if link is not None:
         say(
             f"link: {'down' if link['reason'] else 'up'} since {link['since']}"
@@ -91,7 +91,7 @@ def print_silo(state: Mapping[str, Any], as_json: bool) -> None:
 
 def days_text(days: Mapping[str, float]) -> str:
     """Return the days left of certificates in words."""
-    return ", ".join(f"{name}'s {left:.0f} days left" for name, left in days.items())
+    return ", ".join(f"{name}'s {number:.0f} days left" for name, number in days.items())
 
 
 def _busy(state: Mapping[str, Any] | None) -> str:
@@ -130,12 +130,12 @@ def incidents(run: Path) -> list[str]:
     from silotune.distributed.protocol.frames import printable
     from silotune.runs.storage.readers import events
 
-    said = Counter(
+    counts = Counter(
         f"silo {event.get('silo')!r}: {event.get('note') or event.get('reason')}"
         for event in events(run)
         if event.get("note") or event["event"] == "silo-failed"
     )
-    return [printable(line) + f" ({times} times)" * (times > 1) for line, times in said.items()]
+    return [printable(line) + f" ({times} times)" * (times > 1) for line, times in counts.items()]
 
 
 def print_survey(survey: Mapping[str, Any]) -> None:
@@ -157,12 +157,12 @@ def print_survey(survey: Mapping[str, Any]) -> None:
 
 def counts_text(figures: Mapping[str, Any]) -> str:
     """Return the counts of a survey in words."""
-    told = []
+    parts = []
     for figure, bins in figures.items():
-        shown = [f"{name}: {count}" for name, count in dict(bins).items() if type(count) is int]
-        others = [f"all others: {HIDDEN}"] * (len(shown) < len(bins))
-        told.append(f"{figure} ({', '.join(shown + others)})")
-    return "; ".join(told)
+        counts = [f"{name}: {count}" for name, count in dict(bins).items() if type(count) is int]
+        others = [f"all others: {HIDDEN}"] * (len(counts) < len(bins))
+        parts.append(f"{figure} ({', '.join(counts + others)})")
+    return "; ".join(parts)
 
 
 def print_findings(findings: Sequence[Finding], as_json: bool) -> None:
@@ -189,14 +189,14 @@ def print_audit(folder: Path, as_json: bool, ledger: RowLedger | None = None) ->
     privacy = None if ledger is None else _of_ledger(ledger, runs)
     last = max((entry["number"] for entry in entries), default=0)
     if as_json:
-        found = {"lines": len(entries), "last": last, "problems": problems, "runs": runs, "privacy": privacy}
-        print(json.dumps(found, indent=1))
+        report = {"lines": len(entries), "last": last, "problems": problems, "runs": runs, "privacy": privacy}
+        print(json.dumps(report, indent=1))
     else:
         for run, total in runs.items():
             kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(total["kinds"].items()))
             say(f"run {run}: {total['messages']} messages ({kinds}), {total['bytes']:,} bytes")
-            said = assuming(None if ledger is None else ledger.assumed(run))
-            say(f"  {total['numbers']:,} numbers, up to round {total['rounds']}, ε {total['epsilon']:g}{said}")
+            assumption = assuming(None if ledger is None else ledger.assumed(run))
+            say(f"  {total['numbers']:,} numbers, up to round {total['rounds']}, ε {total['epsilon']:g}{assumption}")
             say(f"  {total['first']} to {total['last']}")
         if privacy is not None:
             say(
@@ -226,8 +226,8 @@ def _of_ledger(ledger: RowLedger, runs: Mapping[str, dict[str, Any]]) -> dict[st
     if budget is None:
         return None
     spent = ledger.spent(budget.unit)
-    found = {"unit": budget.unit, "spent": spent, "epsilon": budget.epsilon, "delta": budget.delta}
-    return found if (colluders := ledger.assumed()) is None else found | {"colluders": colluders}
+    fields = {"unit": budget.unit, "spent": spent, "epsilon": budget.epsilon, "delta": budget.delta}
+    return fields if (colluders := ledger.assumed()) is None else fields | {"colluders": colluders}
 
 
 def totals(entries: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -236,7 +236,7 @@ def totals(entries: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     A message that is sent again (with the same digest) is counted again with its bytes, but not its numbers and ε.
     """
     runs: dict[str, dict[str, Any]] = {}
-    seen: set[tuple[str, str]] = set()
+    messages: set[tuple[str, str]] = set()
     for entry in entries:
         if "sha256" not in entry:
             continue
@@ -250,8 +250,8 @@ def totals(entries: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         total["messages"] += 1
         total["kinds"][kind] = total["kinds"].get(kind, 0) + 1
         total["bytes"] += entry["bytes"]
-        if (run, entry["sha256"]) not in seen:
-            seen.add((run, entry["sha256"]))
+        if (run, entry["sha256"]) not in messages:
+            messages.add((run, entry["sha256"]))
             total["numbers"] += entry.get("numbers") or 0
             total["epsilon"] += entry.get("epsilon") or 0.0
         if entry["kind"] in ("answer", "round"):

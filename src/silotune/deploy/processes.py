@@ -244,11 +244,11 @@ class NodeLink:
         same = before is not None and (not before.reason) == (not reason)
         before = before or LinkState("", "", 0, {})
         since, losses = before.since if same else utc_now(), before.losses + (bool(reason) and not same)
-        known = {name: number for name, number in before.days.items() if name == "authority"} if days is None else days
-        left = {name: int(number) for name, number in known.items()}
-        found = LinkState(since, reason, losses, left)
+        terms = {name: number for name, number in before.days.items() if name == "authority"} if days is None else days
+        whole_days = {name: int(number) for name, number in terms.items()}
+        state = LinkState(since, reason, losses, whole_days)
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_text(self._folder / LINK_FILE, json.dumps(vars(found)))
+        write_text(self._folder / LINK_FILE, json.dumps(vars(state)))
 
 
 def _log_as_json(name: str, output: IO[bytes]) -> None:

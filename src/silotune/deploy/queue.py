@@ -133,13 +133,13 @@ class RunQueue:
     def add(self, out: Path, method: str, rounds: int, silos: Sequence[str]) -> QueuedRun:
         """Append a run; one in the same folder is queued again, under its number."""
         with transaction(self._folder) as database:
-            known = database.execute("select * from runs where out = ?", (str(out),)).fetchone()
-            if known is not None and not _run(known).is_over:
-                raise InputError(f"run {known['number']}: is {known['state']} in {out}")
+            entry = database.execute("select * from runs where out = ?", (str(out),)).fetchone()
+            if entry is not None and not _run(entry).is_over:
+                raise InputError(f"run {entry['number']}: is {entry['state']} in {out}")
             row = database.execute(
                 "insert or replace into runs (number, out, method, rounds, silos, state, queued) "
                 "values (?, ?, ?, ?, ?, 'queued', ?) returning *",
-                (known and known["number"], str(out), method, rounds, json.dumps(silos), utc_now("milliseconds")),
+                (entry and entry["number"], str(out), method, rounds, json.dumps(silos), utc_now("milliseconds")),
             ).fetchone()
         return _run(row)
 

@@ -155,8 +155,8 @@ def _cannot_begin(run: QueuedRun) -> bool:
     status = read_status(run.folder)
     if status is None or status.state != "working" or status.round or not any(map(status.waits, run.silos)):
         return False
-    seen = [status.silos[name].seen or "" if name in status.silos else "" for name in run.silos]
-    return min(seen) >= status.since or _seconds_since(status.since) >= ANSWERS
+    times = [status.silos[name].seen or "" if name in status.silos else "" for name in run.silos]
+    return min(times) >= status.since or _seconds_since(status.since) >= ANSWERS
 
 
 def _seconds_since(time: str) -> float:

@@ -77,47 +77,47 @@ def join(
     from silotune.deploy.nodes import Invitation
     from silotune.distributed.silo.silo_config import PRESETS
 
-    found = Invitation.read(invitation)
+    content = Invitation.read(invitation)
     if new_key:
-        known = to or usual_file(None).parent
-        say(f"{joining.replace_key(found, known)}: new key; restart the silo's node")
+        home = to or usual_file(None).parent
+        say(f"{joining.replace_key(content, home)}: new key; restart the silo's node")
         return
     if data is None:
         raise InputError("--data: name the file or folder of rows")
     labels_later, policy = policy is None, policy or "private"
     if policy == "private" and epsilon is None:
         epsilon = 8.0
-    folder = to or (Path("/etc/silotune") if install else Path(found.silo))
+    folder = to or (Path("/etc/silotune") if install else Path(content.silo))
     columns, names = tuple(text or ["text"]), None if labels is None else _words(labels)
     answers = joining.Answers(
         data, policy, columns, label, names, kind, task, approval, _words(share), backbone, epsilon, unit, labels_later
     )
-    say(f"coordinator {found.superlink}, fingerprint {found.fingerprint}")
-    made = joining.join(found, folder, answers, install, register)
-    say(f"silo {found.silo!r}: {made.rows} rows; settings: {made.settings}")
-    for warning in made.warnings:
+    say(f"coordinator {content.superlink}, fingerprint {content.fingerprint}")
+    result = joining.join(content, folder, answers, install, register)
+    say(f"silo {content.silo!r}: {result.rows} rows; settings: {result.settings}")
+    for warning in result.warnings:
         say(f"warning: {warning}")
     budget = f" (ε = {epsilon:g} for each {unit})" if policy == "private" else ""
     say(f"policy {policy}: {PRESETS[policy]}{budget}")
-    if not made.declared:
+    if not result.declared:
         say(
-            f"to do: name all labels in {made.settings} (data: labels: [bad, good]), also those that no row has; "
+            f"to do: name all labels in {result.settings} (data: labels: [bad, good]), also those that no row has; "
             "until then `silo doctor` and private runs refuse"
         )
-    if made.identity:
-        say(f"identity of {found.silo}: {' '.join(made.identity[at : at + 4] for at in range(0, 64, 4))}")
+    if result.identity:
+        say(f"identity of {content.silo}: {' '.join(result.identity[at : at + 4] for at in range(0, 64, 4))}")
         say(
             f"to do: tell the other silos' operators, not through the coordinator; put their identities into "
-            f"masked.peers of {made.settings}; then compare the fingerprint that `silotune silo doctor` shows"
+            f"masked.peers of {result.settings}; then compare the fingerprint that `silotune silo doctor` shows"
         )
     if not register:
-        say(f"to do: give the coordinator {made.settings.with_name('silo.key.pub')}, for `federation admit`")
+        say(f"to do: give the coordinator {result.settings.with_name('silo.key.pub')}, for `federation admit`")
     if not install:
-        say(f"start: silotune federation join {made.settings}")
+        say(f"start: silotune federation join {result.settings}")
         return
     path, user = shlex.quote(str(data.resolve())), joining.WORKER
     say(f"to do: let user {user}, and no other, read the rows: chown -R {user} {path} && chmod -R go= {path}")
-    if not made.started:
+    if not result.started:
         say("systemd does not run here; start the worker and the node as the units say")
 
 
@@ -251,7 +251,7 @@ def rows(
             raise InputError("--withdrawn: needs data in the silo's file; a folder of prepared rows is made anew")
         marks = withdrawn_rows.marks_of(records.folder, withdrawn_rows.read_withdrawn(withdrawn, settings.data))
         withdrawn_rows.withdraw(records, marks)
-    found, others = withdrawn_rows.uses(records, settings.name, marks), None
+    runs, others = withdrawn_rows.uses(records, settings.name, marks), None
     count = None if marks is None else len({*marks})
     try:
         if marks is not None and settings.data is not None:
@@ -259,24 +259,24 @@ def rows(
             others = len({*marks} - {*withdrawn_rows.marks_of(records.folder, own.splits.all())})
     finally:  # also where the file is unreadable by now
         if as_json:
-            typer.echo(json.dumps({"withdrawn": count, "not_in_file": others, "runs": found}, indent=1))
+            typer.echo(json.dumps({"withdrawn": count, "not_in_file": others, "runs": runs}, indent=1))
         else:
-            _say_uses(found, count)
+            _say_uses(runs, count)
     if others and settings.data is not None and not as_json:
         say(f"{others} of them are not in {settings.data.path} now; a text counts only as it stood there")
 
 
-def _say_uses(found: list[dict[str, Any]], withdrawn: int | None) -> None:
+def _say_uses(runs: list[dict[str, Any]], withdrawn: int | None) -> None:
     """Print which runs used a silo's rows: all rows, or so many that were withdrawn."""
     from silotune.data.row_checks import SPLITS
     from silotune.distributed.silo.withdrawn_rows import BEFORE, NOT_UNDONE
 
     if withdrawn is not None:
         say(f"{withdrawn} rows are left out of all runs that begin from now on")
-    for run in found:
+    for run in runs:
         counts = ", ".join(f"{run[split]} {split}" for split in (*SPLITS, BEFORE) if run[split])
         say(f"run {run['run']}: {counts}; model: {run['model'] or 'no longer here'}")
-    if not found:
+    if not runs:
         say("no run used these rows" if withdrawn else "no run used rows yet")
     elif withdrawn:
         say(NOT_UNDONE)

@@ -90,16 +90,16 @@ def silo_status(party: SiloSettings | NodeSettings, file: Path) -> dict[str, Any
     """Return the state of a silo, or of its node alone; of an installed silo the link is its node's, for root."""
     node, folder = file.with_name("node.yaml"), Path(party.folder)
     link, running, worker = read_link(folder), is_locked(folder), ping(party.socket_path)
-    told: dict[str, Any] = {"run": None, "waiting": [], "budget": None}
+    facts: dict[str, Any] = {"run": None, "waiting": [], "budget": None}
     if isinstance(party, SiloSettings):
         with suppress(OSError, SilotuneError):  # the node's files may be closed to the worker's user
             apart = read_silo_or_node_settings(node) if link is None and node.is_file() else party
             link = read_link(Path(apart.folder))
             running |= is_locked(Path(apart.folder))
         if folder.is_dir():
-            told |= _silo_records(party, worker)
-    shown = vars(link) if link is not None and (running or link.reason) else None  # of a node that ended, nobody knows
-    return {"silo": party.name, "running": running, "worker": worker, **told, "link": shown}
+            facts |= _silo_records(party, worker)
+    state = vars(link) if link is not None and (running or link.reason) else None  # of a node that ended, nobody knows
+    return {"silo": party.name, "running": running, "worker": worker, **facts, "link": state}
 
 
 def _silo_records(settings: SiloSettings, worker: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -111,32 +111,32 @@ def _silo_records(settings: SiloSettings, worker: Mapping[str, Any] | None) -> d
     if os.geteuid() == 0:  # files of the records that root would make are closed to the worker
         os.setegid(folder.stat().st_gid)
         os.seteuid(folder.stat().st_uid)
-    store, known = SiloStore(folder, budget=settings.privacy), Approvals(folder).all()
+    store, approvals = SiloStore(folder, budget=settings.privacy), Approvals(folder).all()
     last = store.records.rows("SELECT run, kind, round FROM requests ORDER BY rowid DESC LIMIT 1")
-    state: dict[str, Any] = {"waiting": [run.name for run in known if run.state == "pending"]}
+    state: dict[str, Any] = {"waiting": [run.name for run in approvals if run.state == "pending"]}
     for run, kind, number in last:
-        planned = {each.run: each.configuration.get("rounds") for each in known}
+        planned = {each.run: each.configuration.get("rounds") for each in approvals}
         state["run"] = {"run": run, "asked": kind, "round": number, "rounds": planned.get(run)}
         if worker is not None and worker.get("run") == run:
             state["run"]["rounds"] = worker.get("rounds")
     if (budget := settings.privacy) is not None:
         spent = store.ledger.spent(budget.unit) or 0.0
-        left, whose = max(0.0, budget.epsilon - spent), f"each {budget.unit}"
+        rest, whose = max(0.0, budget.epsilon - spent), f"each {budget.unit}"
         assumed = store.ledger.assumed()
-        state["budget"] = {"left": left, "epsilon": budget.epsilon, "of": whose, "colluders": assumed}
+        state["budget"] = {"left": rest, "epsilon": budget.epsilon, "of": whose, "colluders": assumed}
     elif settings.budget is not None:
-        left = max(0.0, settings.budget - store.spent("").epsilon)
-        state["budget"] = {"left": left, "epsilon": settings.budget, "of": "noise on updates"}
+        rest = max(0.0, settings.budget - store.spent("").epsilon)
+        state["budget"] = {"left": rest, "epsilon": settings.budget, "of": "noise on updates"}
     return state
 
 
 def _days(settings: CoordinatorSettings) -> dict[str, int]:
     """Return the days left of the coordinator's certificate and its authority's, of those that can be read."""
-    found = {}
+    days = {}
     for name, path in (("coordinator", settings.certificate), ("authority", settings.ca)):
         with suppress(OSError, SilotuneError):
-            found[name] = int(days_left(Path(path or "").read_bytes()))
-    return found
+            days[name] = int(days_left(Path(path or "").read_bytes()))
+    return days
 
 
 def _run(run: QueuedRun, status: RunStatus) -> dict[str, Any]:
@@ -163,17 +163,17 @@ def _failed(run: QueuedRun) -> dict[str, Any]:
 
 def _silo(name: str, active: QueuedRun | None, statuses: Mapping[int, RunStatus]) -> dict[str, Any]:
     entries = [status.silos[name] for status in statuses.values() if name in status.silos]
-    told: dict[str, Any] = {"version": None, "protocol": None, "status": None}
+    facts: dict[str, Any] = {"version": None, "protocol": None, "status": None}
     for entry in entries:  # oldest first
-        told |= {key: value for key in told if (value := getattr(entry, key)) is not None}
-    shared: dict[str, Any] = told["status"] or {}
+        facts |= {key: value for key in facts if (value := getattr(entry, key)) is not None}
+    shared: dict[str, Any] = facts["status"] or {}
     now = None
     if active is not None and active.number in statuses:
         now = statuses[active.number].silos.get(name)
     return {
         "last_seen": max((entry.seen for entry in entries if entry.seen), default=None),
-        "version": told["version"],
-        "protocol": told["protocol"],
+        "version": facts["version"],
+        "protocol": facts["protocol"],
         "busy": None if now is None or active is None else _busy(now, active.number),
         "rows_fingerprint": shared.get("rows_fingerprint"),
         "epsilon_left": shared.get("epsilon_left"),
@@ -238,8 +238,8 @@ def _silo_measures(silos: list[dict[str, Any]], waiting: Collection[str]) -> Ite
     online = [silo["online"] for silo in silos]
     yield measure("silos_online", "Silos that are connected.", None if None in online or not online else sum(online))
     yield gauge("silo_online", "Whether a silo is connected.", lambda silo: silo["online"])
-    seen = "Time of a silo's last message."
-    yield gauge("silo_last_seen_timestamp_seconds", seen, lambda silo: _timestamp(silo["last_seen"]))
+    text = "Time of a silo's last message."
+    yield gauge("silo_last_seen_timestamp_seconds", text, lambda silo: _timestamp(silo["last_seen"]))
     waits = "Whether a silo's operator must decide."
     yield gauge("silo_waits_for_approval", waits, lambda silo: silo["silo"] in waiting)
 
