@@ -39,11 +39,11 @@ def methods(
 
 def _bibtex(methods: Sequence[str], paper: str) -> str:
     """Return the entry of a paper, "AUTHORS YEAR, TITLE"; empty for a baseline, which has none."""
-    found = re.fullmatch(r"(.+?) (\d{4}), (.+)", paper)
-    if found is None:
+    match = re.fullmatch(r"(.+?) (\d{4}), (.+)", paper)
+    if match is None:
         return ""
-    authors = found[1].replace(" et al.", " and others").replace(", ", " and ")
-    fields = {"author": authors, "title": f"{{{found[3]}}}", "year": found[2], "note": f"method {', '.join(methods)}"}
+    authors = match[1].replace(" et al.", " and others").replace(", ", " and ")
+    fields = {"author": authors, "title": f"{{{match[3]}}}", "year": match[2], "note": f"method {', '.join(methods)}"}
     lines = [f"  {key} = {{{value}}}," for key, value in fields.items()]
     return "\n".join([f"@misc{{{methods[0]},", *lines, "}"])
 

@@ -91,13 +91,13 @@ class WholeTable(Table):
         ranges = [_widths(column, console, options) for column in self.columns]
         least = [min(ranges[0][1], _NAME), *(low for low, _ in ranges[1:])]
         room = options.max_width - 1 - least[0] - _FRAME
-        left, parts = room, [[0]]
+        rest, parts = room, [[0]]
         for number in range(1, len(least)):
-            if least[number] + _FRAME > left and len(parts[-1]) > 1:
+            if least[number] + _FRAME > rest and len(parts[-1]) > 1:
                 parts.append([0])
-                left = room
+                rest = room
             parts[-1].append(number)
-            left -= least[number] + _FRAME
+            rest -= least[number] + _FRAME
         for part in parts:
             widths, spare = {number: least[number] for number in part}, room - sum(least[n] + _FRAME for n in part[1:])
             while spare > 0 and (narrow := [number for number in part if widths[number] < ranges[number][1]]):
@@ -108,10 +108,10 @@ class WholeTable(Table):
     def _with(self, widths: Mapping[int, int], title: TextType | None) -> Table:
         """Return a table of some of the columns, with these widths."""
         table = Table(title=title, show_lines=self.show_lines)
-        chosen = [(self.columns[number], width) for number, width in widths.items()]
-        for column, width in chosen:
+        selection = [(self.columns[number], width) for number, width in widths.items()]
+        for column, width in selection:
             table.add_column(column.header, justify=column.justify, width=width, overflow="fold")
-        for row, *cells in zip(self.rows, *(column.cells for column, _ in chosen), strict=True):
+        for row, *cells in zip(self.rows, *(column.cells for column, _ in selection), strict=True):
             table.add_row(*cells, style=row.style, end_section=row.end_section)
         return table
 

@@ -62,15 +62,15 @@ def data(
     silos = {item.name: item for item in load_silos(config)}
     if silo is not None and silo not in silos:
         raise unknown_name_error("silo", silo, silos)
-    chosen = [item for name, item in silos.items() if silo in (None, name)]
+    selection = [item for name, item in silos.items() if silo in (None, name)]
     if templates:
-        _compare_templates(config, chosen, as_json)
+        _compare_templates(config, selection, as_json)
         return
-    described: dict[str, Any] = {item.name: describe_silo(item) for item in chosen}
-    notes = [] if config.partition.name != "none" else silos_warnings(chosen)
-    notes += [warning for item in chosen for warning in row_warnings(item, described[item.name])]
+    described: dict[str, Any] = {item.name: describe_silo(item) for item in selection}
+    notes = [] if config.partition.name != "none" else silos_warnings(selection)
+    notes += [warning for item in selection for warning in row_warnings(item, described[item.name])]
     try:
-        lengths, cut = token_lengths(config, chosen)
+        lengths, cut = token_lengths(config, selection)
         for name, tokens in lengths.items():
             described[name]["tokens"] = tokens
         notes += cut
@@ -78,9 +78,9 @@ def data(
         notes.append(str(error))
     if picture is not None:
         _draw_labels(described, picture)
-    shown = _shown(config, list(silos.values()), chosen, show, notes) if show else {}
+    examples = _shown(config, list(silos.values()), selection, show, notes) if show else {}
     if as_json:
-        for name, rows in shown.items():
+        for name, rows in examples.items():
             described[name]["shown"] = [asdict(row) for row in rows]
         typer.echo(json.dumps({"silos": described, "warnings": notes}, indent=1, ensure_ascii=False))
         return
@@ -88,11 +88,11 @@ def data(
     console.print(_lengths_table(described, config.train.max_length, config.data.long_texts))
     console.print(_repeats_table(described))
     for name, entry in described.items():
-        if found := entry.get("tokens", {}).get("windows"):
+        if windows := entry.get("tokens", {}).get("windows"):
             say(
-                f"windows of {name}'s training rows: {found['longer']:,} of {found['rows']:,} rows are longer; "
-                f"{found['passes']:.1f} forward passes a row, {found['trained']:.1f} in training; "
-                f"{found['work']:.1f} and {found['trained_work']:.1f} times the tokens of cut rows"
+                f"windows of {name}'s training rows: {windows['longer']:,} of {windows['rows']:,} rows are longer; "
+                f"{windows['passes']:.1f} forward passes a row, {windows['trained']:.1f} in training; "
+                f"{windows['work']:.1f} and {windows['trained_work']:.1f} times the tokens of cut rows"
             )
         if labels := entry["label_rows"]["train"]:
             say(f"labels of {name}'s training rows: {_shares(labels)}")
@@ -109,7 +109,7 @@ def data(
         )
     if picture is not None:
         say(f"shares of labels: {picture}")
-    for name, rows in shown.items():
+    for name, rows in examples.items():
         for number, row in enumerate(rows, start=1):
             _print_row(name, number, row)
 
@@ -130,21 +130,21 @@ def _compare_templates(config: Config, silos: list[SiloData], as_json: bool) -> 
     from silotune.data.tasks import metric_title
     from silotune.runs.backbone_scores import score_templates
 
-    found = score_templates(config, silos)
+    comparison = score_templates(config, silos)
     if as_json:
-        typer.echo(json.dumps({**asdict(found), "split": found.split}, indent=1, ensure_ascii=False))
+        typer.echo(json.dumps({**asdict(comparison), "split": comparison.split}, indent=1, ensure_ascii=False))
         return
     names = ["chat", "plain"]
-    table = new_table(f"untouched backbone on {found.split} rows", ("silo", "metric"), names)
+    table = new_table(f"untouched backbone on {comparison.split} rows", ("silo", "metric"), names)
     for silo in silos:
-        scores = found.silos[silo.name]
+        scores = comparison.silos[silo.name]
         title = metric_title(silo.task.metric, silo.task.positive)
         table.add_row(*map(escape, [silo.name, title, *(score_text(scores[name]) for name in names)]))
     table.add_section()
-    table.add_row("mean", "", *(score_text(found.mean(name)) for name in names))
+    table.add_row("mean", "", *(score_text(comparison.mean(name)) for name in names))
     console.print(table)
-    why = "before training; after it the order may be another" if found.clear else "no clear difference"
-    say(f"proposed: head.template={found.proposed} ({why})")
+    why = "before training; after it the order may be another" if comparison.clear else "no clear difference"
+    say(f"proposed: head.template={comparison.proposed} ({why})")
 
 
 def _draw_labels(described: dict[str, Any], picture: Path) -> None:
@@ -178,10 +178,10 @@ def _draw_task(axes: Axes, task: str, silos: Mapping[str, Mapping[str, int]]) ->
         rare = frame.columns[len(COLORS) - 1 :]
         frame = frame.drop(columns=rare).assign(**{"all others": frame[rare].sum(axis=1)})
     shares = 100 * frame.div(frame.sum(axis=1).clip(lower=1), axis=0)
-    left = shares.cumsum(axis=1) - shares
+    starts = shares.cumsum(axis=1) - shares
     for color, label in zip(COLORS, shares, strict=False):
         bars = axes.barh(
-            range(len(silos)), shares[label], 0.7, left[label], label=label, color=color, edgecolor="white"
+            range(len(silos)), shares[label], 0.7, starts[label], label=label, color=color, edgecolor="white"
         )
         texts = [f"{share:.0f}" if share >= 6 else "" for share in shares[label]]
         axes.bar_label(bars, texts, label_type="center", fontsize=8, color="white")
@@ -196,7 +196,7 @@ def _draw_task(axes: Axes, task: str, silos: Mapping[str, Mapping[str, int]]) ->
 
 
 def _shown(
-    config: Config, silos: list[SiloData], chosen: list[SiloData], number: int, notes: list[str]
+    config: Config, silos: list[SiloData], selection: list[SiloData], number: int, notes: list[str]
 ) -> dict[str, list[ShownRow]]:
     """Tokenize rows of the chosen silos, with the template that all silos' rows need; add warnings to the notes."""
     from silotune.data.row_checks import token_warnings
@@ -206,8 +206,8 @@ def _shown(
     _, context = model_for(config, silos)
     backbone = context.backbone
     tokenize = context.head.row_tokenizer(backbone, context.max_length)
-    notes += [line for item in chosen for line in token_warnings(item, backbone.tokenizer, tokenize)]
-    return {item.name: show_rows(backbone.tokenizer, tokenize, item, number) for item in chosen}
+    notes += [line for item in selection for line in token_warnings(item, backbone.tokenizer, tokenize)]
+    return {item.name: show_rows(backbone.tokenizer, tokenize, item, number) for item in selection}
 
 
 def _rows_table(described: dict[str, Any]) -> Table:
@@ -225,8 +225,8 @@ def _rows_table(described: dict[str, Any]) -> Table:
 def _shares(labels: dict[str, int]) -> str:
     """Return the labels with their shares, the most frequent first."""
     total, ordered = sum(labels.values()), sorted(labels.items(), key=lambda item: -item[1])
-    shown = ", ".join(f"{label} {100 * number / total:.0f} %" for label, number in ordered[:_MOST_LABELS])
-    return f"{shown}, … ({len(ordered)})" if len(ordered) > _MOST_LABELS else shown
+    listing = ", ".join(f"{label} {100 * number / total:.0f} %" for label, number in ordered[:_MOST_LABELS])
+    return f"{listing}, … ({len(ordered)})" if len(ordered) > _MOST_LABELS else listing
 
 
 def _lengths_table(described: dict[str, Any], limit: int, long: str) -> Table:

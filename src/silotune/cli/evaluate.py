@@ -106,17 +106,17 @@ def _untouched(backbone: str, data: str, words: list[str], text: list[str], labe
     from silotune.runs.backbone_scores import backbone_setting, evaluate_backbone
     from silotune.runs.build.resolve import chosen_defaults
 
-    given, silos = backbone_setting(backbone, data, words, text, label or "")
-    config, found = evaluate_backbone(given, silos)
+    setting, silos = backbone_setting(backbone, data, words, text, label or "")
+    config, results = evaluate_backbone(setting, silos)
     if as_json:
-        typer.echo(json.dumps({name: dict(scores) for name, scores in found.items()}, indent=1, ensure_ascii=False))
+        typer.echo(json.dumps({name: dict(scores) for name, scores in results.items()}, indent=1, ensure_ascii=False))
         return
-    for line in chosen_defaults(given, config):
+    for line in chosen_defaults(setting, config):
         say(line)
     shots = config.evaluation.shots
     title = escape(f"{backbone} untouched{f', after {shots} rows' if shots else ''}")
     table = new_table(title, ("silo", "metric"), ("score", "95 % interval", "rows"))
-    for name, scores in found.items():
+    for name, scores in results.items():
         number = [*scores["metrics"]].index(scores["metric"])
         table.add_row(*map(escape, [name, *scores.metric_rows()[number], f"{scores['rows']:,}"]))
     console.print(table)

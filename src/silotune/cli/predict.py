@@ -101,8 +101,8 @@ def predict(
         rows: Iterator[Text]
         if lines is None:
             assert file is not None, "a table is a file"
-            chosen = [name.strip() for name in columns.split(",")] if columns else []
-            rows = table_texts(model, file, chosen, opened)
+            names = [name.strip() for name in columns.split(",")] if columns else []
+            rows = table_texts(model, file, names, opened)
         else:
             texts = (1, 2) if generates else (model.texts_per_row,)
             where = "--text" if text else str(file or "stdin")
@@ -284,8 +284,8 @@ def read_lines(lines: Iterable[str], where: str, texts: tuple[int, ...], convers
         else:
             row_texts = line.split("\t") if max(texts) > 1 else [line]
         if len(row_texts) not in texts or not all(isinstance(text, str) for text in row_texts):
-            wanted = " or ".join("one text" if count == 1 else "two texts, with a tab between" for count in texts)
-            raise InputError(f"{where} line {number}: needs {wanted}, or JSON (got {line[:60]!r})")
+            form = " or ".join("one text" if count == 1 else "two texts, with a tab between" for count in texts)
+            raise InputError(f"{where} line {number}: needs {form}, or JSON (got {line[:60]!r})")
         required = row_texts[: min(texts)] + [text for text in row_texts[min(texts) :] if text]  # inputs may be empty
         if fault := next(filter(None, map(text_fault, required)), ""):
             raise InputError(f"{where} line {number}: a text {fault}")
@@ -306,7 +306,7 @@ def _turns(value: Any) -> list[dict[str, Any]] | dict[str, Any] | None:
     """Return the turns of a conversation, with tools as it is; None if a line holds none."""
     from silotune.data.generation_rows import CONVERSATIONS, MESSAGES, TOOLS
 
-    found = (column for column in (MESSAGES, CONVERSATIONS) if isinstance(value, dict) and column in value)
-    if (column := next(found, None)) is None:
+    matches = (column for column in (MESSAGES, CONVERSATIONS) if isinstance(value, dict) and column in value)
+    if (column := next(matches, None)) is None:
         return None
     return {MESSAGES: value[column], TOOLS: value[TOOLS]} if value.get(TOOLS) else value[column]

@@ -54,5 +54,5 @@ def redact(
             with file_errors(f"--out {out}: cannot be written"):
                 target.close()
                 temporary.replace(out)
-    found = ", ".join(f"{counts[label]:,} {label}" for label in model.task.labels if counts[label]) or "nothing"
-    say_aside(f"replaced in {number:,} lines: {found}")
+    listing = ", ".join(f"{counts[label]:,} {label}" for label in model.task.labels if counts[label]) or "nothing"
+    say_aside(f"replaced in {number:,} lines: {listing}")

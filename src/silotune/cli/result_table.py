@@ -79,8 +79,8 @@ def result_table(summaries: Sequence[dict[str, Any]]) -> WholeTable:
 
 def _baseline_columns(summary: Mapping[str, Any]) -> dict[str, Callable[[str], str]]:
     """Return the columns of the baselines that a run has: title → function from silo or average to cell."""
-    found = summary.get("baselines") or {}
-    keys = {key for scores in [*found.get("silos", {}).values(), found.get("global") or {}] for key in scores}
+    baselines = summary.get("baselines") or {}
+    keys = {key for scores in [*baselines.get("silos", {}).values(), baselines.get("global") or {}] for key in scores}
     return {title: _baseline_cells(summary, key) for key, title in baseline_titles().items() if key in keys}
 
 
@@ -93,8 +93,8 @@ def _columns_beside(summary: Mapping[str, Any]) -> dict[str, Callable[[str], str
     intervals = summary.get("intervals") or {}
 
     def interval(column: str) -> str:
-        found = intervals.get("global") if column == AVERAGE else intervals.get("silos", {}).get(column)
-        return "–" if found is None else f"{found[0]:.1f} to {found[1]:.1f}"
+        bounds = intervals.get("global") if column == AVERAGE else intervals.get("silos", {}).get(column)
+        return "–" if bounds is None else f"{bounds[0]:.1f} to {bounds[1]:.1f}"
 
     known = any(value is not None for value in [intervals.get("global"), *intervals.get("silos", {}).values()])
     return ({"95 % interval": interval} if known else {}) | _baseline_columns(summary)

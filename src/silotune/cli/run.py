@@ -110,5 +110,5 @@ def _describe_uploads(config: Config, summary: dict[str, Any]) -> str:
     leaving = method.sends()
     if not leaving:
         return "nothing left a silo"
-    sent = summary["bytes_up"]
-    return f"what left the silos: {', '.join(leaving)} ({sent / 2**20:.2f} MiB in all); everything else stayed"
+    upload = summary["bytes_up"]
+    return f"what left the silos: {', '.join(leaving)} ({upload / 2**20:.2f} MiB in all); everything else stayed"
