@@ -51,16 +51,16 @@ def measure(canaries: int, epochs: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         source = _made_rows(folder)
-        found = {"as configured": _release(source, words, folder / "one")}
+        releases = {"as configured": _release(source, words, folder / "one")}
         unclipped = noised_steps.clipped_sum
 
         def loose(vectors: Any, bound: float, grid: float) -> Any:
             return unclipped(vectors, bound * 2.0**20, grid * 2.0**20) * 2**20
 
         with mock.patch.object(noised_steps, "clipped_sum", loose), mock.patch.object(RowPrivacy, "deviation", _none):
-            found["noise and clipping off"] = _release(source, words, folder / "two")
-    report: dict[str, Any] = {name: release.fields() for name, release in found.items()}
-    off = found["noise and clipping off"].canaries
+            releases["noise and clipping off"] = _release(source, words, folder / "two")
+    report: dict[str, Any] = {name: release.fields() for name, release in releases.items()}
+    off = releases["noise and clipping off"].canaries
     assert off is not None, "the runs have canaries"
     return report | {"ratio": off.lower}
 

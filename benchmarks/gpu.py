@@ -63,8 +63,8 @@ def measure(
         InputError: for an unknown step, or a folder that was begun with other settings.
     """
     begun, folder = time.monotonic(), Path(out).resolve()
-    for made in (folder, folder / "logs", folder / "results"):
-        make_folder(made, f"--out {out}")
+    for place in (folder, folder / "logs", folder / "results"):
+        make_folder(place, f"--out {out}")
     settings = Settings(str(folder), _absolute(model), _absolute(language_model), _absolute(data), device, tiny)
     state = _state(folder, settings)
     for name in step or []:
@@ -73,12 +73,12 @@ def measure(
     settings = prepare(settings)
     ran = 0
     for name in step or STEPS:
-        left = budget - (time.monotonic() - begun)
+        rest = budget - (time.monotonic() - begun)
         if not step and state["steps"].get(name, {}).get("status") in ("done", "left out"):
             continue
-        if ran and left < LEAST:
+        if ran and rest < LEAST:
             break
-        state["steps"][name] = _run(name, settings, left)
+        state["steps"][name] = _run(name, settings, rest)
         write_text(folder / "state.json", json.dumps(state, indent=1))
         ran += 1
     return _report(state, settings)
@@ -95,11 +95,11 @@ def _state(folder: Path, settings: Settings) -> dict[str, Any]:
         InputError: they had other settings.
     """
     file = folder / "state.json"
-    given = settings.as_dict()
+    fields = settings.as_dict()
     if not file.is_file():
-        return {"settings": given, "steps": {}}
+        return {"settings": fields, "steps": {}}
     state: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    for key, value in given.items():
+    for key, value in fields.items():
         if state["settings"][key] != value:
             raise InputError(
                 f"--out {folder}: was begun with {key}={state['settings'][key]}, not {value}; choose another folder"

@@ -75,8 +75,8 @@ class Settings:
 
     def made(self, key: str) -> bool:
         """Whether a folder was made here rather than named."""
-        given = getattr(self, key)
-        return given is not None and Path(given).is_relative_to(Path(self.out) / "made")
+        path = getattr(self, key)
+        return path is not None and Path(path).is_relative_to(Path(self.out) / "made")
 
 
 def prepare(settings: Settings) -> Settings:
@@ -84,8 +84,8 @@ def prepare(settings: Settings) -> Settings:
     from benchmarks.random_llama import save_random_llama
     from benchmarks.silos import tiny_backbone
 
-    made, tiny = Path(settings.out) / "made", settings.tiny
-    encoder, llama, data = made / "encoder", made / "llama", made / "data"
+    folder, tiny = Path(settings.out) / "made", settings.tiny
+    encoder, llama, data = folder / "encoder", folder / "llama", folder / "data"
     if settings.model is None and not (encoder / "config.json").is_file():
         tiny_backbone(encoder, *((32, 2) if tiny else (768, 12)), masked=True)
     if settings.language_model is None and not (llama / "config.json").is_file():
@@ -217,21 +217,21 @@ def result_of(name: str, settings: Settings) -> dict[str, Any]:
     """What a finished step found."""
     note = {"meaningless": settings.meaningless() or "nothing", "settings": settings.as_dict()}
     if name in MEASURED:
-        found = json.loads((Path(settings.out) / "results" / f"{name}.json").read_text(encoding="utf-8"))
+        result = json.loads((Path(settings.out) / "results" / f"{name}.json").read_text(encoding="utf-8"))
     elif name in SUITES:
         import xml.etree.ElementTree as ElementTree
 
         suite = ElementTree.parse(_junit(name, settings)).getroot()[0].attrib
-        found = {key: int(suite[key]) for key in ("tests", "failures", "errors", "skipped")}
-        found["on"] = settings.device if settings.environment(name) else "the fake device"
+        result = {key: int(suite[key]) for key in ("tests", "failures", "errors", "skipped")}
+        result["on"] = settings.device if settings.environment(name) else "the fake device"
     elif PRESETS[name] == "compare":
         with (_run_folder(name, settings) / "table.csv").open(encoding="utf-8") as file:
-            found = {"table": [row for row in csv.DictReader(file) if row["silo"] == "average"]}
+            result = {"table": [row for row in csv.DictReader(file) if row["silo"] == "average"]}
     else:
         summary = json.loads((_run_folder(name, settings) / "summary.json").read_text(encoding="utf-8"))
         keys = ("method", "rounds", "precision", "seconds", "samples_per_second", "average", "best_round")
-        found = {key: summary[key] for key in keys}
-    return found | note
+        result = {key: summary[key] for key in keys}
+    return result | note
 
 
 def _run_folder(name: str, settings: Settings) -> Path:
@@ -244,16 +244,16 @@ def _junit(name: str, settings: Settings) -> Path:
 
 def main(name: str, settings: str) -> int:
     """Run one of the steps that are measured here, and write its result."""
-    given = Settings(**json.loads(settings))
+    step_settings = Settings(**json.loads(settings))
     try:
-        result = MEASURED[name](given)
+        result = MEASURED[name](step_settings)
     except SilotuneError as error:
         print(error)
         return LEFT_OUT
     except ModuleNotFoundError as error:
         print(f"{error.name} is not installed")
         return LEFT_OUT
-    write_text(Path(given.out) / "results" / f"{name}.json", json.dumps(result, indent=1))
+    write_text(Path(step_settings.out) / "results" / f"{name}.json", json.dumps(result, indent=1))
     return 0
 
 

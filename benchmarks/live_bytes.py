@@ -23,7 +23,7 @@ class LiveBytes(TorchDispatchMode):
         """Bytes that are alive now."""
         self.most = 0
         """Bytes that were alive at most."""
-        self._known: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See `TorchDispatchMode`."""
@@ -38,16 +38,16 @@ class LiveBytes(TorchDispatchMode):
     def _note(self, tensor: Tensor, counted: bool) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._known:
+        if key in self._sizes:
             return
         size = storage.nbytes() if counted else 0
-        self._known[key] = size
+        self._sizes[key] = size
         self.alive += size
         self.most = max(self.most, self.alive)
         weakref.finalize(storage, self._forget, key)
 
     def _forget(self, key: int) -> None:
-        self.alive -= self._known.pop(key, 0)
+        self.alive -= self._sizes.pop(key, 0)
 
 
 def _tensors(nested: Any) -> list[Tensor]:

@@ -138,11 +138,11 @@ def writing(ours: Federation, folder: str, precision: str, sizes: Sizes, repeats
     tensors = _moved(current_model_state(ours, silo))
     prompts = prompt_rows(next(iter(silo.evaluations.values())).test).ids
     mix = [MixEntry(tuner, backbone.place(tensors), 1.0)]
-    chosen = GenerationOptions(1, sizes.new_tokens)
+    generation = GenerationOptions(1, sizes.new_tokens)
     written: dict[str, list[list[int]]] = {}
 
     def our_answers() -> None:
-        written["ours"] = generate_ids(backbone, prompts, mix, chosen, sizes.at_once)
+        written["ours"] = generate_ids(backbone, prompts, mix, generation, sizes.at_once)
 
     work: dict[str, Callable[[], object]] = {"ours": our_answers}
     for attention in ATTENTIONS:
@@ -233,8 +233,8 @@ def _load_adapter(peer: Any, ours: Federation, tensors: Tensors) -> None:
     adapter = MergedAdapter(tensors, tuner.options.model_dump(mode="json"))
     layout = peft_layout(ours.backbone, tuner, adapter, "", "AutoModelForCausalLM")
     assert layout is not None, "peft has LoRA"
-    told: Any = set_peft_model_state_dict(peer, layout.tensors)
-    assert not told.unexpected_keys, told.unexpected_keys
+    outcome: Any = set_peft_model_state_dict(peer, layout.tensors)
+    assert not outcome.unexpected_keys, outcome.unexpected_keys
     peer.eval()
 
 
@@ -250,13 +250,13 @@ def _trainer(
         prompt = reads[0] + 1
         examples.append({"input_ids": ids, "labels": [-100] * prompt + ids[prompt:]})
 
-    def collate(chosen: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
-        width = max(len(row["input_ids"]) for row in chosen)
+    def collate(samples: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+        width = max(len(row["input_ids"]) for row in samples)
 
         def padded(key: str, filler: int) -> torch.Tensor:
-            return torch.tensor([row[key] + [filler] * (width - len(row[key])) for row in chosen])
+            return torch.tensor([row[key] + [filler] * (width - len(row[key])) for row in samples])
 
-        mask = torch.tensor([[int(at < len(row["input_ids"])) for at in range(width)] for row in chosen])
+        mask = torch.tensor([[int(at < len(row["input_ids"])) for at in range(width)] for row in samples])
         return {"input_ids": padded("input_ids", 0), "attention_mask": mask, "labels": padded("labels", -100)}
 
     model = _peft(folder, attention, precision, device)

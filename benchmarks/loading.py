@@ -43,7 +43,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def measure(precision: str, layers: int, width: int, workers: int) -> dict[str, Any]:
     """Memory in MiB and as a multiple of the stored bytes, and seconds."""
     with tempfile.TemporaryDirectory() as directory:
-        made = _in_process("make", directory, str(layers), str(width))
+        model = _in_process("make", directory, str(layers), str(width))
         files = weight_files(directory)
         stored = sum(path.stat().st_size for path in files) / MIB
         time.sleep(3)  # the fingerprint is kept for files that have settled
@@ -52,7 +52,7 @@ def measure(precision: str, layers: int, width: int, workers: int) -> dict[str, 
         spread = _in_process("spread", directory, precision, str(workers))["mib"]
     more = (spread[-1] - spread[0]) / (workers - 1) if workers > 1 else 0.0
     return {
-        "parameters": made["parameters"],
+        "parameters": model["parameters"],
         "shards": len(files),
         "stored_mib": round(stored, 1),
         "precision": precision,
@@ -113,7 +113,7 @@ def _load(directory: str, precision: str) -> dict[str, Any]:
 def _spread(directory: str, precision: str, workers: str) -> dict[str, Any]:
     backbone = _loaded(directory, precision)
     _read(backbone)
-    found = []
+    sizes = []
     imports = [multi_process.__name__, *backbone.modules_of_its_classes]
     with tempfile.TemporaryDirectory() as ready:
         for number in range(1, int(workers) + 1):
@@ -121,11 +121,11 @@ def _spread(directory: str, precision: str, workers: str) -> dict[str, Any]:
                 jobs = [pool.submit(_hold, directory, precision, ready, number) for _ in range(number)]
                 while len(pids := [path.name for path in Path(ready).iterdir()]) < number:
                     time.sleep(0.1)
-                found.append(round(sum(_pss(pid) for pid in ["self", *pids]), 1))
+                sizes.append(round(sum(_pss(pid) for pid in ["self", *pids]), 1))
                 for path in Path(ready).iterdir():
                     path.unlink()
                 assert all(job.result() for job in jobs)
-    return {"mib": found}
+    return {"mib": sizes}
 
 
 def _hold(directory: str, precision: str, ready: str, number: int) -> bool:

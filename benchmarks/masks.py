@@ -50,26 +50,26 @@ def _ours(silos: int, numbers: int, dropped: int) -> dict[str, Any]:
     }
     seconds: dict[str, float] = defaultdict(float)
 
-    def ask(stage: str, shown: Mapping[str, Texts]) -> Mapping[str, StageAnswer]:
-        left = names[dropped:] if stage in STAGES[STAGES.index("mask") :] else names
+    def ask(stage: str, messages: Mapping[str, Texts]) -> Mapping[str, StageAnswer]:
+        senders = names[dropped:] if stage in STAGES[STAGES.index("mask") :] else names
         began = time.perf_counter()
-        answers = {name: here[name].answer(stage, texts) for name, texts in shown.items() if name in left}
+        answers = {name: here[name].answer(stage, texts) for name, texts in messages.items() if name in senders}
         seconds[stage] += (time.perf_counter() - began) / len(answers)
         return answers
 
     began = time.perf_counter()
-    made = masked_sum(agreement, peers.fewest, ask)
+    result = masked_sum(agreement, peers.fewest, ask)
     whole = time.perf_counter() - began
-    assert torch.equal(made.total, torch.stack([summands[name] for name in made.survivors]).sum(0)), "bit for bit"
+    assert torch.equal(result.total, torch.stack([summands[name] for name in result.survivors]).sum(0)), "bit for bit"
     of_silos = sum(seconds[stage] * (silos - dropped * (stage not in ("offer", "share"))) for stage in STAGES)
-    sent = max(len(data) for data in made.sent.values())
+    upload = max(len(data) for data in result.sent.values())
     report: dict[str, Any] = {"silo: rounding, ms": round(1e3 * rounding, 1)}
     report |= {f"silo: {stage}, ms": round(1e3 * seconds[stage], 1) for stage in STAGES}
     report["silo: all, ms"] = round(1e3 * (sum(seconds.values()) + rounding), 1)
     report["coordinator, ms"] = round(1e3 * (whole - of_silos), 1)
-    report["silo sends, bytes"] = sent
-    report["silo receives beside the broadcast, bytes"] = max(made.received.values())
-    return report | {"ratio": round(sent / (4 * numbers), 3)}
+    report["silo sends, bytes"] = upload
+    report["silo receives beside the broadcast, bytes"] = max(result.received.values())
+    return report | {"ratio": round(upload / (4 * numbers), 3)}
 
 
 def _flower(silos: int, numbers: int) -> dict[str, Any]:

@@ -70,8 +70,8 @@ def measure(
     with mode:
         backbone = _backbone(shape, checkpointing)
     train = TrainConfig(batch_size=batch, max_length=tokens, gradient_checkpointing=checkpointing)
-    made = METHODS[method](Setting(TUNERS["lora"](), HEADS["lm"](), Scope.SHARED))
-    context = TrainingContext(backbone, made, train, 0, tokens_at_once=tokens_at_once)
+    instance = METHODS[method](Setting(TUNERS["lora"](), HEADS["lm"](), Scope.SHARED))
+    context = TrainingContext(backbone, instance, train, 0, tokens_at_once=tokens_at_once)
     weights = weight_bytes(backbone.model, quantization, 2)
     unpacked = max(2 * outputs * inputs for outputs, inputs in quantized_shapes(backbone.model, "nf4").values())
     most = parts = 0
@@ -79,7 +79,7 @@ def measure(
         if phase.when != "round":
             continue
         limit = token_limit(context, phase, [])
-        chosen = make_batch(rows, range(batch), 0, backbone.call_cost, limit)
+        step_batch = make_batch(rows, range(batch), 0, backbone.call_cost, limit)
         with mode:
             draws = torch.Generator().manual_seed(0)
             state: State = {name: part.module.init(backbone, [_TASK], draws) for name, part in context.parts.items()}
@@ -88,13 +88,13 @@ def measure(
                 state[name] = {key: tensor.requires_grad_() for key, tensor in state[name].items()}
             mixes = {name: context.resolve(mix, state, received, {}) for name, mix in phase.views.items()}
             quiet = LocalTraining(train.lr, {}, {})
-            step = SiloStep(chosen, state, received, {}, ConstantViews(), ("dropout", "silo"), _same, quiet)
+            step = SiloStep(step_batch, state, received, {}, ConstantViews(), ("dropout", "silo"), _same, quiet)
             with _reads_on_the_host(), LiveBytes() as live:
-                StepGradients(context, phase).add(context.program([mixes], True), [step], chosen.micro)
+                StepGradients(context, phase).add(context.program([mixes], True), [step], step_batch.micro)
         most = max(most, live.most)
-        held = sum(t.numel() * 4 for part in (state, received) for tensors in part.values() for t in tensors.values())
+        size = sum(t.numel() * 4 for part in (state, received) for tensors in part.values() for t in tensors.values())
         moments = sum(2 * 4 * t.numel() for name in phase.trains for t in state[name].values())
-        parts = max(parts, held + moments)
+        parts = max(parts, size + moments)
     most += 0 if quantization == "none" else unpacked
     return {
         "method": method,

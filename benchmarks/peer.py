@@ -80,10 +80,10 @@ def same_rows(data: str | None, number: int, at_most: int, rounds: int) -> Itera
                 rows[-1] = next(row for row in available if row.label != rows[0].label)
             columns = [f"text_{place}" for place in range(len(rows[0].texts))]
             peers.append({"labels": len(silo.task.labels), "rows": [[list(row.texts), row.label] for row in rows]})
-            for split, kept in (("train", rows), ("test", rows[:2])):  # a silo has to have test rows; few cost nothing
+            for split, part in (("train", rows), ("test", rows[:2])):  # a silo has to have test rows; few cost nothing
                 lines = [
                     json.dumps(dict(zip(columns, row.texts, strict=True)) | {"label": silo.task.labels[row.label]})
-                    for row in kept
+                    for row in part
                 ]
                 path = folder / name / f"{split}.jsonl"
                 path.parent.mkdir(exist_ok=True)
@@ -91,8 +91,8 @@ def same_rows(data: str | None, number: int, at_most: int, rounds: int) -> Itera
             text = columns[0] if len(columns) == 1 else columns
             labels = list(silo.task.labels)
             ours.append({"name": name, "path": str(folder / name), "text": text, "labels": labels})
-        known = {"model": default_backbone(), "rounds": rounds, "silos": peers}
-        (folder / "rows.json").write_text(json.dumps(known), encoding="utf-8")
+        setting = {"model": default_backbone(), "rounds": rounds, "silos": peers}
+        (folder / "rows.json").write_text(json.dumps(setting), encoding="utf-8")
         config = {
             "method": {"name": "fedavg", "adapters": 1},
             "tuner": {"name": "lora", "r": 8, "alpha": 16, "sites": ["query", "value"]},
@@ -121,8 +121,8 @@ def run(command: Sequence[str], threads: int) -> float:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    with tempfile.TemporaryFile("w+") as said:
-        process = psutil.Popen(command, env=environment, stdout=said, stderr=subprocess.STDOUT)
+    with tempfile.TemporaryFile("w+") as output:
+        process = psutil.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
         peak = 0
         while True:
             try:
@@ -131,8 +131,8 @@ def run(command: Sequence[str], threads: int) -> float:
             except psutil.TimeoutExpired:
                 peak = max(peak, _memory(process))
         if process.returncode:
-            said.seek(0)
-            raise RuntimeError(f"{' '.join(command[:4])} … failed:\n{said.read()[-3000:]}")
+            output.seek(0)
+            raise RuntimeError(f"{' '.join(command[:4])} … failed:\n{output.read()[-3000:]}")
     return peak / 2**20
 
 

@@ -31,8 +31,8 @@ def main(path: str, precision: str, threads: int) -> None:
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
 
-    known = json.loads(Path(path).read_text(encoding="utf-8"))
-    silos, rounds = len(known["silos"]), known["rounds"]
+    setting = json.loads(Path(path).read_text(encoding="utf-8"))
+    silos, rounds = len(setting["silos"]), setting["rounds"]
     server = ServerApp()
 
     @server.main()
@@ -77,17 +77,17 @@ def _client(path: str, precision: str, threads: int) -> Any:
         torch.set_num_threads(threads)
         number = int(context.node_config["partition-id"])
         model = _model(path, number)
-        kept: Any = context.state
+        storage: Any = context.state
         content: Any = message.content
-        if "head" in kept:
-            head = kept["head"].to_torch_state_dict()
+        if "head" in storage:
+            head = storage["head"].to_torch_state_dict()
         else:
             head = {name: tensor for name, tensor in get_peft_model_state_dict(model).items() if "lora" not in name}
         set_peft_model_state_dict(model, content["arrays"].to_torch_state_dict() | head)
         loader = _loader(path, number)
         loss = train_epoch(model, loader, precision)
         state = get_peft_model_state_dict(model)
-        kept["head"] = ArrayRecord({name: t for name, t in state.items() if "lora" not in name})
+        storage["head"] = ArrayRecord({name: t for name, t in state.items() if "lora" not in name})
         shared = ArrayRecord({name: tensor for name, tensor in state.items() if "lora" in name})
         metrics = MetricRecord({"train_loss": loss, "num-examples": len(loader.dataset)})
         return Message(content=RecordDict({"arrays": shared, "metrics": metrics}), reply_to=message)
@@ -98,15 +98,15 @@ def _client(path: str, precision: str, threads: int) -> Any:
 def _model(path: str, number: int) -> Any:
     from benchmarks.peer_training import lora_model
 
-    known = json.loads(Path(path).read_text(encoding="utf-8"))
-    return lora_model(known["model"], known["silos"][number]["labels"])
+    setting = json.loads(Path(path).read_text(encoding="utf-8"))
+    return lora_model(setting["model"], setting["silos"][number]["labels"])
 
 
 def _loader(path: str, number: int) -> Any:
     from benchmarks.peer_training import batches
 
-    known = json.loads(Path(path).read_text(encoding="utf-8"))
-    return batches(known["model"], known["silos"][number]["rows"])
+    setting = json.loads(Path(path).read_text(encoding="utf-8"))
+    return batches(setting["model"], setting["silos"][number]["rows"])
 
 
 if __name__ == "__main__":

@@ -30,13 +30,13 @@ def main(path: str, precision: str, threads: int) -> None:
     from benchmarks.peer_training import batches, lora_model, train_epoch
 
     torch.set_num_threads(threads)
-    known = json.loads(Path(path).read_text(encoding="utf-8"))
+    setting = json.loads(Path(path).read_text(encoding="utf-8"))
     models: dict[int, Any] = {}  # by number of labels: their classifiers have different shapes
     silos: list[tuple[Any, Any]] = []
-    for silo in known["silos"]:
+    for silo in setting["silos"]:
         if silo["labels"] not in models:
-            models[silo["labels"]] = lora_model(known["model"], silo["labels"])
-        silos.append((models[silo["labels"]], batches(known["model"], silo["rows"])))
+            models[silo["labels"]] = lora_model(setting["model"], silo["labels"])
+        silos.append((models[silo["labels"]], batches(setting["model"], silo["rows"])))
     state = get_peft_model_state_dict(silos[0][0])
     mean = {name: tensor.clone() for name, tensor in state.items() if "lora" in name}
     heads = [
@@ -44,7 +44,7 @@ def main(path: str, precision: str, threads: int) -> None:
         for model, _ in silos
     ]
     total = sum(len(loader.dataset) for _, loader in silos)
-    for _ in range(known["rounds"]):
+    for _ in range(setting["rounds"]):
         after = {name: torch.zeros_like(tensor) for name, tensor in mean.items()}
         for number, (model, loader) in enumerate(silos):
             set_peft_model_state_dict(model, mean | heads[number])

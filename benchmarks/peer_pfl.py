@@ -42,10 +42,10 @@ def main(path: str, precision: str, threads: int) -> None:
     from benchmarks.peer_training import lora_model, tokenized
 
     torch.set_num_threads(threads)
-    known = json.loads(Path(path).read_text(encoding="utf-8"))
-    tokenizer = AutoTokenizer.from_pretrained(known["model"])
+    setting = json.loads(Path(path).read_text(encoding="utf-8"))
+    tokenizer = AutoTokenizer.from_pretrained(setting["model"])
     collate = DataCollatorWithPadding(tokenizer)
-    silos = [tokenized(tokenizer, silo["rows"]) for silo in known["silos"]]
+    silos = [tokenized(tokenizer, silo["rows"]) for silo in setting["silos"]]
 
     def batched(rows: list[dict[str, Any]]) -> tuple[Any, ...]:
         batch = collate(rows)
@@ -55,14 +55,14 @@ def main(path: str, precision: str, threads: int) -> None:
         return PyTorchDataDataset(silos[number], user_id=str(number), shuffle=True, collate_fn=batched)
 
     turns = itertools.cycle(range(len(silos)))
-    labels = max(silo["labels"] for silo in known["silos"])
-    network = lora_model(known["model"], labels)
+    labels = max(silo["labels"] for silo in setting["silos"])
+    network = lora_model(setting["model"], labels)
 
     def loss(self: Any, *batch: Any, eval: bool = False) -> Any:
-        ids, mask, types_, wanted = batch
+        ids, mask, types_, targets = batch
         self.train(not eval)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
-            return self(input_ids=ids, attention_mask=mask, token_type_ids=types_, labels=wanted).loss
+            return self(input_ids=ids, attention_mask=mask, token_type_ids=types_, labels=targets).loss
 
     def metrics(self: Any, *batch: Any, eval: bool = False) -> dict[str, Any]:
         with torch.no_grad():
@@ -75,8 +75,8 @@ def main(path: str, precision: str, threads: int) -> None:
     federated = FederatedDataset(user, lambda: next(turns))
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
-            central_num_iterations=known["rounds"],
-            evaluation_frequency=known["rounds"] + 1,
+            central_num_iterations=setting["rounds"],
+            evaluation_frequency=setting["rounds"] + 1,
             train_cohort_size=len(silos),
             val_cohort_size=0,
         ),

@@ -127,9 +127,9 @@ def _ways(judged: Sequence[Judged], run: Predict) -> dict[str, Callable[[], obje
     return {"batched": batched, "single": single, "fixed": without}
 
 
-def _chosen(rows: TokenizedRows, chosen: Sequence[int]) -> TokenizedRows:
+def _chosen(rows: TokenizedRows, indices: Sequence[int]) -> TokenizedRows:
     """Some of the rows."""
-    places = [row for row in chosen if row < len(rows)]
+    places = [row for row in indices if row < len(rows)]
 
     def of(values: list[Any] | None) -> list[Any] | None:
         return None if values is None else [values[row] for row in places]

@@ -165,9 +165,9 @@ class Pretraining:
             fields = file.metadata()
             if fields["is"] != self._is:
                 raise SystemExit(f"{self._state}: of {fields['is']}, not of {self._is}; choose another --out")
-            wanted = self.progress.falls_from
+            falls_from = self.progress.falls_from
             self.progress = Progress(**json.loads(fields["progress"]))
-            if wanted is not None and wanted != self.progress.falls_from:
+            if falls_from is not None and falls_from != self.progress.falls_from:
                 raise SystemExit(f"{self._state}: of another number of steps; choose another --out")
             with torch.no_grad():
                 for name, parameter in self.model.named_parameters():

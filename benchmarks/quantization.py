@@ -75,8 +75,8 @@ def measure(out: Path, backbone: Path | None, seeds: Sequence[int]) -> str:
             if form in TESTED:
                 checks = _checks(place, (*words, f"seed={seeds[0]}"), seeds[0])
             pairs = [one - other for one, other in zip(by_form[form], by_form["none"], strict=True)]
-            shown = ["bf16" if form == "none" else form, _mean(by_form[form]), "" if form == "none" else _mean(pairs)]
-            lines.append(f"| {' | '.join([name, *shown, *checks])} |")
+            cells = ["bf16" if form == "none" else form, _mean(by_form[form]), "" if form == "none" else _mean(pairs)]
+            lines.append(f"| {' | '.join([name, *cells, *checks])} |")
             print(lines[-1], file=sys.stderr, flush=True)
     return "\n".join(lines)
 
@@ -129,15 +129,15 @@ def _summary(place: Path) -> dict[str, Any]:
 
 def _checks(place: Path, words: Sequence[str], seed: int) -> list[str]:
     """Kill and resume a run; open the export of another in peft. Kept in a file, as they take a while."""
-    kept = place / "checks.json"
-    if not kept.exists():
+    file = place / "checks.json"
+    if not file.exists():
         whole, again = place / str(seed), place / "killed"
         if not (again / "summary.json").exists():
             _kill_after_a_round(again, words)
             subprocess.run(_command(again, words, "--resume"), check=True, stdout=subprocess.DEVNULL)
         equal = _summary(whole)["state_sha256"] == _summary(again)["state_sha256"]
-        kept.write_text(json.dumps(["yes" if equal else "no", f"{_difference(place, whole):.1e}"]), encoding="utf-8")
-    return list(json.loads(kept.read_text(encoding="utf-8")))
+        file.write_text(json.dumps(["yes" if equal else "no", f"{_difference(place, whole):.1e}"]), encoding="utf-8")
+    return list(json.loads(file.read_text(encoding="utf-8")))
 
 
 def _kill_after_a_round(place: Path, words: Sequence[str]) -> None:

@@ -70,8 +70,8 @@ def measure(
             run = _run(Path(folder), kind, silos, tokens)
             torch.set_num_threads(threads)
             number = requests if kind == "labels" else requests // 4
-            found = _compare(run, kind, silos, number, tokens, repeats, report)
-            last = last or found
+            result = _compare(run, kind, silos, number, tokens, repeats, report)
+            last = last or result
     if cold:
         with tempfile.TemporaryDirectory() as folder:
             run = _run(Path(folder), "labels", cold, tokens)
@@ -112,7 +112,7 @@ def _compare(
 ) -> dict[str, float]:
     order = sampler(1, "order")
     texts = [f"{text} {place}" for place, text in enumerate(_sentences(number))]
-    asked = [(f"silo-{order.randrange(silos)}", text) for text in texts]
+    pairs = [(f"silo-{order.randrange(silos)}", text) for text in texts]
     works: dict[str, Callable[[str], Work]] = {
         "labels": lambda text: Score([text]),
         "text": lambda text: Write(text, max_tokens=tokens),
@@ -121,13 +121,13 @@ def _compare(
     engines = {name: ServingEngine(models, limits, name == "alone") for name in ("mixed", "alone")}
     for engine in engines.values():
         engine.start()
-    names = {silo: models.find(silo) for silo in {silo for silo, _ in asked}}
+    names = {silo: models.find(silo) for silo in {silo for silo, _ in pairs}}
     ways: dict[str, Callable[[], object]] = {
-        name: partial(_ask, engine, names, asked, works[kind]) for name, engine in engines.items()
+        name: partial(_ask, engine, names, pairs, works[kind]) for name, engine in engines.items()
     }
     ways["mixed"]()
     served = {silo: models.open(name) for silo, name in names.items()}
-    ways |= _peft(served, kind, asked, tokens)
+    ways |= _peft(served, kind, pairs, tokens)
     times = alternate(ways, repeats)
     for name, seconds in times.items():
         report[f"{kind}_{name}_per_second"] = round(number / statistics.median(seconds), 2)
@@ -135,7 +135,7 @@ def _compare(
         report[f"{kind}_{name}_over_mixed"] = ratio(times[name], times["mixed"])
     rate = number / statistics.median(times["mixed"])
     for load in (0.5, 0.9):
-        waits = _ask(engines["mixed"], names, asked, works[kind], load * rate)
+        waits = _ask(engines["mixed"], names, pairs, works[kind], load * rate)
         cuts = statistics.quantiles(waits, n=100)
         report[f"{kind}_latency_ms_at_{load:.0%}"] = {f"p{cut}": round(1000 * cuts[cut - 1]) for cut in (50, 95, 99)}
     for engine in engines.values():
@@ -188,7 +188,7 @@ def _run(root: Path, kind: str, silos: int, tokens: int) -> Path:
 
 
 def _ask(
-    engine: ServingEngine, names: dict[str, str], asked: Asked, work: Callable[[str], Work], rate: float | None = None
+    engine: ServingEngine, names: dict[str, str], pairs: Asked, work: Callable[[str], Work], rate: float | None = None
 ) -> list[float]:
     """Ask all, at once or so many a second, and return how long each took."""
     ended: queue.Queue[float] = queue.Queue()
@@ -202,7 +202,7 @@ def _ask(
 
     def ask() -> None:
         due = time.perf_counter()
-        for silo, text in asked:
+        for silo, text in pairs:
             if rate is not None:
                 due += arrivals.expovariate(rate)
                 time.sleep(max(0.0, due - time.perf_counter()))
@@ -211,12 +211,12 @@ def _ask(
 
     asking = threading.Thread(target=ask)
     asking.start()
-    waits = [ended.get() for _ in asked]
+    waits = [ended.get() for _ in pairs]
     asking.join()
     return waits
 
 
-def _peft(served: dict[str, Served], kind: str, asked: Asked, tokens: int) -> dict[str, Callable[[], object]]:
+def _peft(served: dict[str, Served], kind: str, pairs: Asked, tokens: int) -> dict[str, Callable[[], object]]:
     """Return the two ways of peft, over a copy of the same backbone with the same adapters."""
     import copy
 
@@ -238,11 +238,11 @@ def _peft(served: dict[str, Served], kind: str, asked: Asked, tokens: int) -> di
         set_peft_model_state_dict(model, tuner.peft_tensors(backbone, adapter, task), adapter_name=silo)
     model.eval()
     tokenizer: Any = backbone.tokenizer
-    prompts = {text: prompt_rows(served[silo].model.encoded([text])).ids[0] for silo, text in asked}
+    prompts = {text: prompt_rows(served[silo].model.encoded([text])).ids[0] for silo, text in pairs}
     pad = backbone.pad_id
 
     def answer(rows: Asked, names: list[str] | None) -> None:
-        given = {} if names is None else {"adapter_names": names}
+        adapters = {} if names is None else {"adapter_names": names}
         inputs = tokenizer.pad(
             {"input_ids": [prompts[text] for _, text in rows]},
             return_tensors="pt",
@@ -250,9 +250,9 @@ def _peft(served: dict[str, Served], kind: str, asked: Asked, tokens: int) -> di
         )
         with torch.no_grad():
             if kind == "text":
-                model.generate(**inputs, max_new_tokens=tokens, do_sample=False, pad_token_id=pad, **given)
+                model.generate(**inputs, max_new_tokens=tokens, do_sample=False, pad_token_id=pad, **adapters)
                 return
-            states = model(**inputs, **given).last_hidden_state
+            states = model(**inputs, **adapters).last_hidden_state
             mask = inputs["attention_mask"].unsqueeze(-1)
             pooled = (states * mask).sum(1) / mask.sum(1)
             for row, (silo, _) in enumerate(rows):
@@ -260,12 +260,12 @@ def _peft(served: dict[str, Served], kind: str, asked: Asked, tokens: int) -> di
                 torch.nn.functional.linear(pooled[row], head["made.out.weight"], head["made.out.bias"])
 
     def by_request() -> None:
-        for row in asked:
+        for row in pairs:
             model.set_adapter(row[0])
             answer([row], None)
 
     def in_batches() -> None:
-        order = sorted(asked, key=lambda row: len(prompts[row[1]]))
+        order = sorted(pairs, key=lambda row: len(prompts[row[1]]))
         for begin in range(0, len(order), BATCH[kind]):
             rows = order[begin : begin + BATCH[kind]]
             answer(rows, [silo for silo, _ in rows])

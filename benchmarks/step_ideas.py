@@ -53,9 +53,9 @@ def measure(tokens: int = 1800, repeats: int = 9) -> dict[str, Any]:
             "int8": _compared(*(int8 := _int8(blocks[0], states)), repeats),
             "int8_error": _relative(*(work() for work in int8)),
             "first_token_step": (
-                found := _compared(lambda: _step(blocks, states), lambda: _step(blocks, states, True), repeats)
+                comparison := _compared(lambda: _step(blocks, states), lambda: _step(blocks, states, True), repeats)
             ),
-            "ratio": found["ratio"],
+            "ratio": comparison["ratio"],
         }
     finally:
         torch.set_num_threads(threads)
@@ -115,12 +115,12 @@ def _errors(blocks: list[Block], states: Tensor) -> dict[str, float]:
 
     with torch.no_grad():
         exact = after(states, torch.float32)
-        found = {"float32": after(states), "bf16": after(states.bfloat16())}
-    return {name: _relative(exact, values) for name, values in found.items()}
+        results = {"float32": after(states), "bf16": after(states.bfloat16())}
+    return {name: _relative(exact, values) for name, values in results.items()}
 
 
-def _relative(exact: Tensor, found: Tensor) -> float:
-    return round(float((found.double() - exact.double()).norm() / exact.double().norm()), 5)
+def _relative(exact: Tensor, value: Tensor) -> float:
+    return round(float((value.double() - exact.double()).norm() / exact.double().norm()), 5)
 
 
 def _gelu(block: Block, states: Tensor) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:

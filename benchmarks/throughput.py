@@ -65,8 +65,8 @@ def measure() -> dict[str, Any]:
     for repeat in range(REPEATS + 1):
         measured = _ours(federation, silos), _bare(federation, silos), _peak(dtype)
         if repeat:  # the first is a warm-up
-            for kept, one in zip((ours, bare, peaks), measured, strict=True):
-                kept.append(one)
+            for series, one in zip((ours, bare, peaks), measured, strict=True):
+                series.append(one)
     rows = sum(federation.silos[name].rows for name in silos)
     with FlopCounterMode(display=False) as counter:
         _ours(federation, silos)
@@ -148,9 +148,9 @@ def _bare_model() -> nn.Module:
     return model
 
 
-def _padded(rows: TokenizedRows, chosen: list[int]) -> tuple[dict[str, Tensor], Tensor]:
-    longest = max(len(rows.ids[row]) for row in chosen)
-    ids = torch.tensor([rows.ids[row] + [0] * (longest - len(rows.ids[row])) for row in chosen])
-    lengths = torch.tensor([len(rows.ids[row]) for row in chosen]).unsqueeze(1)
+def _padded(rows: TokenizedRows, indices: list[int]) -> tuple[dict[str, Tensor], Tensor]:
+    longest = max(len(rows.ids[row]) for row in indices)
+    ids = torch.tensor([rows.ids[row] + [0] * (longest - len(rows.ids[row])) for row in indices])
+    lengths = torch.tensor([len(rows.ids[row]) for row in indices]).unsqueeze(1)
     mask = (torch.arange(longest) < lengths).long()
-    return {"input_ids": ids, "attention_mask": mask}, rows.labels[chosen]
+    return {"input_ids": ids, "attention_mask": mask}, rows.labels[indices]

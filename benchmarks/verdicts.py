@@ -62,8 +62,8 @@ def measure(federations: int, margin: float) -> dict[str, Any]:
 
 
 def _share(values: Any) -> float:
-    held = list(values)
-    return round(100 * sum(held) / len(held), 1)
+    cases = list(values)
+    return round(100 * sum(cases) / len(cases), 1)
 
 
 def _off(differences: Differences, kind: str) -> float:

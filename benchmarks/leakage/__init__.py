@@ -46,7 +46,7 @@ def measure(
         if name == "single-updates":
             report |= module.measure(seeds, cases)
             continue
-        found = [module.measure(seed) for seed in range(1, seeds + 1)]
-        report[name] = {key: round(statistics.mean(each[key] for each in found), 3) for key in found[0]}
+        measures = [module.measure(seed) for seed in range(1, seeds + 1)]
+        report[name] = {key: round(statistics.mean(each[key] for each in measures), 3) for key in measures[0]}
         print(f"{name}: {report[name]}", file=sys.stderr, flush=True)
     return report

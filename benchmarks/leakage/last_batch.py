@@ -28,8 +28,8 @@ def attack(federation: Federation, count: int, rounds: int) -> dict[str, float]:
     silo, seed = OneSilo.of(federation, count), federation.config.seed
     phase, shared = federation.context.phases[0].name, silo.start(add=0.1)
     numbers = range(1, rounds + 1)
-    told = torch.stack([silo.change(shared, number) for number in numbers])
+    changes = torch.stack([silo.change(shared, number) for number in numbers])
     orders = [generator(seed, "batches", silo.name, number, phase, 0) for number in numbers]
     own = silo.gradients(shared, [int(torch.randperm(count, generator=order)[-1]) for order in orders])
-    similar = torch.cosine_similarity(told - told.mean(0), own - own.mean(0))
+    similar = torch.cosine_similarity(changes - changes.mean(0), own - own.mean(0))
     return {"mean cosine": float(similar.mean()), "least cosine": float(similar.min())}

@@ -19,12 +19,12 @@ ROWS, ROUNDS = 60, 150
 
 def measure(seed: int) -> dict[str, float]:
     """Return the cosines of estimated with true gradients, for an order from the seed and from a secret."""
-    known = attack(demo(seed), ROWS, ROUNDS)
+    plain = attack(demo(seed), ROWS, ROUNDS)
     federation = demo(seed)
     federation.context.draw_seed = derive(seed, "a secret of the silo")
     secret = {f"secret order, {key}": value for key, value in attack(federation, ROWS, ROUNDS).items()}
     noised = attack(demo(seed, *private(ROUNDS)), ROWS, ROUNDS)
-    return known | secret | {f"private, {key}": value for key, value in noised.items()}
+    return plain | secret | {f"private, {key}": value for key, value in noised.items()}
 
 
 def attack(federation: Federation, count: int, rounds: int) -> dict[str, float]:
@@ -36,12 +36,12 @@ def attack(federation: Federation, count: int, rounds: int) -> dict[str, float]:
     for number in range(1, rounds + 1):
         changes.append(silo.change(shared, number))
         order = torch.randperm(count, generator=generator(seed, "batches", silo.name, number, phase, 0))
-        for chosen in order.split(size):
-            weights[number - 1, chosen] = 1 / len(chosen)
-    found = torch.linalg.lstsq(weights, torch.stack(changes), driver="gelsd").solution
-    similar = _centered_cosines(found, silo.gradients(shared, range(count)))
+        for part in order.split(size):
+            weights[number - 1, part] = 1 / len(part)
+    estimates = torch.linalg.lstsq(weights, torch.stack(changes), driver="gelsd").solution
+    similar = _centered_cosines(estimates, silo.gradients(shared, range(count)))
     return {"median cosine": float(similar.median()), "best cosine": float(similar.max())}
 
 
-def _centered_cosines(found: Tensor, true: Tensor) -> Tensor:
-    return torch.cosine_similarity(found - found.mean(0), true - true.mean(0))
+def _centered_cosines(estimates: Tensor, true: Tensor) -> Tensor:
+    return torch.cosine_similarity(estimates - estimates.mean(0), true - true.mean(0))

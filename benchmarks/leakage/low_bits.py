@@ -27,11 +27,11 @@ ROWS, GAMES, ALARMS = 32, 20, 0.1
 def measure(seed: int) -> dict[str, float]:
     """Return what the attacker finds for each kind of broadcast."""
     words = "head.scope=shared", "tuner=lora", "tuner.r=8", "train.steps=1", f"train.batch_size={ROWS}", "train.lr=1"
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for name in ("honest", "sure"):
         played = attack(demo(seed, *words, *private(1)), name == "sure")
-        found |= {f"{name}, {key}": value for key, value in played.items()}
-    return found
+        results |= {f"{name}, {key}": value for key, value in played.items()}
+    return results
 
 
 def attack(federation: Federation, sure: bool, rows: int = ROWS, games: int = GAMES) -> dict[str, float]:

@@ -24,13 +24,13 @@ ROWS, GAMES, ALARMS = 30, 100, 0.1
 def measure(seed: int) -> dict[str, float]:
     """Return what the attacker finds without noise and at ε = 1, for each kind of broadcast."""
     words = "head.scope=shared", "train.steps=2"
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for policy in ("trusting", "private"):
         for name, answers in (("honest", 1), ("sure", 1), ("sure, twice", 2)):  # a budget of ε = 1 pays for all answers
             more = private(answers) if policy == "private" else ("rounds=1",)
             played = attack(demo(seed, *words, *more), name.startswith("sure"), answers == 2)
-            found |= {f"{policy}, {name}, {key}": value for key, value in played.items()}
-    return found
+            results |= {f"{policy}, {name}, {key}": value for key, value in played.items()}
+    return results
 
 
 def attack(federation: Federation, sure: bool, twice: bool) -> dict[str, float]:
@@ -57,8 +57,8 @@ def _told(silo: OneSilo, shared: State, own: torch.Tensor, key: str, there: bool
     context.draw_seed = hash_of(key)  # the order of rows without noise
     rows, empty = (range(ROWS), 0) if there else (range(1, ROWS), 1)
     nearly = {part: {name: tensor + 1e-6 for name, tensor in own_part.items()} for part, own_part in shared.items()}
-    told = [silo.change(each, rows=rows, empty=empty) for each in ([shared, nearly] if twice else [shared])]
-    return float(sum(change @ own for change in told))
+    changes = [silo.change(each, rows=rows, empty=empty) for each in ([shared, nearly] if twice else [shared])]
+    return float(sum(change @ own for change in changes))
 
 
 def hash_of(key: str) -> int:

@@ -55,15 +55,15 @@ class OneSilo:
         """Return a silo with the first `count` of its training rows."""
         first = next(iter(federation.silos.values()))
         (rows,) = first.train.values()
-        chosen, config = some_rows(rows, range(count)), federation.config
+        selection, config = some_rows(rows, range(count)), federation.config
         if config.privacy.unit is None:
-            return cls(federation, chosen)
-        attacked = replace(first, train={chosen.task.name: chosen})
+            return cls(federation, selection)
+        attacked = replace(first, train={selection.task.name: selection})
         key = f"{config.seed}".encode()
         noise, _ = plan_row_noise(config, federation.context, {first.name: attacked}, lambda _: [first.name], key)
         federation.context.row_privacy = noise
         plain = config.model_copy(update={"privacy": PrivacyConfig()})
-        return cls(federation, chosen, build(plain, federation.backbone))
+        return cls(federation, selection, build(plain, federation.backbone))
 
     def start(self, add: float = 0.0) -> State:
         """Return the shared parts of the run's start, with a number added to each of theirs."""
@@ -102,11 +102,11 @@ class OneSilo:
         return next(iter(self.federation.silos.values()))
 
 
-def some_rows(rows: TokenizedRows, chosen: Any) -> TokenizedRows:
+def some_rows(rows: TokenizedRows, indices: Any) -> TokenizedRows:
     """Return some of a table's rows."""
-    chosen = list(chosen)
-    types = None if rows.types is None else [rows.types[index] for index in chosen]
-    return replace(rows, ids=[rows.ids[index] for index in chosen], types=types, labels=rows.labels[chosen])
+    indices = list(indices)
+    types = None if rows.types is None else [rows.types[index] for index in indices]
+    return replace(rows, ids=[rows.ids[index] for index in indices], types=types, labels=rows.labels[indices])
 
 
 def vector(state: State) -> Tensor:

@@ -22,9 +22,9 @@ ROWS = 60
 
 def measure(seed: int) -> dict[str, float]:
     """Return the cosines for one, five and 20 rows of the second label."""
-    found = {count: attack(demo(seed, "head.scope=shared"), ROWS, count) for count in (1, 5, 20)}
+    cosines = {count: attack(demo(seed, "head.scope=shared"), ROWS, count) for count in (1, 5, 20)}
     noised = attack(demo(seed, "head.scope=shared", *private(1)), ROWS, 1)
-    named = {f"{count} rare rows, {key}": value for count, each in found.items() for key, value in each.items()}
+    named = {f"{count} rare rows, {key}": value for count, each in cosines.items() for key, value in each.items()}
     return named | {f"private, 1 rare row, {key}": value for key, value in noised.items()}
 
 
@@ -34,11 +34,11 @@ def attack(federation: Federation, count: int, rare: int) -> dict[str, float]:
     labels = torch.zeros_like(silo.rows.labels)
     labels[:rare] = 1
     silo = replace(silo, rows=replace(silo.rows, labels=labels))
-    found = {}
+    cosines = {}
     for name, shared in (("honest", silo.start()), ("sure", sure_head(federation))):
         own = silo.gradients(shared, range(rare)).mean(0)
-        found[f"{name} cosine"] = float(torch.cosine_similarity(silo.change(shared), own, dim=0))
-    return found
+        cosines[f"{name} cosine"] = float(torch.cosine_similarity(silo.change(shared), own, dim=0))
+    return cosines
 
 
 def sure_head(federation: Federation) -> State:
@@ -60,9 +60,9 @@ def _mean_state(federation: Federation, shared: State, head: str, weight: str, r
     silo = next(iter(federation.silos.values()))
     state = shared | context.state_of(silo).private
     batch = next(evaluation_batches(rows, federation.backbone.pad_id))  # type: ignore[arg-type]
-    found = []
+    means = []
     for column in range(shared[head][weight].shape[1]):
         probe = {key: torch.zeros_like(tensor) for key, tensor in shared[head].items()}
         probe[weight][0, column] = 1
-        found.append(float(Predictor(context, state | {head: probe}).logits(batch)[:, 0].mean()))
-    return torch.tensor(found)
+        means.append(float(Predictor(context, state | {head: probe}).logits(batch)[:, 0].mean()))
+    return torch.tensor(means)

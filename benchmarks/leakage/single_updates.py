@@ -84,8 +84,8 @@ def measure(seeds: int = 3, cases: list[str] | None = None) -> dict[str, Any]:
     for name in cases or list(CASES):
         words, rows = CASES[name]
         summed = SUMMED if name.endswith("masked") else 1
-        found = [_attack(words, rows, seed, summed) for seed in range(1, seeds + 1)]
-        report[name] = {key: round(statistics.mean(each[key] for each in found), 3) for key in found[0]}
+        measures = [_attack(words, rows, seed, summed) for seed in range(1, seeds + 1)]
+        report[name] = {key: round(statistics.mean(each[key] for each in measures), 3) for key in measures[0]}
         print(f"{name}: {report[name]}", file=sys.stderr, flush=True)
     return report | {"ratio": report.get("bottleneck, 20 passes", {}).get("loss")}
 
@@ -128,8 +128,8 @@ def _update(federation: Federation, silo: Silo, peers: list[Silo], shared: State
         client.sums = (federation.config.seed, True)
         replies = {each.name: client.rounds([each], broadcast)[0] for each in (silo, *peers)}
         summands = {name: read_summand(reply.message) for name, reply in replies.items()}
-        made = SumsInProcess(summands, 1).sum(1, summands)
-        *_, received = coordinator.receive_sum(1, made, replies)
+        total = SumsInProcess(summands, 1).sum(1, summands)
+        *_, received = coordinator.receive_sum(1, total, replies)
     else:
         (reply,) = client.rounds([silo], broadcast)
         received = coordinator.read_reply(1, reply)
@@ -169,8 +169,8 @@ def _words(gradients: _Gradients, members: TokenizedRows, others: TokenizedRows)
     outside = {token for row in others.ids for token in row}
     scores = []
     for tokens in (inside - outside, outside - inside):
-        chosen = sorted(tokens - {first, last})[:WORDS]
-        rows = [_row(members, [first, token, last]) for token in chosen]
+        sample = sorted(tokens - {first, last})[:WORDS]
+        rows = [_row(members, [first, token, last]) for token in sample]
         scores.append([max(gradients.cosine(_labeled(row, label)) for label in (0, 1)) for row in rows])
     return _auc(*scores)
 

@@ -24,8 +24,8 @@ def attack(shorter: Federation, longer: Federation, count: int) -> dict[str, flo
     first, second = (OneSilo.of(federation, count) for federation in (shorter, longer))
     shared, train = first.start(add=0.1), shorter.context.train
     difference = second.change(shared) - first.change(shared)
-    drawn = generator(shorter.config.seed, "batches", first.name, 1, shorter.context.phases[0].name, 0)
-    batches = torch.randperm(count, generator=drawn).split(train.batch_size)
+    draws = generator(shorter.config.seed, "batches", first.name, 1, shorter.context.phases[0].name, 0)
+    batches = torch.randperm(count, generator=draws).split(train.batch_size)
     batch = batches[train.steps or 0].tolist()
     alone = first.gradients(shared, batch).mean(0)
     return {"cosine": float(torch.cosine_similarity(difference, alone, dim=0))}
