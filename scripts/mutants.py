@@ -120,11 +120,11 @@ class Mutants:
                 return "not made"
             return self._run(tests) or "survived"
 
-        told = forked(action, 20 * self._options.limit, 3 * needed + 30)
-        if told in (None, "not made", "survived"):
-            return told or "died or took too long"
+        word = forked(action, 20 * self._options.limit, 3 * needed + 30)
+        if word in (None, "not made", "survived"):
+            return word or "died or took too long"
         names = [test.nodeid for test in tests]
-        return f"killed by {told}" if self._passes(tests[: names.index(told) + 1]) else f"fails without it, too, {told}"
+        return f"killed by {word}" if self._passes(tests[: names.index(word) + 1]) else f"fails without it, too, {word}"
 
     def _passes(self, tests: list[pytest.Item]) -> bool:
         """Return whether tests pass in this order without a mutant, as the trace's order need not tell."""
@@ -137,12 +137,12 @@ class Mutants:
         """Return the tests that reach a line and those of their files, quickest first, within the limit."""
         files = {name.partition("::")[0] for name in reaching}
         others = [name for name in seconds if name.partition("::")[0] in files and name not in reaching]
-        left, chosen = self._options.limit, []
+        rest, selection = self._options.limit, []
         for name in [*sorted(reaching, key=seconds.__getitem__), *sorted(others, key=seconds.__getitem__)]:
-            if seconds[name] <= left:
-                left -= seconds[name]
-                chosen.append(name)
-        return chosen
+            if seconds[name] <= rest:
+                rest -= seconds[name]
+                selection.append(name)
+        return selection
 
     def _run(self, tests: list[pytest.Item]) -> str:
         """Run tests up to the first that fails, and return its name."""
@@ -155,7 +155,7 @@ class Mutants:
 
     def _trace(self, tests: list[pytest.Item]) -> dict[str, tuple[float, list[tuple[str, int]], bool]]:
         """Return for each test its seconds, the lines of the modules that it ran, and whether it failed."""
-        paths, found = {str(path) for path in self._paths}, {}
+        paths, traces = {str(path) for path in self._paths}, {}
         lines: set[tuple[str, int]] = set()
 
         def note(frame: FrameType, event: str, _: Any) -> Any:
@@ -170,8 +170,8 @@ class Mutants:
             sys.settrace(note)
             test.config.hook.pytest_runtest_protocol(item=test, nextitem=after)
             sys.settrace(None)
-            found[test.nodeid] = (time.process_time() - begin, sorted(lines), bool(self._failed))
-        return found
+            traces[test.nodeid] = (time.process_time() - begin, sorted(lines), bool(self._failed))
+        return traces
 
 
 def main() -> None:

@@ -120,9 +120,9 @@ def _changes(node: Any) -> Iterator[tuple[str, Any]]:
 def functions_of(path: Path) -> list[FunctionType]:
     """Return the live functions of a module that has been imported."""
     gc.unfreeze()
-    found = [thing for thing in gc.get_objects() if isinstance(thing, FunctionType)]
+    functions = [thing for thing in gc.get_objects() if isinstance(thing, FunctionType)]
     gc.freeze()
-    return [function for function in found if function.__code__.co_filename == str(path)]
+    return [function for function in functions if function.__code__.co_filename == str(path)]
 
 
 def patch(mutant: Mutant, functions: list[FunctionType]) -> bool:

@@ -99,10 +99,10 @@ def results_of(name: str, data: Path = DATA) -> Results:
     file = data / name / "rows.parquet"
     rows = pandas.read_parquet(file) if file.is_file() else pandas.DataFrame({"run": []})
     entries: dict[str, list[FinishedRun]] = {}
-    for number, kept in enumerate(content["runs"]):
-        run = FinishedRun(data / name, kept["summary"], content["runs"][0]["config"] | kept["config"])
+    for number, fields in enumerate(content["runs"]):
+        run = FinishedRun(data / name, fields["summary"], content["runs"][0]["config"] | fields["config"])
         run.__dict__["predictions"] = _predictions(rows[rows["run"] == number])
-        entries.setdefault(kept["entry"], []).append(run)
+        entries.setdefault(fields["entry"], []).append(run)
     plan = content["judging"]
     plan |= {key: tuple(plan[key]) for key in ("looks", "seen", "remarks")}
     return Results([ReportEntry(label, tuple(runs)) for label, runs in entries.items()], plan=JudgingPlan(**plan))
@@ -110,12 +110,12 @@ def results_of(name: str, data: Path = DATA) -> Results:
 
 def _predictions(rows: pandas.DataFrame) -> dict[str, dict[str, list[Any]]]:
     """Return silo → columns, as `FinishedRun.predictions` does; columns without any value are left out."""
-    known = rows.astype({name: object for name in rows if rows[name].dtype == "category"}).dropna(axis=1, how="all")
-    silos = known["silo"].fillna("") if "silo" in known else pandas.Series("", index=known.index)
-    columns = [name for name in known if name not in ("run", "silo")]
+    table = rows.astype({name: object for name in rows if rows[name].dtype == "category"}).dropna(axis=1, how="all")
+    silos = table["silo"].fillna("") if "silo" in table else pandas.Series("", index=table.index)
+    columns = [name for name in table if name not in ("run", "silo")]
     return {
         str(silo): {name: list(of_silo[name]) for name in columns} | {"prompt": [None] * len(of_silo)}
-        for silo, of_silo in known.groupby(silos, sort=True)
+        for silo, of_silo in table.groupby(silos, sort=True)
     }
 
 
@@ -134,7 +134,7 @@ MADE: dict[str, Callable[[Results], str]] = {
 
 def with_tables(page: str, data: Path = DATA) -> str:
     """Return a page with all tables between markers made anew."""
-    return _BLOCK.sub(lambda found: f"{found[1]}{MADE[found[3]](results_of(found[2], data))}{found[4]}", page)
+    return _BLOCK.sub(lambda match: f"{match[1]}{MADE[match[3]](results_of(match[2], data))}{match[4]}", page)
 
 
 def main(words: list[str]) -> None:
