@@ -39,9 +39,9 @@ def spread(cluster: Any) -> Workers:
 
 @pytest.mark.parametrize("case", SOME)
 def test_a_cluster_gives_the_bits_of_one_process(federate, reference, spread, case, tmp_path):
-    found = federate.run(case, tmp_path / "run", workers=spread)
-    assert (found.summary["engine"], found.summary["workers"]) == ("ray", 3)
-    assert_the_same(found, reference(case)[0])
+    result = federate.run(case, tmp_path / "run", workers=spread)
+    assert (result.summary["engine"], result.summary["workers"]) == ("ray", 3)
+    assert_the_same(result, reference(case)[0])
 
 
 def test_a_cluster_that_is_too_small_or_is_none(cluster):
@@ -61,9 +61,9 @@ def test_a_machine_that_is_lost_in_a_round_has_its_work_done_again(federate, ref
         if number == 2 and done == 0 and lost.all_processes:
             threading.Thread(target=cluster.remove_node, args=(lost, False)).start()
 
-    found = federate.run("fedmcp", tmp_path / "run", workers=spread, progress=lose)
-    assert found.summary["workers"] == 5
-    assert_the_same(found, reference("fedmcp")[0])
+    result = federate.run("fedmcp", tmp_path / "run", workers=spread, progress=lose)
+    assert result.summary["workers"] == 5
+    assert_the_same(result, reference("fedmcp")[0])
 
 
 def test_errors_are_those_of_one_process(federate, spread, tmp_path):
