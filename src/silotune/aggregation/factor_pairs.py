@@ -39,9 +39,9 @@ def factor_pairs(names: Iterable[str]) -> list[Pair]:
     ups: dict[str, list[str]] = defaultdict(list)
     downs: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        for ending, found in ((A, downs), (B, ups)):
+        for ending, by_module in ((A, downs), (B, ups)):
             if name.endswith(ending):
-                found[name.split("/", 1)[1].removesuffix(ending)].append(name)
+                by_module[name.split("/", 1)[1].removesuffix(ending)].append(name)
     pairs = []
     for module, of_a in downs.items():
         of_b = ups[module]
@@ -50,9 +50,9 @@ def factor_pairs(names: Iterable[str]) -> list[Pair]:
     return pairs
 
 
-def factors_of(pair: Pair, sent: Tensors, before: Tensors) -> tuple[Tensor, Tensor]:
+def factors_of(pair: Pair, tensors: Tensors, before: Tensors) -> tuple[Tensor, Tensor]:
     """Return B and A in float64, of a silo or of a mean; a factor that was not sent is the received one."""
-    return sent.get(pair.b, before[pair.b]).double(), sent.get(pair.a, before[pair.a]).double()
+    return tensors.get(pair.b, before[pair.b]).double(), tensors.get(pair.a, before[pair.a]).double()
 
 
 def weighted_factors(

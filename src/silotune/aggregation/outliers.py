@@ -125,9 +125,9 @@ class OutlierFilter:
 
 
 def _join(before: Tensors, names: frozenset[str]) -> tuple[JoinedLayout, list[Tensor]]:
-    chosen = {name: tensor for name, tensor in before.items() if name in names}
-    layout = JoinedLayout(chosen)
-    return layout, layout.join(chosen)
+    tensors = {name: tensor for name, tensor in before.items() if name in names}
+    layout = JoinedLayout(tensors)
+    return layout, layout.join(tensors)
 
 
 @dataclass(frozen=True)

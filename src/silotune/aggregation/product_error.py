@@ -27,15 +27,15 @@ class ProductError:
     Args:
         before: all shared tensors in the round's broadcast.
         by_rows: whether the mean weighs silos by their rows; else all alike.
-        chosen: how many silos may send an update; above `MOST_UPDATES` nothing is kept.
+        silos: how many silos may send an update; above `MOST_UPDATES` nothing is kept.
     """
 
-    def __init__(self, before: Tensors, by_rows: bool, chosen: int = 0) -> None:
+    def __init__(self, before: Tensors, by_rows: bool, silos: int = 0) -> None:
         self._before = before
         self._by_rows = by_rows
-        pairs = factor_pairs(before) if chosen <= MOST_UPDATES else []
+        pairs = factor_pairs(before) if silos <= MOST_UPDATES else []
         self._pairs = [pair for pair in pairs if before[pair.a].dim() == 2]  # not of experts
-        self._kept: list[tuple[float, Update]] = []
+        self._updates: list[tuple[float, Update]] = []
         self._bytes = 0
 
     def watch(self, updates: Iterable[Update]) -> Iterator[Update]:
@@ -45,23 +45,23 @@ class ProductError:
             if self._pairs:
                 factors = {name: tensor for name, tensor in update.tensors.items() if name in names}
                 weight = float(update.rows) if self._by_rows else 1.0
-                self._kept.append((weight, replace(update, tensors=factors)))
+                self._updates.append((weight, replace(update, tensors=factors)))
                 self._bytes += sum(tensor.nbytes for tensor in factors.values())
-                if len(self._kept) > MOST_UPDATES or self._bytes > MOST_BYTES:
-                    self._pairs, self._kept = [], []
+                if len(self._updates) > MOST_UPDATES or self._bytes > MOST_BYTES:
+                    self._pairs, self._updates = [], []
             yield update
 
     def of(self, aggregate: Tensors) -> float | None:
         """Return the error; None without pairs, if no factor was sent, with too many updates, or of a product of 0."""
-        if not any(update.tensors for _, update in self._kept):
+        if not any(update.tensors for _, update in self._updates):
             return None
-        total = sum(weight for weight, _ in self._kept)
+        total = sum(weight for weight, _ in self._updates)
         difference = size = 0.0
         by_module = deltas(aggregate)
         for pair in self._pairs:
             factors = [
                 (weight / total, factors_of(pair, update.tensors, update.before(self._before)))
-                for weight, update in self._kept
+                for weight, update in self._updates
             ]
             left, right = stacked(factors)
             b, a = (aggregate.get(name, self._before[name]).double() for name in (pair.b, pair.a))

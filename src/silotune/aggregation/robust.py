@@ -83,8 +83,8 @@ def _trimmed_mean_of(ordered: Sequence[Update], cut: int) -> Tensors:
     """Return per coordinate the mean of the values without the `cut` smallest and largest."""
     result: Tensors = {}
     for name, first in ordered[0].tensors.items():
-        kept = _sorted([update.tensors[name] for update in ordered])[cut : len(ordered) - cut]
-        result[name] = kept.double().mean(0).to(first.dtype)
+        values = _sorted([update.tensors[name] for update in ordered])[cut : len(ordered) - cut]
+        result[name] = values.double().mean(0).to(first.dtype)
     return result
 
 

@@ -62,8 +62,8 @@ def text_lines(file: BinaryIO, newline: str = "", encoding: str = "utf-8") -> Te
     """
     if cast(BufferedReader, file).peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         encoding = "utf-16"
-    known = codecs.lookup(encoding).name
-    return TextIOWrapper(cast(BufferedReader, file), "utf-8-sig" if known == "utf-8" else encoding, newline=newline)
+    codec = codecs.lookup(encoding).name
+    return TextIOWrapper(cast(BufferedReader, file), "utf-8-sig" if codec == "utf-8" else encoding, newline=newline)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -182,13 +182,13 @@ class _Loader(_LOADER):  # type: ignore[misc]
     """A safe loader that refuses a key given twice; YAML itself would keep its last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+            if isinstance(key, yaml.ScalarNode) and key.value in keys:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} appears twice", key.start_mark)
-            seen.add(str(key.value))
-        found: dict[Hashable, Any] = super().construct_mapping(node, deep)
-        return found
+            keys.add(str(key.value))
+        mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 def load_yaml(text: str) -> Any:

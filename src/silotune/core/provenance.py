@@ -14,7 +14,7 @@ from typing import Any
 @cache
 def made_on() -> dict[str, Any]:
     """Return the processor, the commit of the source, and name → version of all installed packages."""
-    installed = {str(found.metadata["Name"]): found.version for found in distributions()}
+    installed = {str(package.metadata["Name"]): package.version for package in distributions()}
     packages = dict(sorted(installed.items(), key=lambda each: each[0].lower()))
     return {"processor": _processor(), "commit": _commit(), "packages": packages}
 

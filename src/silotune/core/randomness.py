@@ -60,13 +60,13 @@ class Stream:
 
 def _generators() -> list[torch.Generator]:
     """Return PyTorch's global generators: the CPU's, and all GPUs', as any of them may hold the backbone."""
-    found: list[torch.Generator] = [torch.default_generator]
+    generators: list[torch.Generator] = [torch.default_generator]
     if torch.cuda.is_available():
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        found += torch.cuda.default_generators
+        generators += torch.cuda.default_generators
     elif torch.backends.mps.is_available():
-        found.append(torch.mps._get_default_mps_generator())
-    return found
+        generators.append(torch.mps._get_default_mps_generator())
+    return generators
 
 
 def _states() -> States:

@@ -148,8 +148,8 @@ def _entry(line: str) -> dict[str, Any]:
 
 def _largest(connection: sqlite3.Connection) -> int:
     """Return the largest number that a line of the audit log ever had."""
-    found = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'audit'").fetchone()
-    return found[0] if found else 0
+    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'audit'").fetchone()
+    return row[0] if row else 0
 
 
 def _digest(line: str) -> str:

@@ -150,8 +150,8 @@ def _logits(task: Task, model: Any, texts: Sequence[str]) -> Any:
     if not task.rules.one_label:
         if isinstance(chances, list):  # one array of no and yes for each label; of a single class where all rows agree
             shares = [
-                of[:, list(known).index(1)] if 1 in known else 0 * of[:, 0]
-                for of, known in zip(chances, model.classes_, strict=True)
+                of[:, list(classes).index(1)] if 1 in classes else 0 * of[:, 0]
+                for of, classes in zip(chances, model.classes_, strict=True)
             ]
             chances = np.stack(shares, 1)
         chances = np.clip(chances, 1e-12, 1 - 1e-12)

@@ -64,14 +64,14 @@ def measure_silos(federation: Federation, split: Literal["validation", "test"]) 
     def by_logits(rows: TokenizedRows) -> bool:
         return len(rows) > 0 and rows.task.labeled and (metric or rows.task.metric) not in LOSS_METRICS
 
-    known: dict[_Key, Tensor | None] = {}
+    logits_by_key: dict[_Key, Tensor | None] = {}
     if federation.cohort.size > 1:
         labeled = [key for key in models if by_logits(rows_of(key))]
-        found = joint_logits(context, ((models[key][0](), rows_of(key)) for key in labeled))
-        known = dict(zip(labeled, found, strict=True))
+        outputs = joint_logits(context, ((models[key][0](), rows_of(key)) for key in labeled))
+        logits_by_key = dict(zip(labeled, outputs, strict=True))
 
     def measured(key: _Key) -> Measured:
-        (model, _), rows, logits_of_rows = models[key], rows_of(key), known.get(key)
+        (model, _), rows, logits_of_rows = models[key], rows_of(key), logits_by_key.get(key)
         state = model() if len(rows) and logits_of_rows is None else {}
         return measure(context, state, rows, metric, test, logits_of_rows)
 

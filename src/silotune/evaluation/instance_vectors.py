@@ -39,14 +39,14 @@ class Weights:
 
 def embed(context: PredictionContext, state: State, rows: TokenizedRows) -> Tensor:
     """Embed each row's text, without the answer, under the method's view: shape (rows, hidden), float32, on the CPU."""
-    weighting, kept = context.prediction.weighting, context.vectors
+    weighting, vectors = context.prediction.weighting, context.vectors
     assert weighting is not None, f"method {context.method_name} does not weigh texts"
-    if kept is None:
+    if vectors is None:
         return _embed(context, weighting, state, rows)
     key = id(rows.ids), _made_with(weighting, state)
-    if key not in kept:
-        kept[key] = _embed(context, weighting, state, rows)
-    return kept[key]
+    if key not in vectors:
+        vectors[key] = _embed(context, weighting, state, rows)
+    return vectors[key]
 
 
 @torch.no_grad()

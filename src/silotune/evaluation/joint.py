@@ -37,7 +37,7 @@ def read(several: Sequence[ModelRows]) -> list[View]:
     backbone = several[0][0].context.backbone
     mixes = [predictor.mix(predictor.weigh(rows)) for predictor, rows in several]
     readings = [predictor.head.reading(backbone, rows.task) for predictor, rows in several]
-    found: list[list[tuple[Tensor, dict[str, Tensor]]]] = [[] for _ in several]
+    outputs: list[list[tuple[Tensor, dict[str, Tensor]]]] = [[] for _ in several]
     batches = [make_batch(rows, range(len(rows)), backbone.pad_id, None) for _, rows in several]
     for micro in cut_jointly(batches, backbone.pad_id, backbone.call_cost):
         order = [batches[piece.owner].rows[piece.rows] for piece in micro.pieces]
@@ -58,13 +58,13 @@ def read(several: Sequence[ModelRows]) -> list[View]:
             reading = readings[piece.owner]
             if reading is not None:
                 values[several[piece.owner][0].head.name] = reading(of_piece, inputs, plan)
-            found[piece.owner].append((rows, values))
-    return [_in_order(each, *model) for each, model in zip(found, several, strict=True)]
+            outputs[piece.owner].append((rows, values))
+    return [_in_order(each, *model) for each, model in zip(outputs, several, strict=True)]
 
 
-def _in_order(found: Sequence[tuple[Tensor, dict[str, Tensor]]], predictor: Predictor, rows: TokenizedRows) -> View:
-    order = torch.cat([of_piece for of_piece, _ in found])
-    values = {name: torch.cat([each[name] for _, each in found]) for name in found[0][1]}
+def _in_order(outputs: Sequence[tuple[Tensor, dict[str, Tensor]]], predictor: Predictor, rows: TokenizedRows) -> View:
+    order = torch.cat([of_piece for of_piece, _ in outputs])
+    values = {name: torch.cat([each[name] for _, each in outputs]) for name in outputs[0][1]}
     back, head = order.argsort(), predictor.head
     view = {name: value[back] for name, value in values.items() if name != head.name or not head.by_position}
     if head.by_position and rows.reads is not None:

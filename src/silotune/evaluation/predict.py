@@ -141,13 +141,13 @@ def logits(context: PredictionContext, state: State, rows: TokenizedRows) -> Ten
     predictor, result = Predictor.of(context, state, rows), torch.zeros(len(rows), 0)
     flat: dict[int, Tensor] = {}
     for batch in _batches(context, rows):
-        found, chosen = predictor.logits(batch).float().cpu(), batch.rows.tolist()
+        outputs, indices = predictor.logits(batch).float().cpu(), batch.rows.tolist()
         if predictor.head.by_position:
             assert rows.reads is not None, "the head's tokenizer says where it reads"
-            flat |= zip(chosen, torch.split(found, [len(rows.reads[row]) for row in chosen]), strict=True)
+            flat |= zip(indices, torch.split(outputs, [len(rows.reads[row]) for row in indices]), strict=True)
         else:
-            result = result if result.shape[1] else found.new_zeros(len(rows), *found.shape[1:])
-            result[batch.rows] = found
+            result = result if result.shape[1] else outputs.new_zeros(len(rows), *outputs.shape[1:])
+            result[batch.rows] = outputs
     return torch.cat([flat[row] for row in range(len(rows))]) if flat else result
 
 
@@ -187,7 +187,7 @@ def picked_answers(context: PredictionContext, state: State, rows: TokenizedRows
     for batch in _batches(context, candidates):
         likely[batch.rows] = predictor.likelihoods(batch).float().cpu()
     of_rows = torch.split(likely, [len(options) for options in choices])
-    return [options[int(found.argmax())] for options, found in zip(choices, of_rows, strict=True)]
+    return [options[int(scores.argmax())] for options, scores in zip(choices, of_rows, strict=True)]
 
 
 def mean_loss(context: PredictionContext, state: State, rows: TokenizedRows) -> float:
@@ -228,23 +228,23 @@ def measure(
     rows: TokenizedRows,
     metric: str | None = None,
     with_loss: bool = False,
-    known: Tensor | None = None,
+    scores: Tensor | None = None,
 ) -> Measured:
     """Score a model on rows, by the task's metric or the given one.
 
-    `with_loss` adds the loss of written answers; `known` are the rows' logits, if they are computed already.
+    `with_loss` adds the loss of written answers; `scores` are the rows' logits, if they are computed already.
     """
     task = rows.task
     metric = metric or task.metric
     if not len(rows):
         return Measured(None)
     if rows.weights is not None and metric in LOSS_METRICS:
-        return weighed(Measured(None, logits=logits(context, state, rows) if known is None else known), rows, metric)
+        return weighed(Measured(None, logits=logits(context, state, rows) if scores is None else scores), rows, metric)
     if metric in LOSS_METRICS:
         loss = mean_loss(context, state, rows)
         return Measured(LOSS_SCORES[metric](loss), loss=loss)
     if task.labeled:
-        outputs = logits(context, state, rows) if known is None else known
+        outputs = logits(context, state, rows) if scores is None else scores
         return Measured(judge(task, metric, outputs, rows.labels, rows.weights), logits=outputs)
     if rows.pairs:
         raise InputError(f"metric of task {task.name!r}: preference pairs are judged by loss, not by {metric}")

@@ -59,9 +59,9 @@ class Bootstrap:
         if not len(rows.labels):
             return {}
         cells, counts = np.unique(np.stack([*rows.arrays, rows.counted], 1), axis=0, return_counts=True)
-        classes, (label, said) = rows.logits.shape[1], cells[:, :2].astype(int).T
-        true, predicted = (cells[:, 2:] * np.eye(classes)[of] for of in (label, said))
-        hit = true * np.eye(classes)[said]
+        classes, (label, guess) = rows.logits.shape[1], cells[:, :2].astype(int).T
+        true, predicted = (cells[:, 2:] * np.eye(classes)[of] for of in (label, guess))
+        hit = true * np.eye(classes)[guess]
         return self._intervals(
             counts,
             lambda drawn: scores_of(drawn @ hit, drawn @ true, drawn @ predicted, positive=rows.positive),
@@ -109,8 +109,8 @@ class Bootstrap:
         for drawn in self._draw(counts, width):
             for name, values in score(drawn).items():
                 scores.setdefault(name, []).append(values[~np.isnan(values)])
-        known = {name: np.concatenate(values) for name, values in scores.items()}
-        return {name: _interval(values) for name, values in known.items() if len(values)}
+        by_metric = {name: np.concatenate(values) for name, values in scores.items()}
+        return {name: _interval(values) for name, values in by_metric.items() if len(values)}
 
     def _draw(self, counts: Counts, width: int) -> Iterator[Counts]:
         """Yield resamples of cells with these counts, shape (resamples, cells), in pieces of bounded size."""
@@ -129,8 +129,8 @@ def _resampled(rows: Classified, metric: str, drawn: Counts) -> Counts:
         probabilities = rows.probabilities.numpy()
         areas = [roc_areas(counted, labels == of, probabilities[:, of]) for of in of_classes]
         return np.asarray(100 * np.mean(areas, axis=0))
-    true, said = np.eye(classes)[labels], np.eye(classes)[predicted]
-    return scores_of(counted @ (true * said), counted @ true, counted @ said, positive=rows.positive)[metric]
+    true, guesses = np.eye(classes)[labels], np.eye(classes)[predicted]
+    return scores_of(counted @ (true * guesses), counted @ true, counted @ guesses, positive=rows.positive)[metric]
 
 
 def _interval(values: Counts) -> Interval:
@@ -168,8 +168,8 @@ def score_details(measured: Measured, rows: TokenizedRows, bootstrap: Bootstrap)
     elif measured.logits is not None:
         classified = Classified(measured.logits, rows.labels, task.positive_index, rows.weights)
         details = label_details(classified, task, bootstrap)
-        said = classified.counts[2]
-        details["commonest"] = [task.labels[int(said.argmax())], 100 * float(said.max() / said.sum())]
+        counts = classified.counts[2]
+        details["commonest"] = [task.labels[int(counts.argmax())], 100 * float(counts.max() / counts.sum())]
     elif measured.written is not None and rows.answers is not None:
         by_row = {kind: rouge_scores(kind, measured.written, rows.answers) for kind in ("rouge1", "rougeL")}
         by_row["exact_match"] = exact_matches(measured.written, rows.answers)
@@ -205,14 +205,14 @@ def target_details(logits: Tensor, rows: TokenizedRows, bootstrap: Bootstrap) ->
     return details
 
 
-def class_table(task: Task, hits: Counts, true: Counts, said: Counts) -> dict[str, dict[str, float]]:
+def class_table(task: Task, hits: Counts, true: Counts, predicted: Counts) -> dict[str, dict[str, float]]:
     """Return label → precision, recall, F1 (percent) and rows.
 
-    Counts have the shape (labels,): `true` rows of each label, rows that are `said` to have it, and both (`hits`).
+    Counts have the shape (labels,): `true` rows of each label, rows that are `predicted` to have it, and both (`hits`).
     Where rows have weights, `rows` is the sum of these, rounded.
     """
     hits = hits.astype(float)
-    columns = ratio(hits, said), ratio(hits, true), ratio(2 * hits, true + said), true
+    columns = ratio(hits, predicted), ratio(hits, true), ratio(2 * hits, true + predicted), true
     return {
         name: {"precision": 100 * float(p), "recall": 100 * float(r), "f1": 100 * float(f), "rows": round(number)}
         for name, p, r, f, number in zip(task.labels, *columns, strict=True)

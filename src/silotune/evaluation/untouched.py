@@ -88,7 +88,7 @@ def untouched_baselines(
     if context.head.has_tensors or (len(silos) > MOST_SILOS and not central):
         return {"silos": {}, "global": None}
     tokenize = context.head.row_tokenizer(context.backbone, context.max_length)
-    found = {}
+    result = {}
     for silo in silos[:1] if central else silos:
         if not silo.splits.test:
             continue
@@ -99,8 +99,8 @@ def untouched_baselines(
         if shots:
             after_shown = with_shots(context, silo.task, silo.splits.train[:shots])
             scores[SHOWN] = _score(context, replace(after_shown(silo.task, silo.splits.test), shares=shares))
-        found[silo.name] = scores
-    return {"silos": {}, "global": next(iter(found.values()), None)} if central else {"silos": found, "global": None}
+        result[silo.name] = scores
+    return {"silos": {}, "global": next(iter(result.values()), None)} if central else {"silos": result, "global": None}
 
 
 def _score(context: PredictionContext, rows: TokenizedRows) -> float | None:
@@ -123,31 +123,31 @@ def _score(context: PredictionContext, rows: TokenizedRows) -> float | None:
     return _known[key]
 
 
-def with_shots(context: PredictionContext, task: Task, shown: Sequence[Row]) -> TokenizeRows:
+def with_shots(context: PredictionContext, task: Task, shots: Sequence[Row]) -> TokenizeRows:
     """Return a function that tokenizes rows with answered ones before each question.
 
     A chat template gets them as turns before the question, another template as filled texts with empty lines between,
     and label words as filled lines.
     """
-    if not shown:
+    if not shots:
         raise InputError("evaluation.shots: there are no training rows to show")
     head, backbone = context.head, context.backbone
     tokenize = head.row_tokenizer(backbone, context.max_length)
     if isinstance(head, VerbalizerHead):
-        longest = len(shown) * context.max_length
-        _check_room(backbone, len(shown), context.max_length + longest)
-        after = head.after(shown, task, is_causal(backbone.base.config))
+        longest = len(shots) * context.max_length
+        _check_room(backbone, len(shots), context.max_length + longest)
+        after = head.after(shots, task, is_causal(backbone.base.config))
         return after.row_tokenizer(backbone, context.max_length + longest)
     if not isinstance(tokenize, GenerationTokenizer) or tokenize.pairs:
         raise InputError(f"evaluation.shots: head={head.name} shows no rows; allowed: head=lm or verbalizer, or 0")
     template = tokenize.template
-    more = sum(map(len, tokenize(task, shown).ids)) + 2 * len(shown)
+    more = sum(map(len, tokenize(task, shots).ids)) + 2 * len(shots)
     longer = replace(tokenize, room=tokenize.room + more, max_length=tokenize.max_length + more)
-    _check_room(backbone, len(shown), longer.room)
+    _check_room(backbone, len(shots), longer.room)
     if isinstance(template, ChatTemplate):
-        before = [turn for row in shown for turn in (*_turns(row, system=False), (ASSISTANT, row.answer))]
+        before = [turn for row in shots for turn in (*_turns(row, system=False), (ASSISTANT, row.answer))]
         return lambda task, rows: longer(task, [_after(before, row) for row in rows])
-    prefix = "".join(f"{template(row.texts)}{row.answer}\n\n" for row in shown)
+    prefix = "".join(f"{template(row.texts)}{row.answer}\n\n" for row in shots)
 
     def fill(texts: Texts) -> str:
         return prefix + template(texts)

@@ -92,8 +92,8 @@ class FedDyn(FedAvg):
         """Return `mean(θ_k) − h/α` with `h ← h − α·Σ(θ_k − θ)/m`; m silos in all, of which some were sampled."""
         alpha, new = self.alpha, {}
         for name, before in server.before.items():
-            sent = torch.stack([update.part(server.part)[name] for update in updates]).double()
+            thetas = torch.stack([update.part(server.part)[name] for update in updates]).double()
             h = server.state.get(name, torch.zeros_like(before, dtype=torch.float64))
-            h = h - alpha * (sent - before.double()).sum(0) / server.silos
-            server.state[name], new[name] = h, sent.mean(0) - h / alpha
+            h = h - alpha * (thetas - before.double()).sum(0) / server.silos
+            server.state[name], new[name] = h, thetas.mean(0) - h / alpha
         return new

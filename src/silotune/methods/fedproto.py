@@ -87,9 +87,9 @@ def empty(state: State, received: State) -> Tensors:
 
 def mean_by_class(updates: Sequence[Update], server: Server) -> Tensors:
     """Return per class the mean of the silos' prototypes, weighted by their rows (eq. 6); others stay."""
-    sent = [update.part(server.part) for update in updates]
-    rows = torch.stack([tensors["rows"] for tensors in sent]).double().clamp(min=0)
-    sums = (rows[:, :, None] * torch.stack([tensors["prototypes"] for tensors in sent])).sum(0)
+    parts = [update.part(server.part) for update in updates]
+    rows = torch.stack([tensors["rows"] for tensors in parts]).double().clamp(min=0)
+    sums = (rows[:, :, None] * torch.stack([tensors["prototypes"] for tensors in parts])).sum(0)
     before, total = server.before, rows.sum(0)
     means = torch.where(total[:, None] > 0, sums / total[:, None], before["prototypes"].double())
     return {"prototypes": means, "rows": torch.where(total > 0, total, before["rows"].double())}

@@ -44,8 +44,8 @@ class NormWeightedMeans(RankAggregation):
                 mean_a[: len(a)] += norm / sum(norms) * a
                 mean_b[:, : b.shape[1]] += norm / sum(norms) * b
             means = {pair.a: mean_a, pair.b: mean_b}
-            sent = means.keys() & all_updates[0].tensors.keys()
-            tensors |= {name: means[name].to(before[name].dtype) for name in sorted(sent)}
+            names = means.keys() & all_updates[0].tensors.keys()
+            tensors |= {name: means[name].to(before[name].dtype) for name in sorted(names)}
         return tensors
 
 

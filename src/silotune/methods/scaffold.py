@@ -97,6 +97,6 @@ class SCAFFOLD(FedAvg):
         """Return `c + Σ Δc_i / N` over the round's silos, with the number N of all silos."""
         sums = {name: torch.zeros_like(c, dtype=torch.float64) for name, c in server.before.items()}
         for update in updates:
-            for name, sent in update.part(server.part).items():
-                sums[name] += sent.double() - server.before[name].double()
+            for name, tensor in update.part(server.part).items():
+                sums[name] += tensor.double() - server.before[name].double()
         return {name: server.before[name].double() + total / server.silos for name, total in sums.items()}

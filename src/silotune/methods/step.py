@@ -179,9 +179,9 @@ class Step:
         Raises:
             ValueError: the log itself uses a term's name.
         """
-        taken = sorted(terms.keys() & EVENT_KEYS)
-        if taken:
-            raise ValueError(f"a loss term may not be called {taken[0]!r}: the event log uses that name itself")
+        clashes = sorted(terms.keys() & EVENT_KEYS)
+        if clashes:
+            raise ValueError(f"a loss term may not be called {clashes[0]!r}: the event log uses that name itself")
         self.terms.update({name: term.detach() for name, term in terms.items()})
 
 

@@ -142,11 +142,11 @@ def _phase_faults(method: Method, parts: dict[str, Part], phase: Phase) -> Itera
             )
 
 
-def _only_copies(method: Method, parts: dict[str, Part], kept: str, shared: str) -> bool:
+def _only_copies(method: Method, parts: dict[str, Part], part: str, shared: str) -> bool:
     """Return whether a private part never holds anything but a copy of this shared one."""
-    phases = [phase for phase in method.local_phases() if kept in phase.changes]
-    copied = all(phase.copied.get(kept) == shared and kept not in (*phase.trains, *phase.then) for phase in phases)
-    return parts[kept].start == shared and copied
+    phases = [phase for phase in method.local_phases() if part in phase.changes]
+    copied = all(phase.copied.get(part) == shared and part not in (*phase.trains, *phase.then) for phase in phases)
+    return parts[part].start == shared and copied
 
 
 def _key_faults(method: Method, parts: dict[str, Part], where: str, key: str) -> Iterator[str]:
@@ -160,8 +160,8 @@ def _key_faults(method: Method, parts: dict[str, Part], where: str, key: str) ->
     if len(names) > 1 and (len(groups) < len(names) or len({id(group.tuner) for group in groups}) > 1):
         yield f"{where} joins {whole!r}, which are no groups of one tuner's tensors"
     if groups and sorted(group.group for group in groups) != sorted(groups[0].tuner.groups):
-        wanted = ", ".join(groups[0].tuner.groups)
-        yield f"{where} mixes {whole!r}, which is no whole adapter: that has the groups {wanted}"
+        all_groups = ", ".join(groups[0].tuner.groups)
+        yield f"{where} mixes {whole!r}, which is no whole adapter: that has the groups {all_groups}"
 
 
 def _member_faults(method: Method, parts: dict[str, Part], where: str, anchor: str, name: str) -> Iterator[str]:

@@ -63,11 +63,11 @@ def kept_of_a_token(train: TrainConfig, backbone: Backbone, method: Method) -> f
     columns = min(train.max_length, (backbone.max_tokens or train.max_length) - len(mix) * tuner.virtual_tokens)
     decodes = backbone.lm_head is not None and bool(backbone.base.config.is_encoder_decoder)
 
-    def kept(rows: int) -> int:
-        found: dict[int, int] = {}
+    def graph_bytes(rows: int) -> int:
+        sizes: dict[int, int] = {}
 
         def pack(tensor: Tensor) -> Tensor:
-            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
         ids = torch.ones(rows, columns, dtype=torch.int64)
@@ -75,9 +75,9 @@ def kept_of_a_token(train: TrainConfig, backbone: Backbone, method: Method) -> f
         with Stream(0, "tokens_at_once"), saved_tensors_hooks(pack, lambda tensor: tensor), backbone.keeping_all():
             states = backbone.encode(backbone.place(inputs), plan)
         assert states.requires_grad
-        return sum(found.values())
+        return sum(sizes.values())
 
-    of_a_token = (kept(2) - kept(1)) / (columns * (2 if decodes else 1))
+    of_a_token = (graph_bytes(2) - graph_bytes(1)) / (columns * (2 if decodes else 1))
     backbone.rest()
     if not train.gradient_checkpointing:
         return of_a_token

@@ -121,20 +121,20 @@ class SiloClient:
         if any(shared.values()):
             parts = self.trainer.context.sent(number)
             before = flatten({name: shared.get(name, {}) for name in parts})
-            sent = scale_update(result.state, shared, parts, silo.attack_scale)
+            update = scale_update(result.state, shared, parts, silo.attack_scale)
             if self.uplink.names:
                 named = f"{self.uplink.run}{self.run}"
                 round_digest = question(named, silo, number, shared, silo.state) if self.uplink.secret else ""
-                trained = change_of(before, shared_tensors(sent, parts))
-                encoded, kept = self.uplink.send(trained, memory, silo.name, number, round_digest)
+                trained = change_of(before, shared_tensors(update, parts))
+                encoded, errors = self.uplink.send(trained, memory, silo.name, number, round_digest)
                 message = change_message(encoded, self.uplink.label, number, silo.name, silo.rows)
                 # an error of a part that is drawn anew says nothing of the next one
-                lasting = {key: error for key, error in kept.items() if not parts[key.split("/")[1]].redrawn}
+                lasting = {key: error for key, error in errors.items() if not parts[key.split("/")[1]].redrawn}
                 result.memory |= lasting | uses
                 leaving = self.uplink.changes(encoded, before, silo.name, number)
             else:
-                message = update_message(sent, parts, number, silo.name, silo.rows)
-                leaving = iter_change(before, shared_tensors(sent, parts))
+                message = update_message(update, parts, number, silo.name, silo.rows)
+                leaving = iter_change(before, shared_tensors(update, parts))
             noise = self.trainer.context.row_privacy
             if noise is not None and noise.shares is not None:
                 if result.sums is None:  # without the silo's share others are promised too much

@@ -85,7 +85,7 @@ class TrainingContext(PredictionContext):
         """Seed of silos' draws about their own rows, such as their order; a silo may keep its own secret."""
         self.row_privacy: RowPrivacy | None = None
         """DP-SGD in the silos (`privacy.unit`); None: no noise on rows."""
-        self._sent: tuple[int, dict[str, Part]] | None = None
+        self._round_parts: tuple[int, dict[str, Part]] | None = None
 
     def _with_reference(self, phase: Phase) -> Phase:
         """Add the view of the backbone alone, if a head reads it."""
@@ -121,9 +121,9 @@ class TrainingContext(PredictionContext):
 
     def sent(self, number: int) -> dict[str, Part]:
         """Return the parts that leave a silo in a round; see `Method.sends`."""
-        if self._sent is None or self._sent[0] != number:  # asked for by every silo of a round
-            self._sent = number, {name: self.parts[name] for name in self.method.sends(number)}
-        return self._sent[1]
+        if self._round_parts is None or self._round_parts[0] != number:  # asked for by every silo of a round
+            self._round_parts = number, {name: self.parts[name] for name in self.method.sends(number)}
+        return self._round_parts[1]
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
@@ -150,8 +150,8 @@ class TrainingContext(PredictionContext):
     @property
     def views_draw(self) -> bool:
         """Whether views with gradient draw random numbers: dropout of a tuner or of the backbone."""
-        chosen = self.train.dropout
-        return self.draws or bool(any(tuner.trains_backbone for tuner in self.tuners) if chosen is None else chosen)
+        rate = self.train.dropout
+        return self.draws or bool(any(tuner.trains_backbone for tuner in self.tuners) if rate is None else rate)
 
     def rate_factor(self, name: str) -> float:
         """Return the factor of the learning rate of a "part/tensor"; see `Tuner.rate_factor`."""

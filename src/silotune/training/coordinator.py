@@ -50,12 +50,12 @@ class _OpenRound(NamedTuple):
     Args:
         number: its number.
         shared: the shared parts that it began with.
-        sent: per key of `Broadcasts.key`: the sent tensors as those silos received them, and what an update must have.
+        variants: per key of `Broadcasts.key`: the tensors as those silos received them, and what an update must have.
     """
 
     number: int
     shared: State
-    sent: dict[VariantKey, tuple[Tensors, Expected]]
+    variants: dict[VariantKey, tuple[Tensors, Expected]]
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Coordinator:
             self._head_rounds = context.method.options.head_rounds
         self._silos = silos
         self._mean = mean
-        self._kept: dict[str, Tensors] = {}  # part → the state of its own aggregation
+        self._own_states: dict[str, Tensors] = {}  # part → the state of its own aggregation
         self._broadcasts = Broadcasts(shared)
         self._open: _OpenRound | None = None  # of the round whose updates arrive
         if isinstance(aggregation, BroadcastAggregation) and self.communicates:
@@ -179,7 +179,7 @@ class Coordinator:
         """
         if self._open is None or self._open.number != number or self._open.shared is not self.shared:
             self._open = _OpenRound(number, self.shared, {})
-        opened, key = self._open.sent, self.broadcasts.key(silo)
+        opened, key = self._open.variants, self.broadcasts.key(silo)
         if key not in opened:
             before = self._sent_before(number, silo)
             opened[key] = before, self.uplink.expected(Expected.like(before))
@@ -201,21 +201,21 @@ class Coordinator:
         """Return how many numbers a silo adds to a round's sum: its weight, and those that it sends."""
         return 1 + sum(tensor.numel() for tensor in self._sent_before(number).values())
 
-    def receive_sum(self, number: int, made: Sum, replies: Mapping[str, SiloReply]) -> Iterator[Received]:
+    def receive_sum(self, number: int, result: Sum, replies: Mapping[str, SiloReply]) -> Iterator[Received]:
         """Yield the replies of a sum's silos; the last one brings the mean over all of them as one update."""
         before = self._sent_before(number)
         step = self.shared_step
-        mean = mean_of_sum(made.total, before) if step is None else step(made.total, before, number)
+        mean = mean_of_sum(result.total, before) if step is None else step(result.total, before, number)
         update = Update("the sum", *mean)
-        for name in made.survivors:
-            reply = replace(replies[name], message=made.sent[name])
-            yield Received(reply, update if name == made.survivors[-1] else None, forwarded=made.received[name])
+        for name in result.survivors:
+            reply = replace(replies[name], message=result.sent[name])
+            yield Received(reply, update if name == result.survivors[-1] else None, forwarded=result.received[name])
 
     def _sent_before(self, number: int, silo: str | None = None) -> Tensors:
         """Return the tensors that a silo sends in a round, as they are in its broadcast."""
         shared = self.broadcasts.state(silo)
-        sent = shared if self._context is None else self._context.sent(number)
-        return flatten({name: tensors for name, tensors in shared.items() if name in sent})
+        parts = shared if self._context is None else self._context.sent(number)
+        return flatten({name: tensors for name, tensors in shared.items() if name in parts})
 
     def _read_message(self, message: bytes, before: Tensors, expected: Expected) -> tuple[Tensors, Fields]:
         """Return the shared parts in a silo's message, of which an uplink sends the change, and its fields.
@@ -297,14 +297,14 @@ class Coordinator:
             self.product_error = error.of(combined)
             if isinstance(self._aggregation, BroadcastAggregation) and not heads_alone:
                 self.report = self._aggregation.report
-            own, kept = ({}, self._kept) if heads_alone else self._combine_own(whole)
+            own, own_states = ({}, self._own_states) if heads_alone else self._combine_own(whole)
             aggregate = before | self.optimizer.step(before, combined) | own
             try:
                 check_aggregate(aggregate, without_outliers.norms, number)
             except SilotuneError:
                 self.optimizer.state = momentum
                 raise
-            self._kept = kept
+            self._own_states = own_states
             self._set(aggregate, number)
             if number is not None and self._context is not None:
                 self.shared |= self._context.initial.redrawn(number + 1)
@@ -337,11 +337,11 @@ class Coordinator:
 
     def _combine_own(self, updates: Sequence[Update]) -> tuple[Tensors, dict[str, Tensors]]:
         """Return the new tensors of the parts with aggregations of their own, and these aggregations' new state."""
-        made: State = {}
-        kept: dict[str, Tensors] = {}
+        parts: State = {}
+        own_states: dict[str, Tensors] = {}
         for part, aggregation in self._own.items():
             before = self.shared[part]
-            server = Server(part, before, self.shared, self._silos, dict(self._kept.get(part, {})))
+            server = Server(part, before, self.shared, self._silos, dict(self._own_states.get(part, {})))
             new = aggregation(updates, server)
             if not isinstance(new, Mapping):
                 raise InputError(f"part {part!r}: its aggregation returns {type(new).__name__}; allowed: name → tensor")
@@ -351,9 +351,9 @@ class Coordinator:
                         f"part {part!r}: its aggregation returns {name!r} of shape {tuple(tensor.shape)}; allowed: "
                         f"{', '.join(f'{key} {tuple(value.shape)}' for key, value in before.items())}"
                     )
-            made[part] = {name: tensor.to(before[name].dtype) for name, tensor in new.items()}
-            kept[part] = server.state
-        return flatten(made), kept
+            parts[part] = {name: tensor.to(before[name].dtype) for name, tensor in new.items()}
+            own_states[part] = server.state
+        return flatten(parts), own_states
 
     def adopt(self, state: State) -> None:
         """Set the shared parts to those of a state: from a server step, or received with a broadcast."""
@@ -365,7 +365,7 @@ class Coordinator:
         Its names are `shared/part/tensor`, `server/…` of the server optimizer, `part/part/…` of aggregations of
         parts, `mean/…` of the mean over rounds, and `aggregation/…` of an aggregation with a state.
         """
-        groups = {"shared": flatten(self.shared), "server": self.optimizer.state, "part": flatten(self._kept)}
+        groups = {"shared": flatten(self.shared), "server": self.optimizer.state, "part": flatten(self._own_states)}
         if self._mean is not None:
             groups["mean"] = self._mean.state
         if isinstance(self._aggregation, BroadcastAggregation):
@@ -379,7 +379,7 @@ class Coordinator:
             group, rest = name.split("/", 1)
             groups[group][rest] = tensor
         self.shared, self.optimizer.state = unflatten(groups["shared"]), groups["server"]
-        self._kept = unflatten(groups["part"])
+        self._own_states = unflatten(groups["part"])
         if self._mean is not None:
             self._mean.state = groups["mean"]
         if isinstance(self._aggregation, BroadcastAggregation):

@@ -87,9 +87,9 @@ class Federation:
 
     def sent_numbers(self, number: int) -> Counter[str]:
         """Return how many numbers of each part leave a silo in a round, before the uplink."""
-        sent, numbers = self.method.sends(number), Counter[str]()
+        parts, numbers = self.method.sends(number), Counter[str]()
         for name, shape in self.coordinator.expected.shapes.items():
-            if (part := name.partition("/")[0]) in sent:
+            if (part := name.partition("/")[0]) in parts:
                 numbers[part] += math.prod(shape)
         return numbers
 

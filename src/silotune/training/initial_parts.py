@@ -32,23 +32,23 @@ class TrainedParts:
 
     def instead_of(self, drawn: State, parts: Mapping[str, Part], silo: str | None = None) -> State:
         """Return the trained tensors of parts, in the order of those that were drawn; parts drawn anew stay drawn."""
-        kept = self.read(silo)
-        if kept is None:
+        start = self.read(silo)
+        if start is None:
             return drawn
         return {
-            name: tensors if parts[name].redrawn else self._fitting(name, tensors, kept.get(name, {}))
+            name: tensors if parts[name].redrawn else self._fitting(name, tensors, start.get(name, {}))
             for name, tensors in drawn.items()
         }
 
-    def _fitting(self, part: str, drawn: Tensors, kept: Tensors) -> Tensors:
-        for name in dict.fromkeys([*drawn, *kept]):
-            shapes = [tuple(tensors[name].shape) if name in tensors else "missing" for tensors in (kept, drawn)]
+    def _fitting(self, part: str, drawn: Tensors, start: Tensors) -> Tensors:
+        for name in dict.fromkeys([*drawn, *start]):
+            shapes = [tuple(tensors[name].shape) if name in tensors else "missing" for tensors in (start, drawn)]
             if shapes[0] != shapes[1]:
                 raise InputError(
                     f"start: {self.source} has {name!r} of part {part!r} as {shapes[0]}, this run as {shapes[1]}; "
                     "allowed: a run of the same method, tuner, head and labels"
                 )
-        return {name: kept[name].to(tensor.dtype) for name, tensor in drawn.items()}
+        return {name: start[name].to(tensor.dtype) for name, tensor in drawn.items()}
 
 
 class InitialParts:

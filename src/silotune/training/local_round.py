@@ -56,16 +56,16 @@ def train(
     in_common = context.place({name: part for name, part in shared.items() if name in constant})
     runs, privacy = [], context.row_privacy
     for silo in silos:
-        kept = context.state_of(silo)
-        every_part = shared | kept.private | context.initial.at_rank(context.fixed, silo.name)
+        before = context.state_of(silo)
+        every_part = shared | before.private | context.initial.at_rank(context.fixed, silo.name)
         # a part without tensors leaves no trace in messages and files
         own = {name: every_part.get(name, {}) for name in context.parts if name not in constant}
         placed = context.place(own) | in_common
         state = {name: placed[name] for name in context.parts}
         training = _local_training(context, settings, silo, number, phases)
         place = number if any(phase.when == "round" for phase in phases) else context.rounds + 1
-        stream = None if privacy is None else privacy.stream(silo, place, shared, kept)
-        runs.append(LocalRound(silo, state, received, context.backbone.place(kept.memory), training, stream, privacy))
+        stream = None if privacy is None else privacy.stream(silo, place, shared, before)
+        runs.append(LocalRound(silo, state, received, context.backbone.place(before.memory), training, stream, privacy))
     for phase in [phase for phase in phases if phase.trains and phase.when == "round"][: int(context.measures)]:
         for run in runs:
             run.measure(context, phase, number)
@@ -131,21 +131,21 @@ class _PhaseWork:
         """Whether a loss that is not finite ends nothing: an answer that is missing would tell of rows."""
         self._constant = context.constant_views(phase)
         for run in members:
-            run.kept = ConstantViews(self._constant)
+            run.constants = ConstantViews(self._constant)
         # Under dropout equal parts do not make equal views.
         self._same = {} if context.views_draw else phase.same_at_start
         self._renewed = phase.renews_mixes
         self._compiled_for: tuple[object, ...] = ()
         self.prepare(0, range(len(members)))
 
-    def prepare(self, taken: int, active: Sequence[int]) -> None:
+    def prepare(self, step: int, active: Sequence[int]) -> None:
         """Compile the views for a step, unless they are as in the last one."""
-        wanted = tuple(active), bool(self._same) and taken == 0, taken if self._renewed else 0
-        if wanted == self._compiled_for:
+        key = tuple(active), bool(self._same) and step == 0, step if self._renewed else 0
+        if key == self._compiled_for:
             return
-        self._compiled_for = wanted
+        self._compiled_for = key
         context, phase, runs = self._context, self.phase, [self.members[index] for index in active]
-        equal = [bool(self._same) and taken == 0 and run.starts_as_received for run in runs]
+        equal = [bool(self._same) and step == 0 and run.starts_as_received for run in runs]
         mixes = [run.mixes(context, phase, same) for run, same in zip(runs, equal, strict=True)]
         same = self._same if all(equal) else {}
         self.program: ViewProgram = context.program(mixes, True, self._constant, same)
@@ -154,23 +154,23 @@ class _PhaseWork:
 
 def _train_phase(work: _PhaseWork, optimizer: PhaseOptimizer) -> None:
     # silos with fewer batches end earlier; steps are counted per phase, for the random draws
-    for taken, of_all in enumerate(zip_longest(*work.batches)):
-        drawn = [(index, batch) for index, batch in enumerate(of_all) if batch is not None]
-        active, batches = [index for index, _ in drawn], [batch for _, batch in drawn]
+    for step, of_all in enumerate(zip_longest(*work.batches)):
+        pairs = [(index, batch) for index, batch in enumerate(of_all) if batch is not None]
+        active, batches = [index for index, _ in pairs], [batch for _, batch in pairs]
         runs = [work.members[index] for index in active]
-        work.prepare(taken, active)
+        work.prepare(step, active)
         micro_batches = work.cut(batches)
         optimizer.zero_grad()
         steps = [
-            run.step(batch, (work.number, work.phase.name, taken), partial(optimizer.scaled, index))
-            for run, (index, batch) in zip(runs, drawn, strict=True)
+            run.step(batch, (work.number, work.phase.name, step), partial(optimizer.scaled, index))
+            for run, (index, batch) in zip(runs, pairs, strict=True)
         ]
         gradients = work.gradients.add(work.program, steps, micro_batches)
         scalars = [*gradients, *(optimizer.skips(index) for index in active)]
         flat = torch.stack([term.reshape(()) for logged in scalars for term in logged.values()])  # types are promoted
         numbers = iter(flat.tolist())  # one transfer a step
-        found = [{name: next(numbers) for name in logged} for logged in scalars]
-        terms, skips = found[: len(drawn)], found[len(drawn) :]
+        values = [{name: next(numbers) for name in logged} for logged in scalars]
+        terms, skips = values[: len(pairs)], values[len(pairs) :]
         for run, logged in zip(runs, terms, strict=True):
             if not math.isfinite(logged["loss"]):
                 reason = f"training diverged, the loss is {logged['loss']} (train.lr is {work.lr:g})"
@@ -178,10 +178,10 @@ def _train_phase(work: _PhaseWork, optimizer: PhaseOptimizer) -> None:
                     raise Diverged(f"silo {run.silo.name!r}, round {work.number}, phase {work.phase.name!r}: {reason}")
                 run.note = f"phase {work.phase.name!r}: {reason}"
         for run in runs:
-            run.rest(work.phase, taken)
-        optimizer.step({index: taken - int(skip.get("skipped", 0)) for index, skip in zip(active, skips, strict=True)})
+            run.rest(work.phase, step)
+        optimizer.step({index: step - int(skip.get("skipped", 0)) for index, skip in zip(active, skips, strict=True)})
         for member, (run, batch, logged) in enumerate(zip(runs, batches, terms, strict=True)):
-            if (taken + 1) % work.phase.steps_per_batch == 0:
+            if (step + 1) % work.phase.steps_per_batch == 0:
                 run.follow(work.phase)
             run.count(batch, logged, micro_batches, member)
 
@@ -189,17 +189,17 @@ def _train_phase(work: _PhaseWork, optimizer: PhaseOptimizer) -> None:
 def _train_with_noise(steps: NoisedSteps, run: LocalRound, optimizer: PhaseOptimizer, index: int) -> None:
     """Train a silo in a phase under DP-SGD, in which a loss that is not finite does not end the run."""
     phase = steps.phase
-    for taken in range(steps.count):
+    for step in range(steps.count):
         state, memory, _ = run.seen_by(phase)
-        found = steps.step(taken, state, run.received, memory)
+        result = steps.step(step, state, run.received, memory)
         optimizer.zero_grad()
-        for name, gradient in found.gradient.items():
+        for name, gradient in result.gradient.items():
             part, tensor = name.split("/", 1)
             run.state[part][tensor].grad = gradient
-        run.rest(phase, taken)
-        optimizer.step({index: taken})
-        if (taken + 1) % phase.steps_per_batch == 0:
+        run.rest(phase, step)
+        optimizer.step({index: step})
+        if (step + 1) % phase.steps_per_batch == 0:
             run.follow(phase)
-        run.summed = found.sums or run.summed
-        run.steps, run.rows = run.steps + 1, run.rows + found.rows
-        run.log({term: float(value) for term, value in found.terms.items()})
+        run.summed = result.sums or run.summed
+        run.steps, run.rows = run.steps + 1, run.rows + result.rows
+        run.log({term: float(value) for term, value in result.terms.items()})

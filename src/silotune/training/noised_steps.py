@@ -121,8 +121,8 @@ class NoisedSteps:
             for turn in range(turns):  # a unit keeps its slot: its rows in turn, and then fillers
                 places = [unit[turn] if turn < len(unit) else self._filler for unit in units]
                 first = start + turn * len(drawn)
-                found, without_rows, terms = self._row_gradients(number, first, places, state, received, memory)
-                flat = torch.cat([each.reshape(len(each), -1) for each in found], 1).to(total.device)
+                gradients, without_rows, terms = self._row_gradients(number, first, places, state, received, memory)
+                flat = torch.cat([each.reshape(len(each), -1) for each in gradients], 1).to(total.device)
                 weight = flat.new_tensor([[1 / len(unit) if turn < len(unit) else 0.0] for unit in units])
                 vectors = vectors + torch.where(weight > 0, flat * weight, 0.0)
                 beside = beside or without_rows
@@ -161,8 +161,8 @@ class NoisedSteps:
     def _draw(self, number: int) -> Iterator[list[Place]]:
         """Yield each drawn unit's rows, at most `rows_per_unit`: a Poisson sample of units, empty ones included."""
         most, purpose = self._privacy.rows_per_unit, f"{self.phase.name}/{number}"
-        chosen = self._stream.uniform("units", purpose, (len(self._units),)) < self._rate
-        for index in chosen.nonzero().flatten().tolist():
+        mask = self._stream.uniform("units", purpose, (len(self._units),)) < self._rate
+        for index in mask.nonzero().flatten().tolist():
             rows = self._units[index]
             if len(rows) > most:
                 order = self._stream.uniform("rows", f"{purpose}/{index}", (len(rows),)).argsort()[:most]
@@ -201,11 +201,11 @@ class NoisedSteps:
         joint = [replace(each, masked=True) for each in join(batches, self._context.backbone.pad_id)]
         terms = self._gradients.whole_batch(program, members, joint)
         leaves = [self._leaves(copy) for copy in copies]
-        found = [
+        gradients = [
             torch.stack([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in same])
             for same in zip(*leaves, strict=True)
         ]
-        return found, gradients_of(without_rows, leaves[0]), terms
+        return gradients, gradients_of(without_rows, leaves[0]), terms
 
     def _leaves(self, state: State) -> list[Tensor]:
         return [tensor for name in self.phase.trains for tensor in state[name].values()]
@@ -217,8 +217,8 @@ class NoisedSteps:
         """
         task, row = place
         rows, backbone = self._rows[task], self._context.backbone
-        chosen, cost = rows.sequences([row]), backbone.call_cost
-        batch = make_batch(rows, chosen, backbone.pad_id, cost, width=self._width, windows=self._windows)
+        sequences, cost = rows.sequences([row]), backbone.call_cost
+        batch = make_batch(rows, sequences, backbone.pad_id, cost, width=self._width, windows=self._windows)
         return batch if self._context.cache is not None else replace(batch, source=None)
 
     def _rows_at_once(self) -> int:

@@ -42,19 +42,19 @@ class Schedule:
             return cls(train, steps)
         return cls(train, steps * rounds, steps * (number - 1))
 
-    def rate(self, taken: int) -> float:
+    def rate(self, step: int) -> float:
         """Return the learning rate of a step, given the number of earlier steps of the phase."""
-        return self.train.lr * self._factor(self.before + taken)
+        return self.train.lr * self._factor(self.before + step)
 
     def _factor(self, step: int) -> float:
         rise = self.train.warmup
         warmup = math.ceil(self.steps * rise) if rise < 1 else int(rise)
         if step < warmup:
             return step / warmup
-        left = max(0, self.steps - step) / max(1, self.steps - warmup)
+        share = max(0, self.steps - step) / max(1, self.steps - warmup)
         if self.train.schedule == "linear":
-            return left
-        return (1 - math.cos(math.pi * left)) / 2 if self.train.schedule == "cosine" else 1.0
+            return share
+        return (1 - math.cos(math.pi * share)) / 2 if self.train.schedule == "cosine" else 1.0
 
 
 Group = dict[str, Any]
@@ -159,8 +159,8 @@ class PhaseOptimizer:
         groups = [make_groups(train, named, rate_factor) for named in leaves]
         together = groups if scaled else [[group for own in groups for group in own]]
         self._optimizers = [make_optimizer(train, own) for own in together]
-        made = iter([group for optimizer in self._optimizers for group in optimizer.param_groups])
-        self._groups: list[list[Group]] = [[next(made) for _ in own] for own in groups]
+        in_order = iter([group for optimizer in self._optimizers for group in optimizer.param_groups])
+        self._groups: list[list[Group]] = [[next(in_order) for _ in own] for own in groups]
         self._scalers = [torch.amp.GradScaler(device.type, INITIAL_SCALE) for _ in leaves] if scaled else []
         self._skipped = [torch.zeros((), device=device) for _ in self._scalers]
 
@@ -180,9 +180,9 @@ class PhaseOptimizer:
             silos: their positions → the steps of the phase that each has taken, without skipped ones: as in
                 transformers' Trainer, a skipped step leaves the schedule where it is.
         """
-        for silo, taken in silos.items():
+        for silo, count in silos.items():
             for group in self._groups[silo]:
-                group["lr"] = self._schedules[silo].rate(taken) * group[FACTOR]
+                group["lr"] = self._schedules[silo].rate(count) * group[FACTOR]
             if self._scalers:
                 self._scalers[silo].unscale_(self._optimizers[silo])
             if self._clip_norm is not None:

@@ -48,9 +48,9 @@ class RowPlan:
         """All noised steps of the run."""
         return ((self.multiplier, self.rate, self.steps[-1]),)
 
-    def over(self, wanted: RowPlan) -> float:
+    def over(self, other: RowPlan) -> float:
         """Return how many times the noise of another plan for the same steps this one has."""
-        return self.multiplier / wanted.multiplier if wanted.multiplier else 1.0
+        return self.multiplier / other.multiplier if other.multiplier else 1.0
 
     def with_noise(self, events: Events) -> RowPlan:
         """Return the same plan with the noise of these steps, which have the form of `events`."""
@@ -164,7 +164,7 @@ class _Values(pickle.Pickler):
 def _held_by(method: Method) -> bytes:
     """Return all that a method's object and its classes hold, with its tuner, head and options."""
     owners = (method, *type(method).__mro__[: type(method).__mro__.index(Method) + 1])
-    values = [{name: held for name, held in vars(owner).items() if name != "_abc_impl"} for owner in owners]
+    values = [{name: value for name, value in vars(owner).items() if name != "_abc_impl"} for owner in owners]
     written = io.BytesIO()
     _Values(written).dump(values)
     return written.getvalue()

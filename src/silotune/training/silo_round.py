@@ -55,7 +55,7 @@ class LocalRound:
     """Sum of each loss term."""
     counts: Counter[str] = field(default_factory=Counter)
     """Number of steps that logged the term."""
-    kept: ConstantViews = field(default_factory=ConstantViews)
+    constants: ConstantViews = field(default_factory=ConstantViews)
     """The present phase's constant views."""
     anchors: State = field(default_factory=dict)
     """The received parts as losses and views read them; in a first step they may be the silo's own."""
@@ -91,10 +91,10 @@ class LocalRound:
         for target, source in phase.start.items():
             state, _, training = self.seen_by(phase)
             with local_training(training):
-                made = state[source] if isinstance(source, str) else source(state, self.received)
+                tensors = state[source] if isinstance(source, str) else source(state, self.received)
             if target in self.received:
-                _require_alike(f"phase {phase.name!r} sets part {target!r} to", made, self.received[target])
-            self.state[target] = part_tools.copy(made)
+                _require_alike(f"phase {phase.name!r} sets part {target!r} to", tensors, self.received[target])
+            self.state[target] = part_tools.copy(tensors)
         changed = {*phase.changes}
         self.starts_as_received = not changed & self.changed and not phase.start
         self.changed |= changed
@@ -113,14 +113,14 @@ class LocalRound:
         """Bundle what one silo brings to an optimizer step."""
         weighted = scaled if batch.weight == 1 else lambda loss: scaled(loss * batch.weight)
         purpose = ("dropout", self.silo.name, *drawn_for)
-        return SiloStep(batch, self.state, self.anchors, self.memory, self.kept, purpose, weighted, self.training)
+        return SiloStep(batch, self.state, self.anchors, self.memory, self.constants, purpose, weighted, self.training)
 
-    def rest(self, phase: Phase, taken: int) -> None:
+    def rest(self, phase: Phase, step: int) -> None:
         """Remove the gradients of parts that a step leaves as they are (`Phase.turns`); optimizers pass them over.
 
         With noise on rows these gradients have it already, so that what is left of them says no more of a row.
         """
-        for name in phase.resting(taken):
+        for name in phase.resting(step):
             for tensor in self.state[name].values():
                 tensor.grad = None
 
@@ -205,13 +205,13 @@ class LocalRound:
         return LocalResult(state, memory, metrics, self.note, self.summed)
 
 
-def _require_alike(what: str, made: object, expected: Tensors) -> None:
+def _require_alike(what: str, value: object, expected: Tensors) -> None:
     """Refuse what a method's function makes of a part that is sent, where the coordinator would refuse the update."""
-    wanted, found = _forms(expected), _forms(made) if isinstance(made, Mapping) else {}
-    if found != wanted:
-        shown = (f"{name} {form}" for name, form in sorted(wanted.items()) if found.get(name) != form)
-        other = [f"{name} {form}" for name, form in sorted(found.items()) if wanted.get(name) != form]
-        raise InputError(f"{what} {', '.join(other) or type(made).__name__}; allowed: {', '.join(shown) or 'no more'}")
+    expected_forms, forms = _forms(expected), _forms(value) if isinstance(value, Mapping) else {}
+    if forms != expected_forms:
+        right = (f"{name} {form}" for name, form in sorted(expected_forms.items()) if forms.get(name) != form)
+        other = [f"{name} {form}" for name, form in sorted(forms.items()) if expected_forms.get(name) != form]
+        raise InputError(f"{what} {', '.join(other) or type(value).__name__}; allowed: {', '.join(right) or 'no more'}")
 
 
 def _forms(tensors: Mapping[str, object]) -> dict[str, str]:

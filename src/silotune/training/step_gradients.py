@@ -43,7 +43,7 @@ class SiloStep:
         state: part → tensors, with gradients where the phase trains the part.
         received: part → tensors as this round's message brought them.
         memory: tensors that the silo keeps between participations.
-        kept: its constant views.
+        constants: its constant views.
         drawn_for: the purpose of its random numbers in this step; see `core.randomness`.
         scaled: scales the loss for the backward pass, in float16.
         training: what `Method.train` shows in the silo's loss.
@@ -54,7 +54,7 @@ class SiloStep:
     state: State
     received: State
     memory: Tensors
-    kept: ConstantViews
+    constants: ConstantViews
     drawn_for: tuple[str | int, ...]
     scaled: Callable[[Tensor], Tensor]
     training: LocalTraining
@@ -108,10 +108,10 @@ class StepGradients:
         with local_training(member.training):
             loss = self._loss(step)
         if not isinstance(loss, Tensor) or loss.dim():
-            made = (
+            form = (
                 f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             )  # its value may tell of rows
-            raise InputError(f"the loss of phase {self._phase!r} returns {made}; allowed: a tensor of shape ()")
+            raise InputError(f"the loss of phase {self._phase!r} returns {form}; allowed: a tensor of shape ()")
         return loss, {"loss": loss.detach(), **step.terms}
 
     # -- three ways --------------------------------------------------------------------------------------------------
@@ -179,12 +179,12 @@ class StepGradients:
             losses, terms = self._losses(members, leaves, draws)
         torch.autograd.backward(losses)
         again = _Draws(self._seed, members)
-        flat, read = {head.name for head in self._heads if head.by_position}, [0] * len(members)
+        flat, counts = {head.name for head in self._heads if head.by_position}, [0] * len(members)
         with again.of_all:
             for micro_batch in micro_batches:
                 batches = [member.batch for member in members]
                 views = program.run(batches, [micro_batch], again.of_cohort, trained_alone=True)
-                _take_back(micro_batch, views, leaves, flat, read)
+                _take_back(micro_batch, views, leaves, flat, counts)
         return terms
 
 
@@ -192,15 +192,15 @@ def _run(
     program: ViewProgram, members: Sequence[SiloStep], micro_batches: Sequence[MicroBatch], draws: _Draws
 ) -> list[dict[str, View]]:
     """Return each member's views of some micro-batches' rows; constant ones are kept for later passes over the rows."""
-    batches, kept = [member.batch for member in members], [member.kept for member in members]
-    return program.run(batches, micro_batches, draws.of_cohort, kept)
+    batches, constants = [member.batch for member in members], [member.constants for member in members]
+    return program.run(batches, micro_batches, draws.of_cohort, constants)
 
 
 def _as_leaves(views: Mapping[str, View], names: Sequence[str]) -> dict[str, View]:
     """Return the views, those of these names as leaves; a view of several names stays one."""
     leaves = {id(views[name]): views[name] for name in names}
-    made = {key: view.leaves() for key, view in leaves.items()}
-    return {name: made.get(id(view), view) for name, view in views.items()}
+    copies = {key: view.leaves() for key, view in leaves.items()}
+    return {name: copies.get(id(view), view) for name, view in views.items()}
 
 
 def _take_back(
@@ -208,19 +208,19 @@ def _take_back(
     views: Sequence[Mapping[str, View]],
     leaves: Sequence[Mapping[str, View]],
     flat: Collection[str],
-    read: list[int],
+    counts: list[int],
 ) -> None:
     """Take the readings' gradients of a micro-batch's rows back through its graph.
 
-    Readings of `flat` heads have a line for each position; `read` counts those that each silo's earlier rows have.
+    Readings of `flat` heads have a line for each position; `counts` are of those that each silo's earlier rows have.
     """
     outputs: dict[int, Tensor] = {}
     gradients: dict[int, Tensor] = {}
     for piece in micro_batch.pieces:
-        start = read[piece.owner]
+        start = counts[piece.owner]
         if flat:
-            read[piece.owner] += int(piece.inputs[READ_COUNTS].sum())
-        positions = slice(start, read[piece.owner])
+            counts[piece.owner] += int(piece.inputs[READ_COUNTS].sum())
+        positions = slice(start, counts[piece.owner])
         for name, view in views[piece.owner].items():
             for reading, leaf in leaves[piece.owner][name].items():
                 if leaf.grad is not None and view[reading].requires_grad:

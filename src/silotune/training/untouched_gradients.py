@@ -48,14 +48,14 @@ class UntouchedGradients:
         total = [each.new_zeros(len(places), *each.shape) for own in trained.values() for each in own.values()]
         for task, rows in self._sets.items():
             mine = torch.tensor([name == task for name, _ in places])
-            chosen = torch.tensor([row if name == task else 0 for name, row in places])
+            indices = torch.tensor([row if name == task else 0 for name, row in places])
             of_row = partial(grad(partial(self._loss, rows, others), has_aux=True), trained)
-            vectors = {name: table[chosen.to(table.device)] for name, table in self._vectors[task].items()}
-            labels = rows.labels[chosen].to(self._context.backbone.device)
+            vectors = {name: table[indices.to(table.device)] for name, table in self._vectors[task].items()}
+            labels = rows.labels[indices].to(self._context.backbone.device)
             with local_training(self._training):
-                gradients, terms = vmap(of_row)(vectors, labels, chosen.to(labels.device))
-            found = [each for name in self._phase.trains for each in gradients[name].values()]
-            for into, each in zip(total, found, strict=True):
+                gradients, terms = vmap(of_row)(vectors, labels, indices.to(labels.device))
+            flat = [each for name in self._phase.trains for each in gradients[name].values()]
+            for into, each in zip(total, flat, strict=True):
                 into += torch.where(mine.to(each.device).view(-1, *[1] * (each.dim() - 1)), each, 0.0)
             for index in mine.nonzero().flatten().tolist():
                 logged[index] = {name: term[index] for name, term in terms.items()}
@@ -102,6 +102,6 @@ def reads_vectors_alone(context: TrainingContext, phase: Phase, silo: Silo) -> b
 
 def gradients_of(terms: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
     """Return the gradients of a sum of terms, zeros where they do not depend on a leaf."""
-    wanted = [term for term in terms if term.requires_grad]
-    found = torch.autograd.grad(wanted, leaves, allow_unused=True) if wanted else [None] * len(leaves)
-    return [torch.zeros_like(leaf) if each is None else each for each, leaf in zip(found, leaves, strict=True)]
+    roots = [term for term in terms if term.requires_grad]
+    gradients = torch.autograd.grad(roots, leaves, allow_unused=True) if roots else [None] * len(leaves)
+    return [torch.zeros_like(leaf) if each is None else each for each, leaf in zip(gradients, leaves, strict=True)]

@@ -33,8 +33,8 @@ def base_after(base: str, number: int, recipe: str, broadcast: str) -> str:
         recipe: digest of the configuration without what may change within a run.
         broadcast: digest of the tensors that opened this round.
     """
-    made = json.dumps([base, number, recipe, broadcast])
-    return f"{number} {hashlib.sha256(made.encode()).hexdigest()}"
+    text = json.dumps([base, number, recipe, broadcast])
+    return f"{number} {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 class MasksRefused(InputError):

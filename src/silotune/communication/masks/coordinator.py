@@ -63,27 +63,29 @@ def masked_sum(
     rounds, place, round_keys = agreement.rounds, agreement.place, round_keys or RoundKeys()
     # a key has 32 bytes, a signature 64, and a seal adds 16
     offer, share = 32 * (1 + rounds) + 64, 2 * SEED_BYTES * rounds + 16
-    told_bytes = {"offer": offer, "share": share, "mask": 0, "consent": 64, "unmask": SEED_BYTES}
+    sizes = {"offer": offer, "share": share, "mask": 0, "consent": 64, "unmask": SEED_BYTES}
 
     def stage(
-        name: str, shown: Mapping[str, Texts], needed: int, about: Callable[[str], Collection[str]]
+        name: str, requests: Mapping[str, Texts], needed: int, about: Callable[[str], Collection[str]]
     ) -> dict[str, StageAnswer]:
-        left: dict[str, StageAnswer] = {}
-        for silo, (told, data) in sorted(ask(name, shown).items()):
-            received[silo] += len(json.dumps(shown[silo]))
-            sent[silo] += json.dumps(told).encode() + data
+        answers: dict[str, StageAnswer] = {}
+        for silo, (texts, data) in sorted(ask(name, requests).items()):
+            received[silo] += len(json.dumps(requests[silo]))
+            sent[silo] += json.dumps(texts).encode() + data
             right_size = len(data) == (8 * agreement.numbers if name == "mask" else 0)
-            if right_size and told.keys() == {*about(silo)} and _are_of(told_bytes[name], told.values()):
-                left[silo] = told, data
-        if len(left) < needed:
-            missing = ", ".join(silo for silo in members if silo not in left)
-            raise SumFailed(f"{name}: {len(left)} of {len(members)} silos answered, {needed} must; missing: {missing}")
-        return left
+            if right_size and texts.keys() == {*about(silo)} and _are_of(sizes[name], texts.values()):
+                answers[silo] = texts, data
+        if len(answers) < needed:
+            missing = ", ".join(silo for silo in members if silo not in answers)
+            raise SumFailed(
+                f"{name}: {len(answers)} of {len(members)} silos answered, {needed} must; missing: {missing}"
+            )
+        return answers
 
     if not round_keys.shares:
         nothing: Texts = {}
         offered = stage("offer", dict.fromkeys(members, nothing), least, lambda silo: [silo])
-        round_keys.offers = {silo: told[silo] for silo, (told, _) in offered.items()}
+        round_keys.offers = {silo: texts[silo] for silo, (texts, _) in offered.items()}
         all_offers = dict.fromkeys(round_keys.offers, round_keys.offers)
         sealed = stage("share", all_offers, least, lambda silo: round_keys.offers.keys() - {silo})
         round_keys.shares = {silo: {peer: sealed[peer][0][silo] for peer in sealed if peer != silo} for silo in sealed}
@@ -97,7 +99,7 @@ def masked_sum(
     before_consent(survivors)
     unsigned = dict.fromkeys(survivors, "")
     signed = stage("consent", dict.fromkeys(survivors, unsigned), threshold, lambda silo: [silo])
-    signatures = unsigned | {silo: told[silo] for silo, (told, _) in signed.items()}
+    signatures = unsigned | {silo: texts[silo] for silo, (texts, _) in signed.items()}
     unmasked = stage("unmask", dict.fromkeys(signed, signatures), threshold, lambda _: shares)
     total = np.zeros(agreement.numbers, np.uint64)
     for _, data in masked.values():
@@ -144,25 +146,25 @@ class SumsInProcess:
     def __init__(self, silos: Iterable[str], rounds: int, least: int | None = None) -> None:
         self._identities, self._peers = made_identities(silos, least)
         self._rounds = rounds
-        self._made: Agreement | None = None
+        self._series: Agreement | None = None
 
     def sum(self, number: int, summands: Mapping[str, Tensor]) -> Sum:
         """Return the sum of a round's summands, silo → int64; silos without one have dropped out."""
         members, length = sorted(summands), len(next(iter(summands.values())))
-        if self._made is None or self._made.members != members or number not in self._made.together:
+        if self._series is None or self._series.members != members or number not in self._series.together:
             listed = members, self._peers.fingerprint, self._peers.threshold
             rounds = min(MOST_ROUNDS, self._rounds - number + 1)
-            self._made = Agreement("", number, "", "", "", FIRST, 0, *listed, first=number, rounds=rounds)
-            self._keys, self._kept = RoundKeys(), {name: dict[str, Any]() for name in members}
-        agreement = replace(self._made, round=number, numbers=length)
+            self._series = Agreement("", number, "", "", "", FIRST, 0, *listed, first=number, rounds=rounds)
+            self._keys, self._notes = RoundKeys(), {name: dict[str, Any]() for name in members}
+        agreement = replace(self._series, round=number, numbers=length)
         here = {
             name: SiloRound(
-                name, self._identities[name], self._peers, agreement, summands[name], lambda *_: None, self._kept[name]
+                name, self._identities[name], self._peers, agreement, summands[name], lambda *_: None, self._notes[name]
             )
             for name in members
         }
 
-        def ask(stage: str, shown: Mapping[str, Texts]) -> dict[str, StageAnswer]:
-            return {name: here[name].answer(stage, texts) for name, texts in shown.items()}
+        def ask(stage: str, requests: Mapping[str, Texts]) -> dict[str, StageAnswer]:
+            return {name: here[name].answer(stage, texts) for name, texts in requests.items()}
 
         return masked_sum(agreement, self._peers.fewest, ask, round_keys=self._keys)

@@ -97,24 +97,24 @@ class SharedNoise:
         """The assumption under which ε holds, for people."""
         return assumption(self.colluders)
 
-    def summand(self, units: int, sums: Tensors, sent: Tensors) -> Tensor:
+    def summand(self, units: int, sums: Tensors, before: Tensors) -> Tensor:
         """Return a silo's summand, int64: its number of units, and the noised sums of all tensors that it sends.
 
         It cannot wrap around: |sum| of 50 silos is at most 50 · 2²⁰ units · C/grid < 2⁵⁶, and a share is below 2²⁴.
         """
-        if not 1 <= units <= MOST_WEIGHT or not {*sums} <= {*sent}:
+        if not 1 <= units <= MOST_WEIGHT or not {*sums} <= {*before}:
             raise SilotuneError(f"a sum under masks is of at most {MOST_WEIGHT:,} units of a silo (here {units:,})")
         pieces = [
-            sums[name] if name in sums else torch.zeros_like(sent[name], dtype=torch.int64) for name in sorted(sent)
+            sums[name] if name in sums else torch.zeros_like(before[name], dtype=torch.int64) for name in sorted(before)
         ]
         return torch.cat([torch.tensor([units]), *(piece.cpu().reshape(-1) for piece in pieces)])
 
-    def mean_gradient(self, total: Tensor, sent: Tensors) -> tuple[Tensors, int]:
+    def mean_gradient(self, total: Tensor, before: Tensors) -> tuple[Tensors, int]:
         """Return the noised mean of the units' clipped gradients, float64, and how many units the silos have.
 
         Args:
             total: the sum of the summands, int64.
-            sent: the tensors of the broadcast that silos send.
+            before: the tensors of the broadcast that silos send.
 
         Raises:
             SilotuneError: no summands of silos have this sum.
@@ -123,9 +123,9 @@ class SharedNoise:
         most = (units * self.clip + MOST_SILOS * _FARTHEST * self.silo_deviation) / self.grid + MOST_SILOS
         if not 1 <= units <= MOST_SILOS * MOST_WEIGHT or bool((total[1:].abs() > most).any()):
             raise SilotuneError("the sum under masks is out of its range: a silo did not keep to the protocol")
-        pieces = torch.split(total[1:], [tensor.numel() for _, tensor in sorted(sent.items())])
+        pieces = torch.split(total[1:], [tensor.numel() for _, tensor in sorted(before.items())])
         step = self.grid / (self.rate * units)
         return {
             name: piece.double().reshape(tensor.shape) * step
-            for (name, tensor), piece in zip(sorted(sent.items()), pieces, strict=True)
+            for (name, tensor), piece in zip(sorted(before.items()), pieces, strict=True)
         }, units

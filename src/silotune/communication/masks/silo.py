@@ -72,7 +72,7 @@ class SiloRound:
         self._keys, of_rounds = self.agreement.keys, self.kept.setdefault("rounds", {})
         self._round: dict[str, Any] = of_rounds.setdefault(str(self.agreement.place), {})
 
-    def answer(self, stage: str, shown: Texts) -> StageAnswer:
+    def answer(self, stage: str, request: Texts) -> StageAnswer:
         """Answer the coordinator in one of `STAGES`.
 
         Raises:
@@ -88,18 +88,18 @@ class SiloRound:
             digest = self.agreement.digest.hex()
             self._once(self._round, "agreement", digest, "another agreement; a mask key is of one sum")
         try:
-            told = getattr(self, f"_{stage}")(dict(shown))
+            reply = getattr(self, f"_{stage}")(dict(request))
         except (LookupError, TypeError, ValueError) as error:
             raise MasksRefused(f"{stage}: a malformed request ({type(error).__name__})") from error
-        return ({}, told) if isinstance(told, bytes) else (told, b"")
+        return ({}, reply) if isinstance(reply, bytes) else (reply, b"")
 
     def _key(self, seed: str, purpose: str) -> X25519PrivateKey:
         return keys.exchange_key(bytes.fromhex(seed), self._keys.digest, purpose)
 
     def _offer(self, _: Texts) -> Texts:
         if "offer" not in self.kept:
-            made = [self._key(self.kept["seal"], "seal"), *(self._key(seed, "mask") for _, seed in self.kept["seeds"])]
-            offered = b"".join(map(keys.public_bytes, made))
+            own = [self._key(self.kept["seal"], "seal"), *(self._key(seed, "mask") for _, seed in self.kept["seeds"])]
+            offered = b"".join(map(keys.public_bytes, own))
             signature = sign(self.identity, self._keys.text("keys", self.name, offered.hex()))
             self.kept["offer"] = (offered + signature).hex()
         return {self.name: self.kept["offer"]}
@@ -165,8 +165,8 @@ class SiloRound:
             raise MasksRefused(f"the shares of silo {peer!r:.60} were not sealed by it for this silo and this sum")
         return _by_round(opened)
 
-    def _consent(self, shown: Texts) -> Texts:
-        survivors = sorted(shown)
+    def _consent(self, request: Texts) -> Texts:
+        survivors = sorted(request)
         if not {*survivors} <= {*self._round["mask"]}:
             raise MasksRefused("survivors: must be members with shares")
         if self.name not in survivors:
@@ -192,16 +192,16 @@ class SiloRound:
         if len(signed) < self.agreement.threshold:
             raise MasksRefused(f"{len(signed)} silos have signed the survivors; t = {self.agreement.threshold}")
         both = {name: self.kept["shares"][name][place] for name in self._round["mask"]}
-        told = {name: of_seed if name in survivors else of_key for name, (of_seed, of_key) in both.items()}
-        self._round |= {"told": told}
+        shares = {name: of_seed if name in survivors else of_key for name, (of_seed, of_key) in both.items()}
+        self._round |= {"told": shares}
         self.kept["seeds"][place] = ["", ""]
         for each in self.kept["shares"].values():
             each[place] = ["", ""]
-        return dict(told)
+        return dict(shares)
 
-    def _once(self, kept: dict[str, Any], name: str, value: object, what: str) -> None:
+    def _once(self, record: dict[str, Any], name: str, value: object, what: str) -> None:
         """Keep what a stage was asked with; refuse to go through it a second time with something else."""
-        if kept.setdefault(name, value) != value:
+        if record.setdefault(name, value) != value:
             raise MasksRefused(f"asked again in the same attempt with {what}")
 
 

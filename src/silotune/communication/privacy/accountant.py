@@ -193,7 +193,7 @@ class Privacy:
     account: Account
     epsilon_round: float
     noise: str
-    wanted: int
+    target: int
     rounds: int
     uses: int
     budget: float | None
@@ -220,10 +220,10 @@ class Privacy:
     @property
     def stops(self) -> str:
         """A line for a run that the budget ends early; else empty."""
-        if self.rounds == self.wanted:
+        if self.rounds == self.target:
             return ""
         return (
-            f"privacy budget: privacy.epsilon={self.budget:g} lasts for {self.rounds} of {self.wanted} rounds; the run "
+            f"privacy budget: privacy.epsilon={self.budget:g} lasts for {self.rounds} of {self.target} rounds; the run "
             f"ends after round {self.rounds} with ε = {self.account.total(self.uses):.4g} spent and its state kept"
         )
 

@@ -52,7 +52,7 @@ def step_plans(
     epsilon: float, delta: float, rates: Sequence[float] = RATES, steps: Sequence[int] = STEPS
 ) -> list[StepPlan]:
     """Return plans that cost (ε, δ), by rate and then by number of steps."""
-    return [StepPlan(rate, taken, noise_multiplier(epsilon, delta, rate, taken)) for rate in rates for taken in steps]
+    return [StepPlan(rate, count, noise_multiplier(epsilon, delta, rate, count)) for rate in rates for count in steps]
 
 
 def proposed(plans: Sequence[StepPlan]) -> StepPlan:

@@ -283,14 +283,14 @@ class RowFilters:
 
     def least_scale(self, costs: Costs, events: Events) -> float | None:
         """Return the smallest factor of at least 1 on a new run's noise with which it fits; None if none is enough."""
-        left = self.left(costs)
-        if self.runs is not None and left > 0 and self.runs.cost(events, left) <= left:
+        epsilon = self.left(costs)
+        if self.runs is not None and epsilon > 0 and self.runs.cost(events, epsilon) <= epsilon:
             return 1.0
         factors = [self.steps.least_scale(costs.renyi, events)]
-        if self.runs is not None and (factors[0] or math.inf) > 1 and left > _CLOSE * self.limit:
-            factors.append(self.runs.least_scale(left, events))
-        found = [factor for factor in factors if factor is not None]
-        return max(1.0, min(found)) if found else None
+        if self.runs is not None and (factors[0] or math.inf) > 1 and epsilon > _CLOSE * self.limit:
+            factors.append(self.runs.least_scale(epsilon, events))
+        scales = [factor for factor in factors if factor is not None]
+        return max(1.0, min(scales)) if scales else None
 
 
 _LITTLE, _LARGEST_SCALE = 0.1, 2.0**12

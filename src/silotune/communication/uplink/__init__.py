@@ -84,8 +84,8 @@ def _codec(config: UplinkConfig) -> Codec | None:
     make = BUILT_IN_CODECS.get(config.codec)
     if make is not None and not isinstance(make, type):
         return make(config)
-    made: Codec = make_registered(registries.CODECS, config.codec, config.options)
-    return made
+    codec: Codec = make_registered(registries.CODECS, config.codec, config.options)
+    return codec
 
 
 Made = TypeVar("Made", bound=Callable[..., Codec])

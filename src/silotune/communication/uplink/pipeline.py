@@ -74,29 +74,29 @@ class UplinkPipeline:
         Returns the tensors of the message, and the codec's error for the silo's memory.
         """
         change = {name: tensor.double() for name, tensor in sorted(change.items())}
-        drawn = noise_stream_for(self.seed, self.secret, silo, round_number, change, self.noise_key, question)
+        stream = noise_stream_for(self.seed, self.secret, silo, round_number, change, self.noise_key, question)
         for step in self.steps:
-            change = step(change, drawn)
+            change = step(change, stream)
         if self.codec is None:
             return {name: tensor.float() for name, tensor in change.items()}, {}
         written: Tensors = {}
-        kept: Tensors = {}
+        errors: Tensors = {}
         for name, tensor in change.items():
             before = memory.get(_MEMORY + name) if self.feedback else None
             corrected = tensor if before is None else tensor + before.double()
             shape = tuple(tensor.shape)
             codec = self._codec_of(self.codec, name, silo, round_number)
-            chance = drawn.uniform("rounding", name, shape) if codec.draws else None
+            chance = stream.uniform("rounding", name, shape) if codec.draws else None
             entry = codec.encode(corrected, chance)
-            made = {suffix: (tuple(value.shape), value.dtype) for suffix, value in entry.items()}
-            if made != (layout := dict(codec.layout(shape))):  # the coordinator would refuse every round
-                raise InputError(f"codec {type(codec).__name__}: encodes {name!r} as {made}; its layout is {layout}")
+            forms = {suffix: (tuple(value.shape), value.dtype) for suffix, value in entry.items()}
+            if forms != (layout := dict(codec.layout(shape))):  # the coordinator would refuse every round
+                raise InputError(f"codec {type(codec).__name__}: encodes {name!r} as {forms}; its layout is {layout}")
             written |= {name + suffix: value for suffix, value in entry.items()}
             if self.feedback:
                 error = (corrected - codec.decode(entry, shape).double()).float()
                 usable = bool(torch.isfinite(error).all())  # a change that diverged is refused on arrival and forgotten
-                kept[_MEMORY + name] = error if usable else torch.zeros(shape)
-        return written, kept
+                errors[_MEMORY + name] = error if usable else torch.zeros(shape)
+        return written, errors
 
     def _codec_of(self, codec: Codec, name: str, silo: str, round_number: int) -> Codec:
         """Return the codec of one tensor of a message; its draws follow from the run's seed, never from a secret."""

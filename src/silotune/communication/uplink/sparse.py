@@ -62,8 +62,8 @@ class _Sparse(ABC):
         count = (self._count(shape),)
         return {VALUES: (count, torch.float32)} if self._inner is None else self._inner.layout(count)
 
-    def _write(self, chosen: Tensor) -> dict[str, Tensor]:
-        return {VALUES: chosen.float()} if self._inner is None else self._inner.encode(chosen)
+    def _write(self, entries: Tensor) -> dict[str, Tensor]:
+        return {VALUES: entries.float()} if self._inner is None else self._inner.encode(entries)
 
     def _read(self, written: Mapping[str, Tensor], positions: Tensor, shape: Shape) -> Tensor:
         values = written[VALUES] if self._inner is None else self._inner.decode(written, tuple(positions.shape))
@@ -129,14 +129,14 @@ class RandomK(_Sparse):
     def encode(self, tensor: Tensor, uniform: Tensor | None = None) -> dict[str, Tensor]:
         """Keep entries at drawn positions."""
         flat = tensor.double().reshape(-1)
-        chosen = flat[self._positions(tuple(tensor.shape))]
+        entries = flat[self._positions(tuple(tensor.shape))]
         diverged = not bool(torch.isfinite(flat).all())  # also where no chosen number says so
-        return self._write(torch.full_like(chosen, torch.nan) if diverged else chosen)
+        return self._write(torch.full_like(entries, torch.nan) if diverged else entries)
 
     def decode(self, written: Mapping[str, Tensor], shape: Shape) -> Tensor:
         """Put the kept entries back at the drawn positions, scaled up if `unbiased`."""
-        found = self._read(written, self._positions(shape), shape)
-        return found * (prod(shape) / max(self._count(shape), 1)) if self._options.unbiased else found
+        tensor = self._read(written, self._positions(shape), shape)
+        return tensor * (prod(shape) / max(self._count(shape), 1)) if self._options.unbiased else tensor
 
     def _positions(self, shape: Shape) -> Tensor:
         """Draw positions in the flattened tensor, ascending: those of the smallest of its uniform numbers."""

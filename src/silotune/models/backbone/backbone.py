@@ -136,10 +136,10 @@ class Backbone:
         changed. `key` names all that it depends on beside the weights: options, module, device, dtype.
         """
         if key not in self._constants:
-            made = make()
-            if any(isinstance(each, FakeTensor) for each in cast(Sequence[object], made)):
-                return made  # of a plan; kept, they would stand for the tensors
-            self._constants[key] = made
+            result = make()
+            if any(isinstance(each, FakeTensor) for each in cast(Sequence[object], result)):
+                return result  # of a plan; kept, they would stand for the tensors
+            self._constants[key] = result
         return cast(Result, self._constants[key])
 
     @property

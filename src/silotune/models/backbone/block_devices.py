@@ -32,7 +32,7 @@ class BlockDevices:
     def __init__(self, main: torch.device, devices: Mapping[str, torch.device] | None = None) -> None:
         self.main = main
         self._elsewhere = {name: device for name, device in (devices or {}).items() if device != main}
-        self._found: dict[str, torch.device] = {}
+        self._devices: dict[str, torch.device] = {}
 
     @property
     def all(self) -> list[torch.device]:
@@ -41,10 +41,10 @@ class BlockDevices:
 
     def of(self, name: str) -> torch.device:
         """Return the device of a module of the base transformer, or of a tensor that is named after one."""
-        if name not in self._found:
+        if name not in self._devices:
             blocks = (block for block in self._elsewhere if name == block or name.startswith(f"{block}."))
-            self._found[name] = self._elsewhere.get(next(blocks, ""), self.main)
-        return self._found[name]
+            self._devices[name] = self._elsewhere.get(next(blocks, ""), self.main)
+        return self._devices[name]
 
     @property
     def several(self) -> bool:
@@ -204,17 +204,17 @@ def _balanced(
     """Spread blocks over devices in their order, about equally many bytes each, as accelerate plans it."""
     infer = require_accelerate().utils.infer_auto_device_map
     sizes = [dtype.itemsize * sum(tensor.numel() for tensor in block.parameters()) for block in blocks.values()]
-    whole, held = weight_bytes(model, NONE, dtype.itemsize), weight_bytes(model, quantization, dtype.itemsize)
-    shrunk = max(1, held - whole + sum(sizes)) / sum(sizes)  # of a quantized block's bytes
+    whole, memory = weight_bytes(model, NONE, dtype.itemsize), weight_bytes(model, quantization, dtype.itemsize)
+    shrunk = max(1, memory - whole + sum(sizes)) / sum(sizes)  # of a quantized block's bytes
     room = {index: free_memory(device) for index, device in enumerate(devices)}
     room[0] -= whole - sum(sizes)  # embeddings and head
     room = {index: max(0, int(free / shrunk)) for index, free in room.items()}
     fair = -(-sum(sizes) // len(devices)) + max(sizes)
     stack, classes = nn.ModuleList(blocks.values()), list({type(block).__name__ for block in blocks.values()})
     for bounds in ({index: min(free, fair) for index, free in room.items()}, room):
-        chosen = infer(stack, dict(bounds), classes, dtype=dtype, clean_result=False)
-        if all(isinstance(device, int) for device in chosen.values()):
-            return {name: devices[chosen[str(index)]] for index, name in enumerate(blocks)}
+        device_map = infer(stack, dict(bounds), classes, dtype=dtype, clean_result=False)
+        if all(isinstance(device, int) for device in device_map.values()):
+            return {name: devices[device_map[str(index)]] for index, name in enumerate(blocks)}
     raise InputError(
         f"backbone.device_map=auto: {len(blocks)} blocks of up to {max(sizes) * shrunk / GIB:.1f} GiB do not fit onto "
         f"{', '.join(map(str, devices))}; use backbone.quantization or a smaller backbone"

@@ -47,9 +47,9 @@ def kept_digest(files: Sequence[Path], compute: Callable[[Sequence[Path]], str])
     stamps = {name: [own.st_size, own.st_mtime_ns, own.st_ctime_ns] for name, own in status.items()}
     places = _places(files[0].parent)
     for place in places:
-        kept = _read(place)
-        if kept.get("form") == _FORM and kept.get("files") == stamps and isinstance(kept.get("sha256"), str):
-            return str(kept["sha256"])
+        entry = _read(place)
+        if entry.get("form") == _FORM and entry.get("files") == stamps and isinstance(entry.get("sha256"), str):
+            return str(entry["sha256"])
     digest, now = compute(files), time.time_ns()
     if places and max(stamp for _, *times in stamps.values() for stamp in times) < now - _SETTLED_NS:
         text = json.dumps({"form": _FORM, "files": stamps, "sha256": digest}, indent=1) + "\n"
@@ -95,22 +95,22 @@ def _tensor_digests(file: BinaryIO) -> list[str]:
             continue
         first, end = tensor["data_offsets"]
         file.seek(start + first)
-        sha, left = hashlib.sha256(), end - first
-        while left:
-            chunk = file.read(min(left, _CHUNK))
+        sha, rest = hashlib.sha256(), end - first
+        while rest:
+            chunk = file.read(min(rest, _CHUNK))
             if not chunk:
                 raise EOFError(f"{name}: the file ends before the tensor does")
             sha.update(chunk)
-            left -= len(chunk)
+            rest -= len(chunk)
         lines.append(json.dumps([name, tensor["dtype"], tensor["shape"], sha.hexdigest()]))
     return lines
 
 
 def cache_root() -> Path:
     """Return the folder of silotune's cache: `SILOTUNE_CACHE`, else `silotune` in the user's own."""
-    chosen = os.environ.get("SILOTUNE_CACHE")
+    setting = os.environ.get("SILOTUNE_CACHE")
     usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "silotune"
-    return usual if chosen in (None, "", "off") else Path(str(chosen))
+    return usual if setting in (None, "", "off") else Path(str(setting))
 
 
 def _places(folder: Path) -> list[Path]:
@@ -129,10 +129,10 @@ def _places(folder: Path) -> list[Path]:
 
 def _read(place: Path) -> dict[str, object]:
     try:
-        kept = json.loads(place.read_text(encoding="utf-8"))
+        entry = json.loads(place.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return kept if isinstance(kept, dict) else {}
+    return entry if isinstance(entry, dict) else {}
 
 
 def weight_fingerprint(model: Any, stored: str | None, quantization: str) -> str:

@@ -150,7 +150,7 @@ class ForwardPlan:
         weights: parameter's name → the tensor used instead.
         dropout: whether the model runs in training mode.
         dropout_rate: the rate of its dropout there; None: each place's own.
-        known: module → its output, which is not computed again (`SharedActivations.repeated`).
+        repeats: module → its output, which is not computed again (`SharedActivations.repeated`).
         record: receives the activations below the first change, where the forward then ends; None: it runs to its end.
     """
 
@@ -162,7 +162,7 @@ class ForwardPlan:
     weights: dict[str, Tensor] = field(default_factory=dict)
     dropout: bool = False
     dropout_rate: float | None = None
-    known: Mapping[str, Any] = field(default_factory=dict)
+    repeats: Mapping[str, Any] = field(default_factory=dict)
     record: SharedActivations | None = None
 
     def with_dropout(self, dropout: Dropout) -> ForwardPlan:

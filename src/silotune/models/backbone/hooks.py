@@ -114,8 +114,8 @@ class HookManager:
 
         def run(*args: Any, **kwargs: Any) -> Any:
             plan = self._plan
-            if plan is not None and name in plan.known:
-                return plan.known[name]
+            if plan is not None and name in plan.repeats:
+                return plan.repeats[name]
             if plan is None or plan.record is None or name not in plan.record.modules:
                 return forward(*args, **kwargs)
             plan.record.enter(args)

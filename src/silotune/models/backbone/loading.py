@@ -152,12 +152,12 @@ def _require_room(
 def stored_types(files: Sequence[Path]) -> set[torch.dtype | None]:
     """Return the types of the numbers in safetensors files; None for one that backbones do not compute in."""
     names = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-    found = set()
+    types = set()
     for path in files:
         with path.open("rb") as file:
             tensors = [tensor for name, tensor in read_header(file).items() if name != "__metadata__"]
-        found |= {names.get(tensor["dtype"]) for tensor in tensors if "F" in tensor["dtype"]}
-    return found
+        types |= {names.get(tensor["dtype"]) for tensor in tensors if "F" in tensor["dtype"]}
+    return types
 
 
 def _check_tokenizer(backbone: Backbone) -> None:

@@ -63,10 +63,10 @@ def gguf_file(path: Path) -> Path | None:
         return path
     if not path.is_dir() or (path / "config.json").exists():
         return None
-    found = sorted(path.glob("*.gguf"))
-    if len(found) > 1:
-        raise InputError(f"backbone: {path} has several GGUF files; name one, such as {found[0]}")
-    return found[0] if found else None
+    paths = sorted(path.glob("*.gguf"))
+    if len(paths) > 1:
+        raise InputError(f"backbone: {path} has several GGUF files; name one, such as {paths[0]}")
+    return paths[0] if paths else None
 
 
 def default_backbone() -> str:
@@ -147,14 +147,14 @@ def _dequantize(file: Path, folder: Path) -> None:
     log_line(f"silotune: unpacking {file.name} (once)")
     with library_errors(f"backbone: transformers cannot read {file.name}"):
         loader = transformers.AutoModelForCausalLM
-        read: Any = loader.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        model: Any = loader.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
         tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    if hasattr(read.config, "quantization_config"):
-        del read.config.quantization_config
-    plain: Any = type(read)(read.config).to(torch.float32)
-    plain.load_state_dict(read.state_dict())
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    plain: Any = type(model)(model.config).to(torch.float32)
+    plain.load_state_dict(model.state_dict())
     plain.tie_weights()
-    plain.generation_config = read.generation_config
+    plain.generation_config = model.generation_config
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     _without_new_tokens(folder / "tokenizer.json", len(plain.get_input_embeddings().weight))
@@ -191,6 +191,6 @@ def _write(target: Path, make: Callable[[Path], None]) -> None:
 def _check(file: Path, expected: str) -> None:
     if not file.is_file():
         raise InputError(f"backbone: {file} is missing")
-    found = file_sha256(file)
-    if found != expected:
-        raise InputError(f"backbone: {file} is not the known file (its sha256: {found}, expected: {expected})")
+    sha256 = file_sha256(file)
+    if sha256 != expected:
+        raise InputError(f"backbone: {file} is not the known file (its sha256: {sha256}, expected: {expected})")

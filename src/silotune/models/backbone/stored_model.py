@@ -177,8 +177,8 @@ def _noted_pooling(name: str) -> str:
         noted = json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
     except (OSError, ValueError):
         return "first"
-    found = [mode for key, mode in _MODES.items() if isinstance(noted, Mapping) and noted.get(key)]
-    return found[0] if len(found) == 1 else "first"
+    modes = [mode for key, mode in _MODES.items() if isinstance(noted, Mapping) and noted.get(key)]
+    return modes[0] if len(modes) == 1 else "first"
 
 
 def has_chat_template(settings: BackboneConfig, backbone: Backbone | None) -> bool:

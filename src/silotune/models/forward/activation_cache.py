@@ -104,8 +104,8 @@ class ActivationCache:
             return
         rows = [
             row
-            for source, chosen in batch_rows
-            for row in self._rows(backbone, source, chosen, shared, 1 if alone else GROUP)
+            for source, indices in batch_rows
+            for row in self._rows(backbone, source, indices, shared, 1 if alone else GROUP)
         ]
         for name, sample in rows[0][0].items():
             states = None

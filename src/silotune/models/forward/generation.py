@@ -98,10 +98,10 @@ def generate_ids(
         for indices in _batches(order, lengths, together):
             if options.beams == 1:
                 one = follow if len(prompts) == 1 else None
-                found = greedy(begin, indices, rows_at_once, ends, options.max_new_tokens, one)
+                results = greedy(begin, indices, rows_at_once, ends, options.max_new_tokens, one)
             else:
-                found = beam_search(begin(indices), ends, options.beams, options.max_new_tokens)
-            for index, ids in zip(indices, found, strict=True):
+                results = beam_search(begin(indices), ends, options.beams, options.max_new_tokens)
+            for index, ids in zip(indices, results, strict=True):
                 answers[rows[index]] = ids
     return answers
 

@@ -52,8 +52,8 @@ class RowMixes:
         if len(self.mixes) == 1:
             return RowMixes([select_rows(self.mixes[0], rows)], [len(rows)])
         places = [(segment, row) for segment, size in enumerate(self.sizes) for row in range(size)]
-        chosen = groupby((places[row] for row in rows.tolist()), itemgetter(0))
-        runs = [(key, [row for _, row in group]) for key, group in chosen]
+        groups = groupby((places[row] for row in rows.tolist()), itemgetter(0))
+        runs = [(key, [row for _, row in group]) for key, group in groups]
         return RowMixes([select_rows(self.mixes[segment], own) for segment, own in runs], [len(own) for _, own in runs])
 
     @classmethod

@@ -55,10 +55,10 @@ class Steps(Generic[AnyAnswer]):
         """Let answers leave."""
         if not any(gone):
             return
-        kept = [place for place, left in enumerate(gone) if not left]
-        self.rows = [self.rows[place] for place in kept]
-        if kept:
-            index = torch.tensor(kept, device=self.decoding.device)
+        places = [place for place, flag in enumerate(gone) if not flag]
+        self.rows = [self.rows[place] for place in places]
+        if places:
+            index = torch.tensor(places, device=self.decoding.device)
             self.decoding.select(index)
             self._tokens = None if self._tokens is None else self._tokens[index]
 

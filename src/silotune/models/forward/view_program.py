@@ -138,7 +138,7 @@ class ViewProgram:
         batches: Sequence[Batch],
         micro_batches: Sequence[MicroBatch],
         streams: Sequence[Stream] = (),
-        kept: Sequence[ConstantViews] = (),
+        stores: Sequence[ConstantViews] = (),
         trained_alone: bool = False,
     ) -> list[dict[str, View]]:
         """Run the backbone over micro-batches, one by one, and join what it yields to views of whole batches.
@@ -150,7 +150,7 @@ class ViewProgram:
             batches: one per silo.
             micro_batches: rows of these batches; a view holds the rows that are in them.
             streams: per silo, the random numbers for tuners that draw (see `Segments`); empty for a single silo.
-            kept: per silo, the constant views of earlier calls, which are read, and added to; empty: all are computed.
+            stores: per silo, the constant views of earlier calls, which are read and added to; empty: all are computed.
             trained_alone: compute only the views into which gradients flow (`trained`).
 
         Returns:
@@ -159,7 +159,7 @@ class ViewProgram:
         if self._guard is not None:
             self._guard()
         names = self.trained if trained_alone else list(self._keys)
-        run = _ProgramRun(self, {self._keys[name] for name in names}, batches, streams, kept)
+        run = _ProgramRun(self, {self._keys[name] for name in names}, batches, streams, stores)
         for micro_batch in micro_batches:
             run.add(micro_batch)
         views_of_silos = run.views()
@@ -198,19 +198,19 @@ class _ProgramRun:
         keys: Collection[Hashable],
         batches: Sequence[Batch],
         streams: Sequence[Stream],
-        kept: Sequence[ConstantViews],
+        stores: Sequence[ConstantViews],
     ) -> None:
         self._program, self._backbone = program, program.backbone
         self._batches, self._streams = batches, streams
         self._readings = [program.readings(batch.task) for batch in batches]
-        self._kept = [] if any(self._readings) else kept  # they do not hold the states that heads read
+        self._stores = [] if any(self._readings) else stores  # they do not hold the states that heads read
         self._distinct = {key: view for key, view in program.distinct.items() if key in keys}
         self._mixes = {
             key: view.mixes if view.plan else [fold_entries(self._backbone, mix) for mix in view.mixes]
             for key, view in self._distinct.items()
         }
         self._stacks: dict[tuple[int, ...], Tensors] = {}
-        self._found: dict[Hashable, list[list[tuple[Mapping[str, Tensor], _Read | None]]]] = {
+        self._outputs: dict[Hashable, list[list[tuple[Mapping[str, Tensor], _Read | None]]]] = {
             key: [[] for _ in batches] for key in self._distinct
         }
         """Key → per silo, for each micro-batch with its rows, its poolings and what heads read."""
@@ -228,7 +228,7 @@ class _ProgramRun:
         """Return each silo's views of all rows by key."""
 
         def view(key: Hashable, silo: int) -> View:
-            readings = self._found[key][silo]
+            readings = self._outputs[key][silo]
 
             def reading(read: HeadReading) -> Callable[[], Tensor]:
                 return lambda: torch.cat([read(*states) for _, states in readings if states is not None])
@@ -243,15 +243,15 @@ class _ProgramRun:
         """Take a constant view of some rows from earlier calls; returns whether all rows are kept."""
         if self._take_untouched(key, view, rows):
             return True
-        if view.read_as is None or not self._kept:
+        if view.read_as is None or not self._stores:
             return False
         kept_poolings = [
-            self._kept[piece.owner].get(view.read_as, self._batches[piece.owner], piece.rows) for piece in rows.pieces
+            self._stores[piece.owner].get(view.read_as, self._batches[piece.owner], piece.rows) for piece in rows.pieces
         ]
         if any(poolings is None for poolings in kept_poolings):
             return False
         for piece, poolings in zip(rows.pieces, kept_poolings, strict=True):
-            self._found[key][piece.owner].append((poolings or {}, None))
+            self._outputs[key][piece.owner].append((poolings or {}, None))
         return True
 
     def _take_untouched(self, key: Hashable, view: _DistinctView, rows: MicroBatch) -> bool:
@@ -263,9 +263,9 @@ class _ProgramRun:
         if len(sources) < len(batches):
             return False
         for piece, batch, source in zip(rows.pieces, batches, sources, strict=True):
-            chosen = batch.rows[piece.rows]
-            poolings = {name: table[chosen.to(table.device)] for name, table in store.of(source).items()}
-            self._found[key][piece.owner].append((poolings, None))
+            indices = batch.rows[piece.rows]
+            poolings = {name: table[indices.to(table.device)] for name, table in store.of(source).items()}
+            self._outputs[key][piece.owner].append((poolings, None))
         return True
 
     def _encode(
@@ -315,7 +315,7 @@ class _ProgramRun:
         count = len(plans)
         plan = plans[0] if count == 1 else segment_plans(plans, Segments([rows] * count))
         if shared is not None:
-            plan = replace(plan, known=shared.repeated(count))
+            plan = replace(plan, repeats=shared.repeated(count))
         copies = {name: repeat_rows(tensor, count) for name, tensor in text.items()}
         return torch.split(self._backbone.encode(copies, plan, padding), rows)
 
@@ -347,16 +347,16 @@ class _ProgramRun:
         if states_of and plan is None:
             raise InputError("mix: a head over the vocabulary needs one mix for all rows where weights are replaced")
         for index, piece in enumerate(rows.pieces):
-            own, read = {name: mean_of_windows(each[index], piece.inputs) for name, each in poolings.items()}, None
+            own, arguments = {name: mean_of_windows(each[index], piece.inputs) for name, each in poolings.items()}, None
             if states_of and plan is not None:
                 inputs = {
                     name: tensor if name in HOST_INPUTS else tensor.to(self._backbone.device)
                     for name, tensor in piece.inputs.items()
                 }
-                read = states_of[index], inputs, plan
-            self._found[key][piece.owner].append((own, read))
-            for name in self._distinct[key].kept_as if self._kept else ():
-                self._kept[piece.owner].put(name, self._batches[piece.owner], piece.rows, own)
+                arguments = states_of[index], inputs, plan
+            self._outputs[key][piece.owner].append((own, arguments))
+            for name in self._distinct[key].kept_as if self._stores else ():
+                self._stores[piece.owner].put(name, self._batches[piece.owner], piece.rows, own)
 
     def _split(self, tensor: Tensor, rows: MicroBatch) -> Sequence[Tensor]:
         """Return each piece's sequences of a tensor of shape (sequences, …)."""

@@ -147,10 +147,10 @@ class ConstantViews:
             Pooling's name → tensor of shape (rows, hidden); None unless all rows are kept.
         """
         table = self._tables.get((view, id(batch.source)))
-        chosen = batch.rows[rows]
-        if table is None or not bool(table.filled[chosen].all()):
+        indices = batch.rows[rows]
+        if table is None or not bool(table.filled[indices].all()):
             return None
-        return {name: values[chosen.to(values.device)] for name, values in table.poolings.items()}
+        return {name: values[indices.to(values.device)] for name, values in table.poolings.items()}
 
     def put(self, view: str, batch: Batch, rows: slice, poolings: Mapping[str, Tensor]) -> None:
         """Keep a view's poolings of some rows of a batch, each of shape (rows, hidden), without gradient."""
@@ -161,9 +161,9 @@ class ConstantViews:
         if key not in self._tables:
             self._tables[key] = _Poolings(source, torch.zeros(len(source), dtype=torch.bool))
         table = self._tables[key]
-        chosen = batch.rows[rows]
-        table.filled[chosen] = True
+        indices = batch.rows[rows]
+        table.filled[indices] = True
         for name, values in poolings.items():
             if name not in table.poolings:
                 table.poolings[name] = values.new_zeros(len(source), *values.shape[1:])
-            table.poolings[name][chosen.to(values.device)] = values.detach()
+            table.poolings[name][indices.to(values.device)] = values.detach()

@@ -149,9 +149,9 @@ class Head(ABC):
 
     def with_long_texts(self, long: LongTexts) -> Self:
         """Return the same head for texts of which this becomes."""
-        made = copy.copy(self)
-        made.long_texts = long
-        return made
+        head = copy.copy(self)
+        head.long_texts = long
+        return head
 
     def check(self, backbone: Backbone, tasks: Iterable[Task]) -> None:  # noqa: B027  (nothing to check is usual)
         """Check before training that the head works with this backbone."""
@@ -223,5 +223,5 @@ class Head(ABC):
 
 def head_readings(heads: Sequence[Head], backbone: Backbone, smoothing: float, task: Task) -> dict[str, HeadReading]:
     """Return the `smoothed_reading` of each head that reads states, by the head's name, for one task."""
-    found = {head.name: head.smoothed_reading(backbone, task, smoothing) for head in heads}
-    return {name: reading for name, reading in found.items() if reading is not None}
+    readings = {head.name: head.smoothed_reading(backbone, task, smoothing) for head in heads}
+    return {name: reading for name, reading in readings.items() if reading is not None}

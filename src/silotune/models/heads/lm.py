@@ -262,8 +262,8 @@ def token_losses(
     piece = scored_at_once(backbone)
     scaled = backbone.autocast_dtype is torch.float16  # against underflow, by a factor that only the backward pass has
     if states.requires_grad and not scaled and not any(tensor.requires_grad for tensor in weights.values()):
-        found: Tensor = cast(Any, _LossesWithGradient).apply(states, targets, losses, piece)
-        return found
+        result: Tensor = cast(Any, _LossesWithGradient).apply(states, targets, losses, piece)
+        return result
     if len(states) <= piece:
         return losses(states, targets)
     pieces = zip(torch.split(states, piece), torch.split(targets, piece), strict=True)
@@ -278,17 +278,17 @@ class _LossesWithGradient(torch.autograd.Function):
     def forward(
         ctx: Any, states: Tensor, targets: Tensor, losses: Callable[[Tensor, Tensor], Tensor], piece: int
     ) -> Tensor:
-        found: list[Tensor] = []
+        parts: list[Tensor] = []
         gradients: list[Tensor] = []
-        for some, wanted in zip(torch.split(states, piece), torch.split(targets, piece), strict=True):
+        for some, labels in zip(torch.split(states, piece), torch.split(targets, piece), strict=True):
             with torch.enable_grad():
                 own = some.detach().requires_grad_()
-                values = losses(own, wanted)
+                values = losses(own, labels)
                 torch.autograd.backward([values.sum()])
             gradients.append(cast(Tensor, own.grad))
-            found.append(values.detach())
+            parts.append(values.detach())
         ctx.save_for_backward(torch.cat(gradients))
-        return torch.cat(found)
+        return torch.cat(parts)
 
     @staticmethod
     @override
@@ -302,8 +302,8 @@ def word_scores(backbone: Backbone, states: Tensor, weights: Mapping[str, Tensor
     """Return the vocabulary scores of some tokens, at least float32; arguments as for `token_losses`."""
     scores = _lm_head(backbone)
     with backbone.autocast():
-        found: Tensor = scores(states, None, weights)
-    return found.to(torch.promote_types(found.dtype, torch.float32))
+        logits: Tensor = scores(states, None, weights)
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def scored_at_once(backbone: Backbone) -> int:

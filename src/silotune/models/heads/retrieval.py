@@ -127,11 +127,11 @@ def info_nce(vectors: Tensor, targets: Tensor, temperature: float, in_batch: boo
     """
     role, number = targets.unbind(1)
     of_row = (role == QUERY).cumsum(0)
-    right, read = role == PASSAGE, (role == PASSAGE) | (role == NEGATIVE)
-    own = of_row[read] == of_row[right][:, None]  # (rows, passages)
-    positive = own & right[read]
-    left_out = (number[read] == number[right][:, None]) & ~positive
+    right, passages = role == PASSAGE, (role == PASSAGE) | (role == NEGATIVE)
+    own = of_row[passages] == of_row[right][:, None]  # (rows, passages)
+    positive = own & right[passages]
+    left_out = (number[passages] == number[right][:, None]) & ~positive
     if not in_batch:
         left_out = left_out | ~own
-    scores = (vectors[role == QUERY] @ vectors[read].T / temperature).masked_fill(left_out, -torch.inf)
+    scores = (vectors[role == QUERY] @ vectors[passages].T / temperature).masked_fill(left_out, -torch.inf)
     return (scores.logsumexp(1) - scores[positive]).mean()

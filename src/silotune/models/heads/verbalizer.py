@@ -118,11 +118,11 @@ class VerbalizerHead(Head):
     @override
     def check(self, backbone: Backbone, tasks: Iterable[Task]) -> None:
         """Check that label words are in the vocabulary, and that a causal model reads all of a template."""
-        given = [*self._by_task.values(), *([self._template] if self._template else [])]
-        for cloze in given if is_causal(backbone.base.config) else []:
+        templates = [*self._by_task.values(), *([self._template] if self._template else [])]
+        for cloze in templates if is_causal(backbone.base.config) else []:
             cloze.check_ends_with_mask()
-        found = [self._label_words(backbone, task) for task in tasks]
-        self.forwards_again = is_causal(backbone.base.config) and any(words.continues for words in found)
+        words_of_tasks = [self._label_words(backbone, task) for task in tasks]
+        self.forwards_again = is_causal(backbone.base.config) and any(words.continues for words in words_of_tasks)
 
     @override
     def check_names(self, tasks: Iterable[Task]) -> None:
@@ -146,12 +146,12 @@ class VerbalizerHead(Head):
             )
         return cloze
 
-    def after(self, shown: Sequence[Row], task: Task, causal: bool) -> VerbalizerHead:
-        """Return a copy of the head whose template begins with the rows `shown` and their answers, one on each line."""
-        cloze = self.template(task, len(shown[0].texts), causal)
-        labels = [task.labels[row.label] for row in shown]
+    def after(self, rows: Sequence[Row], task: Task, causal: bool) -> VerbalizerHead:
+        """Return a copy of the head whose template begins with `rows` and their answers, one on each line."""
+        cloze = self.template(task, len(rows[0].texts), causal)
+        labels = [task.labels[row.label] for row in rows]
         words = [self._words.get(label, (label,))[0] for label in labels]
-        filled = "".join(f"{cloze.fill(row.texts, word)[0]}\n" for row, word in zip(shown, words, strict=True))
+        filled = "".join(f"{cloze.fill(row.texts, word)[0]}\n" for row, word in zip(rows, words, strict=True))
         head = copy(self)
         head._by_task = {}
         head._template = ClozeTemplate(filled.replace("{", "{{").replace("}", "}}") + cloze.text)
@@ -293,13 +293,13 @@ def log_likelihoods(backbone: Backbone, words: LabelWords, at_end: Tensor, input
         if len(tokens) == 1:
             continue
         places = ends.unsqueeze(1) + torch.arange(1, len(tokens), device=ends.device)
-        kept = {name: tensor for name, tensor in inputs.items() if name not in HEAD_INPUTS}
+        texts = {name: tensor for name, tensor in inputs.items() if name not in HEAD_INPUTS}
         for name, filler in (("input_ids", 0), ("attention_mask", 0)):
-            kept[name] = nn.functional.pad(inputs[name], (0, len(tokens) - 1), value=filler)
+            texts[name] = nn.functional.pad(inputs[name], (0, len(tokens) - 1), value=filler)
         behind = torch.tensor(tokens[:-1], device=ends.device).expand_as(places)
-        kept["input_ids"] = kept["input_ids"].scatter(1, places, behind)
-        kept["attention_mask"] = kept["attention_mask"].scatter(1, places, 1)
-        states = backbone.encode(kept, plan)
+        texts["input_ids"] = texts["input_ids"].scatter(1, places, behind)
+        texts["attention_mask"] = texts["attention_mask"].scatter(1, places, 1)
+        states = backbone.encode(texts, plan)
         states = states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
         following = scored(states.to(at_end.dtype))
         next_tokens = torch.tensor(tokens[1:], device=ends.device).expand_as(places)
@@ -321,7 +321,7 @@ def label_words(
     """
     tokens: list[list[int]] = []
     owners: list[int] = []
-    seen: dict[tuple[int, ...], int] = {}
+    label_of: dict[tuple[int, ...], int] = {}
     for number, (label, words) in enumerate(zip(task.labels, words_by_label, strict=True)):
         for word in words:
             ids = (
@@ -333,8 +333,8 @@ def label_words(
             if len(ids) > 1 and multi_token == "refuse" and lead is None:
                 pieces = " + ".join(cast("list[str]", backbone.tokenizer.convert_ids_to_tokens(ids)))
                 raise InputError(f"{where} splits into {pieces}; choose a whole word, or head.multi_token=average")
-            if seen.setdefault(tuple(ids), number) != number:
-                other = task.labels[seen[tuple(ids)]]
+            if label_of.setdefault(tuple(ids), number) != number:
+                other = task.labels[label_of[tuple(ids)]]
                 raise InputError(f"{where} is also the word of label {other!r}; choose different words")
             if ids not in tokens:  # an uncased tokenizer may read two of a label's words as one
                 tokens.append(ids)

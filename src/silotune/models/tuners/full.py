@@ -115,8 +115,8 @@ class BitFit(Tuner):
         if not selected:
             examples = ", ".join(list(tensors)[:3])
             raise InputError(f"tuner.sites: bitfit finds no bias for {','.join(patterns)}; there are {examples}, …")
-        chosen = options.chosen(backbone, [name.removesuffix(".bias") for name in selected])
-        return {f"{module}.bias": selected[f"{module}.bias"] for module in chosen}
+        modules = options.chosen(backbone, [name.removesuffix(".bias") for name in selected])
+        return {f"{module}.bias": selected[f"{module}.bias"] for module in modules}
 
     @override
     def act(self, backbone: Backbone, mix: Sequence[WeightedTensors], plan: ForwardPlan) -> None:

@@ -130,14 +130,14 @@ class PrefixTuning(VirtualTokenTuner):
 
     def _shape(self, backbone: Backbone) -> tuple[int, int, int]:
         """Return the number of layers, the number of key-value heads and the head width."""
-        known = backbone.known_architecture
-        if known is None or known.prefix is None:
+        architecture = backbone.known_architecture
+        if architecture is None or architecture.prefix is None:
             others = "prompt, p-tuning, lora, bottleneck, ia3"
             raise InputError(
                 f"tuner: prefix does not work on {backbone.model_type}, whose attention takes no keys from outside; "
                 f"it works on {', '.join(families_with_prefix())}; on {backbone.model_type} use {others}"
             )
-        stack = known.more[0] if self._on_decoder(backbone) else known
+        stack = architecture.more[0] if self._on_decoder(backbone) else architecture
         config = backbone.base.config
         heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
         width = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)

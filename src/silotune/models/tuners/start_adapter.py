@@ -90,7 +90,7 @@ def unpack(path: Path) -> StartAdapter:
         raise InputError(f"start: {path} cannot be read ({error.strerror}); {START_ALLOWED}") from error
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"start: {path} is not what `silotune import` writes; {START_ALLOWED}") from error
-    if fields.get("sha256", found := digest(tensors)) != found:
+    if fields.get("sha256", sha256 := digest(tensors)) != sha256:
         raise InputError(f"start: {path} is damaged (its tensors are not those of the recorded sha256); import it anew")
     for name, tensor in tensors.items():
         if tensor.dtype is not torch.float32 or not torch.isfinite(tensor).all():
@@ -229,7 +229,7 @@ def _base_name(name: str, linear: dict[str, Any], path: Path, backbone: Backbone
 
 def site_words(backbone: Backbone, modules: list[str]) -> tuple[str, ...]:
     """Find short words of `tuner.sites` for modules: fields of the family's table if they fit, otherwise full names."""
-    left, words = set(modules), []
+    rest, words = set(modules), []
     if backbone.known_architecture is not None:
         names = {name for name, _ in backbone.base.named_modules()}
         for field in TARGET_FIELDS:
@@ -239,7 +239,7 @@ def site_words(backbone: Backbone, modules: list[str]) -> tuple[str, ...]:
                 for block in range(len(backbone.base.get_submodule(stack.blocks)))
                 for name in stack.modules(field, block)
             } & names
-            if members and members <= set(modules) and members & left:
+            if members and members <= set(modules) and members & rest:
                 words.append(field)
-                left -= members
-    return (*words, *(module for module in modules if module in left))
+                rest -= members
+    return (*words, *(module for module in modules if module in rest))

@@ -88,11 +88,11 @@ class TargetModuleOptions(TunerOptions):
                     f"tuner.blocks: {self.blocks}, and {stack.blocks} has {count}; allowed: last:1 to {count}"
                 )
             inside += [f"{stack.blocks}.{block}." for block in range(count - last, count)]
-        if not (found := [name for name in modules if name.startswith(tuple(inside))]):
+        if not (selection := [name for name in modules if name.startswith(tuple(inside))]):
             raise InputError(
                 f"tuner.blocks: no module of tuner.sites lies in {self.blocks}; e.g. {modules[0]} does not"
             )
-        return found
+        return selection
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -168,7 +168,7 @@ def short_names(backbone: Backbone, modules: list[str]) -> list[str]:
 def _search(backbone: Backbone, words: Sequence[str], tuner: str, experts: bool) -> list[str]:
     modules = dict(backbone.base.named_modules())
     linear = [name for name, module in modules.items() if is_linear(module)]
-    known = {*modules, *backbone.experts}
+    all_names = {*modules, *backbone.experts}
     fields = [word for word in words if word in TARGET_FIELDS]
     blocks = [
         (stack, block)
@@ -176,11 +176,11 @@ def _search(backbone: Backbone, words: Sequence[str], tuner: str, experts: bool)
         for block in range(len(cast(nn.ModuleList, modules[stack.blocks])))
     ]
     names = [
-        name for stack, block in blocks for field in fields for name in stack.modules(field, block) if name in known
+        name for stack, block in blocks for field in fields for name in stack.modules(field, block) if name in all_names
     ]
     for word in words:
         if word in TARGET_FIELDS:
-            matches = [name for stack, block in blocks for name in stack.modules(word, block) if name in known]
+            matches = [name for stack, block in blocks for name in stack.modules(word, block) if name in all_names]
         else:
             possible = [*linear, *sorted(backbone.experts)]
             matches = [
