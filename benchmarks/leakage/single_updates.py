@@ -125,7 +125,7 @@ def _update(federation: Federation, silo: Silo, peers: list[Silo], shared: State
     """Return the change that the coordinator reads from the silo's message, or from the sum with its peers'."""
     client, coordinator = federation.client(), federation.coordinator
     if peers:
-        client.sums = (federation.config.seed, True)
+        client.summands = (federation.config.seed, True)
         replies = {each.name: client.rounds([each], broadcast)[0] for each in (silo, *peers)}
         summands = {name: read_summand(reply.message) for name, reply in replies.items()}
         total = SumsInProcess(summands, 1).sum(1, summands)

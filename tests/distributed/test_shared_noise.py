@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from silotune.communication.masks import shares
-from silotune.communication.masks.shares import SharedNoise
+from silotune.communication.masks.shared_noise import SharedNoise
 from silotune.communication.masks.silo import STAGES
 from silotune.communication.messages import read_broadcast
 from silotune.communication.privacy import row_accountant

@@ -82,7 +82,7 @@ def test_what_a_silo_keeps_does_not_depend_on_its_own_sum(federate, case, tmp_pa
         federate.run(case, tmp_path / "spoiled", *words(case), *SHARED, "rounds=1")
     for key, result in before.results.items():
         other = after.results[key]
-        assert not torch.equal(next(iter(result.sums[1].values())), next(iter(other.sums[1].values())))
+        assert not torch.equal(next(iter(result.noised_sums[1].values())), next(iter(other.noised_sums[1].values())))
         for mine, theirs in ((flatten(result.state), flatten(other.state)), (result.memory, other.memory)):
             assert mine.keys() == theirs.keys()
             assert all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())

@@ -65,8 +65,8 @@ class SiloClient:
         uplink: encodes the change of the shared parts; an empty pipeline: the parts are sent unchanged.
         privacy: the guarantee of noise in the uplink; None: it adds none. Noise on rows is the context's `row_privacy`.
         measures: whether replies say the norm of their change.
-        sums: the seed with which changes are rounded for sums under masks, and whether silos weigh by rows; a message
-            then holds the silo's summand. None: updates are sent.
+        summands: the seed with which changes are rounded for sums under masks, and whether silos weigh by rows; a
+            message then holds the silo's summand. None: updates are sent.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class SiloClient:
         uplink: UplinkPipeline = NO_UPLINK,
         privacy: Privacy | None = None,
         measures: bool = False,
-        sums: tuple[int, bool] | None = None,
+        summands: tuple[int, bool] | None = None,
     ) -> None:
         self.trainer = trainer
         self.expected = expected
         self.uplink = uplink
         self.privacy = privacy
         self.measures = measures
-        self.sums = sums
+        self.summands = summands
         self.run = ""
         """The run's name, on which the noise of a silo with a secret depends; a worker sets it."""
         self._last: tuple[bytes, State, int] | None = None
@@ -127,25 +127,27 @@ class SiloClient:
                 round_digest = question(named, silo, number, shared, silo.state) if self.uplink.secret else ""
                 trained = change_of(before, shared_tensors(update, parts))
                 encoded, errors = self.uplink.send(trained, memory, silo.name, number, round_digest)
-                message = change_message(encoded, self.uplink.label, number, silo.name, silo.rows)
                 # an error of a part that is drawn anew says nothing of the next one
                 lasting = {key: error for key, error in errors.items() if not parts[key.split("/")[1]].redrawn}
                 result.memory |= lasting | uses
                 leaving = self.uplink.changes(encoded, before, silo.name, number)
             else:
-                message = update_message(update, parts, number, silo.name, silo.rows)
                 leaving = iter_change(before, shared_tensors(update, parts))
             noise = self.trainer.context.row_privacy
             if noise is not None and noise.shares is not None:
-                if result.sums is None:  # without the silo's share others are promised too much
+                if result.noised_sums is None:  # without the silo's share others are promised too much
                     raise SilotuneError(
                         "privacy.shares: the round has no step of shared parts, and so no share of noise"
                     )
-                message = tensor_bytes({SUMMAND: noise.shares.summand(*result.sums, before)})
-            elif self.sums is not None:
-                change, (seed, by_rows) = list(leaving), self.sums
+                message = tensor_bytes({SUMMAND: noise.shares.summand(*result.noised_sums, before)})
+            elif self.summands is not None:
+                change, (seed, by_rows) = list(leaving), self.summands
                 message = summand_message(change, silo.rows if by_rows else 1, seed, silo.name, number)
                 leaving = iter(change)
+            elif self.uplink.names:
+                message = change_message(encoded, self.uplink.label, number, silo.name, silo.rows)
+            else:
+                message = update_message(update, parts, number, silo.name, silo.rows)
             norm = _norm(leaving) if self.measures else None
         self._keep(silo, result)
         return SiloReply(silo.name, message, result.metrics, result.note, norm)

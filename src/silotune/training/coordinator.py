@@ -105,7 +105,7 @@ class Coordinator:
         mean: MeanOfIterates | None = None,
     ) -> None:
         self.shared = shared
-        self.sums = settings.secure and self.communicates
+        self.secure = settings.secure and self.communicates
         self.optimizer = optimizer or ServerOptimizer()
         self._noise = aggregation if isinstance(aggregation, CentralNoise) else None
         aggregation = uniform if isinstance(aggregation, CentralNoise) else aggregation
@@ -291,7 +291,7 @@ class Coordinator:
                 ordered = self._watch_own(ordered, whole)
             in_common = self._in_common(before)
             plain = not score_read_by(self._settings.name)  # no mean of all silos by rows, nor a uniform one
-            measured = plain and not self.sums and (number is None or number & (number - 1) == 0)
+            measured = plain and not self.secure and (number is None or number & (number - 1) == 0)
             error = ProductError(in_common if measured else {}, self._by_rows, chosen)
             combined = self._combine(error.watch(ordered), in_common, heads_alone)
             self.product_error = error.of(combined)

@@ -103,5 +103,8 @@ class Federation:
         """Return a silo's side of the exchange, for any of the silos; `measures`: as in `SiloClient`."""
         noised_in_silos = self.config.uplink.noise is not None
         privacy = self.privacy if noised_in_silos else None
-        sums = (self.context.draw_seed, self.config.aggregation.name in BY_ROWS) if self.coordinator.sums else None
-        return SiloClient(self.trainer, self.coordinator.expected_of, self.coordinator.uplink, privacy, measures, sums)
+        summands = (
+            (self.context.draw_seed, self.config.aggregation.name in BY_ROWS) if self.coordinator.secure else None
+        )
+        expected, uplink = self.coordinator.expected_of, self.coordinator.uplink
+        return SiloClient(self.trainer, expected, uplink, privacy, measures, summands)

@@ -200,6 +200,6 @@ def _train_with_noise(steps: NoisedSteps, run: LocalRound, optimizer: PhaseOptim
         optimizer.step({index: step})
         if (step + 1) % phase.steps_per_batch == 0:
             run.follow(phase)
-        run.summed = result.sums or run.summed
+        run.noised_sums = result.noised_sums or run.noised_sums
         run.steps, run.rows = run.steps + 1, run.rows + result.rows
         run.log({term: float(value) for term, value in result.terms.items()})

@@ -53,14 +53,14 @@ class NoisedGradient:
         gradient: "part/tensor" → the gradient, as the optimizer takes it; with shared noise of private parts alone.
         terms: mean over the drawn rows of the loss and its terms; without noise, so they stay in the silo.
         rows: number of drawn rows, which also stays in the silo.
-        sums: with shared noise the number of units, and "part/tensor" of a shared part → the units' sum plus the silo's
-            share, in whole numbers; only its sum with those of other silos may be read.
+        noised_sums: with shared noise the number of units, and "part/tensor" of a shared part → the units' sum plus the
+            silo's share, in whole numbers; only its sum with those of other silos may be read.
     """
 
     gradient: Tensors
     terms: Terms
     rows: int
-    sums: tuple[int, Tensors] | None = None
+    noised_sums: tuple[int, Tensors] | None = None
 
 
 class NoisedSteps:
@@ -133,14 +133,14 @@ class NoisedSteps:
             for (name, tensor), piece in zip(trained.items(), torch.split(total, sizes), strict=True)
         }
         extras = dict(zip(trained, beside, strict=True))
-        sums = self._with_shares(number, pieces, extras, grid)
+        sums = self._noised_sums(number, pieces, extras, grid)
         own = {name: piece for name, piece in pieces.items() if name not in sums}
         noised, expected = self._noised(number, own, deviation, grid), self._rate * len(self._units)
         gradient = {name: (noised[name] / expected).to(trained[name]) + extras[name] for name in own}
-        summed = (len(self._units), sums) if sums else None
-        return NoisedGradient(gradient, _mean(logged or terms), sum(map(len, drawn)), summed)
+        noised_sums = (len(self._units), sums) if sums else None
+        return NoisedGradient(gradient, _mean(logged or terms), sum(map(len, drawn)), noised_sums)
 
-    def _with_shares(self, number: int, total: Tensors, beside: Tensors, grid: float) -> Tensors:
+    def _noised_sums(self, number: int, total: Tensors, beside: Tensors, grid: float) -> Tensors:
         """Return the sums of shared parts with the silo's share of the noise; none where each silo has its own."""
         noise, parts = self._privacy.shares, self._context.parts
         if noise is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from typing_extensions import override
 
-from silotune.communication.masks.shares import SharedNoise
+from silotune.communication.masks.shared_noise import SharedNoise
 from silotune.communication.privacy.noise import NoiseStream
 from silotune.communication.privacy.row_accountant import Events
 from silotune.core.tensors import State, Tensors, digest, flatten

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from silotune.communication.masks.shares import SharedNoise
+from silotune.communication.masks.shared_noise import SharedNoise
 from silotune.core.tensors import Tensors
 from silotune.methods.parts import Scope, names_with
 from silotune.methods.phase import Phase

@@ -35,8 +35,8 @@ class LocalResult:
     memory: Tensors
     metrics: dict[str, float]
     note: str = ""
-    sums: tuple[int, Tensors] | None = None
-    """What the silo adds to the sum of silos in place of a change of its own; see `NoisedGradient.sums`."""
+    noised_sums: tuple[int, Tensors] | None = None
+    """What the silo adds to the sum of silos in place of a change of its own; see `NoisedGradient.noised_sums`."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class LocalRound:
     starts_as_received: bool = False
     """Whether the present phase began with the round's own parts."""
     note: str = ""
-    summed: tuple[int, Tensors] | None = None
+    noised_sums: tuple[int, Tensors] | None = None
     steps: int = 0
     skipped: int | None = None
     rows: int = 0
@@ -202,7 +202,7 @@ class LocalRound:
         cpu = torch.device("cpu")
         state = {name: part_tools.on_device(tensors, cpu) for name, tensors in self.state.items()}
         memory = part_tools.on_device(self.memory | remembered, cpu)
-        return LocalResult(state, memory, metrics, self.note, self.summed)
+        return LocalResult(state, memory, metrics, self.note, self.noised_sums)
 
 
 def _require_alike(what: str, value: object, expected: Tensors) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from silotune.communication.masks.agreement import MasksRefused, sign
-from silotune.communication.masks.shares import SharedNoise
+from silotune.communication.masks.shared_noise import SharedNoise
 from silotune.distributed.silo import mask_ledger
 from tests.support.masks import ByHand, unsigned
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from silotune.communication.masks.fixed_point import require_masks
-from silotune.communication.masks.shares import SharedNoise
+from silotune.communication.masks.shared_noise import SharedNoise
 from silotune.communication.privacy.accountant import DELTA
 from silotune.communication.privacy.row_accountant import UNCOVERED, RowAccount
 from silotune.config import Config, dump
@@ -150,7 +150,7 @@ def run_job(
             status.promise(lines)
             for line in lines:
                 log_line(f"silotune coordinator: {line}", sys.stdout)
-        kind = MaskedEngine if federation.coordinator.sums else FlowerEngine
+        kind = MaskedEngine if federation.coordinator.secure else FlowerEngine
         engine = kind(federation, folder, dispatcher, start.request, admission, job.local, status.report)
         more = _noise_on_rows(start)
         if federation.config.work == "survey":

@@ -213,7 +213,7 @@ class FlowerEngine(Engine):
                     self._deferred_scores[reply.silo] = frame.fields.get("scores", {})
                 waiting.remove(reply.silo)
                 self._new_states[reply.silo] = str(frame.fields["state"])
-                unread = kind == "final" or coordinator.sums
+                unread = kind == "final" or coordinator.secure
                 received = Received(reply) if unread else coordinator.read_reply(round_number, reply)
                 arrived += not received.refusal
                 self.progress(

@@ -11,7 +11,7 @@ import torch
 from typing_extensions import override
 
 from silotune.communication.masks.fixed_point import threshold_of
-from silotune.communication.masks.shares import SharedNoise, common_multiplier
+from silotune.communication.masks.shared_noise import SharedNoise, common_multiplier
 from silotune.communication.privacy.accountant import Privacy, usual_delta
 from silotune.communication.privacy.row_accountant import SIMULATED, UNCOVERED, RowAccount, noise_multiplier
 from silotune.config import Config, dump

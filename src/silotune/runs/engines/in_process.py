@@ -55,7 +55,7 @@ class InProcessEngine(Engine):
 
     def rounds(self, round_number: int, silos: Sequence[str], broadcast: Broadcast) -> Iterator[Received]:
         """Run one local round of these silos, cohort by cohort; see `Engine.rounds`."""
-        if self.federation.coordinator.sums:
+        if self.federation.coordinator.secure:
             yield from self._under_masks(round_number, silos, broadcast)
             return
         for replies in self._train("round", round_number, silos, broadcast):

@@ -12,7 +12,7 @@ from scipy.special import ndtr
 from scipy.stats import chisquare
 
 from silotune.communication.masks.fixed_point import MOST_SILOS, MOST_WEIGHT
-from silotune.communication.masks.shares import SharedNoise, common_multiplier
+from silotune.communication.masks.shared_noise import SharedNoise, common_multiplier
 from silotune.communication.privacy.noise import NoiseStream, with_integer_noise
 from silotune.communication.privacy.row_accountant import Costs, RowFilters, noise_multiplier, plan_epsilon
 from silotune.errors import InputError, SilotuneError
